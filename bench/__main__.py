@@ -1,0 +1,128 @@
+"""Measures the generated ops beside their peers on this machine's GPU.
+
+python -m bench                              # everything
+python -m bench --suite host                 # the CPU's cost of a call; also: issue (speed), memory
+python -m bench --only 'causal.*D128' --seqs 4096,65536 --csv speed.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from bench.cases import Case, issue_cases
+from bench.pool import DEFAULT_JOBS, spread
+
+SUITES = ("issue", "host", "memory")
+
+
+def _lengths(text: str) -> list[int]:
+    try:
+        lengths = [int(part) for part in text.split(",")]
+    except ValueError:
+        lengths = []
+    if not lengths or min(lengths) < 1:
+        raise argparse.ArgumentTypeError(f"expected lengths such as 2048,16384, got {text!r}")
+    return lengths
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from error
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--suite", choices=(*SUITES, "all"), default="all")
+    parser.add_argument("--seqs", type=_lengths, default=[2048, 16384], help="sequence lengths of the speed suite")
+    parser.add_argument("--only", type=_pattern, metavar="REGEX", help="the cases of the speed suite that match")
+    parser.add_argument("--quick", action="store_true", help="head_dim 128 alone, each pass repeated for less long")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the speed suite's measurements")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write them with the machine they were made on")
+    parser.add_argument("--jobs", type=int, default=DEFAULT_JOBS, help="processes that compile beforehand; 0: none")
+    return parser
+
+
+def machine() -> dict[str, str]:
+    """What the figures depend on."""
+    found = {"gpu": torch.cuda.get_device_name(), "python": sys.version.split()[0]}
+    for package in ("torch", "triton", "fla-core"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "missing"
+    return found | {"cudnn": str(torch.backends.cudnn.version())}
+
+
+def _compile_beforehand(cases: list[Case], jobs: int) -> None:
+    from bench.measure import rehearse  # needs Triton
+
+    start = time.perf_counter()
+    for done, _ in enumerate(spread(rehearse, cases, jobs), start=1):
+        seconds = time.perf_counter() - start
+        print(f"\rcompiling, {jobs} processes: {done}/{len(cases)} cases, {seconds:.0f} s", end="", flush=True)
+    print(flush=True)
+
+
+def _speed(options: argparse.Namespace, found: dict[str, str]) -> bool:
+    """The issue's cases; whether everything of ours was right."""
+    from bench import report
+    from bench.measure import Measurement, measure
+
+    dims = (128,) if options.quick else (64, 128)
+    cases = [case for case in issue_cases(options.seqs, dims) if not options.only or options.only.search(case.name)]
+    if not cases:
+        print("--only matches no case of the speed suite", file=sys.stderr)
+        return False
+    if options.jobs > 0:
+        _compile_beforehand(cases, options.jobs)
+    measurements: list[Measurement] = []
+    for number, case in enumerate(cases, start=1):
+        print(f"[{number}/{len(cases)}] {case.name}", end="", flush=True)
+        start = time.perf_counter()
+        measurements += measure(case, 30 if options.quick else 100)
+        print(f"  ({time.perf_counter() - start:.1f} s)", flush=True)
+    print("\nbfloat16; TF: TFLOP/s of unmasked scores; ratio: the peer's time over ours, above 1 ours is faster\n")
+    print(report.table(measurements), flush=True)
+    if options.csv:
+        report.write_csv(options.csv, measurements)
+    if options.json:
+        report.write_json(options.json, found, measurements)
+    return not any(m.note for m in measurements if m.implementation == "ours")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 when every suite asked for came out right, 1 when not, 2 when it cannot run here."""
+    options = _parser().parse_args(arguments)
+    if not torch.cuda.is_available():
+        print("python -m bench measures GPU kernels, and torch finds no GPU here. On a CPU: python -m bench.demo")
+        return 2
+    found = machine()
+    print(", ".join(f"{name} {what}" for name, what in found.items()), flush=True)
+    wanted = SUITES if options.suite == "all" else (options.suite,)
+    right = True
+    if "issue" in wanted:
+        right = _speed(options, found) and right
+    if "host" in wanted:
+        from bench import host
+
+        right = host.run() and right
+    if "memory" in wanted:
+        from bench import memory
+
+        right = memory.run() and right
+    return int(not right)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

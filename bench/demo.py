@@ -1,0 +1,143 @@
+"""See the generated attention at work: `python -m bench.demo`, or `make demo`, which sets everything up first.
+
+1. Runs the kernels of every variant and compares their outputs and gradients with float64 mathematics.
+2. Trains one small language model twice on real text, with `generated.torch.causal` and with PyTorch's own attention,
+   and compares the loss curves.
+
+The exit status is 1 when a variant is wrong, the two curves part, or the loss does not fall.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from bench.golden import load_op
+from bench.train import Attend, Run, Size, train
+
+CPU_SIZE = Size(layers=2, heads=4, kv_heads=2, head_dim=32, seq=64, batch=16, steps=600, learning_rate=4e-3)
+GPU_SIZE = Size(layers=6, heads=8, kv_heads=2, head_dim=64, seq=1024, batch=16, steps=300, learning_rate=1e-3)
+
+REPORTS = 20
+"""Lines of the loss table; each is the mean over a twentieth of the run."""
+
+CURVE_BOUND = {"cpu": 1e-3, "cuda": 5e-2}
+"""Largest difference between two reported losses, in nats per byte.
+
+Measured with the CPU's model: equal mathematics rounded in another order moves a float32 loss by 3e-6, probabilities
+rounded as in bfloat16 by 1e-2 (training amplifies the difference), a softmax scale that is 5% off by 2e-2, a lost dk by
+3e-1. The CPU's bound so catches the slightest fault; a GPU's, in bfloat16, the gross ones, and step 1 the others.
+"""
+
+FALL = 0.75
+"""The last reported loss is to be below this part of the first."""
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def _can_compile() -> bool:
+    """Whether there is a GPU that Triton compiles for: NVIDIA's since Ampere, or AMD's."""
+    if not torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
+        return False
+    return torch.version.hip is not None or torch.cuda.get_device_capability() >= (8, 0)
+
+
+def _compare_with_golden(device: str) -> bool:
+    """Step 1, in a process of its own: whether kernels are interpreted is settled when Triton is imported."""
+    print("Step 1 of 2: every variant's kernels against float64 mathematics, forward and all gradients.")
+    if importlib.util.find_spec("triton") is None:
+        print("  Skipped: the kernels need Triton, which is not installed. Step 2 runs on the plain reference.")
+        return True
+    environment = dict(os.environ)
+    if device == "cpu":
+        print("  No GPU here, so Triton's interpreter runs the kernels, on small inputs.")
+        environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    else:
+        print(f"  Compiled for {torch.cuda.get_device_name()}; the first run of a kernel includes its compilation.")
+    sys.stdout.flush()
+    return subprocess.run([sys.executable, "-m", "bench.golden"], env=environment, check=False).returncode == 0
+
+
+def _train(name: str, size: Size, attend: Attend, device: str) -> Run:
+    """One run, with a line of progress that ends up as its summary."""
+    start = time.perf_counter()
+
+    def report(step: int, loss: float) -> None:
+        print(f"\r  {name:24} step {step:4}/{size.steps}  loss {loss:.3f}", end="", flush=True)
+
+    run = train(size, attend, device, report, size.steps // REPORTS)
+    print(f"  ({time.perf_counter() - start:.1f} s)", flush=True)
+    return run
+
+
+def _means(losses: Sequence[float]) -> list[float]:
+    """The mean of each report's share of the run."""
+    every = len(losses) // REPORTS
+    return [sum(losses[i : i + every]) / every for i in range(0, every * REPORTS, every)]
+
+
+def _sparkline(values: Sequence[float]) -> str:
+    low, high = min(values), max(values)
+    return "".join("▁▂▃▄▅▆▇█"[round(7 * (value - low) / ((high - low) or 1))] for value in values)
+
+
+def _print_curves(ours: Sequence[float], theirs: Sequence[float], every: int) -> None:
+    print("\n    step   generated   PyTorch   difference   (mean training loss, nats per byte)")
+    for i, (a, b) in enumerate(zip(ours, theirs, strict=True), start=1):
+        print(f"    {i * every:4}   {a:9.4f}   {b:7.4f}   {abs(a - b):10.1e}")
+    print(f"\n  generated  {_sparkline(ours)}\n  PyTorch    {_sparkline(theirs)}")
+
+
+def _train_twice(device: str) -> bool:
+    """Step 2: the same model, seed and batches with either attention."""
+    size = GPU_SIZE if device == "cuda" else CPU_SIZE
+    print(
+        "\nStep 2 of 2: the main job. One byte-level transformer, trained twice on the text of Python's documentation."
+    )
+    print(
+        f"  {size.layers} layers, {size.heads} query heads on {size.kv_heads} key heads of {size.head_dim} channels, "
+        f"{size.batch} x {size.seq} bytes a step; same seed, same batches."
+    )
+    if device == "cpu":
+        print("  On CPU tensors the generated op computes its plain reference; on a GPU this step runs the kernels.")
+    ours = _train("generated.torch.causal", size, load_op("causal"), device)
+    theirs = _train("PyTorch SDPA", size, _sdpa, device)
+    our_means, their_means = _means(ours.losses), _means(theirs.losses)
+    _print_curves(our_means, their_means, size.steps // REPORTS)
+    print(f"  on text held out of training: generated {ours.held_out:.4f}, PyTorch {theirs.held_out:.4f}")
+    return _judge(our_means, their_means, CURVE_BOUND[device])
+
+
+def _judge(ours: Sequence[float], theirs: Sequence[float], bound: float) -> bool:
+    gap = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+    # Comparisons that a NaN fails.
+    together, fell = gap <= bound, ours[-1] <= FALL * ours[0]
+    print(f"  largest difference {gap:.1e} (bound {bound:.0e}): {'OK' if together else 'THE CURVES PART'}")
+    print(f"  the loss went from {ours[0]:.2f} to {ours[-1]:.2f}: {'OK' if fell else 'IT DID NOT FALL'}")
+    return together and fell
+
+
+def main() -> int:
+    """Both steps; 0 when all is well."""
+    # Interpreted kernels are for step 1's process alone: training in the interpreter would take hours.
+    os.environ.pop("TRITON_INTERPRET", None)
+    start = time.perf_counter()
+    device = "cuda" if _can_compile() else "cpu"
+    right = _compare_with_golden(device)
+    right = _train_twice(device) and right
+    print(f"\n{'All is well' if right else 'FAILED, see above'} ({time.perf_counter() - start:.0f} s).")
+    return int(not right)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

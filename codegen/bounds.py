@@ -1,0 +1,103 @@
+"""The text of a loop's bounds: which blocks a program visits, and which of them need no mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from codegen.blocks import Range
+from codegen.emit import Emitter
+from codegen.expr import Expr
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundsText:
+    """Statements that compute the bounds, and the names (or literals) a loop header uses.
+
+    `two_sided`: partial blocks lie before and after the full ones. Without `has_full` every block is partial.
+    """
+
+    statements: Sequence[str]
+    begin: str
+    end: str
+    full_begin: str
+    full_end: str
+    has_full: bool
+    two_sided: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Axis:
+    """Names along the loop: its variable prefix, block size, length, and what turns a position into a row."""
+
+    name: str
+    block: str
+    length: str
+    shift: str
+
+
+def key_bounds(r: Range, emitter: Emitter) -> BoundsText:
+    """Bounds of the keys for `BLOCK_M` query rows that start at `start_m`."""
+    block = ["q_first = start_m + q_shift", "q_last = tl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift"]
+    return _bounds(r, emitter, _Axis(name="kv", block="BLOCK_N", length="kv_len", shift=""), block)
+
+
+def query_bounds(r: Range, emitter: Emitter) -> BoundsText:
+    """Bounds of the query rows for `BLOCK_N` keys that start at `start_n`. Rows are positions less the query offset."""
+    block = ["kv_first = start_n", "kv_last = tl.minimum(start_n + BLOCK_N, kv_len) - 1"]
+    return _bounds(r, emitter, _Axis(name="row", block="BLOCK_M", length="q_len", shift=" - q_shift"), block)
+
+
+def _bounds(r: Range, emitter: Emitter, axis: _Axis, block: list[str]) -> BoundsText:
+    begin, end, full_begin, full_end = (f"{axis.name}_begin", f"{axis.name}_end", "full_begin", "full_end")
+    texts = _Texts(emitter, axis)
+    lines: list[str] = []
+    if r.first:
+        first = texts.extreme("tl.maximum", r.first, "0")
+        lines.append(f"{begin} = {first} // {axis.block} * {axis.block}")
+    lines.append(f"{end} = {texts.extreme('tl.minimum', r.end, axis.length)}")
+    lines += [f"{end} = tl.where({text} >= 0, {end}, 0)" for text in texts.each(r.conditions)]
+    if r.has_full:
+        lines += _full_lines(r, texts, axis, begin if r.first else "0", end)
+    used = " ".join(lines)
+    prelude = [line for line in block if line.split(" = ")[0] in used]
+    return BoundsText(
+        statements=[*prelude, *lines],
+        begin=begin if r.first else "0",
+        end=end,
+        full_begin=full_begin if r.first else "0",
+        full_end=full_end,
+        has_full=r.has_full,
+        two_sided=r.has_full and bool(r.first),
+    )
+
+
+def _full_lines(r: Range, texts: _Texts, axis: _Axis, begin: str, end: str) -> list[str]:
+    lines = ["# Blocks from full_begin to full_end need no mask." if r.first else "# Blocks before full_end need no mask."]
+    if r.first:
+        first = texts.extreme("tl.maximum", r.full_first, begin)
+        lines.append(f"full_begin = tl.cdiv({first}, {axis.block}) * {axis.block}")
+        lines.append(f"full_begin = tl.minimum(full_begin, tl.cdiv(tl.maximum({end}, {begin}), {axis.block}) * {axis.block})")
+    bound = texts.extreme("tl.minimum", r.full_end, axis.length)
+    least = "full_begin" if r.first else "0"
+    lines.append(f"full_end = {bound} // {axis.block} * {axis.block}")
+    lines += [f"full_end = tl.where({text} >= 0, full_end, 0)" for text in texts.each(r.full_conditions)]
+    if r.first or r.full_end:
+        lines.append(f"full_end = tl.maximum(full_end, {least})")
+    return lines
+
+
+class _Texts:
+    def __init__(self, emitter: Emitter, axis: _Axis) -> None:
+        self.emitter = emitter
+        self.axis = axis
+
+    def each(self, exprs: Sequence[Expr]) -> list[str]:
+        return self.emitter.uniform(exprs)
+
+    def extreme(self, function: str, exprs: Sequence[Expr], last: str) -> str:
+        """The tightest of several bounds, each turned from a position into a row."""
+        text = last
+        for bound in reversed(self.emitter.uniform(exprs)):
+            text = f"{function}({bound}{self.axis.shift}, {text})"
+        return text

@@ -1,0 +1,94 @@
+"""Which names a spec may give to what. Every function returns what is wrong with a name, or None."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import re
+from collections.abc import Mapping
+
+from codegen.errors import did_you_mean
+from codegen.expr import INDEX_NAMES, SCORE
+from codegen.parse import FUNCTIONS, Macro
+
+OP_ARGUMENTS = (
+    "q",
+    "k",
+    "v",
+    "scale",
+    "layout",
+    "return_lse",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "q_offset",
+    "config",
+    "sink",
+    "g",
+)
+"""Arguments every op has, or has when its variant asks for a sink or a decay."""
+
+PACKAGE_NAMES = ("torch", "jax", "tuned", "manifest")
+"""What stands beside the variants' folders in a generated package, in lower case."""
+
+IMPORTED_NAMES = ("torch", "jax", "jnp", "triton", "tl", "gl", "np", "math")
+"""Modules that generated code imports; an argument of that name would hide one."""
+
+IDENTIFIER = r"[A-Za-z][A-Za-z0-9_]*"
+"""Names end up in file names, symbols and profiles: ASCII, and no leading underscore."""
+
+
+def identifier_problem(name: str) -> str | None:
+    if not re.fullmatch(IDENTIFIER, name):
+        plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
+        hint = f"; write '{plain}'" if re.fullmatch(IDENTIFIER, plain) else ""
+        return f"a name must be letters, digits and underscores and begin with a letter, got {name!r}{hint}"
+    if keyword.iskeyword(name):
+        return f"'{name}' is a Python keyword; choose another name"
+    return None
+
+
+def variant_problem(name: str) -> str | None:
+    """A variant's name becomes a folder of the package and an op."""
+    if name.lower() in PACKAGE_NAMES:
+        return f"'{name}' is a module of the generated package; choose another name"
+    return identifier_problem(name)
+
+
+def language_problem(name: str) -> str | None:
+    """Whether the expression language has the name already."""
+    if name in INDEX_NAMES:
+        return f"'{name}' is an index name of every expression; choose another name"
+    if name == SCORE:
+        return f"'{name}' is what a score expression transforms; choose another name"
+    if name in FUNCTIONS or name == "where":
+        return f"'{name}' is a function of the expression language; choose another name"
+    return None
+
+
+def macro_problem(name: str) -> str | None:
+    """The name of a named mask or score, or of its parameter."""
+    return identifier_problem(name) or language_problem(name)
+
+
+def argument_problem(name: str, macros: Mapping[str, Macro]) -> str | None:
+    """The name of a tensor or scalar, which becomes a keyword argument of the op."""
+    if name in OP_ARGUMENTS:
+        return f"'{name}' is an argument every op may have; choose another name"
+    if name in IMPORTED_NAMES:
+        return f"'{name}' is a module the generated code imports; choose another name"
+    if name in macros:
+        return f"'{name}' is the name of a mask or score; choose another name"
+    problem = macro_problem(name)
+    if problem is None and hasattr(builtins, name):
+        return f"'{name}' is a Python builtin, which the argument would hide; choose another name"
+    return problem
+
+
+def dim_problem(name: str) -> str | None:
+    """A free size of a tensor; one spelled much like an index name is taken for a slip."""
+    hint = did_you_mean(name.lower(), INDEX_NAMES)
+    if hint:
+        return f"unknown dim '{name}'{hint} (a free size needs a name less like {' '.join(INDEX_NAMES)})"
+    if name in OP_ARGUMENTS:
+        return f"'{name}' is an argument of the op and cannot name a size; the dims are {' '.join(INDEX_NAMES)}"
+    return identifier_problem(name) or language_problem(name)

@@ -1,0 +1,84 @@
+"""Symbolic differentiation of score expressions, with respect to `score` or to one element of a tensor.
+
+The rules agree with torch's where a function has a kink: d relu(0) = 0, d abs(0) = 0. Integers are constants.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from codegen import expr
+from codegen.expr import Expr, Load, Op, Type, Var, const
+
+ZERO, ONE = const(0.0), const(1.0)
+
+
+def derivative(e: Expr, target: Var | Load) -> Expr:
+    """d e / d target, simplified as it is built.
+
+    >>> derivative(expr.power(expr.float_var("score"), 2), expr.float_var("score"))  # doctest: +ELLIPSIS
+    Op(type=<Type.FLOAT: 'float'>, op='add', ...)
+    """
+    if e == target:
+        return ONE
+    if not isinstance(e, Op) or e.type is not Type.FLOAT or target not in expr.walk(e):
+        return ZERO
+    return _RULES[e.op](e, lambda part: derivative(part, target))
+
+
+_D = Callable[[Expr], Expr]
+
+
+def _product(e: Op, d: _D) -> Expr:
+    a, b = e.args
+    return expr.add(expr.mul(d(a), b), expr.mul(a, d(b)))
+
+
+def _quotient(e: Op, d: _D) -> Expr:
+    a, b = e.args
+    return expr.div(expr.sub(d(a), expr.mul(e, d(b))), b)
+
+
+def _select(condition: Callable[[Expr, Expr], Expr]) -> Callable[[Op, _D], Expr]:
+    def rule(e: Op, d: _D) -> Expr:
+        a, b = e.args
+        return expr.where(condition(a, b), d(a), d(b))
+
+    return rule
+
+
+def _chain(outer: Callable[[Op], Expr]) -> Callable[[Op, _D], Expr]:
+    return lambda e, d: expr.mul(outer(e), d(e.args[0]))
+
+
+def _sign(e: Op) -> Expr:
+    x = e.args[0]
+    negative = expr.where(expr.compare("lt", x, ZERO), const(-1.0), ZERO)
+    return expr.where(expr.compare("gt", x, ZERO), ONE, negative)
+
+
+def _bell(e: Op) -> Expr:
+    x = e.args[0]
+    return expr.mul(const(2.0 / math.sqrt(math.pi)), expr.function("exp", expr.neg(expr.mul(x, x))))
+
+
+_RULES: dict[str, Callable[[Op, _D], Expr]] = {
+    "neg": lambda e, d: expr.neg(d(e.args[0])),
+    "add": lambda e, d: expr.add(d(e.args[0]), d(e.args[1])),
+    "sub": lambda e, d: expr.sub(d(e.args[0]), d(e.args[1])),
+    "mul": _product,
+    "div": _quotient,
+    "where": lambda e, d: expr.where(e.args[0], d(e.args[1]), d(e.args[2])),
+    "min": _select(lambda a, b: expr.compare("lt", a, b)),
+    "max": _select(lambda a, b: expr.compare("gt", a, b)),
+    "abs": _chain(_sign),
+    "exp": _chain(lambda e: e),
+    "log": _chain(lambda e: expr.div(ONE, e.args[0])),
+    "sqrt": _chain(lambda e: expr.div(const(0.5), e)),
+    "tanh": _chain(lambda e: expr.sub(ONE, expr.mul(e, e))),
+    "sigmoid": _chain(lambda e: expr.mul(e, expr.sub(ONE, e))),
+    "sin": _chain(lambda e: expr.function("cos", e.args[0])),
+    "cos": _chain(lambda e: expr.neg(expr.function("sin", e.args[0]))),
+    "erf": _chain(_bell),
+}

@@ -1,0 +1,139 @@
+"""From expressions to the statements of a kernel: what is computed once per program, per vector or per tile, and under
+which local names."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from codegen import expr
+from codegen.expr import Expr, Level, Load, Op, TensorSpec, Type, Var, level
+from codegen.printers import TritonPrinter
+
+_SUFFIX = {Level.UNIFORM: "val", Level.QUERY: "q", Level.KEY: "kv", Level.TILE: "qk"}
+
+
+def exact_index(tensors: Mapping[str, TensorSpec], tensor: str, axis: int, index: Expr) -> bool:
+    """Whether an index cannot leave its axis: a head or batch index over the dim of that name."""
+    return isinstance(index, Var) and index.name in ("b", "h", "hkv") and tensors[tensor].dims[axis] == index.name
+
+
+def needs_clamp(tensors: Mapping[str, TensorSpec], load: Load) -> bool:
+    return any(not exact_index(tensors, load.tensor, axis, i) for axis, i in enumerate(load.indices))
+
+
+@dataclass
+class Emitter:
+    """Lowers expressions for one kernel.
+
+    `query_axis` is the axis of query rows in its tiles. What does not change inside the loop goes to `prologue`; what
+    changes with the query head, in a kernel that walks over the heads of a group, to `head_prologue`.
+    """
+
+    tensors: Mapping[str, TensorSpec]
+    query_axis: int
+    walks_heads: bool = False
+    prologue: list[str] = field(default_factory=list)
+    head_prologue: list[str] = field(default_factory=list)
+    helpers: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._hoisted: dict[Expr, str] = {}
+        self._taken: set[str] = set()
+
+    @property
+    def _vector_in_loop(self) -> Level:
+        """The vectors that change in the loop: keys where a program owns query rows, and the other way round."""
+        return Level.KEY if self.query_axis == 0 else Level.QUERY
+
+    def block(self, *roots: Expr | None) -> tuple[list[str], list[str]]:
+        """Statements for the loop body, in order, and the text of each root as a tile ('' for None)."""
+        wanted = [r for r in roots if r is not None]
+        printer = TritonPrinter(query_axis=self.query_axis, named=dict(self._hoisted), address=self._address)
+        statements: list[str] = []
+        taken = set(self._taken)
+        for node in _worth_naming(wanted):
+            if node not in printer.named:
+                self._define(node, printer, statements, taken)
+        self._note_helpers(wanted)
+        texts = [printer.shaped(r, tile=True) if r is not None else "" for r in roots]
+        return statements, texts
+
+    def uniform(self, roots: Iterable[Expr]) -> list[str]:
+        """The texts of values that are one number per program; their tensor reads are hoisted."""
+        wanted = list(roots)
+        self.block(*wanted)
+        printer = TritonPrinter(query_axis=self.query_axis, named=dict(self._hoisted), address=self._address)
+        return [printer.shaped(r, tile=False) for r in wanted]
+
+    def _define(self, node: Expr, printer: TritonPrinter, statements: list[str], taken: set[str]) -> None:
+        own = level(node)
+        in_loop = own in (Level.TILE, self._vector_in_loop)
+        name = _fresh(_stem(node), taken | self._taken)
+        line = f"{name} = {printer.shaped(node, tile=own is Level.TILE)}"
+        printer.named[node] = name
+        taken.add(name)
+        if in_loop:
+            statements.append(line)
+            return
+        self._taken.add(name)
+        self._hoisted[node] = name
+        target = self.head_prologue if self.walks_heads and expr.reads_head(node) else self.prologue
+        target.append(line)
+
+    def _note_helpers(self, roots: Sequence[Expr]) -> None:
+        for root in roots:
+            for node in expr.walk(root):
+                if isinstance(node, Op) and node.op in ("tanh", "floordiv", "mod"):
+                    self.helpers.add(node.op)
+                if isinstance(node, Load) and needs_clamp(self.tensors, node):
+                    self.helpers.add("clamp_index")
+
+    def _address(self, e: Load, printer: TritonPrinter) -> str:
+        terms = [f"{e.tensor}_ptr"]
+        for axis, index in enumerate(e.indices):
+            if exact_index(self.tensors, e.tensor, axis, index):
+                text = printer.operand(index, 5)
+            else:
+                text = f"clamp_index({printer.text(index)}, {e.tensor}_size_{axis})"
+            terms.append(f"{text} * stride_{e.tensor}_{axis}")
+        cast = ".to(tl.float32)" if self.tensors[e.tensor].dtype in ("float16", "bfloat16") else ""
+        return f"tl.load({' + '.join(terms)}){cast}"
+
+
+def _stem(node: Expr) -> str:
+    if isinstance(node, Load):
+        return f"{node.tensor}_{_SUFFIX[level(node)]}"
+    assert isinstance(node, Op)
+    if node.op == "float" and isinstance(node.args[0], Var) and node.args[0].name in ("q_idx", "kv_idx"):
+        return "q_pos" if node.args[0].name == "q_idx" else "kv_pos"
+    return f"{node.op}_val" if node.op in expr.FLOAT_FUNCTIONS else "term"
+
+
+def _fresh(stem: str, taken: set[str]) -> str:
+    name, n = stem, 2
+    while name in taken:
+        name, n = f"{stem}_{n}", n + 1
+    return name
+
+
+def _worth_naming(roots: Sequence[Expr]) -> Iterator[Expr]:
+    """Tensor reads, and what is used twice and costs more than a name; innermost first."""
+    uses: Counter[Expr] = Counter(roots)
+    order: dict[Expr, None] = {}
+
+    def visit(node: Expr) -> None:
+        if node in order:
+            return
+        for child in expr.children(node):
+            uses[child] += 1
+            visit(child)
+        order[node] = None
+
+    for root in roots:
+        visit(root)
+    for node in order:
+        repeated = isinstance(node, Op) and uses[node] > 1 and level(node) is not Level.UNIFORM
+        if isinstance(node, Load) or (repeated and node.type is Type.FLOAT):
+            yield node

@@ -1,0 +1,56 @@
+"""The errors a user of the generator can meet, and the wording they share."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class CodegenError(Exception):
+    """Base of every error that `python -m codegen` reports without a traceback."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One broken rule in a spec file.
+
+    `where` is the dotted path of the offending entry (`variants.alibi.score`), empty for the file as a whole;
+    `line` counts from 1.
+    """
+
+    file: str
+    line: int
+    where: str
+    message: str
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}"
+        return f"{place}: {self.where}: {self.message}" if self.where else f"{place}: {self.message}"
+
+
+class SpecError(CodegenError):
+    """A spec that breaks the rules: every problem of the file, in file order."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(sorted(problems, key=lambda p: (p.file, p.line)))
+        super().__init__("\n".join(str(p) for p in self.problems))
+
+
+class ExprError(CodegenError):
+    """A bad expression; `column` counts from 1 inside the expression's own text."""
+
+    def __init__(self, message: str, column: int) -> None:
+        self.message = message
+        self.column = column
+        super().__init__(f"{message} (column {column})")
+
+
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """The nearest spelling as the tail of an error message, or an empty string.
+
+    >>> did_you_mean("scor", ["score", "kv_idx"])
+    "; did you mean 'score'?"
+    """
+    close = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6)
+    return f"; did you mean '{close[0]}'?" if close else ""

@@ -1,0 +1,473 @@
+"""The typed expression IR: one immutable tree behind every mask, score, derivative, block bound and reference.
+
+Nodes are compared by structure, so equal subexpressions are found by hashing. Build nodes with the functions of this
+module (`add`, `mul`, `where`, ...): they check types, fold constants and keep products in the form
+`uniform factor * tile`, which is what lets `exp2`'s log2(e) and the softmax scale melt into one multiplication.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+
+
+class Type(str, Enum):
+    """What an expression evaluates to."""
+
+    INT = "integer"
+    FLOAT = "float"
+    BOOL = "boolean"
+
+
+class ScalarType(str, Enum):
+    """Declared type of a run-time scalar."""
+
+    INT = "int"
+    FLOAT = "float"
+
+
+INDEX_NAMES = ("b", "h", "hkv", "q_idx", "kv_idx")
+"""Integer names every expression may read: batch row, query head, key head, query position, key position."""
+
+SCORE = "score"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSpec:
+    """A variant's own tensor. A dim is one of `INDEX_NAMES` (its size is the call's), a free name, or an integer."""
+
+    name: str
+    dims: tuple[str | int, ...]
+    dtype: str = "float32"
+    grad: bool = False
+
+
+@dataclass(frozen=True)
+class Expr:
+    """Base of all nodes."""
+
+    type: Type
+
+
+@dataclass(frozen=True)
+class Const(Expr):
+    value: int | float | bool
+
+
+@dataclass(frozen=True)
+class Var(Expr):
+    """`score`, an index name, a run-time scalar, or a name that a template defines."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Load(Expr):
+    """`tensor[indices]`; one integer expression per dim of the tensor."""
+
+    tensor: str
+    indices: tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class Op(Expr):
+    """An operation of the language; `op` is a key of the printers' tables."""
+
+    op: str
+    args: tuple[Expr, ...]
+
+
+COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
+NEGATED = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt", "eq": "ne", "ne": "eq"}
+FLOAT_FUNCTIONS = {"exp", "log", "sqrt", "tanh", "sigmoid", "sin", "cos", "erf"}
+
+
+# ---------------------------------------------------------------------------------------------------------- reading
+
+
+def children(e: Expr) -> tuple[Expr, ...]:
+    """The direct subexpressions of a node."""
+    if isinstance(e, Op):
+        return e.args
+    if isinstance(e, Load):
+        return e.indices
+    return ()
+
+
+def walk(e: Expr) -> Iterator[Expr]:
+    """Every node of the tree, parents first."""
+    yield e
+    for child in children(e):
+        yield from walk(child)
+
+
+@lru_cache(maxsize=None)
+def names(e: Expr) -> frozenset[str]:
+    """Names of the variables an expression reads, those in the indices of its tensors included."""
+    if isinstance(e, Var):
+        return frozenset((e.name,))
+    return frozenset().union(*(names(child) for child in children(e)))
+
+
+def loads(*exprs: Expr) -> tuple[Load, ...]:
+    """Every distinct tensor element read, in order of appearance."""
+    found = {node: None for e in exprs for node in walk(e) if isinstance(node, Load)}
+    return tuple(found)
+
+
+def rebuild(e: Expr, replace: Callable[[Expr], Expr | None]) -> Expr:
+    """A copy in which each node that `replace` answers for is exchanged; parents are built anew, so they fold again."""
+    replaced = replace(e)
+    if replaced is not None:
+        return replaced
+    if isinstance(e, Op):
+        return make(e.op, *(rebuild(a, replace) for a in e.args))
+    if isinstance(e, Load):
+        return Load(e.type, e.tensor, tuple(rebuild(i, replace) for i in e.indices))
+    return e
+
+
+def substitute(e: Expr, values: Mapping[str, Expr]) -> Expr:
+    """Replace variables by expressions."""
+    return rebuild(e, lambda node: values.get(node.name) if isinstance(node, Var) else None)
+
+
+class Level(int, Enum):
+    """Where in a kernel a value can be computed, cheapest first."""
+
+    UNIFORM = 0  # one number per program
+    QUERY = 1  # one number per query row
+    KEY = 2  # one number per key
+    TILE = 3  # one number per (query, key) pair
+
+
+TILE_NAMES = frozenset((SCORE, "qk"))
+
+
+def level(e: Expr) -> Level:
+    """The cheapest place for a value; `b`, `h` and scalars are uniform within a program."""
+    read = names(e)
+    if read & TILE_NAMES or {"q_idx", "kv_idx"} <= read:
+        return Level.TILE
+    if "q_idx" in read:
+        return Level.QUERY
+    return Level.KEY if "kv_idx" in read else Level.UNIFORM
+
+
+def reads_head(e: Expr) -> bool:
+    """Whether a value changes between the query heads that share one key head."""
+    return "h" in names(e)
+
+
+# --------------------------------------------------------------------------------------------------------- building
+
+
+def const(value: int | float | bool) -> Const:
+    """A literal; its Python type decides the IR type."""
+    if isinstance(value, bool):
+        return Const(Type.BOOL, value)
+    return Const(Type.INT if isinstance(value, int) else Type.FLOAT, value)
+
+
+def int_var(name: str) -> Var:
+    return Var(Type.INT, name)
+
+
+def float_var(name: str) -> Var:
+    return Var(Type.FLOAT, name)
+
+
+TRUE, FALSE = const(True), const(False)
+
+
+def is_const(e: Expr, value: float | None = None) -> bool:
+    """Whether `e` is a literal number (equal to `value`, if given)."""
+    return isinstance(e, Const) and e.type is not Type.BOOL and (value is None or e.value == value)
+
+
+def to_float(e: Expr) -> Expr:
+    """Convert to float. The conversion moves down to the leaves of sums: `float(kv_idx) - float(q_idx)` converts two
+    vectors where `float(kv_idx - q_idx)` would convert a tile. Exact for positions below 2**24."""
+    if e.type is Type.FLOAT:
+        return e
+    if isinstance(e, Const):
+        return const(float(e.value))
+    if isinstance(e, Op) and e.op in ("add", "sub", "neg", "abs", "min", "max"):
+        return make(e.op, *(to_float(a) for a in e.args))
+    if isinstance(e, Op) and e.op == "where":
+        return where(e.args[0], to_float(e.args[1]), to_float(e.args[2]))
+    return Op(Type.FLOAT, "float", (e,))
+
+
+def _unify(a: Expr, b: Expr) -> tuple[Expr, Expr]:
+    if a.type is b.type:
+        return a, b
+    return to_float(a), to_float(b)
+
+
+def _folded(op: str, a: Const, b: Const) -> Const:
+    table: dict[str, Callable[[float, float], float]] = {
+        "add": lambda x, y: x + y,
+        "sub": lambda x, y: x - y,
+        "mul": lambda x, y: x * y,
+        "div": lambda x, y: x / y,
+        "floordiv": lambda x, y: x // y,
+        "mod": lambda x, y: x % y,
+        "min": min,
+        "max": max,
+    }
+    return const(table[op](a.value, b.value))
+
+
+def neg(a: Expr) -> Expr:
+    if isinstance(a, Const):
+        return const(-a.value)
+    if isinstance(a, Op) and a.op == "neg":
+        return a.args[0]
+    if isinstance(a, Op) and a.op == "sub":
+        return sub(a.args[1], a.args[0])
+    if isinstance(a, Op) and a.op == "mul" and isinstance(a.args[0], Const):
+        return mul(neg(a.args[0]), a.args[1])
+    return Op(a.type, "neg", (a,))
+
+
+def _offset(e: Expr) -> tuple[Expr, int]:
+    """Split an integer into (rest, literal): `x + 3` is `(x, 3)`. Floats are left alone: their sums round."""
+    if isinstance(e, Const):
+        return const(0), int(e.value)
+    if isinstance(e, Op) and e.op in ("add", "sub") and isinstance(e.args[1], Const):
+        literal = int(e.args[1].value)
+        return e.args[0], literal if e.op == "add" else -literal
+    return e, 0
+
+
+def add(a: Expr, b: Expr) -> Expr:
+    a, b = _unify(a, b)
+    if isinstance(a, Const) and isinstance(b, Const):
+        return _folded("add", a, b)
+    if is_const(a, 0):
+        return b
+    if is_const(b, 0):
+        return a
+    if a.type is Type.INT:
+        return _integer_sum(a, b, 1)
+    if isinstance(b, Op) and b.op == "neg":
+        return sub(a, b.args[0])
+    if isinstance(a, Op) and a.op == "neg":
+        return sub(b, a.args[0])
+    return Op(a.type, "add", (a, b))
+
+
+def sub(a: Expr, b: Expr) -> Expr:
+    a, b = _unify(a, b)
+    if isinstance(a, Const) and isinstance(b, Const):
+        return _folded("sub", a, b)
+    if is_const(b, 0):
+        return a
+    if is_const(a, 0):
+        return neg(b)
+    if a.type is Type.INT:
+        return _integer_sum(a, b, -1)
+    if isinstance(b, Op) and b.op == "neg":
+        return add(a, b.args[0])
+    return Op(a.type, "sub", (a, b))
+
+
+def _integer_sum(a: Expr, b: Expr, sign: int) -> Expr:
+    """`a + sign * b` with the literals of both gathered at the end: `q - (size - 1)` is `q - size + 1`."""
+    (a, left), (b, right) = _offset(a), _offset(b)
+    literal = left + sign * right
+    if is_const(a, 0):
+        rest = b if sign > 0 else neg(b)
+    elif is_const(b, 0):
+        rest = a
+    elif isinstance(b, Op) and b.op == "neg":
+        rest = Op(Type.INT, "sub" if sign > 0 else "add", (a, b.args[0]))
+    elif isinstance(a, Op) and a.op == "neg" and sign > 0:
+        rest = Op(Type.INT, "sub", (b, a.args[0]))
+    else:
+        rest = Op(Type.INT, "add" if sign > 0 else "sub", (a, b))
+    if literal == 0:
+        return rest
+    return Op(Type.INT, "add" if literal > 0 else "sub", (rest, const(abs(literal))))
+
+
+def mul(a: Expr, b: Expr) -> Expr:
+    """Product, uniform factors first and joined: `mul(2.0, mul(scale, qk))` is `(scale * 2.0) * qk`."""
+    a, b = _unify(a, b)
+    if isinstance(a, Const) and isinstance(b, Const):
+        return _folded("mul", a, b)
+    for x, y in ((a, b), (b, a)):
+        if is_const(x, 0):
+            return const(0.0 if a.type is Type.FLOAT else 0)
+        if is_const(x, 1):
+            return y
+        if is_const(x, -1):
+            return neg(y)
+    if level(b) is Level.UNIFORM and (level(a) is not Level.UNIFORM or isinstance(b, Const)):
+        a, b = b, a
+    if isinstance(b, Op) and b.op == "neg":
+        return mul(neg(a), b.args[0]) if isinstance(a, Const) else neg(mul(a, b.args[0]))
+    if level(a) is Level.UNIFORM and isinstance(b, Op) and b.op == "mul" and level(b.args[0]) is Level.UNIFORM:
+        return mul(mul(a, b.args[0]), b.args[1])
+    if isinstance(b, Op) and b.op == "mul" and level(b.args[0]) is Level.UNIFORM and level(a) is not Level.UNIFORM:
+        return mul(b.args[0], mul(a, b.args[1]))
+    return Op(a.type, "mul", (a, b))
+
+
+def scaled(factor: Expr, e: Expr) -> Expr:
+    """`factor * e` for a uniform factor, distributed over sums so that it lands on coefficients."""
+    if isinstance(e, Op) and e.op in ("add", "sub"):
+        return make(e.op, *(scaled(factor, a) for a in e.args))
+    if isinstance(e, Op) and e.op == "neg":
+        return neg(scaled(factor, e.args[0]))
+    return mul(factor, e)
+
+
+def div(a: Expr, b: Expr) -> Expr:
+    """True division; by a literal it becomes a multiplication."""
+    a, b = to_float(a), to_float(b)
+    if isinstance(b, Const):
+        if isinstance(a, Const):
+            return _folded("div", a, b)
+        return mul(const(1.0 / b.value), a)
+    if is_const(a, 0):
+        return a
+    return Op(Type.FLOAT, "div", (a, b))
+
+
+def floordiv(a: Expr, b: Expr) -> Expr:
+    """Integer division rounding toward minus infinity, as in Python."""
+    if isinstance(a, Const) and isinstance(b, Const):
+        return _folded("floordiv", a, b)
+    return a if is_const(b, 1) else Op(Type.INT, "floordiv", (a, b))
+
+
+def mod(a: Expr, b: Expr) -> Expr:
+    """Remainder with the sign of the divisor, as in Python."""
+    if isinstance(a, Const) and isinstance(b, Const):
+        return _folded("mod", a, b)
+    return Op(Type.INT, "mod", (a, b))
+
+
+def minimum(a: Expr, b: Expr) -> Expr:
+    a, b = _unify(a, b)
+    return _folded("min", a, b) if isinstance(a, Const) and isinstance(b, Const) else Op(a.type, "min", (a, b))
+
+
+def maximum(a: Expr, b: Expr) -> Expr:
+    a, b = _unify(a, b)
+    return _folded("max", a, b) if isinstance(a, Const) and isinstance(b, Const) else Op(a.type, "max", (a, b))
+
+
+def absolute(a: Expr) -> Expr:
+    return const(abs(a.value)) if isinstance(a, Const) else Op(a.type, "abs", (a,))
+
+
+def power(a: Expr, exponent: float) -> Expr:
+    """`a ** exponent` for a literal exponent; small whole powers become products."""
+    if exponent == 0:
+        return const(1.0 if a.type is Type.FLOAT else 1)
+    if exponent == 1:
+        return a
+    if float(exponent).is_integer() and 2 <= exponent <= 4:
+        half = power(a, exponent // 2)
+        return mul(mul(half, half), a) if exponent % 2 else mul(half, half)
+    if exponent == 0.5:
+        return function("sqrt", a)
+    if float(exponent).is_integer() and exponent < 0:
+        return div(const(1.0), power(to_float(a), -exponent))
+    if exponent > 0 and float(exponent * 2).is_integer():
+        whole = math.floor(exponent)
+        return mul(power(to_float(a), whole), function("sqrt", a))
+    if exponent < 0 and float(exponent * 2).is_integer():
+        return div(const(1.0), power(to_float(a), -exponent))
+    return function("exp", mul(const(float(exponent)), function("log", a)))
+
+
+def function(name: str, a: Expr) -> Expr:
+    """exp, log, sqrt, tanh, sigmoid, sin, cos or erf of a float."""
+    a = to_float(a)
+    return Op(Type.FLOAT, name, (a,))
+
+
+def compare(op: str, a: Expr, b: Expr) -> Expr:
+    """`lt le gt ge eq ne`; integers are compared as integers."""
+    a, b = _unify(a, b)
+    return Op(Type.BOOL, op, (a, b))
+
+
+def logical_not(a: Expr) -> Expr:
+    """Negation, pushed down to the comparisons. NaN is never kept either way: `not (x < y)` is `x >= y`."""
+    if isinstance(a, Const):
+        return const(not a.value)
+    if isinstance(a, Op) and a.op == "not":
+        return a.args[0]
+    if isinstance(a, Op) and a.op in ("and", "or"):
+        return (logical_or if a.op == "and" else logical_and)(*(logical_not(x) for x in a.args))
+    if isinstance(a, Op) and a.op in COMPARISONS and a.args[0].type is Type.INT:
+        return Op(Type.BOOL, NEGATED[a.op], a.args)
+    return Op(Type.BOOL, "not", (a,))
+
+
+def _logical(op: str, absorbing: Const, args: tuple[Expr, ...]) -> Expr:
+    flat: dict[Expr, None] = {}
+    for a in args:
+        for part in a.args if isinstance(a, Op) and a.op == op else (a,):
+            if part == absorbing:
+                return absorbing
+            if not isinstance(part, Const):
+                flat[part] = None
+    if not flat:
+        return const(not absorbing.value)
+    return next(iter(flat)) if len(flat) == 1 else Op(Type.BOOL, op, tuple(flat))
+
+
+def logical_and(*args: Expr) -> Expr:
+    """Conjunction of any number of booleans, flattened, without repeats."""
+    return _logical("and", FALSE, args)
+
+
+def logical_or(*args: Expr) -> Expr:
+    """Disjunction of any number of booleans, flattened, without repeats."""
+    return _logical("or", TRUE, args)
+
+
+def where(condition: Expr, a: Expr, b: Expr) -> Expr:
+    """`a` where the condition holds, else `b`."""
+    if isinstance(condition, Const):
+        return a if condition.value else b
+    if a.type is not Type.BOOL:
+        a, b = _unify(a, b)
+    return a if a == b else Op(a.type, "where", (condition, a, b))
+
+
+_MAKE: dict[str, Callable[..., Expr]] = {
+    "neg": neg,
+    "add": add,
+    "sub": sub,
+    "mul": mul,
+    "div": div,
+    "floordiv": floordiv,
+    "mod": mod,
+    "min": minimum,
+    "max": maximum,
+    "abs": absolute,
+    "float": to_float,
+    "not": logical_not,
+    "and": logical_and,
+    "or": logical_or,
+    "where": where,
+}
+
+
+def make(op: str, *args: Expr) -> Expr:
+    """Build a node by the name of its operation."""
+    if op in COMPARISONS:
+        return compare(op, *args)
+    if op in FLOAT_FUNCTIONS:
+        return function(op, *args)
+    return _MAKE[op](*args)

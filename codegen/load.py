@@ -1,0 +1,85 @@
+"""A spec file, read, checked and completed with the library's values: `variants.yaml` in, a `Spec` out.
+
+>>> load("variants.yaml").variants["causal"].mask_text
+'causal'
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from codegen.errors import SpecError
+from codegen.load_archs import read_archs, read_defaults
+from codegen.load_macros import read_macros
+from codegen.load_variants import ExtraChecks, read_variants
+from codegen.parse import Macro
+from codegen.spec import ArchSpec, Defaults, Spec
+from codegen.yaml_tree import Document, Item
+
+SECTIONS = ("defaults", "archs", "masks", "scores", "variants")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Inherited:
+    """What the library hands down to every file."""
+
+    defaults: Defaults = field(default_factory=Defaults)
+    archs: Mapping[str, ArchSpec] = field(default_factory=dict)
+    macros: Mapping[str, Macro] = field(default_factory=dict)
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    library: str | os.PathLike[str] | None = None,
+    extra_checks: ExtraChecks | None = None,
+) -> Spec:
+    """Read a spec file; what it does not say comes from `library` (by default the one of `library_path`).
+
+    `extra_checks` is asked about every variant that is well-formed.
+    Raises `SpecError` with every problem of the file, and of the library if that has any.
+    """
+    base = library_path() if library is None else Path(library)
+    inherited, problems = _Inherited(), []
+    if not _same_file(path, base):
+        builtin = Document(os.fspath(base))
+        inherited = _read_shared(builtin, builtin.mapping(builtin.root, SECTIONS), inherited)
+        problems += builtin.problems
+    doc = Document(os.fspath(path))
+    sections = doc.mapping(doc.root, SECTIONS)
+    values = _read_shared(doc, sections, inherited)
+    if "variants" in sections:
+        variants = read_variants(doc, sections["variants"], values.macros, extra_checks)
+    elif not doc.problems:
+        doc.note(doc.root, "the file needs the key 'variants'")
+    problems += doc.problems
+    if problems:
+        raise SpecError(problems)
+    return Spec(path=doc.file, defaults=values.defaults, archs=values.archs, variants=variants)
+
+
+def library_path() -> Path:
+    """The library's own `variants.yaml`: beside the code in an installed wheel, above it in a checkout."""
+    here = Path(__file__).resolve().parent
+    installed = here / "_data" / "variants.yaml"
+    return installed if installed.is_file() else here.parent / "variants.yaml"
+
+
+def _read_shared(doc: Document, sections: Mapping[str, Item], inherited: _Inherited) -> _Inherited:
+    """The values a file's variants are read with: those it inherits, changed by its own."""
+    defaults, archs = inherited.defaults, inherited.archs
+    if "defaults" in sections:
+        defaults = read_defaults(doc, sections["defaults"], defaults)
+    if "archs" in sections:
+        archs = read_archs(doc, sections["archs"], archs)
+    return _Inherited(defaults=defaults, archs=archs, macros=read_macros(doc, sections, inherited.macros))
+
+
+def _same_file(a: str | os.PathLike[str], b: Path) -> bool:
+    try:
+        return os.path.samefile(a, b)
+    except (OSError, ValueError):  # either is missing, which the reading reports; ValueError: a NUL byte in the path
+        return False

@@ -1,0 +1,174 @@
+"""Reading `variants:`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from codegen import expr
+from codegen.checks import argument_problem, dim_problem, variant_problem
+from codegen.errors import ExprError
+from codegen.expr import INDEX_NAMES, Expr, ScalarType, TensorSpec, Type
+from codegen.load_macros import expression_text
+from codegen.parse import Macro, Scope, parse
+from codegen.spec import TENSOR_DTYPES, ScalarSpec, Variant
+from codegen.yaml_tree import Document, Item, one_line
+
+ExtraChecks = Callable[[Variant], Iterable[tuple[str, str]]]
+"""Further rules on a variant: pairs of a field's path below the variant (`tensors.slope.grad`) and a message."""
+
+VARIANT_KEYS = ("doc", "mask", "score", "tensors", "scalars", "sink", "decay")
+TENSOR_KEYS = ("dims", "dtype", "grad")
+SCALAR_TYPES = tuple(t.value for t in ScalarType)
+FLOAT_DTYPES = tuple(dtype for dtype in TENSOR_DTYPES if "float" in dtype)
+
+
+def read_variants(
+    doc: Document, item: Item, macros: Mapping[str, Macro], extra_checks: ExtraChecks | None
+) -> dict[str, Variant]:
+    """Every variant without problems, in file order; `macros` are the named masks and scores in scope."""
+    variants: dict[str, Variant] = {}
+    spelled: dict[str, str] = {}
+    before = len(doc.problems)
+    for name, entry in doc.mapping(item, noun="variant").items():
+        _check_name(doc, name, entry, spelled)
+        variant = _VariantReader(doc, name, entry, macros).read()
+        if variant is not None:
+            variants[name] = variant
+            for path, message in extra_checks(variant) if extra_checks else ():
+                doc.note_below(entry, path, message)
+    if not variants and len(doc.problems) == before:
+        doc.note(item, "needs at least one variant, got none")
+    return variants
+
+
+def _check_name(doc: Document, name: str, item: Item, spelled: dict[str, str]) -> None:
+    """`spelled` maps the lower-case names met so far to their spelling."""
+    problem = variant_problem(name)
+    twin = spelled.setdefault(name.lower(), name)
+    if problem is None and twin != name:
+        problem = f"differs from '{twin}' in case only, and some file systems ignore case; choose another name"
+    if problem is not None:
+        doc.note(item, problem)
+
+
+class _VariantReader:
+    """Reads one variant."""
+
+    def __init__(self, doc: Document, name: str, item: Item, macros: Mapping[str, Macro]) -> None:
+        self.doc = doc
+        self.name = name
+        self.item = item
+        self.macros = macros
+        self.keys = doc.mapping(item, VARIANT_KEYS)
+        self.tensor_items = doc.mapping(self.keys["tensors"]) if "tensors" in self.keys else {}
+        self.scalar_items = doc.mapping(self.keys["scalars"]) if "scalars" in self.keys else {}
+
+    def read(self) -> Variant | None:
+        """The variant, None if the file has problems that touch it."""
+        before = len(self.doc.problems)
+        tensors, scalars = self._tensors(), self._scalars()
+        self._check_names(tensors)
+        scope = Scope(tensors=tensors, scalars={s.name: s.type for s in scalars.values()}, macros=self.macros)
+        mask, mask_text = self._expression("mask", scope, Type.BOOL)
+        score, score_text = self._expression("score", scope, Type.FLOAT)
+        doc = self.doc.text(self.keys["doc"]) if "doc" in self.keys else None
+        sink, decay = self._flag(self.keys, "sink"), self._flag(self.keys, "decay")
+        if len(self.doc.problems) == before:
+            self._check_used(tensors, mask, score)
+        if any(p.where.startswith(self.item.where) for p in self.doc.problems):
+            return None
+        return Variant(
+            name=self.name,
+            line=self.item.line,
+            entry=f"{self.name}: {one_line(self.item, leave_out=('doc',))}",
+            doc=(doc or "").strip(),
+            mask=mask,
+            score=score,
+            mask_text=mask_text,
+            score_text=score_text,
+            tensors=tensors,
+            scalars=scalars,
+            sink=sink,
+            decay=decay,
+        )
+
+    def _flag(self, keys: Mapping[str, Item], key: str) -> bool:
+        return key in keys and self.doc.boolean(keys[key]) is True
+
+    def _expression(self, key: str, scope: Scope, want: Type) -> tuple[Expr | None, str]:
+        """The expression and its text; None and "" if the variant has none."""
+        text = expression_text(self.doc, self.keys[key]) if key in self.keys else None
+        if text is None:
+            return None, ""
+        try:
+            return parse(text, scope, want), text
+        except ExprError as error:
+            unreadable = {*self.tensor_items, *self.scalar_items} - {*scope.tensors, *scope.scalars}
+            # A declaration with a problem is not in scope, and the expression is not to blame for reading it.
+            if not any(f"'{name}'" in error.message for name in unreadable):
+                self.doc.note(self.keys[key], str(error))
+            return None, text
+
+    # ------------------------------------------------------------------------------------------- tensors and scalars
+
+    def _scalars(self) -> dict[str, ScalarSpec]:
+        kinds = {name: self.doc.choice(item, SCALAR_TYPES) for name, item in self.scalar_items.items()}
+        return {name: ScalarSpec(name=name, type=ScalarType(kind)) for name, kind in kinds.items() if kind is not None}
+
+    def _tensors(self) -> dict[str, TensorSpec]:
+        read = (self._tensor(name, item) for name, item in self.tensor_items.items())
+        return {tensor.name: tensor for tensor in read if tensor is not None}
+
+    def _tensor(self, name: str, item: Item) -> TensorSpec | None:
+        before = len(self.doc.problems)
+        keys = self.doc.mapping(item, TENSOR_KEYS)
+        if "dims" not in keys and len(self.doc.problems) == before:
+            self.doc.note(item, "a tensor needs dims, such as {dims: [h]}")
+        dims = [self._dim(dim) for dim in self.doc.sequence(keys["dims"])] if "dims" in keys else []
+        dtype = self.doc.choice(keys["dtype"], TENSOR_DTYPES) if "dtype" in keys else "float32"
+        grad = self._flag(keys, "grad")
+        if grad and dtype is not None and dtype not in FLOAT_DTYPES:
+            self.doc.note(keys["grad"], f"a gradient needs a dtype of {' '.join(FLOAT_DTYPES)}, got {dtype}")
+        if dtype is None or len(self.doc.problems) > before:
+            return None
+        return TensorSpec(name=name, dims=tuple(d for d in dims if d is not None), dtype=dtype, grad=grad)
+
+    def _dim(self, item: Item) -> str | int | None:
+        if item.kind == "int":
+            size = self.doc.integer(item)
+            if size is not None and size < 1:
+                self.doc.note(item, f"a dim must be at least 1, got {size}")
+            return size
+        name = self.doc.text(item, f"a dim must be one of {' '.join(INDEX_NAMES)}, a free name or an integer")
+        problem = dim_problem(name) if name is not None and name not in INDEX_NAMES else None
+        if problem is not None:
+            self.doc.note(item, problem)
+        return name
+
+    # ------------------------------------------------------------------------------------------ rules across entries
+
+    def _check_names(self, tensors: Mapping[str, TensorSpec]) -> None:
+        """What expressions and calls name must have names of its own."""
+        for name, item in [*self.tensor_items.items(), *self.scalar_items.items()]:
+            problem = argument_problem(name, self.macros)
+            if problem is None and item is self.scalar_items.get(name) and name in self.tensor_items:
+                problem = f"'{name}' is declared under tensors already; choose another name"
+            if problem is not None:
+                self.doc.note(item, problem)
+        for tensor in tensors.values():
+            for dim in tensor.dims:
+                if dim in self.tensor_items or dim in self.scalar_items:
+                    message = f"the free size '{dim}' has the name of a declared argument; choose another name"
+                    self.doc.note_below(self.item, f"tensors.{tensor.name}.dims", message)
+
+    def _check_used(self, tensors: Mapping[str, TensorSpec], mask: Expr | None, score: Expr | None) -> None:
+        """What is declared must be read, and what has a gradient must be read by the score."""
+        expressions = [e for e in (mask, score) if e is not None]
+        in_score = {load.tensor for load in expr.loads(score)} if score is not None else set()
+        read = {load.tensor for load in expr.loads(*expressions)}.union(*map(expr.names, expressions))
+        for name, item in [*self.tensor_items.items(), *self.scalar_items.items()]:
+            if name not in read:
+                self.doc.note(item, "neither mask nor score reads it; read it or remove it")
+            elif name in tensors and tensors[name].grad and name not in in_score:
+                message = "only the mask reads this tensor, and a mask has no gradient; remove 'grad'"
+                self.doc.note_below(self.item, f"tensors.{name}.grad", message)

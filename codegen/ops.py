@@ -1,0 +1,301 @@
+"""What the op templates print: arguments, checks, launches, gradients and the reference of a variant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from codegen import expr
+from codegen.emit import exact_index
+from codegen.expr import Expr, ScalarType, Var
+from codegen.model import GradientKind, GradientTerm, KernelPlan
+from codegen.plan import VariantPlan
+from codegen.printers import FormulaPrinter, torch_printer
+from codegen.signature import reads_query_position, tensor_reads
+from codegen.spec import ArchSpec, PassConfigs, Spec, Variant
+
+
+@dataclass(frozen=True, kw_only=True)
+class Argument:
+    """One of the variant's own arguments: a tensor, the sink, the log-decay, or a scalar.
+
+    `shape` is Python source for a tuple of expected sizes, an entry `at_least(n)` where longer is fine and None where
+    the call decides; `doc` is its line in the op's docstring.
+    """
+
+    name: str
+    kind: str  # tensor | scalar
+    annotation: str
+    shape: str = ""
+    dtypes: str = ""
+    grad: bool = False
+    doc: str = ""
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.kind == "tensor"
+
+    @property
+    def required(self) -> str:
+        """The annotation where the argument is there."""
+        return self.annotation.split(" ")[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buffer:
+    """A buffer of partial gradient sums: who fills it, its size, and how it becomes a gradient."""
+
+    name: str
+    kernel: str  # dq | dkdv
+    allocate: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launches:
+    """The positional arguments of each launch, in the order of the kernel's signature."""
+
+    fwd: str
+    delta: str
+    dq: str
+    dkdv: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpPlan:
+    """The variant as its op sees it."""
+
+    arguments: Sequence[Argument]
+    buffers: Sequence[Buffer]
+    gradients: Mapping[str, str]  # tensor argument -> source of its gradient
+    launches: Launches
+    checks: Sequence[str]
+    has_offset: bool
+    decay: bool
+    formula: str
+    reference_score: str
+    reference_mask: str
+    reference_reads: frozenset[str]
+
+    @property
+    def tensors(self) -> list[Argument]:
+        return [a for a in self.arguments if a.is_tensor]
+
+    @property
+    def scalars(self) -> list[Argument]:
+        return [a for a in self.arguments if not a.is_tensor]
+
+    @property
+    def parameters(self) -> str:
+        """Parameters of the forward: q, k, v, the variant's own tensors and scalars."""
+        return ", ".join(
+            ["q: Tensor", "k: Tensor", "v: Tensor", *(f"{a.name}: {a.required}" for a in [*self.tensors, *self.scalars])]
+        )
+
+    @property
+    def values(self) -> str:
+        return ", ".join(["q", "k", "v", *(a.name for a in [*self.tensors, *self.scalars])])
+
+    @property
+    def saved(self) -> list[str]:
+        """Tensors that the backward needs besides o and lse."""
+        return ["q", "k", "v", *(a.name for a in self.tensors), *(["decay"] if self.decay else [])]
+
+    @property
+    def saved_parameters(self) -> str:
+        return ", ".join(f"{name}: Tensor" for name in self.saved)
+
+    @property
+    def scalar_parameters(self) -> str:
+        return "".join(f"{a.name}: {a.required}, " for a in self.scalars)
+
+    @property
+    def scalar_values(self) -> str:
+        return "".join(f"{a.name}, " for a in self.scalars)
+
+    @property
+    def gradient_names(self) -> list[str]:
+        return ["dq", "dk", "dv", *(f"d{name}" for name in self.gradients)]
+
+    @property
+    def returned_gradients(self) -> str:
+        """What autograd's backward returns: one entry per input of the forward, None where it has no gradient."""
+        own = [f"d{a.name}" if a.name in self.gradients else "None" for a in [*self.tensors, *self.scalars]]
+        return ", ".join(["dq", "dk", "dv", *own, *["None"] * 4])
+
+    @property
+    def forward_type(self) -> str:
+        return f"tuple[{', '.join(['Tensor'] * (3 if self.decay else 2))}]"
+
+    @property
+    def backward_type(self) -> str:
+        return f"tuple[{', '.join(['Tensor'] * len(self.gradient_names))}]"
+
+    @property
+    def reduces(self) -> bool:
+        return any("reduce_gradient" in source for source in self.gradients.values())
+
+    @property
+    def runtime_checks(self) -> list[str]:
+        """What the op imports from the runtime's checks."""
+        used = " ".join(self.checks)
+        return [n for n in ("FLOAT_DTYPES", "at_least", "check_float", "check_int") if n in used]
+
+
+def _launch(kernel: KernelPlan) -> str:
+    return ", ".join(group.host for group in kernel.args)
+
+
+def op_plan(planned: VariantPlan) -> OpPlan:
+    """Everything the torch op's templates need besides the kernels."""
+    variant = planned.variant
+    printer = torch_printer(lambda tensor, axis, index: exact_index(variant.tensors, tensor, axis, index))
+    parts = [e for e in (variant.mask, variant.score) if e is not None]
+    reads = frozenset().union(*(expr.names(e) for e in parts)) if parts else frozenset()
+    arguments = _arguments(variant)
+    return OpPlan(
+        arguments=arguments,
+        buffers=[_buffer(t) for t in planned.terms],
+        gradients=_gradients(planned),
+        launches=Launches(
+            fwd=_launch(planned.fwd), delta=_launch(planned.delta), dq=_launch(planned.dq), dkdv=_launch(planned.dkdv)
+        ),
+        checks=[_check(a) for a in arguments],
+        has_offset=reads_query_position(variant),
+        decay=variant.decay,
+        formula=_formula(variant),
+        reference_score=printer.text(variant.score) if variant.score is not None else "",
+        reference_mask=printer.text(variant.mask) if variant.mask is not None else "",
+        reference_reads=reads | ({"b", "h", "q_idx", "kv_idx"} if variant.decay else set()),
+    )
+
+
+def _formula(variant: Variant) -> str:
+    """The mathematics of the variant, as lines of a docstring."""
+    formula = FormulaPrinter()
+    lines = ["score = scale * q @ k^T"]
+    if variant.score is not None:
+        lines.append(f"score = {formula.text(variant.score)}")
+    if variant.decay:
+        lines.append("score = score + G[q_idx] - G[kv_idx], G the cumulative sum of g along the sequence")
+    if variant.mask is not None:
+        lines.append(f"keep = {formula.text(variant.mask)}")
+    total = "(sum(exp(score)) + exp(sink))" if variant.sink else "sum(exp(score))"
+    lines.append(f"o = exp(score) @ v / {total}")
+    return "\n".join(f"        {line}" for line in lines)
+
+
+def _check(a: Argument) -> str:
+    if a.is_tensor:
+        return f'check_tensor(NAME, "{a.name}", {a.name}, {a.shape}, {a.dtypes}, q)'
+    return f'check_{a.required}(NAME, "{a.name}", {a.name})'
+
+
+_SIZES = {"b": "q.shape[0]", "h": "q.shape[1]", "hkv": "k.shape[1]"}
+_POSITIONS = {"q_idx": "offset + q.shape[2]", "kv_idx": "k.shape[2]"}
+_FURTHEST = f"max({', '.join(_POSITIONS.values())})"
+
+
+def _arguments(variant: Variant) -> list[Argument]:
+    found = []
+    for spec in variant.tensors.values():
+        sizes = [_axis_size(variant, spec.name, axis, dim) for axis, dim in enumerate(spec.dims)]
+        dims = ", ".join(str(d) for d in spec.dims)
+        trained = "; differentiable" if spec.grad else ""
+        found.append(
+            Argument(
+                name=spec.name,
+                kind="tensor",
+                annotation="Tensor | None",
+                shape=f"({', '.join(sizes)}{',' * (len(sizes) == 1)})",
+                dtypes=f'("{spec.dtype}",)',
+                grad=spec.grad,
+                doc=f"{spec.dtype} `[{dims}]`{trained}.",
+            )
+        )
+    if variant.decay:
+        doc = "log-decay `[B, P, Hq]`, natural log, any float dtype; `P` covers every query and key position; differentiable."
+        found.append(_float_argument("g", f"(q.shape[0], at_least({_FURTHEST}), q.shape[1])", doc))
+    if variant.sink:
+        doc = "`[Hq]`, any float dtype: a logit per query head in the softmax denominator only; differentiable."
+        found.append(_float_argument("sink", "(q.shape[1],)", doc))
+    for scalar in variant.scalars.values():
+        kind = "int" if scalar.type is ScalarType.INT else "float"
+        found.append(Argument(name=scalar.name, kind="scalar", annotation=f"{kind} | None", doc=f"{kind}."))
+    return found
+
+
+def _float_argument(name: str, shape: str, doc: str) -> Argument:
+    return Argument(
+        name=name, kind="tensor", annotation="Tensor | None", shape=shape, dtypes="FLOAT_DTYPES", grad=True, doc=doc
+    )
+
+
+def _axis_size(variant: Variant, tensor: str, axis: int, dim: str | int) -> str:
+    """The size an axis must have: exact for heads and batch, at least the furthest position where positions index it."""
+    if isinstance(dim, int):
+        return str(dim)
+    if dim in _SIZES:
+        return _SIZES[dim]
+    needed = {_POSITIONS[dim]} if dim in _POSITIONS else set()
+    for load in tensor_reads(variant):
+        index = load.indices[axis] if load.tensor == tensor else None
+        if isinstance(index, Var) and index.name in _POSITIONS:
+            needed.add(_POSITIONS[index.name])
+    if not needed:
+        return "at_least(1)"
+    return f"at_least({needed.pop()})" if len(needed) == 1 else f"at_least({_FURTHEST})"
+
+
+def _buffer(term: GradientTerm) -> Buffer:
+    if term.kind is GradientKind.HEAD:
+        size = 'cdiv(q_len, tiles["dq"].block_m)'
+        return Buffer(name=term.accumulator, kernel="dq", allocate=f"q.new_empty((batch, num_heads, {size}), dtype=FP32)")
+    axis = f"{term.tensor}.shape[{term.axis}]"
+    kernel = "dq" if term.kind is GradientKind.ROW else "dkdv"
+    return Buffer(name=term.accumulator, kernel=kernel, allocate=f"q.new_zeros((batch, num_heads, {axis}), dtype=FP32)")
+
+
+def _gradients(planned: VariantPlan) -> dict[str, str]:
+    """Source of each tensor's gradient from its buffers."""
+    found = {}
+    for tensor in dict.fromkeys(t.tensor for t in planned.terms if t.tensor != "decay"):
+        parts = []
+        for term in (t for t in planned.terms if t.tensor == tensor):
+            total = f"{term.accumulator}.sum(-1)" if term.kind is GradientKind.HEAD else term.accumulator
+            axes = "".join(_axis_letter(i) for i in term.load.indices)
+            parts.append(f'reduce_gradient({total}, "{axes}", num_kv_heads)')
+        found[tensor] = f"({' + '.join(parts)}).to({tensor}.dtype)" if len(parts) > 1 else f"{parts[0]}.to({tensor}.dtype)"
+    if planned.variant.decay:
+        found["g"] = "dg"
+    if planned.variant.sink:
+        found["sink"] = "dsink_heads.sum((0, 2))"
+    return found
+
+
+def _axis_letter(index: Expr) -> str:
+    assert isinstance(index, Var)
+    return {"b": "b", "h": "h", "hkv": "k", "q_idx": "s", "kv_idx": "s"}[index.name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchTable:
+    """One architecture's default tiles as rows of `(largest head_dim, block_m, block_n, num_warps, num_stages)`."""
+
+    name: str
+    half: Sequence[tuple[str, Sequence[tuple[int, int, int, int, int]]]]
+    float32: Sequence[tuple[str, Sequence[tuple[int, int, int, int, int]]]]
+
+
+def arch_tables(spec: Spec) -> list[ArchTable]:
+    """The spec's default tiles, in a fixed order."""
+    return [_arch_table(arch) for _, arch in sorted(spec.archs.items())]
+
+
+def _arch_table(arch: ArchSpec) -> ArchTable:
+    def rows(configs: PassConfigs) -> list[tuple[str, list[tuple[int, int, int, int, int]]]]:
+        return [
+            (p.value, [(d, c.block_m, c.block_n, c.num_warps, c.num_stages) for d, c in sorted(by_dim.items())])
+            for p, by_dim in sorted(configs.items())
+        ]
+
+    return ArchTable(name=arch.name, half=rows(arch.half), float32=rows(arch.float32))

@@ -1,0 +1,326 @@
+"""Text to IR: a Python expression, read with `ast` and never evaluated, checked against the names in scope.
+
+>>> from codegen.expr import Type
+>>> e = parse("q_idx >= kv_idx and q_idx - kv_idx < 4096", Scope(), Type.BOOL)
+>>> e.op, len(e.args)
+('and', 2)
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from codegen import expr
+from codegen.errors import ExprError, did_you_mean
+from codegen.expr import INDEX_NAMES, SCORE, Expr, Load, ScalarType, TensorSpec, Type, Var
+
+
+@dataclass(frozen=True, kw_only=True)
+class Macro:
+    """A named, parametrised expression of `masks:` or `scores:`."""
+
+    name: str
+    params: tuple[str, ...]
+    body: str
+    type: Type
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """The names an expression may read besides the indices."""
+
+    tensors: Mapping[str, TensorSpec] = field(default_factory=dict)
+    scalars: Mapping[str, ScalarType] = field(default_factory=dict)
+    macros: Mapping[str, Macro] = field(default_factory=dict)
+    bound: Mapping[str, Expr] = field(default_factory=dict)
+    expanding: tuple[str, ...] = ()
+
+
+def _silu(x: Expr) -> Expr:
+    return expr.mul(x, expr.function("sigmoid", x))
+
+
+def _gelu(x: Expr) -> Expr:
+    erf = expr.function("erf", expr.mul(expr.const(0.7071067811865476), x))
+    return expr.mul(expr.const(0.5), expr.mul(x, expr.add(expr.const(1.0), erf)))
+
+
+def _fold(pair: Callable[[Expr, Expr], Expr]) -> Callable[..., Expr]:
+    def chained(*args: Expr) -> Expr:
+        result = args[0]
+        for a in args[1:]:
+            result = pair(result, a)
+        return result
+
+    return chained
+
+
+# name -> (fewest arguments, most arguments, builder)
+FUNCTIONS: dict[str, tuple[int, int, Callable[..., Expr]]] = {
+    "abs": (1, 1, expr.absolute),
+    "min": (2, 8, _fold(expr.minimum)),
+    "max": (2, 8, _fold(expr.maximum)),
+    "clamp": (3, 3, lambda x, low, high: expr.minimum(expr.maximum(x, low), high)),
+    "relu": (1, 1, lambda x: expr.maximum(x, expr.const(0))),
+    "silu": (1, 1, lambda x: _silu(expr.to_float(x))),
+    "gelu": (1, 1, lambda x: _gelu(expr.to_float(x))),
+    **{name: (1, 1, lambda x, name=name: expr.function(name, x)) for name in sorted(expr.FLOAT_FUNCTIONS)},
+}
+
+_BINARY = {
+    ast.Add: ("+", expr.add),
+    ast.Sub: ("-", expr.sub),
+    ast.Mult: ("*", expr.mul),
+    ast.Div: ("/", expr.div),
+    ast.FloorDiv: ("//", expr.floordiv),
+    ast.Mod: ("%", expr.mod),
+}
+_COMPARE = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"}
+
+_HEADER = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\(([^()]*)\))?\s*$")
+
+
+def parse_header(text: str) -> tuple[str, tuple[str, ...]]:
+    """Split the key of a named expression: `window(size)` gives `("window", ("size",))`."""
+    match = _HEADER.match(text)
+    if match is None:
+        raise ExprError(f"a named expression is written NAME or NAME(PARAM, ...), got {text!r}", 1)
+    params = tuple(p.strip() for p in match[2].split(",")) if match[2] is not None else ()
+    for p in params:
+        if not p.isidentifier():
+            raise ExprError(f"a parameter must be an identifier, got {p!r} in {text!r}", 1)
+    if len(set(params)) < len(params):
+        raise ExprError(f"parameters must differ, got {text!r}", 1)
+    return match[1], params
+
+
+def check_syntax(text: str) -> None:
+    """Raise `ExprError` if `text` is no Python expression. Names are checked where a named expression is used."""
+    _tree(text)
+
+
+def parse(text: str, scope: Scope, want: Type) -> Expr:
+    """Parse `text` in `scope`; the result must be of type `want` (an integer is accepted as a float).
+
+    Raises `ExprError` with the column (from 1) of the offending part of `text`.
+    """
+    tree = _tree(text)
+    e = _Parser(scope, allow_score=want is Type.FLOAT).read(tree)
+    if want is Type.FLOAT and e.type is Type.INT:
+        e = expr.to_float(e)
+    if e.type is not want:
+        kind = "a mask must be a boolean" if want is Type.BOOL else "a score must be a number"
+        raise ExprError(f"{kind}, got {_article(e.type)}: {text.strip()!r}", 1)
+    return e
+
+
+def _article(t: Type) -> str:
+    return f"an {t.value}" if t is Type.INT else f"a {t.value}"
+
+
+def _tree(text: str) -> ast.expr:
+    flat = " ".join(line.strip() for line in text.strip().splitlines())
+    try:
+        return ast.parse(flat, mode="eval").body
+    except (SyntaxError, ValueError) as error:  # ValueError: NUL bytes
+        column = getattr(error, "offset", 1) or 1
+        raise ExprError(f"not a Python expression: {flat!r} ({getattr(error, 'msg', error)})", column) from None
+    except (RecursionError, MemoryError):
+        raise ExprError("the expression is nested too deeply", 1) from None
+
+
+class _Parser:
+    def __init__(self, scope: Scope, *, allow_score: bool) -> None:
+        self.scope = scope
+        self.allow_score = allow_score
+
+    def fail(self, node: ast.AST, message: str) -> ExprError:
+        return ExprError(message, getattr(node, "col_offset", 0) + 1)
+
+    def read(self, node: ast.expr) -> Expr:
+        match node:
+            case ast.Constant(value=value) if isinstance(value, (bool, int, float)):
+                return expr.const(value)
+            case ast.Name(id=name):
+                return self.read_name(node, name)
+            case ast.UnaryOp(op=op, operand=operand):
+                return self.read_unary(node, op, self.read(operand))
+            case ast.BinOp(left=left, op=op, right=right):
+                return self.read_binary(node, op, left, right)
+            case ast.BoolOp(op=op, values=values):
+                parts = [self.boolean(v, "and" if isinstance(op, ast.And) else "or") for v in values]
+                return (expr.logical_and if isinstance(op, ast.And) else expr.logical_or)(*parts)
+            case ast.Compare():
+                return self.read_compare(node)
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                return self.read_where(node, test, body, orelse)
+            case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
+                return self.read_call(node, name, args)
+            case ast.Subscript(value=ast.Name(id=name), slice=index):
+                return self.read_load(node, name, index)
+        raise self.fail(node, f"{ast.unparse(node)!r} is not part of the expression language")
+
+    def read_name(self, node: ast.expr, name: str) -> Expr:
+        if name in self.scope.bound:
+            return self.scope.bound[name]
+        if name in INDEX_NAMES:
+            return expr.int_var(name)
+        if name == SCORE:
+            if not self.allow_score:
+                raise self.fail(node, "a mask cannot read 'score': it decides before any score is known")
+            return expr.float_var(SCORE)
+        if name in self.scope.scalars:
+            kind = Type.INT if self.scope.scalars[name] is ScalarType.INT else Type.FLOAT
+            return Var(kind, name)
+        if name in self.scope.tensors:
+            dims = self.scope.tensors[name].dims
+            if not dims:
+                return self.load(name, ())
+            raise self.fail(node, f"tensor '{name}' must be indexed with {len(dims)} indices: {_example(name, dims)}")
+        if name in self.scope.macros:
+            return self.expand(node, name, [])
+        if name in FUNCTIONS or name == "where":
+            raise self.fail(node, f"'{name}' is a function and must be called: {name}(...)")
+        known = [*INDEX_NAMES, *([SCORE] if self.allow_score else []), *self.scope.scalars, *self.scope.tensors]
+        hint = did_you_mean(name, [*known, *self.scope.macros, *self.scope.bound])
+        raise self.fail(
+            node, f"unknown name '{name}'{hint}" + ("" if hint else "; declare it under tensors: or scalars:")
+        )
+
+    def number(self, node: ast.expr, op: str) -> Expr:
+        e = self.read(node)
+        if e.type is Type.BOOL:
+            raise self.fail(
+                node, f"'{op}' needs numbers, got the boolean {ast.unparse(node)!r}; use where(condition, a, b)"
+            )
+        return e
+
+    def boolean(self, node: ast.expr, op: str) -> Expr:
+        e = self.read(node)
+        if e.type is not Type.BOOL:
+            raise self.fail(
+                node, f"'{op}' needs booleans, got {_article(e.type)}: {ast.unparse(node)!r}; write a comparison"
+            )
+        return e
+
+    def read_unary(self, node: ast.UnaryOp, op: ast.unaryop, value: Expr) -> Expr:
+        if isinstance(op, (ast.Not, ast.Invert)):
+            return expr.logical_not(self.boolean(node.operand, "not" if isinstance(op, ast.Not) else "~"))
+        value = self.number(node.operand, "-")
+        return expr.neg(value) if isinstance(op, ast.USub) else value
+
+    def read_binary(self, node: ast.BinOp, op: ast.operator, left: ast.expr, right: ast.expr) -> Expr:
+        if isinstance(op, (ast.BitAnd, ast.BitOr)):
+            symbol = "&" if isinstance(op, ast.BitAnd) else "|"
+            parts = self.boolean(left, symbol), self.boolean(right, symbol)
+            return (expr.logical_and if symbol == "&" else expr.logical_or)(*parts)
+        if isinstance(op, ast.Pow):
+            base, exponent = self.number(left, "**"), self.number(right, "**")
+            if not isinstance(exponent, expr.Const):
+                raise self.fail(
+                    right, f"the exponent of '**' must be a literal number, got {ast.unparse(right)!r}; use exp and log"
+                )
+            if base.type is Type.INT and (exponent.type is not Type.INT or exponent.value < 0):
+                base = expr.to_float(base)
+            return expr.power(base, exponent.value)
+        if type(op) not in _BINARY:
+            raise self.fail(node, f"{ast.unparse(node)!r} uses an operator that is not part of the expression language")
+        symbol, build = _BINARY[type(op)]
+        a, b = self.number(left, symbol), self.number(right, symbol)
+        if symbol in ("//", "%"):
+            for side, e in ((left, a), (right, b)):
+                if e.type is not Type.INT:
+                    raise self.fail(side, f"'{symbol}' needs integers, got the float {ast.unparse(side)!r}")
+        if symbol in ("/", "//", "%") and expr.is_const(b, 0):
+            raise self.fail(right, f"'{symbol}' divides by the constant zero in {ast.unparse(node)!r}")
+        return build(a, b)
+
+    def read_compare(self, node: ast.Compare) -> Expr:
+        sides = [node.left, *node.comparators]
+        values = [self.number(side, "comparison") for side in sides]
+        parts = []
+        for op, a, b in zip(node.ops, values, values[1:], strict=False):
+            if type(op) not in _COMPARE:
+                raise self.fail(node, f"{ast.unparse(node)!r}: only < <= > >= == != compare values")
+            parts.append(expr.compare(_COMPARE[type(op)], a, b))
+        return expr.logical_and(*parts)
+
+    def read_where(self, node: ast.expr, test: ast.expr, body: ast.expr, orelse: ast.expr) -> Expr:
+        condition, a, b = self.boolean(test, "where"), self.read(body), self.read(orelse)
+        if (a.type is Type.BOOL) != (b.type is Type.BOOL):
+            raise self.fail(
+                node, f"both arms of 'where' must be numbers or both booleans, got {a.type.value} and {b.type.value}"
+            )
+        return expr.where(condition, a, b)
+
+    def read_call(self, node: ast.Call, name: str, args: list[ast.expr]) -> Expr:
+        if name in self.scope.macros:
+            return self.expand(node, name, args)
+        if name == "where":
+            if len(args) != 3:
+                raise self.fail(node, f"where(condition, a, b) takes 3 arguments, got {len(args)}")
+            return self.read_where(node, *args)
+        if name not in FUNCTIONS:
+            if name in self.scope.tensors:
+                dims = self.scope.tensors[name].dims
+                raise self.fail(node, f"tensor '{name}' is indexed, not called: {_example(name, dims)}")
+            hint = did_you_mean(name, [*FUNCTIONS, "where", *self.scope.macros])
+            remedy = hint or f"; the functions are {' '.join(sorted([*FUNCTIONS, 'where']))}"
+            raise self.fail(node, f"'{name}' is no function of the expression language{remedy}")
+        fewest, most, build = FUNCTIONS[name]
+        if not fewest <= len(args) <= most:
+            wanted = str(fewest) if fewest == most else f"{fewest} to {most}"
+            raise self.fail(node, f"{name}() takes {wanted} argument{'s' * (wanted != '1')}, got {len(args)}")
+        return build(*(self.number(a, name) for a in args))
+
+    def read_load(self, node: ast.Subscript, name: str, index: ast.expr) -> Expr:
+        if name not in self.scope.tensors:
+            hint = did_you_mean(name, self.scope.tensors) or "; declare it under tensors:"
+            raise self.fail(node, f"'{name}' is no tensor of this variant{hint}")
+        items = index.elts if isinstance(index, ast.Tuple) else [index]
+        dims = self.scope.tensors[name].dims
+        if len(items) != len(dims):
+            raise self.fail(
+                node,
+                f"tensor '{name}' has {len(dims)} dims and must be indexed with as many, "
+                f"got {len(items)}: {_example(name, dims)}",
+            )
+        indices = []
+        for item in items:
+            e = self.read(item)
+            if e.type is not Type.INT:
+                raise self.fail(
+                    item, f"an index must be an integer, got {_article(e.type)}: {ast.unparse(item)!r} in '{name}'"
+                )
+            if SCORE in expr.names(e):
+                raise self.fail(item, f"an index of '{name}' cannot depend on 'score'")
+            indices.append(e)
+        return self.load(name, tuple(indices))
+
+    def load(self, name: str, indices: tuple[Expr, ...]) -> Load:
+        dtype = self.scope.tensors[name].dtype
+        kind = Type.BOOL if dtype == "bool" else Type.INT if dtype.startswith("int") else Type.FLOAT
+        return Load(kind, name, indices)
+
+    def expand(self, node: ast.expr, name: str, args: list[ast.expr]) -> Expr:
+        macro = self.scope.macros[name]
+        if len(args) != len(macro.params):
+            usage = f"{name}({', '.join(macro.params)})" if macro.params else name
+            raise self.fail(node, f"'{name}' takes {len(macro.params)} arguments, got {len(args)}; write {usage}")
+        if name in self.scope.expanding:
+            raise self.fail(node, f"'{name}' is defined by itself: {' -> '.join((*self.scope.expanding, name))}")
+        if macro.type is Type.FLOAT and not self.allow_score:
+            raise self.fail(node, f"'{name}' is a score and cannot be part of a mask")
+        bound = {param: self.read(a) for param, a in zip(macro.params, args, strict=True)}
+        scope = replace(self.scope, bound=bound, expanding=(*self.scope.expanding, name))
+        try:
+            return parse(macro.body, scope, macro.type)
+        except ExprError as error:
+            raise self.fail(node, f"in '{name}': {error.message}") from None
+
+
+def _example(name: str, dims: tuple[str | int, ...]) -> str:
+    return f"{name}[{', '.join(d if isinstance(d, str) else 'i' + str(n) for n, d in enumerate(dims))}]"

@@ -1,0 +1,221 @@
+"""IR to source text in the dialects the package speaks: Triton, torch, jnp.
+
+The torch and jnp texts are plain broadcasting mathematics. The Triton text knows the shape of a value: one number, a
+vector over query rows or keys, or a tile; vectors are broadcast where a tile is computed, never earlier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from codegen.expr import Const, Expr, Level, Load, Op, Var, level
+
+# Binding strength of Python's operators, loosest first.
+COMPARE, OR, AND, SUM, PRODUCT, UNARY, ATOM = range(1, 8)
+
+_INFIX = {
+    "add": ("+", SUM),
+    "sub": ("-", SUM),
+    "mul": ("*", PRODUCT),
+    "div": ("/", PRODUCT),
+    "lt": ("<", COMPARE),
+    "le": ("<=", COMPARE),
+    "gt": (">", COMPARE),
+    "ge": (">=", COMPARE),
+    "eq": ("==", COMPARE),
+    "ne": ("!=", COMPARE),
+}
+
+
+_PYTHON_INTEGER = {"floordiv": ("//", PRODUCT), "mod": ("%", PRODUCT)}
+
+
+@dataclass
+class Printer:
+    """Shared walk over the tree; a dialect fills in function names and loads."""
+
+    functions: Mapping[str, str] = field(default_factory=dict)
+    infix: Mapping[str, tuple[str, int]] = field(default_factory=lambda: dict(_INFIX))
+
+    def text(self, e: Expr) -> str:
+        """The expression as source."""
+        return self._print(e)[0]
+
+    def _print(self, e: Expr) -> tuple[str, int]:
+        if isinstance(e, Const):
+            return (repr(e.value), ATOM) if e.value >= 0 else (repr(e.value), UNARY)
+        if isinstance(e, Var):
+            return self.variable(e), ATOM
+        if isinstance(e, Load):
+            return self.load(e), ATOM
+        assert isinstance(e, Op)
+        return self.operation(e)
+
+    def variable(self, e: Var) -> str:
+        return e.name
+
+    def load(self, e: Load) -> str:
+        raise NotImplementedError
+
+    def operand(self, e: Expr, strength: int) -> str:
+        """A subexpression, in parentheses if it binds looser than `strength`."""
+        text, own = self._print(e)
+        return text if own >= strength else f"({text})"
+
+    def operation(self, e: Op) -> tuple[str, int]:
+        if e.op in self.infix:
+            symbol, strength = self.infix[e.op]
+            # Only sums and products of the left operand may go without parentheses: comparisons do not chain.
+            left = self.operand(e.args[0], strength + (strength == COMPARE))
+            return f"{left} {symbol} {self.operand(e.args[1], strength + 1)}", strength
+        if e.op in ("and", "or"):
+            symbol, strength = ("&", AND) if e.op == "and" else ("|", OR)
+            return f" {symbol} ".join(self.operand(a, strength + 1) for a in e.args), strength
+        if e.op == "not":
+            return f"~{self.operand(e.args[0], UNARY)}", UNARY
+        if e.op == "neg":
+            return f"-{self.operand(e.args[0], UNARY)}", UNARY
+        return self.call(e), ATOM
+
+    def call(self, e: Op) -> str:
+        return f"{self.functions[e.op]}({', '.join(self.text(a) for a in e.args)})"
+
+
+@dataclass
+class FormulaPrinter(Printer):
+    """The expression language itself, named expressions written out: for docstrings and error messages."""
+
+    def __post_init__(self) -> None:
+        self.infix = {**_INFIX, **_PYTHON_INTEGER}
+
+    def operation(self, e: Op) -> tuple[str, int]:
+        if e.op in ("and", "or"):
+            strength = 0 if e.op == "and" else -1
+            return f" {e.op} ".join(self.operand(a, strength + 1) for a in e.args), strength
+        if e.op == "not":
+            return f"not {self.operand(e.args[0], UNARY)}", UNARY
+        if e.op == "float":
+            return self._print(e.args[0])
+        return super().operation(e)
+
+    def call(self, e: Op) -> str:
+        return f"{e.op}({', '.join(self.text(a) for a in e.args)})"
+
+    def load(self, e: Load) -> str:
+        return f"{e.tensor}[{', '.join(self.text(i) for i in e.indices)}]" if e.indices else e.tensor
+
+
+_MODULE_FUNCTIONS = ("exp", "log", "sqrt", "tanh", "sin", "cos", "abs", "minimum", "maximum", "where")
+
+
+@dataclass
+class ArrayPrinter(Printer):
+    """torch or jnp. `sizes` names the size of each tensor axis, for clamping an index that may leave the tensor."""
+
+    module: str = "torch"
+    float_cast: Callable[[str], str] = lambda x: f"{x}.to(score.dtype)"
+    clamp: Callable[[str, str], str] = lambda x, size: f"{x}.clamp(0, {size} - 1)"
+    exact_dims: Callable[[str, int, Expr], bool] = lambda tensor, axis, index: False
+
+    def __post_init__(self) -> None:
+        table = {name: f"{self.module}.{name}" for name in _MODULE_FUNCTIONS}
+        special = "torch.special" if self.module == "torch" else "jax.scipy.special"
+        sigmoid = "torch.sigmoid" if self.module == "torch" else "jax.nn.sigmoid"
+        self.functions = table | {
+            "min": table["minimum"],
+            "max": table["maximum"],
+            "sigmoid": sigmoid,
+            "erf": f"{special}.erf",
+        }
+        self.infix = {**_INFIX, **_PYTHON_INTEGER}
+
+    def call(self, e: Op) -> str:
+        if e.op == "float":
+            return self.float_cast(self.operand(e.args[0], ATOM))
+        if e.op in ("min", "max"):
+            return self._extreme(e)
+        return super().call(e)
+
+    def _extreme(self, e: Op) -> str:
+        """torch.minimum takes no Python numbers, clamp does; jnp.minimum takes both."""
+        if self.module == "torch":
+            for x, bound in (e.args, e.args[::-1]):
+                if isinstance(bound, Const):
+                    side = "max" if e.op == "min" else "min"
+                    return f"{self.operand(x, ATOM)}.clamp({side}={self.text(bound)})"
+        return super().call(e)
+
+    def load(self, e: Load) -> str:
+        parts = []
+        for axis, index in enumerate(e.indices):
+            text, exact = self.text(index), self.exact_dims(e.tensor, axis, index)
+            parts.append(text if exact else self.clamp(self.operand(index, ATOM), f"{e.tensor}.shape[{axis}]"))
+        return f"{e.tensor}[{', '.join(parts)}]" if parts else e.tensor
+
+
+def torch_printer(exact_dims: Callable[[str, int, Expr], bool]) -> ArrayPrinter:
+    return ArrayPrinter(exact_dims=exact_dims)
+
+
+def jnp_printer(exact_dims: Callable[[str, int, Expr], bool]) -> ArrayPrinter:
+    return ArrayPrinter(
+        module="jnp",
+        float_cast=lambda x: f"jnp.asarray({x}, score.dtype)",
+        clamp=lambda x, size: f"jnp.clip({x}, 0, {size} - 1)",
+        exact_dims=exact_dims,
+    )
+
+
+# `floor_div`, `floor_mod` and `tanh` are helpers that a kernel file defines when it uses them.
+TRITON_FUNCTIONS = {
+    **{name: f"tl.{name}" for name in ("exp", "log", "sqrt", "sin", "cos", "abs", "where", "sigmoid", "erf")},
+    "min": "tl.minimum",
+    "max": "tl.maximum",
+    "floordiv": "floor_div",
+    "mod": "floor_mod",
+}
+
+
+@dataclass
+class TritonPrinter(Printer):
+    """Triton source. `query_axis` is the axis of query rows in a tile: 0 in the forward and dq, 1 in dkdv, whose tiles
+    are transposed. `named` holds the subexpressions that already live in a local variable."""
+
+    query_axis: int = 0
+    named: dict[Expr, str] = field(default_factory=dict)
+    in_tile: bool = False
+    address: Callable[[Load, TritonPrinter], str] = lambda e, p: ""
+
+    def __post_init__(self) -> None:
+        self.functions = TRITON_FUNCTIONS
+
+    def shaped(self, e: Expr, *, tile: bool) -> str:
+        """The text of `e` where a tile is wanted, or where its own shape is."""
+        outer, self.in_tile = self.in_tile, tile
+        try:
+            return self.text(e)
+        finally:
+            self.in_tile = outer
+
+    def _print(self, e: Expr) -> tuple[str, int]:
+        own = level(e)
+        if self.in_tile and own in (Level.QUERY, Level.KEY):
+            self.in_tile = False
+            vector = self.operand(e, ATOM)
+            self.in_tile = True
+            leading = (own is Level.QUERY) == (self.query_axis == 0)
+            return f"{vector}{'[:, None]' if leading else '[None, :]'}", ATOM
+        if e in self.named:
+            return self.named[e], ATOM
+        return super()._print(e)
+
+    def call(self, e: Op) -> str:
+        if e.op == "float":
+            return f"{self.operand(e.args[0], ATOM)}.to(tl.float32)"
+        if e.op == "tanh":
+            return f"tanh({self.text(e.args[0])}, EXACT)"
+        return super().call(e)
+
+    def load(self, e: Load) -> str:
+        return self.address(e, self)

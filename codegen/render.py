@@ -1,0 +1,163 @@
+"""Spec to package: every file of `generated/` as formatted text, in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from codegen.errors import CodegenError
+from codegen.ops import ArchTable, OpPlan, arch_tables, op_plan
+from codegen.plan import VariantPlan, plan
+from codegen.spec import Spec
+
+LINE_LENGTH = 120
+_PLACEHOLDER = "0" * 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileHeader:
+    """What the header lines of one generated file say. `entry` is the spec entry as comment lines."""
+
+    template: str
+    entry: str = ""
+    hash: str = _PLACEHOLDER
+
+
+def templates_path() -> Path:
+    """The folder of the Jinja templates: beside the package in a checkout, inside it in an installed wheel."""
+    package = Path(__file__).resolve().parent
+    checkout = package.parent / "templates"
+    return checkout if checkout.is_dir() else package / "_data" / "templates"
+
+
+def _environment(folder: Path) -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+
+
+KERNELS = {"fwd": "fwd", "bwd_delta": "delta", "bwd_dq": "dq", "bwd_dkdv": "dkdv"}
+"""File stem of each kernel -> the attribute of `VariantPlan` that holds its plan."""
+
+
+def render(spec: Spec) -> dict[str, str]:
+    """All files of the package but its manifest: path inside the package -> text, sorted by path.
+
+    The same spec always gives the same bytes.
+    """
+    env = _environment(templates_path())
+    files: dict[str, str] = {}
+    for name, variant in spec.variants.items():
+        files.update(_variant_files(env, name, plan(variant)))
+    names = list(spec.variants)
+    files["__init__.py"] = _fill(env, "ops/package_init.py.jinja", variants=names)
+    files["torch.py"] = _fill(env, "ops/torch_init.py.jinja", variants=names)
+    tables: list[ArchTable] = arch_tables(spec)
+    files["_runtime/archs.py"] = _fill(env, "ops/archs.py.jinja", archs=tables)
+    for source in sorted((templates_path() / "runtime").glob("*.py")):
+        files[f"_runtime/{source.name}"] = source.read_text(encoding="utf-8")
+    files["py.typed"] = ""
+    formatted = _format(files)
+    return {path: _sign(formatted[path]) for path in sorted(formatted)}
+
+
+def _variant_files(env: jinja2.Environment, name: str, planned: VariantPlan) -> dict[str, str]:
+    context: dict[str, Any] = {"variant": planned.variant, "entry": _comment(f"variant: {planned.variant.entry}")}
+    files = {
+        f"{name}/{stem}.py": _fill(env, f"kernels/{stem}.py.jinja", kernel=getattr(planned, attribute), **context)
+        for stem, attribute in KERNELS.items()
+    }
+    if planned.variant.decay:
+        files[f"{name}/decay.py"] = _fill(env, "kernels/decay.py.jinja", **context)
+    op: OpPlan = op_plan(planned)
+    files[f"{name}/torch_op.py"] = _fill(env, "ops/torch_op.py.jinja", op=op, plan=planned, **context)
+    files[f"{name}/torch_reference.py"] = _fill(env, "ops/torch_reference.py.jinja", op=op, **context)
+    files[f"{name}/__init__.py"] = _fill(env, "ops/variant_init.py.jinja", **context)
+    return files
+
+
+def _fill(env: jinja2.Environment, template: str, **context: Any) -> str:
+    header = FileHeader(template=template, entry=context.pop("entry", ""))
+    return env.get_template(template).render(file=header, **context)
+
+
+def _comment(text: str) -> str:
+    return textwrap.fill(
+        text,
+        width=LINE_LENGTH - 2,
+        initial_indent="# ",
+        subsequent_indent="#     ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _sign(text: str) -> str:
+    """Put the hash of a file's own text into its header."""
+    digest = hashlib.sha256(text.encode()).hexdigest()[: len(_PLACEHOLDER)]
+    return text.replace(f"# hash: {_PLACEHOLDER}", f"# hash: {digest}", 1)
+
+
+def _format(files: Mapping[str, str]) -> dict[str, str]:
+    """Format Python files with the pinned formatter, all in one call, independent of any settings around it."""
+    with tempfile.TemporaryDirectory(prefix="codegen-") as folder:
+        root = Path(folder)
+        for path, text in files.items():
+            target = root / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+        command = [_ruff(), "format", "--isolated", "--quiet", "--no-cache", f"--line-length={LINE_LENGTH}"]
+        result = subprocess.run(
+            [*command, "--target-version=py311", str(root)], capture_output=True, text=True, check=False
+        )
+        if result.returncode != 0:
+            raise CodegenError(f"the formatter refused a rendered file, a fault of its template:\n{result.stderr}")
+        return {path: (root / path).read_text(encoding="utf-8") for path in files}
+
+
+def _ruff() -> str:
+    """The ruff of this environment; its package installs a program beside the interpreter."""
+    for folder in (Path(sys.executable).parent, Path(sysconfig.get_path("scripts"))):
+        for program in (folder / "ruff", folder / "ruff.exe"):
+            if program.exists():
+                return str(program)
+    raise CodegenError("ruff, which formats rendered files, is not installed: run `pip install ruff==0.17.5`")
+
+
+def manifest_entries(spec: Spec) -> dict[str, Any]:
+    """What the manifest says of each variant, for tests, tuners and benchmarks."""
+    return {
+        name: {
+            "doc": v.doc,
+            "mask": v.mask_text,
+            "score": v.score_text,
+            "tensors": {t.name: {"dims": list(t.dims), "dtype": t.dtype, "grad": t.grad} for t in v.tensors.values()},
+            "scalars": {s.name: s.type.value for s in v.scalars.values()},
+            "sink": v.sink,
+            "decay": v.decay,
+            "head_dims": list(spec.defaults.head_dims),
+            "dtypes": list(spec.defaults.dtypes),
+            "hash": _entry_hash(v.entry),
+        }
+        for name, v in spec.variants.items()
+    }
+
+
+def _entry_hash(entry: str) -> str:
+    return hashlib.sha256(json.dumps(entry).encode()).hexdigest()[:16]

@@ -1,0 +1,175 @@
+"""The argument lists of a variant's kernels: one list gives the kernel's signature and every launch of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from codegen import expr
+from codegen.emit import exact_index
+from codegen.expr import Load, TensorSpec
+from codegen.model import ArgGroup, GradientKind, GradientTerm
+from codegen.printers import FormulaPrinter
+from codegen.spec import Variant
+
+DECAY = TensorSpec(name="decay", dims=("b", "h", "pos"))
+"""The cumulative sum of g, already times log2(e): `[B, Hq, P]`, contiguous."""
+
+_SHAPES = {
+    "q": "[B, Hq, Sq, D]",
+    "k": "[B, Hkv, Skv, D]",
+    "v": "[B, Hkv, Skv, Dv]",
+    "o": "[B, Hq, Sq, Dv]",
+    "do": "[B, Hq, Sq, Dv]",
+    "dq": "[B, Hq, Sq, D]",
+    "dk": "[B, Hkv, Skv, D]",
+    "dv": "[B, Hkv, Skv, Dv]",
+    "lse": "[B, Hq, Sq]  fp32, log of the softmax denominator",
+    "dlse": "[B, Hq, Sq]  fp32, gradient of lse",
+    "delta": "[B, Hq, Sq]  fp32, sum(o * do) - dlse",
+    "sink": "[Hq]  fp32, logit in the denominator only",
+    "dsink": "[B, Hq, blocks]  fp32, partial sums",
+    "decay": "[B, Hq, P]  fp32, cumulative log-decay times log2(e)",
+}
+
+
+def reads_query_position(variant: Variant) -> bool:
+    """Whether a kernel needs q_idx, and so the query offset."""
+    parts = [e for e in (variant.mask, variant.score) if e is not None]
+    return variant.decay or any("q_idx" in expr.names(e) for e in parts)
+
+
+def tensor_reads(variant: Variant) -> tuple[Load, ...]:
+    """Every distinct element of the variant's own tensors that its expressions read."""
+    return expr.loads(*(e for e in (variant.mask, variant.score) if e is not None))
+
+
+def clamped_axes(tensors: Mapping[str, TensorSpec], reads: Sequence[Load]) -> dict[str, list[int]]:
+    """Tensor -> axes whose size a kernel needs, to clamp an index that may leave them."""
+    found: dict[str, set[int]] = {}
+    for load in reads:
+        for axis, index in enumerate(load.indices):
+            if not exact_index(tensors, load.tensor, axis, index):
+                found.setdefault(load.tensor, set()).add(axis)
+    return {name: sorted(axes) for name, axes in found.items()}
+
+
+def _strides(letter: str, host: str, axes: str = "bhsd") -> ArgGroup:
+    return ArgGroup(names=tuple(f"stride_{letter}{axis}" for axis in axes), host=f"*{host}.stride()")
+
+
+class Signatures:
+    """Argument groups of each kernel, in the order tensors, strides, lengths, scalars."""
+
+    def __init__(self, variant: Variant, terms: Sequence[GradientTerm]) -> None:
+        self.variant = variant
+        self.terms = terms
+        self.offset = reads_query_position(variant)
+
+    def fwd(self) -> list[ArgGroup]:
+        sink = [ArgGroup(names=("sink_ptr",), host="sink")] if self.variant.sink else []
+        return [
+            ArgGroup(names=("q_ptr", "k_ptr", "v_ptr"), host="q, k, v"),
+            *sink,
+            *self._tensors(),
+            ArgGroup(names=("o_ptr", "lse_ptr"), host="o, lse"),
+            *(_strides(x, x) for x in "qkvo"),
+            *self._tensor_strides(),
+            *self._numbers(),
+        ]
+
+    def delta(self) -> list[ArgGroup]:
+        sink = [ArgGroup(names=("lse_ptr", "sink_ptr"), host="lse, sink")] if self.variant.sink else []
+        dsink = [ArgGroup(names=("dsink_ptr",), host="dsink_heads")] if self.variant.sink else []
+        return [
+            ArgGroup(names=("o_ptr", "do_ptr", "dlse_ptr"), host="o, do, dlse"),
+            *sink,
+            ArgGroup(names=("delta_ptr",), host="delta"),
+            *dsink,
+            _strides("o", "o"),
+            _strides("do", "do"),
+            ArgGroup(names=("q_len", "num_heads"), host="q_len, num_heads", varies=True),
+        ]
+
+    def dq(self) -> list[ArgGroup]:
+        kinds = (GradientKind.HEAD, GradientKind.ROW)
+        return self._backward(("dq",), kinds)
+
+    def dkdv(self) -> list[ArgGroup]:
+        return self._backward(("dk", "dv"), (GradientKind.COLUMN,))
+
+    def constants(self) -> list[str]:
+        offset = ["Q_OFFSET_PER_BATCH"] if self.offset else []
+        return [*offset, "HEAD_DIM", "HEAD_DIM_V", "BLOCK_D", "BLOCK_DV", "BLOCK_M", "BLOCK_N"]
+
+    def delta_constants(self) -> list[str]:
+        return ["HAS_DLSE", "HEAD_DIM_V", "BLOCK_DV", "BLOCK_M"]
+
+    def _backward(self, outputs: tuple[str, ...], kinds: tuple[GradientKind, ...]) -> list[ArgGroup]:
+        buffers = [t.accumulator for t in self.terms if t.kind in kinds]
+        return [
+            ArgGroup(names=("q_ptr", "k_ptr", "v_ptr", "do_ptr", "lse_ptr", "delta_ptr"), host="q, k, v, do, lse, delta"),
+            *self._tensors(),
+            *(ArgGroup(names=(f"{x}_ptr",), host=x) for x in (*outputs, *buffers)),
+            *(_strides(x, x) for x in ("q", "k", "v", "do", *outputs)),
+            *self._tensor_strides(),
+            *self._numbers(),
+        ]
+
+    def _all_tensors(self) -> dict[str, TensorSpec]:
+        return {**self.variant.tensors, **({"decay": DECAY} if self.variant.decay else {})}
+
+    def _tensors(self) -> list[ArgGroup]:
+        return [ArgGroup(names=(f"{name}_ptr",), host=name) for name in self._all_tensors()]
+
+    def _tensor_strides(self) -> list[ArgGroup]:
+        groups = []
+        for name, spec in self._all_tensors().items():
+            if spec.dims:
+                names = tuple(f"stride_{name}_{axis}" for axis in range(len(spec.dims)))
+                groups.append(ArgGroup(names=names, host=f"*{name}.stride()"))
+        axes = clamped_axes(self.variant.tensors, tensor_reads(self.variant))
+        if self.variant.decay:
+            axes["decay"] = [2]
+        for name, clamped in axes.items():
+            host = ", ".join(f"{name}.shape[{axis}]" for axis in clamped)
+            groups.append(ArgGroup(names=tuple(f"{name}_size_{a}" for a in clamped), host=host, varies=True))
+        return groups
+
+    def _numbers(self) -> list[ArgGroup]:
+        groups = [
+            ArgGroup(names=("q_len", "kv_len"), host="q_len, kv_len", varies=True),
+            ArgGroup(names=("num_heads", "group_size"), host="num_heads, group_size", varies=True),
+        ]
+        if self.offset:
+            groups.append(ArgGroup(names=("q_offset",), host="q_offset", varies=True))
+        groups.append(ArgGroup(names=("scale",), host="scale"))
+        if self.variant.scalars:
+            names = tuple(self.variant.scalars)
+            groups.append(ArgGroup(names=names, host=", ".join(names), varies=True))
+        return groups
+
+
+def legend(variant: Variant, args: Sequence[ArgGroup]) -> str:
+    """The symbols of a kernel with their shapes, and the variant's formulas, as the body of a docstring."""
+    formula = FormulaPrinter()
+    rows = []
+    if variant.mask is not None:
+        rows.append(("keep", formula.text(variant.mask)))
+    if variant.score is not None:
+        rows.append(("score", formula.text(variant.score)))
+    gradients = {f"d{name}" for name in variant.tensors} | {"ddecay"}
+    for group in args:
+        for name in group.names:
+            if not name.endswith("_ptr"):
+                continue
+            symbol = name.removesuffix("_ptr")
+            if symbol in variant.tensors:
+                spec = variant.tensors[symbol]
+                rows.append((symbol, f"[{', '.join(map(str, spec.dims))}]  {spec.dtype}"))
+            elif symbol.rpartition("_")[0] in gradients:
+                axis = "blocks" if symbol.endswith("_heads") else "positions"
+                rows.append((symbol, f"[B, Hq, {axis}]  fp32, partial sums"))
+            else:
+                rows.append((symbol, _SHAPES[symbol]))
+    width = max(len(symbol) for symbol, _ in rows)
+    return "\n".join(f"    {symbol:<{width}}  {text}" for symbol, text in rows)

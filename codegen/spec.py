@@ -1,0 +1,109 @@
+"""The frozen model of a spec file. `load.py` builds it; nothing after the loader sees a dict or a YAML node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from codegen.expr import Expr, ScalarType, TensorSpec
+
+DTYPES = ("float16", "bfloat16", "float32")
+"""Element types of q, k and v."""
+
+TENSOR_DTYPES = ("float32", "float16", "bfloat16", "int32", "int64", "bool")
+"""Element types a variant's own tensor may declare."""
+
+ARCHS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
+"""Architectures the library has block sizes for."""
+
+SMEM_LIMIT = {
+    "sm_80": 166_912,
+    "sm_89": 101_376,
+    "sm_90": 232_448,
+    "sm_100": 232_448,
+    "sm_120": 101_376,
+    "gfx942": 65_536,
+}
+"""Shared memory one program may use, in bytes (CUDA C++ programming guide, table of technical specifications)."""
+
+MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
+
+
+class Pass(str, Enum):
+    """The kernels that have block sizes of their own."""
+
+    FWD = "fwd"
+    DKDV = "dkdv"
+    DQ = "dq"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileConfig:
+    """Block sizes and launch options of one kernel: `block_m` query rows by `block_n` keys."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+PassConfigs = Mapping[Pass, Mapping[int, TileConfig]]
+"""pass -> largest head_dim the entry serves -> config"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchSpec:
+    """Default configs of one architecture: for 16-bit inputs, and for float32, whose tiles take twice the memory."""
+
+    name: str
+    half: PassConfigs
+    float32: PassConfigs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defaults:
+    """What a variant is rendered and tuned for when it does not say otherwise."""
+
+    dtypes: tuple[str, ...] = ("bfloat16", "float16", "float32")
+    head_dims: tuple[int, ...] = (64, 128, 256)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalarSpec:
+    """A number given at each call."""
+
+    name: str
+    type: ScalarType
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One attention variant.
+
+    `mask` is a boolean expression (None: every pair attends), `score` a float expression of `score` (None: unchanged).
+    `entry` is the variant's spec as one line of YAML; `mask_text` and `score_text` are as the user wrote them.
+    """
+
+    name: str
+    line: int
+    entry: str
+    doc: str = ""
+    mask: Expr | None = None
+    score: Expr | None = None
+    mask_text: str = ""
+    score_text: str = ""
+    tensors: Mapping[str, TensorSpec] = field(default_factory=dict)
+    scalars: Mapping[str, ScalarSpec] = field(default_factory=dict)
+    sink: bool = False
+    decay: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """A whole spec file, library values filled in."""
+
+    path: str
+    defaults: Defaults
+    archs: Mapping[str, ArchSpec]
+    variants: Mapping[str, Variant]

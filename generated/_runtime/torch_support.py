@@ -1,0 +1,191 @@
+"""What the torch ops share: argument checks on tensors, dispatch, layouts, gradient reduction."""
+
+import importlib.util
+import json
+import math
+import os
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .checks import INT_LIMIT, check_int, check_layout, check_scale, check_shapes, check_sizes, fail
+from .configs import INTERPRETER, Config, checked_tile
+
+FP32 = torch.float32
+# Triton reads the variable when a kernel is defined, so it cannot change later either.
+INTERPRET = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
+
+# The plain reference needs torch alone: models can be tested where Triton does not exist.
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+_DTYPE_NAMES = {
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+    torch.int32: "int32",
+    torch.int64: "int64",
+    torch.bool: "bool",
+}
+_INPUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+# Offsets inside a tile are 32-bit: a stride times the most rows or columns of a tile must fit.
+_STRIDE_LIMIT = 2**31 // 256
+
+
+def check_inputs(op: str, q: Any, k: Any, v: Any, scale: object, layout: str) -> None:
+    """Check q, k, v, scale and layout."""
+    check_layout(op, layout)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            fail(op, name, "a torch.Tensor", type(x).__name__)
+    if q.dtype not in _INPUT_DTYPES:
+        fail(op, "q", "dtype float16, bfloat16 or float32", q.dtype)
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype != q.dtype:
+            fail(op, name, f"dtype {q.dtype}, that of q", x.dtype)
+        if x.device != q.device:
+            fail(op, name, f"device {q.device}, that of q", x.device)
+    check_shapes(op, layout, q.shape, k.shape, v.shape)
+    if scale is not None:
+        check_scale(op, scale)
+
+
+def _small_strides(x: Tensor) -> bool:
+    strides = x.stride()
+    return strides[2] < _STRIDE_LIMIT and strides[3] < _STRIDE_LIMIT
+
+
+def check_strides(op: str, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Check that the offsets inside a tile fit 32 bits, for inputs of `[B, H, S, D]`."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not _small_strides(x):
+            fail(op, name, f"strides under {_STRIDE_LIMIT} along the sequence and D; call .contiguous()", x.stride())
+
+
+def within_stride_limit(do: Tensor) -> Tensor:
+    """An incoming gradient whose offsets inside a tile fit 32 bits; the caller does not choose its strides."""
+    return do if _small_strides(do) else do.contiguous()
+
+
+def check_tensor(op: str, name: str, x: Any, shape: tuple[int, ...], dtypes: tuple[str, ...], like: Tensor) -> None:
+    """Check one of a variant's own tensors."""
+    if not isinstance(x, Tensor):
+        fail(
+            op, name, f"a torch.Tensor of shape {[int(n) for n in shape]}", "nothing" if x is None else type(x).__name__
+        )
+    if _DTYPE_NAMES.get(x.dtype) not in dtypes:
+        fail(op, name, f"dtype {' or '.join(dtypes)}", x.dtype)
+    if x.device != like.device:
+        fail(op, name, f"device {like.device}, that of q", x.device)
+    check_sizes(op, name, x.shape, shape)
+
+
+def query_offset(op: str, q_offset: Any, q: Tensor, q_len: int, kv_len: int) -> tuple[int, Tensor | None]:
+    """The offset as (number, None), or (0, one int32 per batch row). `"end"` aligns the last query with the last key."""
+    if isinstance(q_offset, Tensor):
+        if q_offset.dtype != torch.int32 or q_offset.shape != (q.shape[0],) or q_offset.device != q.device:
+            got = f"{q_offset.dtype} {list(q_offset.shape)} on {q_offset.device}"
+            fail(op, "q_offset", f"an int, 'end' or an int32 tensor [{q.shape[0]}] on {q.device}", got)
+        return 0, q_offset.contiguous()
+    if isinstance(q_offset, str):
+        if q_offset != "end":
+            fail(op, "q_offset", "an int, 'end' or an int32 tensor", repr(q_offset))
+        return kv_len - q_len, None
+    if type(q_offset) is not int or not -INT_LIMIT <= q_offset <= INT_LIMIT:
+        check_int(op, "q_offset", q_offset)
+    return q_offset, None
+
+
+def autocast_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cast q, k and v to autocast's dtype where it is on, as scaled_dot_product_attention does."""
+    kind = q.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        return q.to(dtype), k.to(dtype), v.to(dtype)
+    return q, k, v
+
+
+def positive_scale(q: Tensor, scale: float | None) -> tuple[Tensor, float]:
+    """The kernels take the maximum before they scale, so a scale that is not positive moves into q."""
+    if scale is None:
+        return q, 1.0 / math.sqrt(q.shape[-1])
+    return (q, float(scale)) if scale > 0 else (q * scale, 1.0)
+
+
+def runs_reference(q: Tensor) -> bool:
+    """Whether a call computes the plain reference: on the CPU, unless Triton's interpreter was asked for."""
+    return q.device.type == "cpu" and not INTERPRET
+
+
+def interpreter_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Triton's interpreter computes bfloat16 wrongly; there the kernels run on float32 copies."""
+    if INTERPRET and q.dtype == torch.bfloat16:
+        return q.float(), k.float(), v.float()
+    return q, k, v
+
+
+def launches_directly(q: Tensor) -> bool:
+    """Whether kernels can be launched at once. Traced, fake and wrapped tensors go through the custom operator."""
+    plain = type(q) is Tensor or type(q) is torch.nn.Parameter
+    return plain and not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() == 0
+
+
+def config_text(op: str, config: Any) -> str:
+    """`config` as the string that a custom operator can carry."""
+    if config is None:
+        return ""
+    if not isinstance(config, dict):
+        fail(op, "config", "None or a dict of pass name -> tile", repr(config))
+    for name, entry in config.items():
+        checked_tile(op, name, entry)
+    return json.dumps(config)
+
+
+@lru_cache(maxsize=None)
+def parse_config(text: str) -> Config | None:
+    """The inverse of `config_text`."""
+    return json.loads(text) if text else None
+
+
+@lru_cache(maxsize=None)
+def _device_arch(index: int) -> str:
+    properties = torch.cuda.get_device_properties(index)
+    if torch.version.hip is not None:
+        return str(properties.gcnArchName).split(":")[0]
+    return f"sm_{properties.major}{properties.minor}"
+
+
+def arch_of(x: Tensor) -> str:
+    """The architecture a tensor's kernels are compiled for."""
+    return INTERPRETER if x.device.type == "cpu" else _device_arch(x.device.index)
+
+
+def on_device(x: Tensor) -> AbstractContextManager[Any]:
+    """Triton launches on the current device: make it that of `x`."""
+    if x.device.type == "cpu" or x.device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(x.device)
+
+
+def empty_like_layout(x: Tensor, last: int) -> Tensor:
+    """An empty `[B, H, S, last]` tensor, dense, its axes in the memory order of `x`."""
+    order = sorted(range(3), key=lambda axis: (-x.stride(axis), axis))
+    if order == [0, 1, 2]:
+        return x.new_empty((*x.shape[:3], last))
+    out = x.new_empty((*(x.shape[axis] for axis in order), last))
+    return out.permute(*(order.index(axis) for axis in range(3)), 3)
+
+
+def reduce_gradient(total: Tensor, axes: str, num_kv_heads: int) -> Tensor:
+    """Sum `[B, Hq]` or `[B, Hq, S]` down to the axes a tensor has, in its order: `b`, `h`, `k` (key heads), `s`."""
+    have = "bh" if total.dim() == 2 else "bhs"
+    if "k" in axes:
+        total = total.unflatten(1, (num_kv_heads, -1)).sum(2)
+        have = have.replace("h", "k")
+    drop = [i for i, axis in enumerate(have) if axis not in axes]
+    if drop:
+        total = total.sum(drop)
+        have = "".join(axis for axis in have if axis in axes)
+    return total.permute([have.index(axis) for axis in axes]) if axes else total

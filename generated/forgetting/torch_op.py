@@ -1,0 +1,357 @@
+# Generated from variants.yaml; do not edit. To change it: edit the entry or the template, then `python -m codegen render`.
+# variant: forgetting: {mask: causal, decay: true}
+# template: ops/torch_op.py.jinja
+# hash: 4ce8d44ab91176f8
+"""`forgetting` for PyTorch. Forgetting attention, a log-decay per position and head (Lin et al., 2025, arXiv:2503.02130)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.library import custom_op
+
+from .._runtime.checks import FLOAT_DTYPES, at_least
+from .._runtime.configs import cdiv, next_power_of_2, tiles_for
+from .._runtime.torch_support import (
+    FP32,
+    HAS_TRITON,
+    arch_of,
+    autocast_inputs,
+    check_inputs,
+    check_strides,
+    check_tensor,
+    config_text,
+    empty_like_layout,
+    interpreter_dtype,
+    launches_directly,
+    on_device,
+    parse_config,
+    positive_scale,
+    query_offset,
+    runs_reference,
+    within_stride_limit,
+)
+from .torch_reference import reference
+
+if HAS_TRITON:
+    from . import bwd_delta, bwd_dkdv, bwd_dq, decay as decay_kernels, fwd
+
+NAME = "forgetting"
+# Operators are registered under the package's own name, so that two packages can live in one process.
+NAMESPACE = __name__.split(".")[0]
+
+
+def forgetting(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    g: Tensor | None = None,
+    scale: float | None = None,
+    layout: str = "bhsd",
+    return_lse: bool = False,
+    q_offset: int | str | Tensor = 0,
+    config: dict[str, dict[str, int]] | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Forgetting attention, a log-decay per position and head (Lin et al., 2025, arXiv:2503.02130).
+
+        score = scale * q @ k^T
+        score = score + G[q_idx] - G[kv_idx], G the cumulative sum of g along the sequence
+        keep = q_idx >= kv_idx
+        o = exp(score) @ v / sum(exp(score))
+
+    Args:
+        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 16 to 256.
+        k: `[B, Hkv, Skv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
+        v: `[B, Hkv, Skv, Dv]`.
+        g: log-decay `[B, P, Hq]`, natural log, any float dtype; `P` covers every query and key position; differentiable.
+        scale: factor of `q @ k^T`, by default `D ** -0.5`.
+        layout: `"bhsd"` as above, or `"bshd"` for q, k, v and o of `[B, S, H, D]`.
+        return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.
+        q_offset: position of the first query row: an int, an int32 tensor `[B]`, or `"end"` for `Skv - Sq`.
+        config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
+            passes are fwd, dkdv and dq, and one that is not named keeps its default.
+
+    Returns:
+        o in the layout and dtype of q, or `(o, lse)`. A query without any key has o = 0 and
+        lse = -inf.
+
+    Raises:
+        ArgumentError: an argument of the wrong shape, dtype, device or value; both a TypeError and a ValueError.
+
+    On CPU tensors the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
+    """
+    check_inputs(NAME, q, k, v, scale, layout)
+    q, k, v = autocast_inputs(q, k, v)
+    dtype = q.dtype
+    if layout == "bshd":
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    offset, offsets = query_offset(NAME, q_offset, q, q.shape[2], k.shape[2])
+    check_tensor(
+        NAME, "g", g, (q.shape[0], at_least(max(offset + q.shape[2], k.shape[2])), q.shape[1]), FLOAT_DTYPES, q
+    )
+    config_json = config_text(NAME, config)
+    if runs_reference(q):
+        q_offset = offset if offsets is None else offsets
+        o, lse = reference(
+            q,
+            k,
+            v,
+            g=g,
+            scale=scale,
+            q_offset=q_offset,
+            return_lse=True,
+        )
+    else:
+        check_strides(NAME, q, k, v)
+        q, scale = positive_scale(q, scale)
+        q, k, v = interpreter_dtype(q, k, v)
+        o, lse = _Attention.apply(q, k, v, g, offset, offsets, scale, config_json)
+        o = o.to(dtype)
+    if layout == "bshd":
+        o = o.transpose(1, 2)
+    return (o, lse) if return_lse else o
+
+
+class _Attention(torch.autograd.Function):
+    """o and lse from `[B, H, S, D]` tensors, with the gradient of every tensor that has one."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        g: Tensor,
+        offset: int,
+        offsets: Tensor | None,
+        scale: float,
+        config: str,
+    ) -> tuple[Tensor, Tensor]:
+        run = _forward if launches_directly(q) else _forward_op
+        o, lse, decay = run(q, k, v, g, offset, offsets, scale, config)
+        ctx.save_for_backward(q, k, v, g, decay, o, lse, offsets)
+        ctx.numbers = (offset, scale, config)
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, v, g, decay, o, lse, offsets = ctx.saved_tensors
+        offset, scale, config = ctx.numbers
+        do = torch.zeros_like(o) if do is None else do
+        run = _backward if launches_directly(q) else _backward_op
+        dq, dk, dv, dg = run(do, dlse, q, k, v, g, decay, o, lse, offset, offsets, scale, config)
+        return dq, dk, dv, dg, None, None, None, None
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, offset: int, offsets: Tensor | None, scale: float, config: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Launch the forward."""
+    batch, num_heads, q_len, head_dim = q.shape
+    kv_len, head_dim_v = k.shape[2], v.shape[3]
+    group_size = num_heads // k.shape[1]
+    tile = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config))["fwd"]
+    o = empty_like_layout(q, head_dim_v)
+    lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
+    decay = q.new_empty((batch, num_heads, g.shape[1]), dtype=FP32)
+    if o.numel() == 0:
+        return o, lse, decay
+    q_offset = offset if offsets is None else offsets
+    with on_device(q):
+        decay_kernels.forgetting_decay_cumsum[(batch * num_heads,)](
+            g, decay, *g.stride(), g.shape[1], num_heads, BLOCK=1024
+        )
+        fwd.forgetting_fwd[(cdiv(q_len, tile.block_m) * num_heads * batch,)](
+            q,
+            k,
+            v,
+            decay,
+            o,
+            lse,
+            *q.stride(),
+            *k.stride(),
+            *v.stride(),
+            *o.stride(),
+            *decay.stride(),
+            decay.shape[2],
+            q_len,
+            kv_len,
+            num_heads,
+            group_size,
+            q_offset,
+            scale,
+            Q_OFFSET_PER_BATCH=offsets is not None,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=next_power_of_2(head_dim),
+            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
+    return o, lse, decay
+
+
+def _backward(
+    do: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    decay: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    offset: int,
+    offsets: Tensor | None,
+    scale: float,
+    config: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Launch the backward: delta, then dq, then dk and dv."""
+    batch, num_heads, q_len, head_dim = q.shape
+    num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
+    group_size = num_heads // num_kv_heads
+    tiles = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config))
+    do = within_stride_limit(do)
+    dlse = None if dlse is None else dlse.contiguous()
+    delta = torch.empty_like(lse)
+    dq = empty_like_layout(q, head_dim)
+    dk = empty_like_layout(k, head_dim)
+    dv = empty_like_layout(v, head_dim_v)
+    # As many rows as keep a tile of o and one of do in registers.
+    delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
+    ddecay_rows = q.new_zeros((batch, num_heads, decay.shape[2]), dtype=FP32)
+    ddecay_cols = q.new_zeros((batch, num_heads, decay.shape[2]), dtype=FP32)
+    dg = torch.empty_like(g)
+    q_offset = offset if offsets is None else offsets
+    with on_device(q):
+        if dq.numel() > 0:
+            bwd_delta.forgetting_bwd_delta[(cdiv(q_len, delta_rows) * num_heads * batch,)](
+                o,
+                do,
+                dlse,
+                delta,
+                *o.stride(),
+                *do.stride(),
+                q_len,
+                num_heads,
+                HAS_DLSE=dlse is not None,
+                HEAD_DIM_V=head_dim_v,
+                BLOCK_DV=next_power_of_2(head_dim_v),
+                BLOCK_M=delta_rows,
+            )
+            bwd_dq.forgetting_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
+                q,
+                k,
+                v,
+                do,
+                lse,
+                delta,
+                decay,
+                dq,
+                ddecay_rows,
+                *q.stride(),
+                *k.stride(),
+                *v.stride(),
+                *do.stride(),
+                *dq.stride(),
+                *decay.stride(),
+                decay.shape[2],
+                q_len,
+                kv_len,
+                num_heads,
+                group_size,
+                q_offset,
+                scale,
+                Q_OFFSET_PER_BATCH=offsets is not None,
+                HEAD_DIM=head_dim,
+                HEAD_DIM_V=head_dim_v,
+                BLOCK_D=next_power_of_2(head_dim),
+                BLOCK_DV=next_power_of_2(head_dim_v),
+                BLOCK_M=tiles["dq"].block_m,
+                BLOCK_N=tiles["dq"].block_n,
+                num_warps=tiles["dq"].num_warps,
+                num_stages=tiles["dq"].num_stages,
+            )
+        if dk.numel() > 0:
+            bwd_dkdv.forgetting_bwd_dkdv[(cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,)](
+                q,
+                k,
+                v,
+                do,
+                lse,
+                delta,
+                decay,
+                dk,
+                dv,
+                ddecay_cols,
+                *q.stride(),
+                *k.stride(),
+                *v.stride(),
+                *do.stride(),
+                *dk.stride(),
+                *dv.stride(),
+                *decay.stride(),
+                decay.shape[2],
+                q_len,
+                kv_len,
+                num_heads,
+                group_size,
+                q_offset,
+                scale,
+                Q_OFFSET_PER_BATCH=offsets is not None,
+                HEAD_DIM=head_dim,
+                HEAD_DIM_V=head_dim_v,
+                BLOCK_D=next_power_of_2(head_dim),
+                BLOCK_DV=next_power_of_2(head_dim_v),
+                BLOCK_M=tiles["dkdv"].block_m,
+                BLOCK_N=tiles["dkdv"].block_n,
+                num_warps=tiles["dkdv"].num_warps,
+                num_stages=tiles["dkdv"].num_stages,
+            )
+        if dg.numel() > 0:
+            decay_kernels.forgetting_decay_grad[(batch * num_heads,)](
+                ddecay_rows, ddecay_cols, dg, *dg.stride(), g.shape[1], num_heads, BLOCK=1024
+            )
+    return dq, dk, dv, dg
+
+
+def _fake_forward(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, offset: int, offsets: Tensor | None, scale: float, config: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    o = empty_like_layout(q, v.shape[3])
+    lse = q.new_empty(q.shape[:3], dtype=FP32)
+    decay = q.new_empty((q.shape[0], q.shape[1], g.shape[1]), dtype=FP32)
+    return o, lse, decay
+
+
+def _fake_backward(
+    do: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    decay: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    offset: int,
+    offsets: Tensor | None,
+    scale: float,
+    config: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dq, dk = empty_like_layout(q, q.shape[3]), empty_like_layout(k, k.shape[3])
+    dv = empty_like_layout(v, v.shape[3])
+    return dq, dk, dv, torch.empty_like(g)
+
+
+# What torch.compile, torch.export and fake tensors see in place of the launches.
+_forward_op = custom_op(f"{NAMESPACE}::{NAME}_fwd", _forward, mutates_args=())
+_forward_op.register_fake(_fake_forward)
+_backward_op = custom_op(f"{NAMESPACE}::{NAME}_bwd", _backward, mutates_args=())
+_backward_op.register_fake(_fake_backward)

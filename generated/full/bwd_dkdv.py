@@ -1,0 +1,182 @@
+# Generated from variants.yaml; do not edit. To change it: edit the entry or the template, then `python -m codegen render`.
+# variant: full: {}
+# template: kernels/bwd_dkdv.py.jinja
+# hash: 9ff2ac74ac3d793c
+"""Gradients of `full` with respect to k and v: one program per block of keys and key head.
+
+    q      [B, Hq, Sq, D]
+    k      [B, Hkv, Skv, D]
+    v      [B, Hkv, Skv, Dv]
+    do     [B, Hq, Sq, Dv]
+    lse    [B, Hq, Sq]  fp32, log of the softmax denominator
+    delta  [B, Hq, Sq]  fp32, sum(o * do) - dlse
+    dk     [B, Hkv, Skv, D]
+    dv     [B, Hkv, Skv, Dv]
+
+A program sums over all query heads that share its key head, in a fixed order and without atomics. Its tiles are
+transposed, keys by queries: the probabilities then feed the second product as they are.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2E: tl.constexpr = 1.4426950408889634
+
+
+@triton.jit
+def load_tile(
+    ptr,
+    start,
+    length,
+    stride_row,
+    stride_col,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    BOUNDED: tl.constexpr,
+):
+    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix, zero in the columns (if BOUNDED: and rows) beyond it."""
+    # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
+    row = tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col * stride_col)
+    if BOUNDED:
+        mask = start + row < length
+        if COLS < BLOCK_COLS:
+            mask = mask & (col < COLS)
+        return tl.load(ptrs, mask=mask, other=0.0)
+    else:
+        if COLS < BLOCK_COLS:
+            return tl.load(ptrs, mask=col < COLS, other=0.0)
+        else:
+            return tl.load(ptrs)
+
+
+@triton.jit
+def store_tile(
+    ptr,
+    tile,
+    start,
+    length,
+    stride_row,
+    stride_col,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    """Write `tile` over rows `start` to `start + ROWS` of a `[length, COLS]` matrix, nothing beyond its edges."""
+    row = tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col * stride_col)
+    tl.store(ptrs, tile.to(ptr.dtype.element_ty), mask=(start + row < length) & (col < COLS))
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_len",
+        "kv_len",
+        "num_heads",
+        "group_size",
+    ]
+)
+def full_bwd_dkdv(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    do_ptr,
+    lse_ptr,
+    delta_ptr,
+    dk_ptr,
+    dv_ptr,
+    stride_qb,
+    stride_qh,
+    stride_qs,
+    stride_qd,
+    stride_kb,
+    stride_kh,
+    stride_ks,
+    stride_kd,
+    stride_vb,
+    stride_vh,
+    stride_vs,
+    stride_vd,
+    stride_dob,
+    stride_doh,
+    stride_dos,
+    stride_dod,
+    stride_dkb,
+    stride_dkh,
+    stride_dks,
+    stride_dkd,
+    stride_dvb,
+    stride_dvh,
+    stride_dvs,
+    stride_dvd,
+    q_len,
+    kv_len,
+    num_heads,
+    group_size,
+    scale,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    num_blocks = tl.cdiv(kv_len, BLOCK_N)
+    head = tl.program_id(0) // num_blocks
+    start_n = (tl.program_id(0) % num_blocks) * BLOCK_N
+    num_kv_heads = num_heads // group_size
+    b = (head // num_kv_heads).to(tl.int64)
+    hkv = (head % num_kv_heads).to(tl.int64)
+    k_base = k_ptr + b * stride_kb + hkv * stride_kh
+    v_base = v_ptr + b * stride_vb + hkv * stride_vh
+    k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+    v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
+    qk_scale = scale * LOG2E
+
+    row_end = q_len
+    # Blocks before full_end need no mask.
+    full_end = q_len // BLOCK_M * BLOCK_M
+
+    dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    dv = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
+    for member in range(group_size):
+        h = hkv * group_size + member
+        q_base = q_ptr + b * stride_qb + h * stride_qh
+        do_base = do_ptr + b * stride_dob + h * stride_doh
+        row_base = (b * num_heads + h) * q_len
+        for start_m in range(0, full_end, BLOCK_M):
+            q_tile = load_tile(q_base, start_m, q_len, stride_qs, stride_qd, BLOCK_M, HEAD_DIM, BLOCK_D, False)
+            do_tile = load_tile(do_base, start_m, q_len, stride_dos, stride_dod, BLOCK_M, HEAD_DIM_V, BLOCK_DV, False)
+            rows = start_m + tl.arange(0, BLOCK_M)
+            lse = tl.load(lse_ptr + row_base + rows) * LOG2E
+            delta = tl.load(delta_ptr + row_base + rows)
+            qk = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")  # [N, M]
+            p = tl.exp2(qk * qk_scale - lse[None, :])
+            dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
+            dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
+            ds = p * (dp - delta[None, :])
+            dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
+
+        for start_m in range(full_end, row_end, BLOCK_M):
+            q_tile = load_tile(q_base, start_m, q_len, stride_qs, stride_qd, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+            do_tile = load_tile(do_base, start_m, q_len, stride_dos, stride_dod, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+            rows = start_m + tl.arange(0, BLOCK_M)
+            in_rows = rows < q_len
+            lse = tl.load(lse_ptr + row_base + rows, mask=in_rows, other=float("inf")) * LOG2E
+            delta = tl.load(delta_ptr + row_base + rows, mask=in_rows, other=0.0)
+            qk = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")  # [N, M]
+            p = tl.exp2(qk * qk_scale - lse[None, :])
+            keep = in_rows[None, :]
+            p = tl.where(keep, p, 0.0)
+            dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
+            dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
+            ds = p * (dp - delta[None, :])
+            dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
+
+    dk_base = dk_ptr + b * stride_dkb + hkv * stride_dkh
+    dv_base = dv_ptr + b * stride_dvb + hkv * stride_dvh
+    store_tile(dk_base, dk * scale, start_n, kv_len, stride_dks, stride_dkd, BLOCK_N, HEAD_DIM, BLOCK_D)
+    store_tile(dv_base, dv, start_n, kv_len, stride_dvs, stride_dvd, BLOCK_N, HEAD_DIM_V, BLOCK_DV)

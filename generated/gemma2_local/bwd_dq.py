@@ -1,0 +1,208 @@
+# Generated from variants.yaml; do not edit. To change it: edit the entry or the template, then `python -m codegen render`.
+# variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
+# template: kernels/bwd_dq.py.jinja
+# hash: f0454d7758663692
+"""Gradient of `gemma2_local` with respect to q: one program per block of query rows and query head.
+
+    keep   q_idx >= kv_idx and q_idx - kv_idx < 4096
+    score  50.0 * tanh(0.02 * score)
+    q      [B, Hq, Sq, D]
+    k      [B, Hkv, Skv, D]
+    v      [B, Hkv, Skv, Dv]
+    do     [B, Hq, Sq, Dv]
+    lse    [B, Hq, Sq]  fp32, log of the softmax denominator
+    delta  [B, Hq, Sq]  fp32, sum(o * do) - dlse
+    dq     [B, Hq, Sq, D]
+
+The probabilities are computed again from the saved lse; `ds = p * (dp - delta)` is the gradient of a score.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2E: tl.constexpr = 1.4426950408889634
+
+
+@triton.jit
+def tanh(x, EXACT: tl.constexpr):
+    # Two special-function instructions, absolute error 1e-7; the library's tanh branches and costs several times that.
+    far = 1.0 - 2.0 / (tl.exp2(2.8853900817779268 * x) + 1.0)
+    if EXACT:
+        # Near zero the difference above cancels; there a polynomial keeps float32's relative error (Cephes, tanhf).
+        z = x * x
+        poly = ((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z
+        near = x + x * z * ((poly + 1.33314422036e-1) * z - 3.33332819422e-1)
+        return tl.where(tl.abs(x) < 0.625, near, far)
+    else:
+        return far
+
+
+@triton.jit
+def load_tile(
+    ptr,
+    start,
+    length,
+    stride_row,
+    stride_col,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    BOUNDED: tl.constexpr,
+):
+    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix, zero in the columns (if BOUNDED: and rows) beyond it."""
+    # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
+    row = tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col * stride_col)
+    if BOUNDED:
+        mask = start + row < length
+        if COLS < BLOCK_COLS:
+            mask = mask & (col < COLS)
+        return tl.load(ptrs, mask=mask, other=0.0)
+    else:
+        if COLS < BLOCK_COLS:
+            return tl.load(ptrs, mask=col < COLS, other=0.0)
+        else:
+            return tl.load(ptrs)
+
+
+@triton.jit
+def store_tile(
+    ptr,
+    tile,
+    start,
+    length,
+    stride_row,
+    stride_col,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    """Write `tile` over rows `start` to `start + ROWS` of a `[length, COLS]` matrix, nothing beyond its edges."""
+    row = tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col * stride_col)
+    tl.store(ptrs, tile.to(ptr.dtype.element_ty), mask=(start + row < length) & (col < COLS))
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_len",
+        "kv_len",
+        "num_heads",
+        "group_size",
+        "q_offset",
+    ]
+)
+def gemma2_local_bwd_dq(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    do_ptr,
+    lse_ptr,
+    delta_ptr,
+    dq_ptr,
+    stride_qb,
+    stride_qh,
+    stride_qs,
+    stride_qd,
+    stride_kb,
+    stride_kh,
+    stride_ks,
+    stride_kd,
+    stride_vb,
+    stride_vh,
+    stride_vs,
+    stride_vd,
+    stride_dob,
+    stride_doh,
+    stride_dos,
+    stride_dod,
+    stride_dqb,
+    stride_dqh,
+    stride_dqs,
+    stride_dqd,
+    q_len,
+    kv_len,
+    num_heads,
+    group_size,
+    q_offset,
+    scale,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    num_blocks = tl.cdiv(q_len, BLOCK_M)
+    block = tl.program_id(0) % num_blocks
+    head = tl.program_id(0) // num_blocks
+    start_m = block * BLOCK_M
+    b = (head // num_heads).to(tl.int64)
+    h = (head % num_heads).to(tl.int64)
+    hkv = h // group_size
+    if Q_OFFSET_PER_BATCH:
+        q_shift = tl.load(q_offset + b)
+    else:
+        q_shift = q_offset
+    rows = start_m + tl.arange(0, BLOCK_M)
+    q_idx = rows + q_shift
+    in_rows = rows < q_len
+    q_base = q_ptr + b * stride_qb + h * stride_qh
+    k_base = k_ptr + b * stride_kb + hkv * stride_kh
+    v_base = v_ptr + b * stride_vb + hkv * stride_vh
+    do_base = do_ptr + b * stride_dob + h * stride_doh
+    q_tile = load_tile(q_base, start_m, q_len, stride_qs, stride_qd, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    do_tile = load_tile(do_base, start_m, q_len, stride_dos, stride_dod, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+    row_offs = (b * num_heads + h) * q_len + rows
+    lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
+    # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+    lse = tl.where(lse == float("-inf"), 0.0, lse)
+    delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
+    EXACT: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
+
+    q_first = start_m + q_shift
+    q_last = tl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
+    kv_begin = tl.maximum(-(-q_first + 4095), 0) // BLOCK_N * BLOCK_N
+    kv_end = tl.minimum(q_last + 1, kv_len)
+    # Blocks from full_begin to full_end need no mask.
+    full_begin = tl.cdiv(tl.maximum(-(-q_last + 4095), kv_begin), BLOCK_N) * BLOCK_N
+    full_begin = tl.minimum(full_begin, tl.cdiv(tl.maximum(kv_end, kv_begin), BLOCK_N) * BLOCK_N)
+    full_end = tl.minimum(q_first + 1, kv_len) // BLOCK_N * BLOCK_N
+    full_end = tl.maximum(full_end, full_begin)
+
+    dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for start_n in range(full_begin, full_end, BLOCK_N):
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, False)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
+        qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
+        tanh_val = tanh(0.02 * scale * qk, EXACT)
+        p = tl.exp2(72.13475204444816 * tanh_val - lse[:, None])
+        dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
+        ds = p * (dp - delta[:, None])
+        ds = ds * (1.0 - tanh_val * tanh_val)
+        dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
+
+    # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
+    gap = full_end - full_begin
+    for step in range(kv_begin, kv_end - gap, BLOCK_N):
+        start_n = tl.where(step < full_begin, step, step + gap)
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
+        qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
+        kv_idx = start_n + tl.arange(0, BLOCK_N)
+        tanh_val = tanh(0.02 * scale * qk, EXACT)
+        p = tl.exp2(72.13475204444816 * tanh_val - lse[:, None])
+        keep = (
+            (kv_idx < kv_len)[None, :] & (q_idx[:, None] >= kv_idx[None, :]) & (q_idx[:, None] - kv_idx[None, :] < 4096)
+        )
+        p = tl.where(keep, p, 0.0)
+        dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
+        ds = p * (dp - delta[:, None])
+        ds = tl.where(keep, ds * (1.0 - tanh_val * tanh_val), 0.0)
+        dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
+
+    dq_base = dq_ptr + b * stride_dqb + h * stride_dqh
+    store_tile(dq_base, dq * scale, start_m, q_len, stride_dqs, stride_dqd, BLOCK_M, HEAD_DIM, BLOCK_D)

@@ -1,0 +1,336 @@
+# Generated from variants.yaml; do not edit. To change it: edit the entry or the template, then `python -m codegen render`.
+# variant: gpt_oss: {mask: causal and window(128), sink: true}
+# template: ops/torch_op.py.jinja
+# hash: 076d8796505f521f
+"""`gpt_oss` for PyTorch. The sliding-window layers of gpt-oss, a learned sink per head in the denominator (arXiv:2508.10925)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.library import custom_op
+
+from .._runtime.checks import FLOAT_DTYPES
+from .._runtime.configs import cdiv, next_power_of_2, tiles_for
+from .._runtime.torch_support import (
+    FP32,
+    HAS_TRITON,
+    arch_of,
+    autocast_inputs,
+    check_inputs,
+    check_strides,
+    check_tensor,
+    config_text,
+    empty_like_layout,
+    interpreter_dtype,
+    launches_directly,
+    on_device,
+    parse_config,
+    positive_scale,
+    query_offset,
+    runs_reference,
+    within_stride_limit,
+)
+from .torch_reference import reference
+
+if HAS_TRITON:
+    from . import bwd_delta, bwd_dkdv, bwd_dq, fwd
+
+NAME = "gpt_oss"
+# Operators are registered under the package's own name, so that two packages can live in one process.
+NAMESPACE = __name__.split(".")[0]
+
+
+def gpt_oss(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    sink: Tensor | None = None,
+    scale: float | None = None,
+    layout: str = "bhsd",
+    return_lse: bool = False,
+    q_offset: int | str | Tensor = 0,
+    config: dict[str, dict[str, int]] | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The sliding-window layers of gpt-oss, a learned sink per head in the denominator (arXiv:2508.10925).
+
+        score = scale * q @ k^T
+        keep = q_idx >= kv_idx and q_idx - kv_idx < 128
+        o = exp(score) @ v / (sum(exp(score)) + exp(sink))
+
+    Args:
+        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 16 to 256.
+        k: `[B, Hkv, Skv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
+        v: `[B, Hkv, Skv, Dv]`.
+        sink: `[Hq]`, any float dtype: a logit per query head in the softmax denominator only; differentiable.
+        scale: factor of `q @ k^T`, by default `D ** -0.5`.
+        layout: `"bhsd"` as above, or `"bshd"` for q, k, v and o of `[B, S, H, D]`.
+        return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.
+        q_offset: position of the first query row: an int, an int32 tensor `[B]`, or `"end"` for `Skv - Sq`.
+        config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
+            passes are fwd, dkdv and dq, and one that is not named keeps its default.
+
+    Returns:
+        o in the layout and dtype of q, or `(o, lse)`. A query without any key has o = 0 and
+        lse = sink.
+
+    Raises:
+        ArgumentError: an argument of the wrong shape, dtype, device or value; both a TypeError and a ValueError.
+
+    On CPU tensors the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
+    """
+    check_inputs(NAME, q, k, v, scale, layout)
+    q, k, v = autocast_inputs(q, k, v)
+    dtype = q.dtype
+    if layout == "bshd":
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    offset, offsets = query_offset(NAME, q_offset, q, q.shape[2], k.shape[2])
+    check_tensor(NAME, "sink", sink, (q.shape[1],), FLOAT_DTYPES, q)
+    config_json = config_text(NAME, config)
+    if runs_reference(q):
+        q_offset = offset if offsets is None else offsets
+        o, lse = reference(
+            q,
+            k,
+            v,
+            sink=sink,
+            scale=scale,
+            q_offset=q_offset,
+            return_lse=True,
+        )
+    else:
+        check_strides(NAME, q, k, v)
+        q, scale = positive_scale(q, scale)
+        q, k, v = interpreter_dtype(q, k, v)
+        sink = sink.float().contiguous()
+        o, lse = _Attention.apply(q, k, v, sink, offset, offsets, scale, config_json)
+        o = o.to(dtype)
+    if layout == "bshd":
+        o = o.transpose(1, 2)
+    return (o, lse) if return_lse else o
+
+
+class _Attention(torch.autograd.Function):
+    """o and lse from `[B, H, S, D]` tensors, with the gradient of every tensor that has one."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sink: Tensor,
+        offset: int,
+        offsets: Tensor | None,
+        scale: float,
+        config: str,
+    ) -> tuple[Tensor, Tensor]:
+        run = _forward if launches_directly(q) else _forward_op
+        o, lse = run(q, k, v, sink, offset, offsets, scale, config)
+        ctx.save_for_backward(q, k, v, sink, o, lse, offsets)
+        ctx.numbers = (offset, scale, config)
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, v, sink, o, lse, offsets = ctx.saved_tensors
+        offset, scale, config = ctx.numbers
+        do = torch.zeros_like(o) if do is None else do
+        run = _backward if launches_directly(q) else _backward_op
+        dq, dk, dv, dsink = run(do, dlse, q, k, v, sink, o, lse, offset, offsets, scale, config)
+        return dq, dk, dv, dsink, None, None, None, None
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, sink: Tensor, offset: int, offsets: Tensor | None, scale: float, config: str
+) -> tuple[Tensor, Tensor]:
+    """Launch the forward."""
+    batch, num_heads, q_len, head_dim = q.shape
+    kv_len, head_dim_v = k.shape[2], v.shape[3]
+    group_size = num_heads // k.shape[1]
+    tile = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config))["fwd"]
+    o = empty_like_layout(q, head_dim_v)
+    lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
+    if o.numel() == 0:
+        return o, lse
+    q_offset = offset if offsets is None else offsets
+    with on_device(q):
+        fwd.gpt_oss_fwd[(cdiv(q_len, tile.block_m) * num_heads * batch,)](
+            q,
+            k,
+            v,
+            sink,
+            o,
+            lse,
+            *q.stride(),
+            *k.stride(),
+            *v.stride(),
+            *o.stride(),
+            q_len,
+            kv_len,
+            num_heads,
+            group_size,
+            q_offset,
+            scale,
+            Q_OFFSET_PER_BATCH=offsets is not None,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=next_power_of_2(head_dim),
+            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
+    return o, lse
+
+
+def _backward(
+    do: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    offset: int,
+    offsets: Tensor | None,
+    scale: float,
+    config: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Launch the backward: delta, then dq, then dk and dv."""
+    batch, num_heads, q_len, head_dim = q.shape
+    num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
+    group_size = num_heads // num_kv_heads
+    tiles = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config))
+    do = within_stride_limit(do)
+    dlse = None if dlse is None else dlse.contiguous()
+    delta = torch.empty_like(lse)
+    dq = empty_like_layout(q, head_dim)
+    dk = empty_like_layout(k, head_dim)
+    dv = empty_like_layout(v, head_dim_v)
+    # As many rows as keep a tile of o and one of do in registers.
+    delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
+    dsink_heads = q.new_empty((batch, num_heads, cdiv(q_len, delta_rows)), dtype=FP32)
+    q_offset = offset if offsets is None else offsets
+    with on_device(q):
+        if dq.numel() > 0:
+            bwd_delta.gpt_oss_bwd_delta[(cdiv(q_len, delta_rows) * num_heads * batch,)](
+                o,
+                do,
+                dlse,
+                lse,
+                sink,
+                delta,
+                dsink_heads,
+                *o.stride(),
+                *do.stride(),
+                q_len,
+                num_heads,
+                HAS_DLSE=dlse is not None,
+                HEAD_DIM_V=head_dim_v,
+                BLOCK_DV=next_power_of_2(head_dim_v),
+                BLOCK_M=delta_rows,
+            )
+            bwd_dq.gpt_oss_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
+                q,
+                k,
+                v,
+                do,
+                lse,
+                delta,
+                dq,
+                *q.stride(),
+                *k.stride(),
+                *v.stride(),
+                *do.stride(),
+                *dq.stride(),
+                q_len,
+                kv_len,
+                num_heads,
+                group_size,
+                q_offset,
+                scale,
+                Q_OFFSET_PER_BATCH=offsets is not None,
+                HEAD_DIM=head_dim,
+                HEAD_DIM_V=head_dim_v,
+                BLOCK_D=next_power_of_2(head_dim),
+                BLOCK_DV=next_power_of_2(head_dim_v),
+                BLOCK_M=tiles["dq"].block_m,
+                BLOCK_N=tiles["dq"].block_n,
+                num_warps=tiles["dq"].num_warps,
+                num_stages=tiles["dq"].num_stages,
+            )
+        if dk.numel() > 0:
+            bwd_dkdv.gpt_oss_bwd_dkdv[(cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,)](
+                q,
+                k,
+                v,
+                do,
+                lse,
+                delta,
+                dk,
+                dv,
+                *q.stride(),
+                *k.stride(),
+                *v.stride(),
+                *do.stride(),
+                *dk.stride(),
+                *dv.stride(),
+                q_len,
+                kv_len,
+                num_heads,
+                group_size,
+                q_offset,
+                scale,
+                Q_OFFSET_PER_BATCH=offsets is not None,
+                HEAD_DIM=head_dim,
+                HEAD_DIM_V=head_dim_v,
+                BLOCK_D=next_power_of_2(head_dim),
+                BLOCK_DV=next_power_of_2(head_dim_v),
+                BLOCK_M=tiles["dkdv"].block_m,
+                BLOCK_N=tiles["dkdv"].block_n,
+                num_warps=tiles["dkdv"].num_warps,
+                num_stages=tiles["dkdv"].num_stages,
+            )
+    dsink = dsink_heads.sum((0, 2))
+    return dq, dk, dv, dsink
+
+
+def _fake_forward(
+    q: Tensor, k: Tensor, v: Tensor, sink: Tensor, offset: int, offsets: Tensor | None, scale: float, config: str
+) -> tuple[Tensor, Tensor]:
+    o = empty_like_layout(q, v.shape[3])
+    lse = q.new_empty(q.shape[:3], dtype=FP32)
+    return o, lse
+
+
+def _fake_backward(
+    do: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    offset: int,
+    offsets: Tensor | None,
+    scale: float,
+    config: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dq, dk = empty_like_layout(q, q.shape[3]), empty_like_layout(k, k.shape[3])
+    dv = empty_like_layout(v, v.shape[3])
+    return dq, dk, dv, torch.empty_like(sink)
+
+
+# What torch.compile, torch.export and fake tensors see in place of the launches.
+_forward_op = custom_op(f"{NAMESPACE}::{NAME}_fwd", _forward, mutates_args=())
+_forward_op.register_fake(_fake_forward)
+_backward_op = custom_op(f"{NAMESPACE}::{NAME}_bwd", _backward, mutates_args=())
+_backward_op.register_fake(_fake_backward)

@@ -1,0 +1,22 @@
+# Generated from variants.yaml; do not edit. To change it: edit the entry or the template, then `python -m codegen render`.
+# template: ops/torch_init.py.jinja
+# hash: 851a3ce0ac635ecd
+"""The attention ops for PyTorch, one function per variant."""
+
+from .alibi.torch_op import alibi
+from .causal.torch_op import causal
+from .forgetting.torch_op import forgetting
+from .full.torch_op import full
+from .gemma2_local.torch_op import gemma2_local
+from .gpt_oss.torch_op import gpt_oss
+from .window.torch_op import window
+
+__all__ = [
+    "alibi",
+    "causal",
+    "forgetting",
+    "full",
+    "gemma2_local",
+    "gpt_oss",
+    "window",
+]

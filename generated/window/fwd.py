@@ -1,0 +1,190 @@
+# Generated from variants.yaml; do not edit. To change it: edit the entry or the template, then `python -m codegen render`.
+# variant: window: {mask: causal and window(size), scalars: {size: int}}
+# template: kernels/fwd.py.jinja
+# hash: f381a8cc5fe4ceb2
+"""Forward of `window`: `o = softmax(score) v`, one program per block of query rows and query head.
+
+    keep  q_idx >= kv_idx and q_idx - kv_idx < size
+    q     [B, Hq, Sq, D]
+    k     [B, Hkv, Skv, D]
+    v     [B, Hkv, Skv, Dv]
+    o     [B, Hq, Sq, Dv]
+    lse   [B, Hq, Sq]  fp32, log of the softmax denominator
+
+The scores of a row are folded in block by block (online softmax, arXiv:2205.14135): `m` is the largest score so far,
+`l` the sum of exponentials relative to it. Scores are kept times log2(e), so that each exponential is one `exp2`.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2E: tl.constexpr = 1.4426950408889634
+LN2: tl.constexpr = 0.6931471805599453
+
+
+@triton.jit
+def load_tile(
+    ptr,
+    start,
+    length,
+    stride_row,
+    stride_col,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    BOUNDED: tl.constexpr,
+):
+    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix, zero in the columns (if BOUNDED: and rows) beyond it."""
+    # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
+    row = tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col * stride_col)
+    if BOUNDED:
+        mask = start + row < length
+        if COLS < BLOCK_COLS:
+            mask = mask & (col < COLS)
+        return tl.load(ptrs, mask=mask, other=0.0)
+    else:
+        if COLS < BLOCK_COLS:
+            return tl.load(ptrs, mask=col < COLS, other=0.0)
+        else:
+            return tl.load(ptrs)
+
+
+@triton.jit
+def store_tile(
+    ptr,
+    tile,
+    start,
+    length,
+    stride_row,
+    stride_col,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    """Write `tile` over rows `start` to `start + ROWS` of a `[length, COLS]` matrix, nothing beyond its edges."""
+    row = tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col * stride_col)
+    tl.store(ptrs, tile.to(ptr.dtype.element_ty), mask=(start + row < length) & (col < COLS))
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_len",
+        "kv_len",
+        "num_heads",
+        "group_size",
+        "q_offset",
+        "size",
+    ]
+)
+def window_fwd(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    o_ptr,
+    lse_ptr,
+    stride_qb,
+    stride_qh,
+    stride_qs,
+    stride_qd,
+    stride_kb,
+    stride_kh,
+    stride_ks,
+    stride_kd,
+    stride_vb,
+    stride_vh,
+    stride_vs,
+    stride_vd,
+    stride_ob,
+    stride_oh,
+    stride_os,
+    stride_od,
+    q_len,
+    kv_len,
+    num_heads,
+    group_size,
+    q_offset,
+    scale,
+    size,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    num_blocks = tl.cdiv(q_len, BLOCK_M)
+    block = tl.program_id(0) % num_blocks
+    head = tl.program_id(0) // num_blocks
+    start_m = block * BLOCK_M
+    b = (head // num_heads).to(tl.int64)
+    h = (head % num_heads).to(tl.int64)
+    hkv = h // group_size
+    if Q_OFFSET_PER_BATCH:
+        q_shift = tl.load(q_offset + b)
+    else:
+        q_shift = q_offset
+    rows = start_m + tl.arange(0, BLOCK_M)
+    q_idx = rows + q_shift
+    q_base = q_ptr + b * stride_qb + h * stride_qh
+    k_base = k_ptr + b * stride_kb + hkv * stride_kh
+    v_base = v_ptr + b * stride_vb + hkv * stride_vh
+    q_tile = load_tile(q_base, start_m, q_len, stride_qs, stride_qd, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    qk_scale = scale * LOG2E
+
+    q_first = start_m + q_shift
+    q_last = tl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
+    kv_begin = tl.maximum(q_first - size + 1, 0) // BLOCK_N * BLOCK_N
+    kv_end = tl.minimum(q_last + 1, kv_len)
+    # Blocks from full_begin to full_end need no mask.
+    full_begin = tl.cdiv(tl.maximum(q_last - size + 1, kv_begin), BLOCK_N) * BLOCK_N
+    full_begin = tl.minimum(full_begin, tl.cdiv(tl.maximum(kv_end, kv_begin), BLOCK_N) * BLOCK_N)
+    full_end = tl.minimum(q_first + 1, kv_len) // BLOCK_N * BLOCK_N
+    full_end = tl.maximum(full_end, full_begin)
+
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    l = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    for start_n in range(full_begin, full_end, BLOCK_N):
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, False)
+        qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
+        m_new = tl.maximum(m, tl.max(qk, 1) * qk_scale)
+        p = tl.exp2(qk * qk_scale - m_new[:, None])
+        alpha = tl.exp2(m - m_new)
+        l = l * alpha + tl.sum(p, 1)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
+        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
+        m = m_new
+
+    # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
+    gap = full_end - full_begin
+    for step in range(kv_begin, kv_end - gap, BLOCK_N):
+        start_n = tl.where(step < full_begin, step, step + gap)
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+        qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
+        kv_idx = start_n + tl.arange(0, BLOCK_N)
+        keep = (
+            (kv_idx < kv_len)[None, :] & (q_idx[:, None] >= kv_idx[None, :]) & (q_idx[:, None] - kv_idx[None, :] < size)
+        )
+        qk = tl.where(keep, qk, float("-inf"))
+        m_new = tl.maximum(m, tl.max(qk, 1) * qk_scale)
+        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+        m_ref = tl.where(m_new == float("-inf"), 0.0, m_new)
+        p = tl.exp2(qk * qk_scale - m_ref[:, None])
+        alpha = tl.exp2(m - m_ref)
+        l = l * alpha + tl.sum(p, 1)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
+        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
+        m = m_new
+
+    # A row without any key gives o = 0 and lse = -inf.
+    o_tile = acc / tl.where(l == 0.0, 1.0, l)[:, None]
+    lse = (m + tl.log2(l)) * LN2
+    lse = tl.where(l == 0.0, float("-inf"), lse)
+    o_base = o_ptr + b * stride_ob + h * stride_oh
+    store_tile(o_base, o_tile, start_m, q_len, stride_os, stride_od, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
+    tl.store(lse_ptr + (b * num_heads + h) * q_len + rows, lse, mask=rows < q_len)

@@ -1,0 +1,1 @@
+"""What all ops of this package share. Plain Python, copied as it is."""

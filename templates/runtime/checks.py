@@ -1,0 +1,81 @@
+"""Checks of an op's arguments, before anything is launched. Works on shapes and names: no framework is imported."""
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+FLOAT_DTYPES = ("float16", "bfloat16", "float32")
+LAYOUTS = ("bhsd", "bshd")
+MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
+# Positions, offsets and integer scalars are 32-bit in the kernels; half the range leaves room for their sums.
+INT_LIMIT = 2**30
+
+
+class ArgumentError(TypeError, ValueError):
+    """A bad argument of an op: names it, what was expected and what was got."""
+
+
+class at_least(int):  # noqa: N801 - reads as a phrase in the tuples of expected sizes
+    """A size that may also be larger."""
+
+
+def fail(op: str, argument: str, expected: str, got: object) -> NoReturn:
+    """Raise the one error of an op's bad argument."""
+    raise ArgumentError(f"{op}: {argument}: expected {expected}, got {got}")
+
+
+def check_layout(op: str, layout: object) -> None:
+    if layout not in LAYOUTS:
+        fail(op, "layout", " or ".join(map(repr, LAYOUTS)), repr(layout))
+
+
+def check_shapes(op: str, layout: str, q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> None:
+    """Check the shapes of q, k and v, given in `layout`."""
+    dims = "[B, H, S, D]" if layout == "bhsd" else "[B, S, H, D]"
+    for name, shape in (("q", q), ("k", k), ("v", v)):
+        if len(shape) != 4:
+            fail(op, name, f"4 dimensions {dims}", f"{len(shape)} dimensions {list(shape)}")
+    head, seq = (1, 2) if layout == "bhsd" else (2, 1)
+    for name, shape in (("k", k), ("v", v)):
+        if shape[0] != q[0]:
+            fail(op, name, f"batch size {q[0]}, that of q", f"{shape[0]} in {dims} = {list(shape)}")
+    if v[head] != k[head]:
+        fail(op, "v", f"{k[head]} heads, as many as k", f"{v[head]} in {dims} = {list(v)}")
+    if v[seq] != k[seq]:
+        fail(op, "v", f"sequence length {k[seq]}, that of k", f"{v[seq]} in {dims} = {list(v)}")
+    if k[head] == 0 or q[head] == 0 or q[head] % k[head] != 0:
+        fail(op, "q", f"a head count that is a multiple of k's {k[head]}", f"{q[head]} in {dims} = {list(q)}")
+    if k[3] != q[3]:
+        fail(op, "k", f"head_dim {q[3]}, that of q", f"{k[3]} in {dims} = {list(k)}")
+    for name, shape in (("q", q), ("v", v)):
+        if not MIN_HEAD_DIM <= shape[3] <= MAX_HEAD_DIM:
+            expected = f"a head_dim from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}"
+            fail(op, name, expected, f"{shape[3]} in {dims} = {list(shape)}")
+
+
+def check_sizes(op: str, argument: str, shape: Sequence[int], expected: Sequence[int]) -> None:
+    """Check a tensor's shape against expected sizes, some of them `at_least` a size."""
+    fits = len(shape) == len(expected) and all(
+        got >= want if isinstance(want, at_least) else got == want for got, want in zip(shape, expected, strict=True)
+    )
+    if not fits:
+        sizes = ", ".join(f">={int(n)}" if isinstance(n, at_least) else str(n) for n in expected)
+        fail(op, argument, f"shape [{sizes}]", list(shape))
+
+
+def check_scale(op: str, scale: object) -> None:
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or scale != scale or abs(scale) == float("inf"):
+        fail(op, "scale", "a finite number or None", repr(scale))
+
+
+def check_int(op: str, argument: str, value: Any) -> None:
+    """Check an integer argument of the kernels."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        fail(op, argument, "an int", repr(value))
+    if not -INT_LIMIT <= value <= INT_LIMIT:
+        fail(op, argument, "an int of at most 2**30 either way", value)
+
+
+def check_float(op: str, argument: str, value: Any) -> None:
+    """Check a floating-point argument of the kernels."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        fail(op, argument, "a number", repr(value))

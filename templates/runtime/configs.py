@@ -1,0 +1,75 @@
+"""Which tiles a kernel runs with: the call's `config=` argument, else the architecture's default."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from .archs import ARCHS
+from .checks import fail
+
+
+class Tile(NamedTuple):
+    """Block sizes and launch options of one kernel."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+PASSES = ("fwd", "dkdv", "dq")
+INTERPRETER = "interpreter"
+# Chips without an entry of their own that run another's tiles: same instructions, no less shared memory.
+SAME_TILES = {"sm_86": "sm_89", "sm_87": "sm_80", "sm_103": "sm_100", "sm_121": "sm_120"}
+
+Tiles = Mapping[str, Tile]
+Config = Mapping[str, Mapping[str, int]]
+"""Pass name -> block_m, block_n, num_warps, num_stages: the type of an op's `config` argument."""
+
+
+def cdiv(a: int, b: int) -> int:
+    """The quotient of two positive numbers, rounded up."""
+    return -(-a // b)
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of two that is at least `n`."""
+    return 1 << (n - 1).bit_length()
+
+
+@lru_cache(maxsize=None)
+def default_tiles(op: str, arch: str, itemsize: int, head_dim: int) -> Tiles:
+    """The architecture's tiles for inputs of `itemsize` bytes; `head_dim` is the larger one of q's and v's."""
+    if arch == INTERPRETER:
+        return dict.fromkeys(PASSES, Tile(64, 64, 4, 1))
+    table = ARCHS.get(SAME_TILES.get(arch, arch))
+    if table is None:
+        remedy = "add it under archs: in the variants file and render again, or pass config={'fwd': {...}, ...}"
+        raise NotImplementedError(f"{op}: no tiles for the architecture {arch}: {remedy}")
+    passes = table["float32" if itemsize == 4 else "half"]
+    return {name: Tile(*min(row for row in rows if row[0] >= head_dim)[1:]) for name, rows in passes.items()}
+
+
+def tiles_for(op: str, arch: str, itemsize: int, head_dim: int, config: Config | None) -> Tiles:
+    """The tiles of each pass; a pass that `config` does not name keeps its default."""
+    if not config:
+        return default_tiles(op, arch, itemsize, head_dim)
+    own = {name: checked_tile(op, name, entry) for name, entry in config.items()}
+    if own.keys() >= set(PASSES):
+        return own
+    return {**default_tiles(op, arch, itemsize, head_dim), **own}
+
+
+def checked_tile(op: str, name: str, entry: Any) -> Tile:
+    """Check one entry of an op's `config`."""
+    if name not in PASSES:
+        fail(op, "config", f"passes among {', '.join(PASSES)}", repr(name))
+    if not isinstance(entry, Mapping) or set(entry) != set(Tile._fields):
+        fail(op, f"config[{name!r}]", f"a mapping with {', '.join(Tile._fields)}", entry)
+    for field, value in entry.items():
+        least, most = {"num_warps": (1, 32), "num_stages": (1, 8)}.get(field, (16, 256))
+        power = field == "num_stages" or (isinstance(value, int) and value > 0 and value & (value - 1) == 0)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most or not power:
+            kind = "an int" if field == "num_stages" else "a power of two"
+            fail(op, f"config[{name!r}][{field!r}]", f"{kind} from {least} to {most}", repr(value))
+    return Tile(**entry)
