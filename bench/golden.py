@@ -189,7 +189,7 @@ def check(variant: str, shape: Shape, dtype: torch.dtype, device: str, **options
 def _settings(device: str) -> list[tuple[Shape, torch.dtype]]:
     """What the table covers: odd lengths, grouped heads, a head_dim that is no power of two."""
     if device == "cpu":
-        small = Shape(batch=1, heads=2, kv_heads=1, seq=150, dim=40)
+        small = Shape(batch=2, heads=4, kv_heads=2, seq=150, dim=40)
         return [(small, torch.float32), (small, torch.float16)]
     return [
         (Shape(batch=2, heads=6, kv_heads=2, seq=1023, dim=64), torch.bfloat16),

@@ -91,10 +91,7 @@ def _verify(variant: str, shape: Shape) -> str:
 
 def _difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> str:
     """What parts two results of the full size; both are rounded, hence twice the bound."""
-    scale = {
-        name: (ours[name].float() - wanted.float()).abs().max() / wanted.abs().max() for name, wanted in theirs.items()
-    }
-    errors = {name: error.item() for name, error in scale.items()}
+    errors = golden.relative_errors(ours, theirs)
     return "" if max(errors.values()) <= 2 * BOUND[DTYPE] else _worst(errors)
 
 

@@ -138,7 +138,8 @@ BUILDERS: dict[str, Callable[[Case, Inputs], Runner]] = {
     "fla": _fla,
 }
 
-TITLES = {OURS: "ours", "flex": "FlexAttention", "fa2": "SDPA FA2", "cudnn": "SDPA cuDNN", "fla": "FLA"}
+TITLES = {OURS: "ours", "flex": "Flex", "fa2": "FA2", "cudnn": "cuDNN", "fla": "FLA"}
+"""What tables call them. FA2 and cuDNN are the two backends of PyTorch's `scaled_dot_product_attention`."""
 
 
 def build(name: str, case: Case, inputs: Inputs) -> Runner:

@@ -1,21 +1,21 @@
 """Block analysis: from a mask, the blocks of keys a block of queries must visit, and the other way round.
 
 A mask is read as a conjunction. Each affine comparison in it, written `a * q_idx + c * kv_idx + rest >= 0`, bounds the
-visited keys in closed form (section 2 of the design: no table, no setup). What is not affine bounds nothing and makes
-every visited block partial: conservative, never wrong.
+visited keys in closed form, without a table or a setup kernel. What is not affine bounds nothing and makes every
+visited block partial: conservative, never wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from codegen import expr
 from codegen.expr import Expr, Op, Type, const, int_var
 
 
-class Schedule(str, Enum):
+class Schedule(StrEnum):
     """How a kernel finds the blocks to visit, cheapest first."""
 
     DENSE = "dense"  # no mask
@@ -54,7 +54,7 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockAnalysis:
-    """What the kernels need to know about a mask: key bounds per block of queries and query bounds per block of keys."""
+    """What the kernels need to know about a mask: key bounds per block of queries, query bounds per block of keys."""
 
     schedule: Schedule
     keys: Range
@@ -137,7 +137,7 @@ def _range(forms: Iterable[Affine], block: str, complete: bool) -> Range:
     The best element of the block decides what may be visited, the worst what is unmasked.
     """
     low, high = int_var(f"{block}_first"), int_var(f"{block}_last")
-    first, end, full_first, full_end, conditions, full_conditions = ([] for _ in range(6))  # type: ignore[var-annotated]
+    first, end, full_first, full_end, conditions, full_conditions = (list[Expr]() for _ in range(6))
     for form in forms:
         best, worst = (high, low) if form.q >= 0 else (low, high)
         if form.kv > 0:  # kv >= -(q part) / c, rounded up

@@ -14,7 +14,8 @@ from codegen.expr import Expr
 class BoundsText:
     """Statements that compute the bounds, and the names (or literals) a loop header uses.
 
-    `two_sided`: partial blocks lie before and after the full ones. Without `has_full` every block is partial.
+    Without `masked` only a cut last block is partial. `begins_partial`: the mask cuts blocks before the full ones;
+    `two_sided`: behind them too. Without `has_full` every block is partial.
     """
 
     statements: Sequence[str]
@@ -23,6 +24,8 @@ class BoundsText:
     full_begin: str
     full_end: str
     has_full: bool
+    masked: bool
+    begins_partial: bool
     two_sided: bool
 
 
@@ -36,26 +39,27 @@ class _Axis:
     shift: str
 
 
-def key_bounds(r: Range, emitter: Emitter) -> BoundsText:
+def key_bounds(r: Range, emitter: Emitter, masked: bool) -> BoundsText:
     """Bounds of the keys for `BLOCK_M` query rows that start at `start_m`."""
     block = ["q_first = start_m + q_shift", "q_last = tl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift"]
-    return _bounds(r, emitter, _Axis(name="kv", block="BLOCK_N", length="kv_len", shift=""), block)
+    return _bounds(r, emitter, _Axis(name="kv", block="BLOCK_N", length="kv_len", shift=""), block, masked)
 
 
-def query_bounds(r: Range, emitter: Emitter) -> BoundsText:
+def query_bounds(r: Range, emitter: Emitter, masked: bool) -> BoundsText:
     """Bounds of the query rows for `BLOCK_N` keys that start at `start_n`. Rows are positions less the query offset."""
     block = ["kv_first = start_n", "kv_last = tl.minimum(start_n + BLOCK_N, kv_len) - 1"]
-    return _bounds(r, emitter, _Axis(name="row", block="BLOCK_M", length="q_len", shift=" - q_shift"), block)
+    return _bounds(r, emitter, _Axis(name="row", block="BLOCK_M", length="q_len", shift=" - q_shift"), block, masked)
 
 
-def _bounds(r: Range, emitter: Emitter, axis: _Axis, block: list[str]) -> BoundsText:
+def _bounds(r: Range, emitter: Emitter, axis: _Axis, block: list[str], masked: bool) -> BoundsText:
     begin, end, full_begin, full_end = (f"{axis.name}_begin", f"{axis.name}_end", "full_begin", "full_end")
     texts = _Texts(emitter, axis)
     lines: list[str] = []
     if r.first:
         first = texts.extreme("tl.maximum", r.first, "0")
         lines.append(f"{begin} = {first} // {axis.block} * {axis.block}")
-    lines.append(f"{end} = {texts.extreme('tl.minimum', r.end, axis.length)}")
+    if masked:
+        lines.append(f"{end} = {texts.extreme('tl.minimum', r.end, axis.length)}")
     lines += [f"{end} = tl.where({text} >= 0, {end}, 0)" for text in texts.each(r.conditions)]
     if r.has_full:
         lines += _full_lines(r, texts, axis, begin if r.first else "0", end)
@@ -68,16 +72,19 @@ def _bounds(r: Range, emitter: Emitter, axis: _Axis, block: list[str]) -> Bounds
         full_begin=full_begin if r.first else "0",
         full_end=full_end,
         has_full=r.has_full,
-        two_sided=r.has_full and bool(r.first),
+        masked=masked,
+        begins_partial=r.has_full and bool(r.first),
+        two_sided=r.has_full and bool(r.first) and bool(r.full_end or r.full_conditions),
     )
 
 
 def _full_lines(r: Range, texts: _Texts, axis: _Axis, begin: str, end: str) -> list[str]:
-    lines = ["# Blocks from full_begin to full_end need no mask." if r.first else "# Blocks before full_end need no mask."]
+    lines = [f"# Blocks {'from full_begin to' if r.first else 'before'} full_end need no mask."]
     if r.first:
         first = texts.extreme("tl.maximum", r.full_first, begin)
         lines.append(f"full_begin = tl.cdiv({first}, {axis.block}) * {axis.block}")
-        lines.append(f"full_begin = tl.minimum(full_begin, tl.cdiv(tl.maximum({end}, {begin}), {axis.block}) * {axis.block})")
+        last = f"tl.cdiv(tl.maximum({end}, {begin}), {axis.block}) * {axis.block}"
+        lines.append(f"full_begin = tl.minimum(full_begin, {last})")
     bound = texts.extreme("tl.minimum", r.full_end, axis.length)
     least = "full_begin" if r.first else "0"
     lines.append(f"full_end = {bound} // {axis.block} * {axis.block}")

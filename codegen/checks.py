@@ -40,7 +40,7 @@ IDENTIFIER = r"[A-Za-z][A-Za-z0-9_]*"
 def identifier_problem(name: str) -> str | None:
     if not re.fullmatch(IDENTIFIER, name):
         plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
-        hint = f"; write '{plain}'" if re.fullmatch(IDENTIFIER, plain) else ""
+        hint = f"; write '{plain}'" if name.isascii() and re.fullmatch(IDENTIFIER, plain) else ""
         return f"a name must be letters, digits and underscores and begin with a letter, got {name!r}{hint}"
     if keyword.iskeyword(name):
         return f"'{name}' is a Python keyword; choose another name"

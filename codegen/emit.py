@@ -8,10 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from codegen import expr
-from codegen.expr import Expr, Level, Load, Op, TensorSpec, Type, Var, level
-from codegen.printers import TritonPrinter
+from codegen.expr import Expr, Level, Load, Op, TensorSpec, Type, Var, int_var, level
+from codegen.printers import PRODUCT, TritonPrinter
 
 _SUFFIX = {Level.UNIFORM: "val", Level.QUERY: "q", Level.KEY: "kv", Level.TILE: "qk"}
+
+
+DECAY = TensorSpec(name="decay", dims=("b", "h", "pos"))
+"""The cumulative sum of g, already times log2(e): `[B, Hq, P]`, contiguous."""
+
+POSITIONS = ("kv_idx", DECAY.dims[2])
+"""Dims known to hold every key position."""
 
 
 def exact_index(tensors: Mapping[str, TensorSpec], tensor: str, axis: int, index: Expr) -> bool:
@@ -41,14 +48,19 @@ class Emitter:
     def __post_init__(self) -> None:
         self._hoisted: dict[Expr, str] = {}
         self._taken: set[str] = set()
+        self._whole = False
 
     @property
     def _vector_in_loop(self) -> Level:
         """The vectors that change in the loop: keys where a program owns query rows, and the other way round."""
         return Level.KEY if self.query_axis == 0 else Level.QUERY
 
-    def block(self, *roots: Expr | None) -> tuple[list[str], list[str]]:
-        """Statements for the loop body, in order, and the text of each root as a tile ('' for None)."""
+    def block(self, *roots: Expr | None, whole: bool = False) -> tuple[list[str], list[str]]:
+        """Statements for the loop body, in order, and the text of each root as a tile ('' for None).
+
+        In a `whole` block every key lies inside the sequence, so it may index a tensor as it is.
+        """
+        self._whole = whole
         wanted = [r for r in roots if r is not None]
         printer = TritonPrinter(query_axis=self.query_axis, named=dict(self._hoisted), address=self._address)
         statements: list[str] = []
@@ -92,13 +104,17 @@ class Emitter:
 
     def _address(self, e: Load, printer: TritonPrinter) -> str:
         terms = [f"{e.tensor}_ptr"]
+        spec = self.tensors[e.tensor]
         for axis, index in enumerate(e.indices):
             if exact_index(self.tensors, e.tensor, axis, index):
-                text = printer.operand(index, 5)
-            else:
-                text = f"clamp_index({printer.text(index)}, {e.tensor}_size_{axis})"
-            terms.append(f"{text} * stride_{e.tensor}_{axis}")
-        cast = ".to(tl.float32)" if self.tensors[e.tensor].dtype in ("float16", "bfloat16") else ""
+                terms.append(f"{printer.operand(index, PRODUCT)} * stride_{e.tensor}_{axis}")
+                continue
+            inside = self._whole and self.query_axis == 0 and index == int_var("kv_idx") and spec.dims[axis] in POSITIONS
+            text = printer.text(index) if inside else f"clamp_index({printer.text(index)}, {e.tensor}_size_{axis})"
+            # A position times an unknown stride may pass 32 bits; the cumulative decay is dense.
+            dense = e.tensor == DECAY.name
+            terms.append(text if dense else f"{text}.to(tl.int64) * stride_{e.tensor}_{axis}")
+        cast = ".to(tl.float32)" if spec.dtype in ("float16", "bfloat16") else ""
         return f"tl.load({' + '.join(terms)}){cast}"
 
 

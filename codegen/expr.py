@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
-from functools import lru_cache
+from enum import IntEnum, StrEnum
+from functools import cache
 
 
-class Type(str, Enum):
+class Type(StrEnum):
     """What an expression evaluates to."""
 
     INT = "integer"
@@ -22,7 +22,7 @@ class Type(str, Enum):
     BOOL = "boolean"
 
 
-class ScalarType(str, Enum):
+class ScalarType(StrEnum):
     """Declared type of a run-time scalar."""
 
     INT = "int"
@@ -104,7 +104,7 @@ def walk(e: Expr) -> Iterator[Expr]:
         yield from walk(child)
 
 
-@lru_cache(maxsize=None)
+@cache
 def names(e: Expr) -> frozenset[str]:
     """Names of the variables an expression reads, those in the indices of its tensors included."""
     if isinstance(e, Var):
@@ -135,7 +135,7 @@ def substitute(e: Expr, values: Mapping[str, Expr]) -> Expr:
     return rebuild(e, lambda node: values.get(node.name) if isinstance(node, Var) else None)
 
 
-class Level(int, Enum):
+class Level(IntEnum):
     """Where in a kernel a value can be computed, cheapest first."""
 
     UNIFORM = 0  # one number per program
@@ -367,24 +367,24 @@ def absolute(a: Expr) -> Expr:
     return const(abs(a.value)) if isinstance(a, Const) else Op(a.type, "abs", (a,))
 
 
+MAX_EXPONENT = 32
+"""Largest literal exponent: a whole power is written out as products."""
+
+
 def power(a: Expr, exponent: float) -> Expr:
-    """`a ** exponent` for a literal exponent; small whole powers become products."""
+    """`a ** exponent` for a literal exponent; whole powers become products, which hold for a negative base too."""
     if exponent == 0:
         return const(1.0 if a.type is Type.FLOAT else 1)
     if exponent == 1:
         return a
-    if float(exponent).is_integer() and 2 <= exponent <= 4:
-        half = power(a, exponent // 2)
-        return mul(mul(half, half), a) if exponent % 2 else mul(half, half)
-    if exponent == 0.5:
-        return function("sqrt", a)
-    if float(exponent).is_integer() and exponent < 0:
-        return div(const(1.0), power(to_float(a), -exponent))
-    if exponent > 0 and float(exponent * 2).is_integer():
+    if float(exponent * 2).is_integer():
+        if exponent < 0:
+            return div(const(1.0), power(to_float(a), -exponent))
         whole = math.floor(exponent)
-        return mul(power(to_float(a), whole), function("sqrt", a))
-    if exponent < 0 and float(exponent * 2).is_integer():
-        return div(const(1.0), power(to_float(a), -exponent))
+        if whole != exponent:
+            return mul(power(to_float(a), whole), function("sqrt", a))
+        half = power(a, whole // 2)
+        return mul(mul(half, half), a) if whole % 2 else mul(half, half)
     return function("exp", mul(const(float(exponent)), function("log", a)))
 
 

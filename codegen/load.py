@@ -16,6 +16,7 @@ from codegen.load_archs import read_archs, read_defaults
 from codegen.load_macros import read_macros
 from codegen.load_variants import ExtraChecks, read_variants
 from codegen.parse import Macro
+from codegen.plan import unsupported
 from codegen.spec import ArchSpec, Defaults, Spec
 from codegen.yaml_tree import Document, Item
 
@@ -35,11 +36,11 @@ def load(
     path: str | os.PathLike[str],
     *,
     library: str | os.PathLike[str] | None = None,
-    extra_checks: ExtraChecks | None = None,
+    extra_checks: ExtraChecks = unsupported,
 ) -> Spec:
     """Read a spec file; what it does not say comes from `library` (by default the one of `library_path`).
 
-    `extra_checks` is asked about every variant that is well-formed.
+    `extra_checks` is asked about every variant that is well-formed: by default, whether the templates can render it.
     Raises `SpecError` with every problem of the file, and of the library if that has any.
     """
     base = library_path() if library is None else Path(library)
@@ -51,9 +52,10 @@ def load(
     doc = Document(os.fspath(path))
     sections = doc.mapping(doc.root, SECTIONS)
     values = _read_shared(doc, sections, inherited)
+    variants = {}
     if "variants" in sections:
         variants = read_variants(doc, sections["variants"], values.macros, extra_checks)
-    elif not doc.problems:
+    elif all("." in p.where for p in doc.problems):  # else a top-level problem, such as a misspelt key, explains it
         doc.note(doc.root, "the file needs the key 'variants'")
     problems += doc.problems
     if problems:

@@ -103,7 +103,7 @@ def _read_tile(doc: Document, item: Item) -> TileConfig | None:
 
 def _check_complete(doc: Document, item: Item, arch: ArchSpec) -> None:
     """Every head_dim must find a config, in both element sizes; configs that were read as problems are not missed."""
-    if any(p.where.startswith(item.where) for p in doc.problems):
+    if doc.has_problem_in(item):
         return
     for prefix, configs in (("", arch.half), (f"{FLOAT32}.", arch.float32)):
         for p in Pass:

@@ -23,7 +23,7 @@ FLOAT_DTYPES = tuple(dtype for dtype in TENSOR_DTYPES if "float" in dtype)
 
 
 def read_variants(
-    doc: Document, item: Item, macros: Mapping[str, Macro], extra_checks: ExtraChecks | None
+    doc: Document, item: Item, macros: Mapping[str, Macro], extra_checks: ExtraChecks
 ) -> dict[str, Variant]:
     """Every variant without problems, in file order; `macros` are the named masks and scores in scope."""
     variants: dict[str, Variant] = {}
@@ -34,7 +34,7 @@ def read_variants(
         variant = _VariantReader(doc, name, entry, macros).read()
         if variant is not None:
             variants[name] = variant
-            for path, message in extra_checks(variant) if extra_checks else ():
+            for path, message in extra_checks(variant):
                 doc.note_below(entry, path, message)
     if not variants and len(doc.problems) == before:
         doc.note(item, "needs at least one variant, got none")
@@ -64,8 +64,7 @@ class _VariantReader:
         self.scalar_items = doc.mapping(self.keys["scalars"]) if "scalars" in self.keys else {}
 
     def read(self) -> Variant | None:
-        """The variant, None if the file has problems that touch it."""
-        before = len(self.doc.problems)
+        """The variant, None if it has problems."""
         tensors, scalars = self._tensors(), self._scalars()
         self._check_names(tensors)
         scope = Scope(tensors=tensors, scalars={s.name: s.type for s in scalars.values()}, macros=self.macros)
@@ -73,9 +72,9 @@ class _VariantReader:
         score, score_text = self._expression("score", scope, Type.FLOAT)
         doc = self.doc.text(self.keys["doc"]) if "doc" in self.keys else None
         sink, decay = self._flag(self.keys, "sink"), self._flag(self.keys, "decay")
-        if len(self.doc.problems) == before:
+        if not self.doc.has_problem_in(self.item):
             self._check_used(tensors, mask, score)
-        if any(p.where.startswith(self.item.where) for p in self.doc.problems):
+        if self.doc.has_problem_in(self.item):
             return None
         return Variant(
             name=self.name,
@@ -139,8 +138,12 @@ class _VariantReader:
             if size is not None and size < 1:
                 self.doc.note(item, f"a dim must be at least 1, got {size}")
             return size
-        name = self.doc.text(item, f"a dim must be one of {' '.join(INDEX_NAMES)}, a free name or an integer")
-        problem = dim_problem(name) if name is not None and name not in INDEX_NAMES else None
+        if item.kind != "str":
+            rule = f"a dim must be one of {' '.join(INDEX_NAMES)}, a free name or an integer"
+            self.doc.note(item, f"{rule}, got {item.got}")
+            return None
+        name = str(item.node.value)
+        problem = dim_problem(name) if name not in INDEX_NAMES else None
         if problem is not None:
             self.doc.note(item, problem)
         return name

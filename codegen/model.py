@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from codegen.bounds import BoundsText
 from codegen.expr import Expr, Load
 
 
-class GradientKind(str, Enum):
+class GradientKind(StrEnum):
     """How the gradient of one tensor element is gathered without atomics."""
 
     HEAD = "head"  # one sum per query head, from the dq kernel
@@ -108,6 +109,12 @@ class KernelPlan:
     def tile(self) -> str:
         """The name of the score tile: a purely scaled score stays the raw product and is scaled inside the exp2."""
         return "qk" if self.linear else "logit"
+
+    @property
+    def compiled(self) -> list[str]:
+        """Arguments compiled in: the strides between rows. They depend on layout and head count, not on lengths, and as
+        literals they leave the tiles' addresses to the instructions' immediate fields."""
+        return [name for group in self.args for name in group.names if re.fullmatch(r"stride_\w+s", name)]
 
     @property
     def varying(self) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from codegen import expr
@@ -11,15 +11,16 @@ from codegen.expr import Expr, ScalarType, Var
 from codegen.model import GradientKind, GradientTerm, KernelPlan
 from codegen.plan import VariantPlan
 from codegen.printers import FormulaPrinter, torch_printer
-from codegen.signature import reads_query_position, tensor_reads
+from codegen.signature import reads_query_position, tensor_reads, uses_tanh
 from codegen.spec import ArchSpec, PassConfigs, Spec, Variant
+from codegen.text import docstring
 
 
 @dataclass(frozen=True, kw_only=True)
 class Argument:
     """One of the variant's own arguments: a tensor, the sink, the log-decay, or a scalar.
 
-    `shape` is Python source for a tuple of expected sizes, an entry `at_least(n)` where longer is fine and None where
+    `shape` is Python source for a tuple of expected sizes, an entry `AtLeast(n)` where longer is fine and None where
     the call decides; `doc` is its line in the op's docstring.
     """
 
@@ -43,10 +44,9 @@ class Argument:
 
 @dataclass(frozen=True, kw_only=True)
 class Buffer:
-    """A buffer of partial gradient sums: who fills it, its size, and how it becomes a gradient."""
+    """A buffer of partial gradient sums, and the source that allocates it."""
 
     name: str
-    kernel: str  # dq | dkdv
     allocate: str
 
 
@@ -70,6 +70,7 @@ class OpPlan:
     launches: Launches
     checks: Sequence[str]
     has_offset: bool
+    uses_tanh: bool
     decay: bool
     formula: str
     reference_score: str
@@ -85,32 +86,61 @@ class OpPlan:
         return [a for a in self.arguments if not a.is_tensor]
 
     @property
-    def parameters(self) -> str:
-        """Parameters of the forward: q, k, v, the variant's own tensors and scalars."""
-        return ", ".join(
-            ["q: Tensor", "k: Tensor", "v: Tensor", *(f"{a.name}: {a.required}" for a in [*self.tensors, *self.scalars])]
-        )
+    def _numbers(self) -> list[str]:
+        """Parameters that every pass takes after the tensors."""
+        offset = ["offset: int", "offsets: Tensor | None"] if self.has_offset else []
+        return [*(f"{a.name}: {a.required}" for a in self.scalars), *offset, "scale: float", "config_json: str"]
 
     @property
-    def values(self) -> str:
-        return ", ".join(["q", "k", "v", *(a.name for a in [*self.tensors, *self.scalars])])
+    def _forward_parameters(self) -> list[str]:
+        return [
+            "q: Tensor",
+            "k: Tensor",
+            "v: Tensor",
+            *(f"{a.name}: {a.required}" for a in self.tensors),
+            *self._numbers,
+        ]
+
+    @property
+    def _backward_parameters(self) -> list[str]:
+        tensors = [f"{name}: Tensor" for name in (*self.saved, "o", "lse")]
+        return ["do: Tensor", "dlse: Tensor | None", *tensors, *self._numbers]
+
+    @property
+    def parameters(self) -> str:
+        """Parameters of the forward: q, k, v, the variant's own tensors and scalars, what every pass takes."""
+        return ", ".join(self._forward_parameters)
+
+    @property
+    def backward_parameters(self) -> str:
+        return ", ".join(self._backward_parameters)
+
+    @property
+    def fake_parameters(self) -> str:
+        return _only(self._forward_parameters, {"q", "v", *(["g"] if self.decay else [])})
+
+    @property
+    def fake_backward_parameters(self) -> str:
+        return _only(self._backward_parameters, {"q", "k", "v", *self.gradients})
+
+    @property
+    def tensor_values(self) -> str:
+        return ", ".join(["q", "k", "v", *(a.name for a in self.tensors)])
+
+    @property
+    def number_values(self) -> str:
+        """The arguments for what every pass takes after the tensors."""
+        return ", ".join(_name(p) for p in self._numbers)
+
+    @property
+    def saved_numbers(self) -> str:
+        """Those of them that are no tensors."""
+        return ", ".join(_name(p) for p in self._numbers if "Tensor" not in p)
 
     @property
     def saved(self) -> list[str]:
         """Tensors that the backward needs besides o and lse."""
         return ["q", "k", "v", *(a.name for a in self.tensors), *(["decay"] if self.decay else [])]
-
-    @property
-    def saved_parameters(self) -> str:
-        return ", ".join(f"{name}: Tensor" for name in self.saved)
-
-    @property
-    def scalar_parameters(self) -> str:
-        return "".join(f"{a.name}: {a.required}, " for a in self.scalars)
-
-    @property
-    def scalar_values(self) -> str:
-        return "".join(f"{a.name}, " for a in self.scalars)
 
     @property
     def gradient_names(self) -> list[str]:
@@ -119,8 +149,8 @@ class OpPlan:
     @property
     def returned_gradients(self) -> str:
         """What autograd's backward returns: one entry per input of the forward, None where it has no gradient."""
-        own = [f"d{a.name}" if a.name in self.gradients else "None" for a in [*self.tensors, *self.scalars]]
-        return ", ".join(["dq", "dk", "dv", *own, *["None"] * 4])
+        own = [f"d{a.name}" if a.name in self.gradients else "None" for a in self.tensors]
+        return ", ".join(["dq", "dk", "dv", *own, *["None"] * len(self._numbers)])
 
     @property
     def forward_type(self) -> str:
@@ -138,7 +168,18 @@ class OpPlan:
     def runtime_checks(self) -> list[str]:
         """What the op imports from the runtime's checks."""
         used = " ".join(self.checks)
-        return [n for n in ("FLOAT_DTYPES", "at_least", "check_float", "check_int") if n in used]
+        return [n for n in ("FLOAT_DTYPES", "AtLeast", "check_float", "check_int") if n in used]
+
+
+def _name(parameter: str) -> str:
+    return parameter.partition(":")[0]
+
+
+def _only(parameters: Sequence[str], used: Collection[str]) -> str:
+    """The parameters of a function that reads some of them: unused ones get an underscore, those at the end no name."""
+    last = max(i for i, p in enumerate(parameters) if _name(p) in used)
+    named = [p if _name(p) in used else f"_{p}" for p in parameters[: last + 1]]
+    return ", ".join([*named, "*_: object"])
 
 
 def _launch(kernel: KernelPlan) -> str:
@@ -161,6 +202,7 @@ def op_plan(planned: VariantPlan) -> OpPlan:
         ),
         checks=[_check(a) for a in arguments],
         has_offset=reads_query_position(variant),
+        uses_tanh=uses_tanh(variant),
         decay=variant.decay,
         formula=_formula(variant),
         reference_score=printer.text(variant.score) if variant.score is not None else "",
@@ -181,13 +223,13 @@ def _formula(variant: Variant) -> str:
         lines.append(f"keep = {formula.text(variant.mask)}")
     total = "(sum(exp(score)) + exp(sink))" if variant.sink else "sum(exp(score))"
     lines.append(f"o = exp(score) @ v / {total}")
-    return "\n".join(f"        {line}" for line in lines)
+    return "\n".join(docstring(line, indent=8, hanging=12) for line in lines)
 
 
 def _check(a: Argument) -> str:
     if a.is_tensor:
-        return f'check_tensor(NAME, "{a.name}", {a.name}, {a.shape}, {a.dtypes}, q)'
-    return f'check_{a.required}(NAME, "{a.name}", {a.name})'
+        return f'{a.name} = check_tensor(NAME, "{a.name}", {a.name}, {a.shape}, {a.dtypes}, q)'
+    return f'{a.name} = check_{a.required}(NAME, "{a.name}", {a.name})'
 
 
 _SIZES = {"b": "q.shape[0]", "h": "q.shape[1]", "hkv": "k.shape[1]"}
@@ -213,8 +255,8 @@ def _arguments(variant: Variant) -> list[Argument]:
             )
         )
     if variant.decay:
-        doc = "log-decay `[B, P, Hq]`, natural log, any float dtype; `P` covers every query and key position; differentiable."
-        found.append(_float_argument("g", f"(q.shape[0], at_least({_FURTHEST}), q.shape[1])", doc))
+        doc = "log-decay `[B, P, Hq]`, natural log, any float dtype; P covers all positions; differentiable."
+        found.append(_float_argument("g", f"(q.shape[0], AtLeast({_FURTHEST}), q.shape[1])", doc))
     if variant.sink:
         doc = "`[Hq]`, any float dtype: a logit per query head in the softmax denominator only; differentiable."
         found.append(_float_argument("sink", "(q.shape[1],)", doc))
@@ -231,7 +273,7 @@ def _float_argument(name: str, shape: str, doc: str) -> Argument:
 
 
 def _axis_size(variant: Variant, tensor: str, axis: int, dim: str | int) -> str:
-    """The size an axis must have: exact for heads and batch, at least the furthest position where positions index it."""
+    """The size an axis must have: exact for heads and batch, at least the furthest position where one indexes it."""
     if isinstance(dim, int):
         return str(dim)
     if dim in _SIZES:
@@ -242,17 +284,16 @@ def _axis_size(variant: Variant, tensor: str, axis: int, dim: str | int) -> str:
         if isinstance(index, Var) and index.name in _POSITIONS:
             needed.add(_POSITIONS[index.name])
     if not needed:
-        return "at_least(1)"
-    return f"at_least({needed.pop()})" if len(needed) == 1 else f"at_least({_FURTHEST})"
+        return "AtLeast(1)"
+    return f"AtLeast({needed.pop()})" if len(needed) == 1 else f"AtLeast({_FURTHEST})"
 
 
 def _buffer(term: GradientTerm) -> Buffer:
     if term.kind is GradientKind.HEAD:
         size = 'cdiv(q_len, tiles["dq"].block_m)'
-        return Buffer(name=term.accumulator, kernel="dq", allocate=f"q.new_empty((batch, num_heads, {size}), dtype=FP32)")
-    axis = f"{term.tensor}.shape[{term.axis}]"
-    kernel = "dq" if term.kind is GradientKind.ROW else "dkdv"
-    return Buffer(name=term.accumulator, kernel=kernel, allocate=f"q.new_zeros((batch, num_heads, {axis}), dtype=FP32)")
+        return Buffer(name=term.accumulator, allocate=f"q.new_empty((batch, num_heads, {size}), dtype=FP32)")
+    size = f"{term.tensor}.shape[{term.axis}]"
+    return Buffer(name=term.accumulator, allocate=f"q.new_zeros((batch, num_heads, {size}), dtype=FP32)")
 
 
 def _gradients(planned: VariantPlan) -> dict[str, str]:
@@ -264,7 +305,8 @@ def _gradients(planned: VariantPlan) -> dict[str, str]:
             total = f"{term.accumulator}.sum(-1)" if term.kind is GradientKind.HEAD else term.accumulator
             axes = "".join(_axis_letter(i) for i in term.load.indices)
             parts.append(f'reduce_gradient({total}, "{axes}", num_kv_heads)')
-        found[tensor] = f"({' + '.join(parts)}).to({tensor}.dtype)" if len(parts) > 1 else f"{parts[0]}.to({tensor}.dtype)"
+        total = f"({' + '.join(parts)})" if len(parts) > 1 else parts[0]
+        found[tensor] = f"{total}.to({tensor}.dtype)"
     if planned.variant.decay:
         found["g"] = "dg"
     if planned.variant.sink:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -80,7 +81,7 @@ _BINARY = {
 }
 _COMPARE = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"}
 
-_HEADER = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\(([^()]*)\))?\s*$")
+_HEADER = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\(([^()]*)\))?\s*$", re.ASCII)
 
 
 def parse_header(text: str) -> tuple[str, tuple[str, ...]]:
@@ -108,7 +109,10 @@ def parse(text: str, scope: Scope, want: Type) -> Expr:
     Raises `ExprError` with the column (from 1) of the offending part of `text`.
     """
     tree = _tree(text)
-    e = _Parser(scope, allow_score=want is Type.FLOAT).read(tree)
+    try:
+        e = _Parser(text, scope, allow_score=want is Type.FLOAT).read(tree)
+    except RecursionError:
+        raise ExprError(_TOO_DEEP, 1) from None
     if want is Type.FLOAT and e.type is Type.INT:
         e = expr.to_float(e)
     if e.type is not want:
@@ -121,33 +125,56 @@ def _article(t: Type) -> str:
     return f"an {t.value}" if t is Type.INT else f"a {t.value}"
 
 
+_TOO_DEEP = "the expression is nested too deeply"
+
+
+def _flat(text: str) -> str:
+    """The expression on one line, as YAML lets it run over several."""
+    return " ".join(line.strip() for line in text.strip().splitlines())
+
+
 def _tree(text: str) -> ast.expr:
-    flat = " ".join(line.strip() for line in text.strip().splitlines())
+    flat = _flat(text)
+    if "#" in flat:  # on one line a comment would swallow the lines after it
+        raise ExprError(f"an expression cannot hold a comment: {flat!r}", flat.index("#") + 1)
     try:
-        return ast.parse(flat, mode="eval").body
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # `5if` is a literal to Python, with a warning on the user's terminal
+            return ast.parse(flat, mode="eval").body
     except (SyntaxError, ValueError) as error:  # ValueError: NUL bytes
-        column = getattr(error, "offset", 1) or 1
+        column = getattr(error, "offset", None) or len(flat) + 1  # 0: the text ended too early
         raise ExprError(f"not a Python expression: {flat!r} ({getattr(error, 'msg', error)})", column) from None
     except (RecursionError, MemoryError):
-        raise ExprError("the expression is nested too deeply", 1) from None
+        raise ExprError(_TOO_DEEP, 1) from None
 
 
 class _Parser:
-    def __init__(self, scope: Scope, *, allow_score: bool) -> None:
+    def __init__(self, text: str, scope: Scope, *, allow_score: bool) -> None:
+        self.utf8 = _flat(text).encode()
         self.scope = scope
         self.allow_score = allow_score
 
     def fail(self, node: ast.AST, message: str) -> ExprError:
-        return ExprError(message, getattr(node, "col_offset", 0) + 1)
+        before = self.utf8[: getattr(node, "col_offset", 0)]  # `ast` counts bytes
+        return ExprError(message, len(before.decode()) + 1)
 
     def read(self, node: ast.expr) -> Expr:
+        """The IR of a node; a number that a kernel's int32 or float32 cannot hold is an error."""
+        e = self.read_node(node)
+        if isinstance(e, expr.Const) and not _fits(e.value):
+            kind = "an integer" if e.type is Type.INT else "a number"
+            bits = "32 bits" if e.type is Type.INT else "float32"
+            raise self.fail(node, f"{kind} must fit {bits}, got {_source(node)}")
+        return e
+
+    def read_node(self, node: ast.expr) -> Expr:
         match node:
             case ast.Constant(value=value) if isinstance(value, (bool, int, float)):
                 return expr.const(value)
             case ast.Name(id=name):
                 return self.read_name(node, name)
             case ast.UnaryOp(op=op, operand=operand):
-                return self.read_unary(node, op, self.read(operand))
+                return self.read_unary(op, operand)
             case ast.BinOp(left=left, op=op, right=right):
                 return self.read_binary(node, op, left, right)
             case ast.BoolOp(op=op, values=values):
@@ -161,7 +188,7 @@ class _Parser:
                 return self.read_call(node, name, args)
             case ast.Subscript(value=ast.Name(id=name), slice=index):
                 return self.read_load(node, name, index)
-        raise self.fail(node, f"{ast.unparse(node)!r} is not part of the expression language")
+        raise self.fail(node, f"{_source(node)!r} is not part of the expression language")
 
     def read_name(self, node: ast.expr, name: str) -> Expr:
         if name in self.scope.bound:
@@ -179,7 +206,7 @@ class _Parser:
             dims = self.scope.tensors[name].dims
             if not dims:
                 return self.load(name, ())
-            raise self.fail(node, f"tensor '{name}' must be indexed with {len(dims)} indices: {_example(name, dims)}")
+            raise self.fail(node, f"tensor '{name}' must be indexed: {_example(name, dims)}")
         if name in self.scope.macros:
             return self.expand(node, name, [])
         if name in FUNCTIONS or name == "where":
@@ -194,7 +221,7 @@ class _Parser:
         e = self.read(node)
         if e.type is Type.BOOL:
             raise self.fail(
-                node, f"'{op}' needs numbers, got the boolean {ast.unparse(node)!r}; use where(condition, a, b)"
+                node, f"'{op}' needs numbers, got the boolean {_source(node)!r}; use where(condition, a, b)"
             )
         return e
 
@@ -202,15 +229,16 @@ class _Parser:
         e = self.read(node)
         if e.type is not Type.BOOL:
             raise self.fail(
-                node, f"'{op}' needs booleans, got {_article(e.type)}: {ast.unparse(node)!r}; write a comparison"
+                node, f"'{op}' needs booleans, got {_article(e.type)}: {_source(node)!r}; write a comparison"
             )
         return e
 
-    def read_unary(self, node: ast.UnaryOp, op: ast.unaryop, value: Expr) -> Expr:
+    def read_unary(self, op: ast.unaryop, operand: ast.expr) -> Expr:
         if isinstance(op, (ast.Not, ast.Invert)):
-            return expr.logical_not(self.boolean(node.operand, "not" if isinstance(op, ast.Not) else "~"))
-        value = self.number(node.operand, "-")
-        return expr.neg(value) if isinstance(op, ast.USub) else value
+            return expr.logical_not(self.boolean(operand, "not" if isinstance(op, ast.Not) else "~"))
+        if isinstance(op, ast.UAdd):
+            return self.number(operand, "+")
+        return expr.neg(self.number(operand, "-"))
 
     def read_binary(self, node: ast.BinOp, op: ast.operator, left: ast.expr, right: ast.expr) -> Expr:
         if isinstance(op, (ast.BitAnd, ast.BitOr)):
@@ -221,21 +249,26 @@ class _Parser:
             base, exponent = self.number(left, "**"), self.number(right, "**")
             if not isinstance(exponent, expr.Const):
                 raise self.fail(
-                    right, f"the exponent of '**' must be a literal number, got {ast.unparse(right)!r}; use exp and log"
+                    right, f"the exponent of '**' must be a literal number, got {_source(right)!r}; use exp and log"
                 )
+            if abs(exponent.value) > expr.MAX_EXPONENT:
+                limits = f"from -{expr.MAX_EXPONENT} to {expr.MAX_EXPONENT}"
+                raise self.fail(right, f"the exponent of '**' must be {limits}, got {exponent.value}")
+            if expr.is_const(base, 0) and exponent.value < 0:
+                raise self.fail(node, f"'**' divides by the constant zero in {_source(node)!r}")
             if base.type is Type.INT and (exponent.type is not Type.INT or exponent.value < 0):
                 base = expr.to_float(base)
             return expr.power(base, exponent.value)
         if type(op) not in _BINARY:
-            raise self.fail(node, f"{ast.unparse(node)!r} uses an operator that is not part of the expression language")
+            raise self.fail(node, f"{_source(node)!r} uses an operator that is not part of the expression language")
         symbol, build = _BINARY[type(op)]
         a, b = self.number(left, symbol), self.number(right, symbol)
         if symbol in ("//", "%"):
             for side, e in ((left, a), (right, b)):
                 if e.type is not Type.INT:
-                    raise self.fail(side, f"'{symbol}' needs integers, got the float {ast.unparse(side)!r}")
+                    raise self.fail(side, f"'{symbol}' needs integers, got the float {_source(side)!r}")
         if symbol in ("/", "//", "%") and expr.is_const(b, 0):
-            raise self.fail(right, f"'{symbol}' divides by the constant zero in {ast.unparse(node)!r}")
+            raise self.fail(right, f"'{symbol}' divides by the constant zero in {_source(node)!r}")
         return build(a, b)
 
     def read_compare(self, node: ast.Compare) -> Expr:
@@ -244,7 +277,7 @@ class _Parser:
         parts = []
         for op, a, b in zip(node.ops, values, values[1:], strict=False):
             if type(op) not in _COMPARE:
-                raise self.fail(node, f"{ast.unparse(node)!r}: only < <= > >= == != compare values")
+                raise self.fail(node, f"{_source(node)!r}: only < <= > >= == != compare values")
             parts.append(expr.compare(_COMPARE[type(op)], a, b))
         return expr.logical_and(*parts)
 
@@ -293,7 +326,7 @@ class _Parser:
             e = self.read(item)
             if e.type is not Type.INT:
                 raise self.fail(
-                    item, f"an index must be an integer, got {_article(e.type)}: {ast.unparse(item)!r} in '{name}'"
+                    item, f"an index must be an integer, got {_article(e.type)}: {_source(item)!r} in '{name}'"
                 )
             if SCORE in expr.names(e):
                 raise self.fail(item, f"an index of '{name}' cannot depend on 'score'")
@@ -309,7 +342,8 @@ class _Parser:
         macro = self.scope.macros[name]
         if len(args) != len(macro.params):
             usage = f"{name}({', '.join(macro.params)})" if macro.params else name
-            raise self.fail(node, f"'{name}' takes {len(macro.params)} arguments, got {len(args)}; write {usage}")
+            wanted = f"{len(macro.params)} argument{'s' * (len(macro.params) != 1)}"
+            raise self.fail(node, f"'{name}' takes {wanted}, got {len(args)}; write {usage}")
         if name in self.scope.expanding:
             raise self.fail(node, f"'{name}' is defined by itself: {' -> '.join((*self.scope.expanding, name))}")
         if macro.type is Type.FLOAT and not self.allow_score:
@@ -320,6 +354,21 @@ class _Parser:
             return parse(macro.body, scope, macro.type)
         except ExprError as error:
             raise self.fail(node, f"in '{name}': {error.message}") from None
+
+
+def _fits(value: int | float | bool) -> bool:
+    if isinstance(value, int):
+        return -(2**31) <= value < 2**31
+    return value == 0 or 2.0**-126 <= abs(value) < 2.0**128
+
+
+def _source(node: ast.AST) -> str:
+    """The text of a part of an expression, shortened for a message."""
+    try:
+        text = ast.unparse(node)
+    except ValueError:  # Python prints no integer of thousands of digits
+        text = "a number of thousands of digits"
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _example(name: str, dims: tuple[str | int, ...]) -> str:

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from codegen import blocks, expr
 from codegen.bounds import key_bounds, query_bounds
 from codegen.derive import derivative
-from codegen.emit import Emitter
-from codegen.expr import Expr, Load, Op, TensorSpec, Var, const, float_var
+from codegen.emit import DECAY, Emitter
+from codegen.expr import Expr, Load, TensorSpec, Var, const, float_var
 from codegen.model import BlockText, GradientKind, GradientTerm, GradientText, KernelPlan
-from codegen.signature import DECAY, Signatures, legend
+from codegen.printers import FormulaPrinter
+from codegen.signature import Signatures, legend
 from codegen.spec import Variant
 
 LOG2E = const(1.4426950408889634)
@@ -52,17 +53,14 @@ def unsupported(variant: Variant) -> list[tuple[str, str]]:
         if not spec.grad:
             continue
         reads = [x for x in expr.loads(variant.score) if x.tensor == name] if variant.score is not None else []
-        if not reads:
-            found.append((f"tensors.{name}.grad", "only a tensor that the score reads has a gradient; set grad: false"))
         kinds = [gradient_kind(x, spec) for x in reads]
         if None in kinds or len(set(kinds)) < len(kinds):
-            found.append(
-                (
-                    f"tensors.{name}.grad",
-                    f"the gradient of '{name}' can be gathered where every index is one of b, h, hkv, q_idx, kv_idx over "
-                    "the dim of that name, with one position at most; got another index; set grad: false",
-                )
+            got = " and ".join(FormulaPrinter().text(x) for x, kind in zip(reads, kinds, strict=True) if kind is None)
+            rule = (
+                "a gradient is gathered where every index is one of b h hkv q_idx kv_idx, over the dim of that name, "
+                "with one position at most, and in one read per kind of index"
             )
+            found.append((f"tensors.{name}.grad", f"{rule}, got {got or 'two reads of one kind'}; set grad: false"))
     return found
 
 
@@ -128,23 +126,23 @@ class KernelBuilder:
         dscore = self.logits.dscore if backward else None
         mask = self.variant.mask if self.variant.mask is not None else expr.TRUE
         keep = mask if partial and mask != expr.TRUE else None
-        statements, texts = self.emitter.block(self.logits.logit, dscore, keep, *(t.local for t in terms))
-        logit, dscore_text, keep_text, *locals_ = texts
+        locals_ = [t.local for t in terms]
+        statements, texts = self.emitter.block(self.logits.logit, dscore, keep, *locals_, whole=not partial)
+        logit, dscore_text, keep_text, *local_texts = texts
         read = frozenset().union(
-            *(expr.names(e) for e in (self.logits.logit, dscore, keep, *(t.local for t in terms)) if e is not None)
+            *(expr.names(e) for e in (self.logits.logit, dscore, keep, *locals_) if e is not None)
         )
         if self.logits.linear:
             logit = "qk * qk_scale"
-        edge = "in_rows[None, :]" if self.transposed else "(kv_idx < kv_len)[None, :]"
         # An infinite derivative on a masked lane times its zero ds is NaN: such lanes are cleared once more.
         guard = partial and dscore is not None
         product = f"ds * {_factor(dscore_text)}" if dscore is not None else ""
         return BlockText(
             statements=statements,
             logit=logit,
-            keep=_conjunction(edge, keep, keep_text) if partial else "",
+            keep=keep_text,
             dscore=f"tl.where(keep, {product}, 0.0)" if guard else product,
-            gradients=[_gradient_text(t, text, partial) for t, text in zip(terms, locals_, strict=True)],
+            gradients=[_gradient_text(t, text, partial) for t, text in zip(terms, local_texts, strict=True)],
             reads_key_index="kv_idx" in read or (partial and not self.transposed),
             reads_query_index="q_idx" in read,
         )
@@ -152,12 +150,6 @@ class KernelBuilder:
 
 def _factor(text: str) -> str:
     return text if text.replace("_", "").isalnum() else f"({text})"
-
-
-def _conjunction(edge: str, mask: Expr | None, text: str) -> str:
-    if mask is None:
-        return edge
-    return f"{edge} & {text}" if isinstance(mask, Op) and mask.op == "and" else f"{edge} & ({text})"
 
 
 def _gradient_text(term: GradientTerm, local: str, partial: bool) -> GradientText:
@@ -215,7 +207,7 @@ def _query_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signat
     terms = [t for t in builder.logits.terms if backward and t.kind is not GradientKind.COLUMN]
     full = builder.block(partial=False, terms=terms, backward=backward)
     partial = builder.block(partial=True, terms=terms, backward=backward)
-    bounds = key_bounds(analysis.keys, builder.emitter)
+    bounds = key_bounds(analysis.keys, builder.emitter, variant.mask is not None)
     emitter = builder.emitter
     hoisted = " ".join([*emitter.prologue, *bounds.statements])
     args = sign.dq() if backward else sign.fwd()
@@ -243,7 +235,7 @@ def _key_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signatur
     terms = [t for t in builder.logits.terms if t.kind is GradientKind.COLUMN]
     full = builder.block(partial=False, terms=terms, backward=True)
     partial = builder.block(partial=True, terms=terms, backward=True)
-    bounds = query_bounds(analysis.queries, builder.emitter)
+    bounds = query_bounds(analysis.queries, builder.emitter, variant.mask is not None)
     emitter = builder.emitter
     hoisted = " ".join([*emitter.prologue, *emitter.head_prologue])
     args = sign.dkdv()

@@ -214,7 +214,7 @@ class TritonPrinter(Printer):
         if e.op == "float":
             return f"{self.operand(e.args[0], ATOM)}.to(tl.float32)"
         if e.op == "tanh":
-            return f"tanh({self.text(e.args[0])}, EXACT)"
+            return f"tanh({self.text(e.args[0])}, HARDWARE_TANH)"
         return super().call(e)
 
     def load(self, e: Load) -> str:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +19,8 @@ from codegen.errors import CodegenError
 from codegen.ops import ArchTable, OpPlan, arch_tables, op_plan
 from codegen.plan import VariantPlan, plan
 from codegen.spec import Spec
+from codegen.text import LINE_LENGTH, comment, docstring
 
-LINE_LENGTH = 120
 _PLACEHOLDER = "0" * 16
 
 
@@ -42,7 +41,7 @@ def templates_path() -> Path:
 
 
 def _environment(folder: Path) -> jinja2.Environment:
-    return jinja2.Environment(
+    env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -50,6 +49,8 @@ def _environment(folder: Path) -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,
     )
+    env.filters["docstring"] = docstring
+    return env
 
 
 KERNELS = {"fwd": "fwd", "bwd_delta": "delta", "bwd_dq": "dq", "bwd_dkdv": "dkdv"}
@@ -78,7 +79,7 @@ def render(spec: Spec) -> dict[str, str]:
 
 
 def _variant_files(env: jinja2.Environment, name: str, planned: VariantPlan) -> dict[str, str]:
-    context: dict[str, Any] = {"variant": planned.variant, "entry": _comment(f"variant: {planned.variant.entry}")}
+    context: dict[str, Any] = {"variant": planned.variant, "entry": comment(f"variant: {planned.variant.entry}")}
     files = {
         f"{name}/{stem}.py": _fill(env, f"kernels/{stem}.py.jinja", kernel=getattr(planned, attribute), **context)
         for stem, attribute in KERNELS.items()
@@ -95,17 +96,6 @@ def _variant_files(env: jinja2.Environment, name: str, planned: VariantPlan) -> 
 def _fill(env: jinja2.Environment, template: str, **context: Any) -> str:
     header = FileHeader(template=template, entry=context.pop("entry", ""))
     return env.get_template(template).render(file=header, **context)
-
-
-def _comment(text: str) -> str:
-    return textwrap.fill(
-        text,
-        width=LINE_LENGTH - 2,
-        initial_indent="# ",
-        subsequent_indent="#     ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def _sign(text: str) -> str:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from codegen import expr
-from codegen.emit import exact_index
+from codegen.emit import DECAY, exact_index
 from codegen.expr import Load, TensorSpec
 from codegen.model import ArgGroup, GradientKind, GradientTerm
 from codegen.printers import FormulaPrinter
 from codegen.spec import Variant
-
-DECAY = TensorSpec(name="decay", dims=("b", "h", "pos"))
-"""The cumulative sum of g, already times log2(e): `[B, Hq, P]`, contiguous."""
 
 _SHAPES = {
     "q": "[B, Hq, Sq, D]",
@@ -36,6 +33,13 @@ def reads_query_position(variant: Variant) -> bool:
     """Whether a kernel needs q_idx, and so the query offset."""
     parts = [e for e in (variant.mask, variant.score) if e is not None]
     return variant.decay or any("q_idx" in expr.names(e) for e in parts)
+
+
+def uses_tanh(variant: Variant) -> bool:
+    """Whether the score calls tanh, for which some chips have an instruction."""
+    return variant.score is not None and any(
+        isinstance(node, expr.Op) and node.op == "tanh" for node in expr.walk(variant.score)
+    )
 
 
 def tensor_reads(variant: Variant) -> tuple[Load, ...]:
@@ -99,7 +103,8 @@ class Signatures:
 
     def constants(self) -> list[str]:
         offset = ["Q_OFFSET_PER_BATCH"] if self.offset else []
-        return [*offset, "HEAD_DIM", "HEAD_DIM_V", "BLOCK_D", "BLOCK_DV", "BLOCK_M", "BLOCK_N"]
+        tanh = ["HARDWARE_TANH"] if uses_tanh(self.variant) else []
+        return [*offset, *tanh, "RAGGED", "HEAD_DIM", "HEAD_DIM_V", "BLOCK_D", "BLOCK_DV", "BLOCK_M", "BLOCK_N"]
 
     def delta_constants(self) -> list[str]:
         return ["HAS_DLSE", "HEAD_DIM_V", "BLOCK_DV", "BLOCK_M"]
@@ -107,7 +112,9 @@ class Signatures:
     def _backward(self, outputs: tuple[str, ...], kinds: tuple[GradientKind, ...]) -> list[ArgGroup]:
         buffers = [t.accumulator for t in self.terms if t.kind in kinds]
         return [
-            ArgGroup(names=("q_ptr", "k_ptr", "v_ptr", "do_ptr", "lse_ptr", "delta_ptr"), host="q, k, v, do, lse, delta"),
+            ArgGroup(
+                names=("q_ptr", "k_ptr", "v_ptr", "do_ptr", "lse_ptr", "delta_ptr"), host="q, k, v, do, lse, delta"
+            ),
             *self._tensors(),
             *(ArgGroup(names=(f"{x}_ptr",), host=x) for x in (*outputs, *buffers)),
             *(_strides(x, x) for x in ("q", "k", "v", "do", *outputs)),
@@ -123,10 +130,12 @@ class Signatures:
 
     def _tensor_strides(self) -> list[ArgGroup]:
         groups = []
-        for name, spec in self._all_tensors().items():
+        for name, spec in self.variant.tensors.items():
             if spec.dims:
                 names = tuple(f"stride_{name}_{axis}" for axis in range(len(spec.dims)))
                 groups.append(ArgGroup(names=names, host=f"*{name}.stride()"))
+        if self.variant.decay:
+            groups.append(ArgGroup(names=("stride_decay_0", "stride_decay_1"), host="*decay.stride()[:2]"))
         axes = clamped_axes(self.variant.tensors, tensor_reads(self.variant))
         if self.variant.decay:
             axes["decay"] = [2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 from codegen.expr import Expr, ScalarType, TensorSpec
 
@@ -30,7 +30,7 @@ SMEM_LIMIT = {
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 
 
-class Pass(str, Enum):
+class Pass(StrEnum):
     """The kernels that have block sizes of their own."""
 
     FWD = "fwd"

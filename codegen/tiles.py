@@ -1,4 +1,4 @@
-"""The constraints on block sizes and launch options, stated once for the loader, the tuner, lint and the JSON Schema."""
+"""The constraints on block sizes and launch options, stated once for loader, tuner, lint and JSON Schema."""
 
 from __future__ import annotations
 

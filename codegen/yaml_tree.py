@@ -72,6 +72,10 @@ class Document:
             known = known.rpartition(".")[0]
         self.note_at(self._lines[known], where, message)
 
+    def has_problem_in(self, item: Item) -> bool:
+        """Whether a problem of `item` or of anything below it is known."""
+        return any(p.where == item.where or p.where.startswith(f"{item.where}.") for p in self.problems)
+
     def _fatal(self, line: int, message: str) -> SpecError:
         return SpecError([Problem(file=self.file, line=line, where="", message=message)])
 
@@ -150,7 +154,7 @@ class Document:
             if name in found:
                 self.note(key, f"duplicate {noun} '{name}', first given in line {first[name]}")
             elif keys is not None and name not in keys:
-                hint = did_you_mean(name, keys) or f"; the {noun}s are {' '.join(keys)}"
+                hint = did_you_mean(name, keys) or f"; expected one of {' '.join(keys)}"
                 self.note(key, f"unknown {noun} {name!r}{hint}")
             else:
                 found[name], first[name] = value, key.line
@@ -217,7 +221,7 @@ def _folded(node: yaml.Node) -> yaml.Node:
 def _constructed(node: yaml.Node) -> object:
     """The Python value of a scalar, None if its text does not fit its tag (`!!int x`)."""
     try:
-        return yaml.constructor.SafeConstructor().construct_object(node)  # type: ignore[no-untyped-call]
+        return yaml.constructor.SafeConstructor().construct_object(node)
     except (ValueError, KeyError):
         return None
 
@@ -227,6 +231,10 @@ def _line(node: yaml.Node) -> int:
 
 
 def _explain(error: yaml.MarkedYAMLError) -> str:
-    context = f" {error.context}" if error.context else ""
-    hint = "; quote an expression that holds any of , : [ ] { }" if "flow" in context else ""
-    return f"not valid YAML: {error.problem}{context}{hint}"
+    if error.context is None:
+        return f"not valid YAML: {error.problem}"
+    hint = ""
+    if "flow" in error.context and error.context_mark is not None:
+        opened = f"in line {error.context_mark.line + 1}"
+        hint = f"; close what is opened {opened}, or quote an expression that holds any of , : [ ] {{ }}"
+    return f"not valid YAML: {error.context}: {error.problem}{hint}"

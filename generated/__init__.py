@@ -1,7 +1,10 @@
-# Generated from variants.yaml; do not edit. To change it: edit the entry or the template, then `python -m codegen render`.
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/package_init.py.jinja
-# hash: cad6f4b15cbeea02
-"""Attention ops as Triton kernels. `from <this package>.torch import full`; importing the package imports no framework."""
+# hash: d741774cb3054406
+"""Attention ops as Triton kernels: `from <this package>.torch import full`.
+
+Importing the package itself imports no framework.
+"""
 
 VARIANTS = (
     "full",

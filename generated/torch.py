@@ -1,6 +1,6 @@
-# Generated from variants.yaml; do not edit. To change it: edit the entry or the template, then `python -m codegen render`.
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/torch_init.py.jinja
-# hash: 851a3ce0ac635ecd
+# hash: cd212bbf106f3bb3
 """The attention ops for PyTorch, one function per variant."""
 
 from .alibi.torch_op import alibi

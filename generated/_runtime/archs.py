@@ -1,6 +1,6 @@
-# Generated from variants.yaml; do not edit. To change it: edit the entry or the template, then `python -m codegen render`.
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/archs.py.jinja
-# hash: 20641483b131fe96
+# hash: ccc5fcc4f121a336
 """Default tiles per architecture and pass, from `archs:` of variants.yaml."""
 
 # dtype class -> pass -> rows of (largest head_dim served, block_m, block_n, num_warps, num_stages)
@@ -188,18 +188,18 @@ ARCHS: dict[str, dict[str, dict[str, tuple[tuple[int, int, int, int, int], ...]]
     "sm_90": {
         "half": {
             "dkdv": (
-                (64, 64, 128, 8, 2),
+                (64, 64, 64, 4, 3),
                 (128, 64, 128, 8, 2),
                 (256, 32, 64, 8, 2),
             ),
             "dq": (
-                (64, 128, 64, 8, 2),
-                (128, 128, 64, 8, 2),
+                (64, 64, 64, 4, 3),
+                (128, 128, 64, 8, 3),
                 (256, 64, 32, 8, 2),
             ),
             "fwd": (
-                (64, 128, 128, 8, 2),
-                (128, 128, 128, 8, 2),
+                (64, 128, 64, 8, 4),
+                (128, 128, 128, 8, 3),
                 (256, 128, 64, 8, 2),
             ),
         },

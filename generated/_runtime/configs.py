@@ -1,7 +1,7 @@
 """Which tiles a kernel runs with: the call's `config=` argument, else the architecture's default."""
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 from .archs import ARCHS
@@ -37,7 +37,7 @@ def next_power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-@lru_cache(maxsize=None)
+@cache
 def default_tiles(op: str, arch: str, itemsize: int, head_dim: int) -> Tiles:
     """The architecture's tiles for inputs of `itemsize` bytes; `head_dim` is the larger one of q's and v's."""
     if arch == INTERPRETER:

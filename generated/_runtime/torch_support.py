@@ -5,13 +5,13 @@ import json
 import math
 import os
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .checks import INT_LIMIT, check_int, check_layout, check_scale, check_shapes, check_sizes, fail
+from .checks import check_int, check_layout, check_scale, check_shapes, check_sizes, fail
 from .configs import INTERPRETER, Config, checked_tile
 
 FP32 = torch.float32
@@ -69,21 +69,21 @@ def within_stride_limit(do: Tensor) -> Tensor:
     return do if _small_strides(do) else do.contiguous()
 
 
-def check_tensor(op: str, name: str, x: Any, shape: tuple[int, ...], dtypes: tuple[str, ...], like: Tensor) -> None:
-    """Check one of a variant's own tensors."""
+def check_tensor(op: str, name: str, x: Any, shape: tuple[int, ...], dtypes: tuple[str, ...], like: Tensor) -> Tensor:
+    """One of a variant's own tensors, checked."""
     if not isinstance(x, Tensor):
-        fail(
-            op, name, f"a torch.Tensor of shape {[int(n) for n in shape]}", "nothing" if x is None else type(x).__name__
-        )
+        got = "nothing" if x is None else type(x).__name__
+        fail(op, name, f"a torch.Tensor of shape {[int(n) for n in shape]}", got)
     if _DTYPE_NAMES.get(x.dtype) not in dtypes:
         fail(op, name, f"dtype {' or '.join(dtypes)}", x.dtype)
     if x.device != like.device:
         fail(op, name, f"device {like.device}, that of q", x.device)
     check_sizes(op, name, x.shape, shape)
+    return x
 
 
 def query_offset(op: str, q_offset: Any, q: Tensor, q_len: int, kv_len: int) -> tuple[int, Tensor | None]:
-    """The offset as (number, None), or (0, one int32 per batch row). `"end"` aligns the last query with the last key."""
+    """The offset as (number, None) or (0, one int32 per batch row). `"end"` aligns the last query with the last key."""
     if isinstance(q_offset, Tensor):
         if q_offset.dtype != torch.int32 or q_offset.shape != (q.shape[0],) or q_offset.device != q.device:
             got = f"{q_offset.dtype} {list(q_offset.shape)} on {q_offset.device}"
@@ -93,9 +93,7 @@ def query_offset(op: str, q_offset: Any, q: Tensor, q_len: int, kv_len: int) -> 
         if q_offset != "end":
             fail(op, "q_offset", "an int, 'end' or an int32 tensor", repr(q_offset))
         return kv_len - q_len, None
-    if type(q_offset) is not int or not -INT_LIMIT <= q_offset <= INT_LIMIT:
-        check_int(op, "q_offset", q_offset)
-    return q_offset, None
+    return check_int(op, "q_offset", q_offset), None
 
 
 def autocast_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -143,13 +141,13 @@ def config_text(op: str, config: Any) -> str:
     return json.dumps(config)
 
 
-@lru_cache(maxsize=None)
+@cache
 def parse_config(text: str) -> Config | None:
     """The inverse of `config_text`."""
     return json.loads(text) if text else None
 
 
-@lru_cache(maxsize=None)
+@cache
 def _device_arch(index: int) -> str:
     properties = torch.cuda.get_device_properties(index)
     if torch.version.hip is not None:
@@ -162,6 +160,11 @@ def arch_of(x: Tensor) -> str:
     return INTERPRETER if x.device.type == "cpu" else _device_arch(x.device.index)
 
 
+def has_tanh_instruction(x: Tensor) -> bool:
+    """Whether tanh is one instruction, exact enough for 16-bit inputs: on NVIDIA chips."""
+    return x.element_size() == 2 and arch_of(x).startswith("sm_")
+
+
 def on_device(x: Tensor) -> AbstractContextManager[Any]:
     """Triton launches on the current device: make it that of `x`."""
     if x.device.type == "cpu" or x.device.index == torch.cuda.current_device():
@@ -171,7 +174,8 @@ def on_device(x: Tensor) -> AbstractContextManager[Any]:
 
 def empty_like_layout(x: Tensor, last: int) -> Tensor:
     """An empty `[B, H, S, last]` tensor, dense, its axes in the memory order of `x`."""
-    order = sorted(range(3), key=lambda axis: (-x.stride(axis), axis))
+    strides = x.stride()
+    order = sorted(range(3), key=lambda axis: (-strides[axis], axis))
     if order == [0, 1, 2]:
         return x.new_empty((*x.shape[:3], last))
     out = x.new_empty((*(x.shape[axis] for axis in order), last))

@@ -1,7 +1,7 @@
-# Generated from variants.yaml; do not edit. To change it: edit the entry or the template, then `python -m codegen render`.
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: a053cd0fdf51dc60
+# hash: 32b8a0c9c5353df9
 """Gradient of `alibi` with respect to q and slope: one program per block of query rows and query head.
 
     keep          q_idx >= kv_idx
@@ -22,7 +22,7 @@ The probabilities are computed again from the saved lse; `ds = p * (dp - delta)`
 import triton
 import triton.language as tl
 
-LOG2E: tl.constexpr = 1.4426950408889634
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -37,7 +37,7 @@ def load_tile(
     BLOCK_COLS: tl.constexpr,
     BOUNDED: tl.constexpr,
 ):
-    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix, zero in the columns (if BOUNDED: and rows) beyond it."""
+    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix; zero in columns and, if BOUNDED, rows beyond it."""
     # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
@@ -94,23 +94,23 @@ def alibi_bwd_dq(
     dslope_heads_ptr,
     stride_qb,
     stride_qh,
-    stride_qs,
+    stride_qs: tl.constexpr,
     stride_qd,
     stride_kb,
     stride_kh,
-    stride_ks,
+    stride_ks: tl.constexpr,
     stride_kd,
     stride_vb,
     stride_vh,
-    stride_vs,
+    stride_vs: tl.constexpr,
     stride_vd,
     stride_dob,
     stride_doh,
-    stride_dos,
+    stride_dos: tl.constexpr,
     stride_dod,
     stride_dqb,
     stride_dqh,
-    stride_dqs,
+    stride_dqs: tl.constexpr,
     stride_dqd,
     stride_slope_0,
     q_len,
@@ -120,6 +120,7 @@ def alibi_bwd_dq(
     q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -135,10 +136,7 @@ def alibi_bwd_dq(
     b = (head // num_heads).to(tl.int64)
     h = (head % num_heads).to(tl.int64)
     hkv = h // group_size
-    if Q_OFFSET_PER_BATCH:
-        q_shift = tl.load(q_offset + b)
-    else:
-        q_shift = q_offset
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
     q_idx = rows + q_shift
     in_rows = rows < q_len
@@ -164,6 +162,22 @@ def alibi_bwd_dq(
 
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     dslope_heads = tl.zeros([BLOCK_M], tl.float32)
+    for start_n in range(full_end, kv_end, BLOCK_N):
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
+        qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
+        kv_idx = start_n + tl.arange(0, BLOCK_N)
+        term = kv_idx.to(tl.float32)[None, :] - q_idx.to(tl.float32)[:, None]
+        p = tl.exp2(1.4426950408889634 * scale * qk + 1.4426950408889634 * slope_val * term - lse[:, None])
+        keep = q_idx[:, None] >= kv_idx[None, :]
+        if RAGGED:
+            keep = keep & (kv_idx < kv_len)[None, :]
+        p = tl.where(keep, p, 0.0)
+        dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
+        ds = p * (dp - delta[:, None])
+        dslope_heads += tl.sum(tl.where(keep, ds * term, 0.0), 1)
+        dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
+
     for start_n in range(0, full_end, BLOCK_N):
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, False)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
@@ -174,20 +188,6 @@ def alibi_bwd_dq(
         dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
         ds = p * (dp - delta[:, None])
         dslope_heads += tl.sum(ds * term, 1)
-        dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
-
-    for start_n in range(full_end, kv_end, BLOCK_N):
-        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, True)
-        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
-        qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
-        kv_idx = start_n + tl.arange(0, BLOCK_N)
-        term = kv_idx.to(tl.float32)[None, :] - q_idx.to(tl.float32)[:, None]
-        p = tl.exp2(1.4426950408889634 * scale * qk + 1.4426950408889634 * slope_val * term - lse[:, None])
-        keep = (kv_idx < kv_len)[None, :] & (q_idx[:, None] >= kv_idx[None, :])
-        p = tl.where(keep, p, 0.0)
-        dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
-        ds = p * (dp - delta[:, None])
-        dslope_heads += tl.sum(tl.where(keep, ds * term, 0.0), 1)
         dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
 
     dq_base = dq_ptr + b * stride_dqb + h * stride_dqh

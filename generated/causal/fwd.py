@@ -1,7 +1,7 @@
-# Generated from variants.yaml; do not edit. To change it: edit the entry or the template, then `python -m codegen render`.
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: kernels/fwd.py.jinja
-# hash: 9d95bd9e35f9e72b
+# hash: 6bc8a61f5e3e050a
 """Forward of `causal`: `o = softmax(score) v`, one program per block of query rows and query head.
 
     keep  q_idx >= kv_idx
@@ -11,15 +11,15 @@
     o     [B, Hq, Sq, Dv]
     lse   [B, Hq, Sq]  fp32, log of the softmax denominator
 
-The scores of a row are folded in block by block (online softmax, arXiv:2205.14135): `m` is the largest score so far,
-`l` the sum of exponentials relative to it. Scores are kept times log2(e), so that each exponential is one `exp2`.
+The scores of a row are folded in block by block (online softmax, arXiv:2205.14135): `row_max` is the largest score so
+far, `row_sum` the sum of exponentials relative to it. Scores are kept times log2(e): each exponential is one `exp2`.
 """
 
 import triton
 import triton.language as tl
 
-LOG2E: tl.constexpr = 1.4426950408889634
-LN2: tl.constexpr = 0.6931471805599453
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -34,7 +34,7 @@ def load_tile(
     BLOCK_COLS: tl.constexpr,
     BOUNDED: tl.constexpr,
 ):
-    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix, zero in the columns (if BOUNDED: and rows) beyond it."""
+    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix; zero in columns and, if BOUNDED, rows beyond it."""
     # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
@@ -87,19 +87,19 @@ def causal_fwd(
     lse_ptr,
     stride_qb,
     stride_qh,
-    stride_qs,
+    stride_qs: tl.constexpr,
     stride_qd,
     stride_kb,
     stride_kh,
-    stride_ks,
+    stride_ks: tl.constexpr,
     stride_kd,
     stride_vb,
     stride_vh,
-    stride_vs,
+    stride_vs: tl.constexpr,
     stride_vd,
     stride_ob,
     stride_oh,
-    stride_os,
+    stride_os: tl.constexpr,
     stride_od,
     q_len,
     kv_len,
@@ -108,6 +108,7 @@ def causal_fwd(
     q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -123,10 +124,7 @@ def causal_fwd(
     b = (head // num_heads).to(tl.int64)
     h = (head % num_heads).to(tl.int64)
     hkv = h // group_size
-    if Q_OFFSET_PER_BATCH:
-        q_shift = tl.load(q_offset + b)
-    else:
-        q_shift = q_offset
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
     q_idx = rows + q_shift
     q_base = q_ptr + b * stride_qb + h * stride_qh
@@ -142,40 +140,42 @@ def causal_fwd(
     full_end = tl.minimum(q_first + 1, kv_len) // BLOCK_N * BLOCK_N
     full_end = tl.maximum(full_end, 0)
 
-    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    l = tl.zeros([BLOCK_M], tl.float32)
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    for start_n in range(full_end, kv_end, BLOCK_N):
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
+        qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
+        kv_idx = start_n + tl.arange(0, BLOCK_N)
+        keep = q_idx[:, None] >= kv_idx[None, :]
+        if RAGGED:
+            keep = keep & (kv_idx < kv_len)[None, :]
+        qk = tl.where(keep, qk, float("-inf"))
+        max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
+        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+        max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
+        p = tl.exp2(qk * qk_scale - max_ref[:, None])
+        alpha = tl.exp2(row_max - max_ref)
+        row_sum = row_sum * alpha + tl.sum(p, 1)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
+        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
+        row_max = max_new
+
     for start_n in range(0, full_end, BLOCK_N):
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, False)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
-        m_new = tl.maximum(m, tl.max(qk, 1) * qk_scale)
-        p = tl.exp2(qk * qk_scale - m_new[:, None])
-        alpha = tl.exp2(m - m_new)
-        l = l * alpha + tl.sum(p, 1)
+        max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
+        p = tl.exp2(qk * qk_scale - max_new[:, None])
+        alpha = tl.exp2(row_max - max_new)
+        row_sum = row_sum * alpha + tl.sum(p, 1)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
-        m = m_new
-
-    for start_n in range(full_end, kv_end, BLOCK_N):
-        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, True)
-        qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
-        kv_idx = start_n + tl.arange(0, BLOCK_N)
-        keep = (kv_idx < kv_len)[None, :] & (q_idx[:, None] >= kv_idx[None, :])
-        qk = tl.where(keep, qk, float("-inf"))
-        m_new = tl.maximum(m, tl.max(qk, 1) * qk_scale)
-        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
-        m_ref = tl.where(m_new == float("-inf"), 0.0, m_new)
-        p = tl.exp2(qk * qk_scale - m_ref[:, None])
-        alpha = tl.exp2(m - m_ref)
-        l = l * alpha + tl.sum(p, 1)
-        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
-        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
-        m = m_new
+        row_max = max_new
 
     # A row without any key gives o = 0 and lse = -inf.
-    o_tile = acc / tl.where(l == 0.0, 1.0, l)[:, None]
-    lse = (m + tl.log2(l)) * LN2
-    lse = tl.where(l == 0.0, float("-inf"), lse)
+    o_tile = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
+    lse = (row_max + tl.log2(row_sum)) * LN2
+    lse = tl.where(row_sum == 0.0, float("-inf"), lse)
     o_base = o_ptr + b * stride_ob + h * stride_oh
     store_tile(o_base, o_tile, start_m, q_len, stride_os, stride_od, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
     tl.store(lse_ptr + (b * num_heads + h) * q_len + rows, lse, mask=rows < q_len)

@@ -1,5 +1,5 @@
-# Generated from variants.yaml; do not edit. To change it: edit the entry or the template, then `python -m codegen render`.
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/variant_init.py.jinja
-# hash: 939d878a133b5b85
+# hash: 2837a17269a3562e
 """`forgetting`: Forgetting attention, a log-decay per position and head (Lin et al., 2025, arXiv:2503.02130)."""

@@ -1,7 +1,7 @@
-# Generated from variants.yaml; do not edit. To change it: edit the entry or the template, then `python -m codegen render`.
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/decay.py.jinja
-# hash: 62fb6fbbf3e4788b
+# hash: 871c4e5a0000b10a
 """Log-decay of `forgetting`: the cumulative sum of g and its gradient, one program per batch row and query head.
 
 g, dg      [B, P, Hq]  natural log; P positions
@@ -13,7 +13,7 @@ dcols      [B, Hq, P]  fp32, gradient that reaches the decay as a key's
 import triton
 import triton.language as tl
 
-LOG2E: tl.constexpr = 1.4426950408889634
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit(do_not_specialize=["length", "num_heads"])
@@ -55,7 +55,7 @@ def forgetting_decay_grad(
     dg_base = dg_ptr + head // num_heads * stride_dgb + head % num_heads * stride_dgh
     after = 0.0
     num_blocks = tl.cdiv(length, BLOCK)
-    for step in range(0, num_blocks):
+    for step in range(num_blocks):
         pos = (num_blocks - 1 - step) * BLOCK + tl.arange(0, BLOCK)
         inside = pos < length
         drows = tl.load(drows_ptr + head * length + pos, mask=inside, other=0.0)

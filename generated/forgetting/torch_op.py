@@ -1,8 +1,9 @@
-# Generated from variants.yaml; do not edit. To change it: edit the entry or the template, then `python -m codegen render`.
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/torch_op.py.jinja
-# hash: 4ce8d44ab91176f8
-"""`forgetting` for PyTorch. Forgetting attention, a log-decay per position and head (Lin et al., 2025, arXiv:2503.02130)."""
+# hash: 479fcce7b35bbd92
+"""`forgetting` for PyTorch. Forgetting attention, a log-decay per position and head (Lin et al., 2025,
+arXiv:2503.02130)."""
 
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from .._runtime.checks import FLOAT_DTYPES, at_least
+from .._runtime.checks import FLOAT_DTYPES, AtLeast
 from .._runtime.configs import cdiv, next_power_of_2, tiles_for
 from .._runtime.torch_support import (
     FP32,
@@ -35,7 +36,8 @@ from .._runtime.torch_support import (
 from .torch_reference import reference
 
 if HAS_TRITON:
-    from . import bwd_delta, bwd_dkdv, bwd_dq, decay as decay_kernels, fwd
+    from . import bwd_delta, bwd_dkdv, bwd_dq, fwd
+    from . import decay as decay_kernels
 
 NAME = "forgetting"
 # Operators are registered under the package's own name, so that two packages can live in one process.
@@ -65,7 +67,7 @@ def forgetting(
         q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 16 to 256.
         k: `[B, Hkv, Skv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Hkv, Skv, Dv]`.
-        g: log-decay `[B, P, Hq]`, natural log, any float dtype; `P` covers every query and key position; differentiable.
+        g: log-decay `[B, P, Hq]`, natural log, any float dtype; P covers all positions; differentiable.
         scale: factor of `q @ k^T`, by default `D ** -0.5`.
         layout: `"bhsd"` as above, or `"bshd"` for q, k, v and o of `[B, S, H, D]`.
         return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.
@@ -74,8 +76,7 @@ def forgetting(
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
 
     Returns:
-        o in the layout and dtype of q, or `(o, lse)`. A query without any key has o = 0 and
-        lse = -inf.
+        o in the layout and dtype of q, or `(o, lse)`. A row without any key has o = 0, lse = -inf.
 
     Raises:
         ArgumentError: an argument of the wrong shape, dtype, device or value; both a TypeError and a ValueError.
@@ -88,8 +89,8 @@ def forgetting(
     if layout == "bshd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     offset, offsets = query_offset(NAME, q_offset, q, q.shape[2], k.shape[2])
-    check_tensor(
-        NAME, "g", g, (q.shape[0], at_least(max(offset + q.shape[2], k.shape[2])), q.shape[1]), FLOAT_DTYPES, q
+    g = check_tensor(
+        NAME, "g", g, (q.shape[0], AtLeast(max(offset + q.shape[2], k.shape[2])), q.shape[1]), FLOAT_DTYPES, q
     )
     config_json = config_text(NAME, config)
     if runs_reference(q):
@@ -127,12 +128,12 @@ class _Attention(torch.autograd.Function):
         offset: int,
         offsets: Tensor | None,
         scale: float,
-        config: str,
+        config_json: str,
     ) -> tuple[Tensor, Tensor]:
         run = _forward if launches_directly(q) else _forward_op
-        o, lse, decay = run(q, k, v, g, offset, offsets, scale, config)
+        o, lse, decay = run(q, k, v, g, offset, offsets, scale, config_json)
         ctx.save_for_backward(q, k, v, g, decay, o, lse, offsets)
-        ctx.numbers = (offset, scale, config)
+        ctx.numbers = (offset, scale, config_json)
         ctx.set_materialize_grads(False)
         return o, lse
 
@@ -140,21 +141,21 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, g, decay, o, lse, offsets = ctx.saved_tensors
-        offset, scale, config = ctx.numbers
+        offset, scale, config_json = ctx.numbers
         do = torch.zeros_like(o) if do is None else do
         run = _backward if launches_directly(q) else _backward_op
-        dq, dk, dv, dg = run(do, dlse, q, k, v, g, decay, o, lse, offset, offsets, scale, config)
+        dq, dk, dv, dg = run(do, dlse, q, k, v, g, decay, o, lse, offset, offsets, scale, config_json)
         return dq, dk, dv, dg, None, None, None, None
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, offset: int, offsets: Tensor | None, scale: float, config: str
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, offset: int, offsets: Tensor | None, scale: float, config_json: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the forward."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config))["fwd"]
+    tile = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_json))["fwd"]
     o = empty_like_layout(q, head_dim_v)
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     decay = q.new_empty((batch, num_heads, g.shape[1]), dtype=FP32)
@@ -176,7 +177,7 @@ def _forward(
             *k.stride(),
             *v.stride(),
             *o.stride(),
-            *decay.stride(),
+            *decay.stride()[:2],
             decay.shape[2],
             q_len,
             kv_len,
@@ -185,6 +186,7 @@ def _forward(
             q_offset,
             scale,
             Q_OFFSET_PER_BATCH=offsets is not None,
+            RAGGED=kv_len % tile.block_n != 0,
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
             BLOCK_D=next_power_of_2(head_dim),
@@ -210,13 +212,13 @@ def _backward(
     offset: int,
     offsets: Tensor | None,
     scale: float,
-    config: str,
+    config_json: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Launch the backward: delta, then dq, then dk and dv."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config))
+    tiles = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_json))
     do = within_stride_limit(do)
     dlse = None if dlse is None else dlse.contiguous()
     delta = torch.empty_like(lse)
@@ -260,7 +262,7 @@ def _backward(
                 *v.stride(),
                 *do.stride(),
                 *dq.stride(),
-                *decay.stride(),
+                *decay.stride()[:2],
                 decay.shape[2],
                 q_len,
                 kv_len,
@@ -269,6 +271,7 @@ def _backward(
                 q_offset,
                 scale,
                 Q_OFFSET_PER_BATCH=offsets is not None,
+                RAGGED=kv_len % tiles["dq"].block_n != 0,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
                 BLOCK_D=next_power_of_2(head_dim),
@@ -296,7 +299,7 @@ def _backward(
                 *do.stride(),
                 *dk.stride(),
                 *dv.stride(),
-                *decay.stride(),
+                *decay.stride()[:2],
                 decay.shape[2],
                 q_len,
                 kv_len,
@@ -305,6 +308,7 @@ def _backward(
                 q_offset,
                 scale,
                 Q_OFFSET_PER_BATCH=offsets is not None,
+                RAGGED=q_len % tiles["dkdv"].block_m != 0,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
                 BLOCK_D=next_power_of_2(head_dim),
@@ -321,9 +325,7 @@ def _backward(
     return dq, dk, dv, dg
 
 
-def _fake_forward(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, offset: int, offsets: Tensor | None, scale: float, config: str
-) -> tuple[Tensor, Tensor, Tensor]:
+def _fake_forward(q: Tensor, _k: Tensor, v: Tensor, g: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
     o = empty_like_layout(q, v.shape[3])
     lse = q.new_empty(q.shape[:3], dtype=FP32)
     decay = q.new_empty((q.shape[0], q.shape[1], g.shape[1]), dtype=FP32)
@@ -331,19 +333,7 @@ def _fake_forward(
 
 
 def _fake_backward(
-    do: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    decay: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    offset: int,
-    offsets: Tensor | None,
-    scale: float,
-    config: str,
+    _do: Tensor, _dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, g: Tensor, *_: object
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dq, dk = empty_like_layout(q, q.shape[3]), empty_like_layout(k, k.shape[3])
     dv = empty_like_layout(v, v.shape[3])

@@ -1,7 +1,7 @@
-# Generated from variants.yaml; do not edit. To change it: edit the entry or the template, then `python -m codegen render`.
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/torch_op.py.jinja
-# hash: ad3c67e0da196951
+# hash: 54ab7a20c1646b01
 """`full` for PyTorch. Every query attends to every key (Vaswani et al., 2017, arXiv:1706.03762)."""
 
 from typing import Any
@@ -68,8 +68,7 @@ def full(
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
 
     Returns:
-        o in the layout and dtype of q, or `(o, lse)`. A query without any key has o = 0 and
-        lse = -inf.
+        o in the layout and dtype of q, or `(o, lse)`. A row without any key has o = 0, lse = -inf.
 
     Raises:
         ArgumentError: an argument of the wrong shape, dtype, device or value; both a TypeError and a ValueError.
@@ -97,7 +96,7 @@ def full(
         check_strides(NAME, q, k, v)
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
-        o, lse = _Attention.apply(q, k, v, offset, offsets, scale, config_json)
+        o, lse = _Attention.apply(q, k, v, scale, config_json)
         o = o.to(dtype)
     if layout == "bshd":
         o = o.transpose(1, 2)
@@ -108,35 +107,31 @@ class _Attention(torch.autograd.Function):
     """o and lse from `[B, H, S, D]` tensors, with the gradient of every tensor that has one."""
 
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, offset: int, offsets: Tensor | None, scale: float, config: str
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, config_json: str) -> tuple[Tensor, Tensor]:
         run = _forward if launches_directly(q) else _forward_op
-        o, lse = run(q, k, v, offset, offsets, scale, config)
-        ctx.save_for_backward(q, k, v, o, lse, offsets)
-        ctx.numbers = (offset, scale, config)
+        o, lse = run(q, k, v, scale, config_json)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.numbers = (scale, config_json)
         ctx.set_materialize_grads(False)
         return o, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, o, lse, offsets = ctx.saved_tensors
-        offset, scale, config = ctx.numbers
+        q, k, v, o, lse = ctx.saved_tensors
+        scale, config_json = ctx.numbers
         do = torch.zeros_like(o) if do is None else do
         run = _backward if launches_directly(q) else _backward_op
-        dq, dk, dv = run(do, dlse, q, k, v, o, lse, offset, offsets, scale, config)
-        return dq, dk, dv, None, None, None, None
+        dq, dk, dv = run(do, dlse, q, k, v, o, lse, scale, config_json)
+        return dq, dk, dv, None, None
 
 
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, offset: int, offsets: Tensor | None, scale: float, config: str
-) -> tuple[Tensor, Tensor]:
+def _forward(q: Tensor, k: Tensor, v: Tensor, scale: float, config_json: str) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config))["fwd"]
+    tile = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_json))["fwd"]
     o = empty_like_layout(q, head_dim_v)
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
@@ -157,6 +152,7 @@ def _forward(
             num_heads,
             group_size,
             scale,
+            RAGGED=kv_len % tile.block_n != 0,
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
             BLOCK_D=next_power_of_2(head_dim),
@@ -177,16 +173,14 @@ def _backward(
     v: Tensor,
     o: Tensor,
     lse: Tensor,
-    offset: int,
-    offsets: Tensor | None,
     scale: float,
-    config: str,
+    config_json: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the backward: delta, then dq, then dk and dv."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config))
+    tiles = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_json))
     do = within_stride_limit(do)
     dlse = None if dlse is None else dlse.contiguous()
     delta = torch.empty_like(lse)
@@ -229,6 +223,7 @@ def _backward(
                 num_heads,
                 group_size,
                 scale,
+                RAGGED=kv_len % tiles["dq"].block_n != 0,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
                 BLOCK_D=next_power_of_2(head_dim),
@@ -259,6 +254,7 @@ def _backward(
                 num_heads,
                 group_size,
                 scale,
+                RAGGED=q_len % tiles["dkdv"].block_m != 0,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
                 BLOCK_D=next_power_of_2(head_dim),
@@ -271,26 +267,14 @@ def _backward(
     return dq, dk, dv
 
 
-def _fake_forward(
-    q: Tensor, k: Tensor, v: Tensor, offset: int, offsets: Tensor | None, scale: float, config: str
-) -> tuple[Tensor, Tensor]:
+def _fake_forward(q: Tensor, _k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     o = empty_like_layout(q, v.shape[3])
     lse = q.new_empty(q.shape[:3], dtype=FP32)
     return o, lse
 
 
 def _fake_backward(
-    do: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    offset: int,
-    offsets: Tensor | None,
-    scale: float,
-    config: str,
+    _do: Tensor, _dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *_: object
 ) -> tuple[Tensor, Tensor, Tensor]:
     dq, dk = empty_like_layout(q, q.shape[3]), empty_like_layout(k, k.shape[3])
     dv = empty_like_layout(v, v.shape[3])

@@ -1,7 +1,7 @@
-# Generated from variants.yaml; do not edit. To change it: edit the entry or the template, then `python -m codegen render`.
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/torch_reference.py.jinja
-# hash: b974c4f62dcdc0bb
+# hash: 8f1e7a50a7b48cf3
 """`full` as plain mathematics: what the kernels are tested against, and what the op computes on the CPU."""
 
 import math
@@ -24,6 +24,7 @@ def reference(
 
     Computes in float32, or in float64 where the inputs are float64, and returns o in the dtype of q.
     """
+    del q_offset  # All references are called alike; no position matters to this one.
     dtype = torch.promote_types(q.dtype, torch.float32)
     if layout == "bshd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)

@@ -1,7 +1,7 @@
-# Generated from variants.yaml; do not edit. To change it: edit the entry or the template, then `python -m codegen render`.
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 1b6df1259db48855
+# hash: db2397a42c2ccc85
 """Gradients of `gemma2_local` with respect to k and v: one program per block of keys and key head.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 4096
@@ -22,21 +22,21 @@ transposed, keys by queries: the probabilities then feed the second product as t
 import triton
 import triton.language as tl
 
-LOG2E: tl.constexpr = 1.4426950408889634
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def tanh(x, EXACT: tl.constexpr):
-    # Two special-function instructions, absolute error 1e-7; the library's tanh branches and costs several times that.
-    far = 1.0 - 2.0 / (tl.exp2(2.8853900817779268 * x) + 1.0)
-    if EXACT:
+def tanh(x, HARDWARE: tl.constexpr):
+    if HARDWARE:
+        # One instruction, relative error 2**-11: less than what rounding a score to 16 bits costs.
+        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        far = 1.0 - 2.0 / (tl.exp2(2.8853900817779268 * x) + 1.0)
         # Near zero the difference above cancels; there a polynomial keeps float32's relative error (Cephes, tanhf).
         z = x * x
         poly = ((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z
         near = x + x * z * ((poly + 1.33314422036e-1) * z - 3.33332819422e-1)
         return tl.where(tl.abs(x) < 0.625, near, far)
-    else:
-        return far
 
 
 @triton.jit
@@ -51,7 +51,7 @@ def load_tile(
     BLOCK_COLS: tl.constexpr,
     BOUNDED: tl.constexpr,
 ):
-    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix, zero in the columns (if BOUNDED: and rows) beyond it."""
+    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix; zero in columns and, if BOUNDED, rows beyond it."""
     # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
@@ -66,6 +66,15 @@ def load_tile(
             return tl.load(ptrs, mask=col < COLS, other=0.0)
         else:
             return tl.load(ptrs)
+
+
+@triton.jit
+def load_vector(ptr, offs, length, other, BOUNDED: tl.constexpr):
+    """Elements `offs` of a vector of `length`, `other` (if BOUNDED) beyond its end."""
+    if BOUNDED:
+        return tl.load(ptr + offs, mask=offs < length, other=other)
+    else:
+        return tl.load(ptr + offs)
 
 
 @triton.jit
@@ -107,27 +116,27 @@ def gemma2_local_bwd_dkdv(
     dv_ptr,
     stride_qb,
     stride_qh,
-    stride_qs,
+    stride_qs: tl.constexpr,
     stride_qd,
     stride_kb,
     stride_kh,
-    stride_ks,
+    stride_ks: tl.constexpr,
     stride_kd,
     stride_vb,
     stride_vh,
-    stride_vs,
+    stride_vs: tl.constexpr,
     stride_vd,
     stride_dob,
     stride_doh,
-    stride_dos,
+    stride_dos: tl.constexpr,
     stride_dod,
     stride_dkb,
     stride_dkh,
-    stride_dks,
+    stride_dks: tl.constexpr,
     stride_dkd,
     stride_dvb,
     stride_dvh,
-    stride_dvs,
+    stride_dvs: tl.constexpr,
     stride_dvd,
     q_len,
     kv_len,
@@ -136,6 +145,8 @@ def gemma2_local_bwd_dkdv(
     q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    HARDWARE_TANH: tl.constexpr,
+    RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -149,16 +160,12 @@ def gemma2_local_bwd_dkdv(
     num_kv_heads = num_heads // group_size
     b = (head // num_kv_heads).to(tl.int64)
     hkv = (head % num_kv_heads).to(tl.int64)
-    if Q_OFFSET_PER_BATCH:
-        q_shift = tl.load(q_offset + b)
-    else:
-        q_shift = q_offset
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     kv_idx = start_n + tl.arange(0, BLOCK_N)
     k_base = k_ptr + b * stride_kb + hkv * stride_kh
     v_base = v_ptr + b * stride_vb + hkv * stride_vh
     k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, True)
     v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
-    EXACT: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
 
     kv_first = start_n
     kv_last = tl.minimum(start_n + BLOCK_N, kv_len) - 1
@@ -177,45 +184,48 @@ def gemma2_local_bwd_dkdv(
         q_base = q_ptr + b * stride_qb + h * stride_qh
         do_base = do_ptr + b * stride_dob + h * stride_doh
         row_base = (b * num_heads + h) * q_len
+        # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
+        gap = full_end - full_begin
+        for step in range(row_begin, row_end - gap, BLOCK_M):
+            start_m = tl.where(step < full_begin, step, step + gap)
+            q_tile = load_tile(q_base, start_m, q_len, stride_qs, stride_qd, BLOCK_M, HEAD_DIM, BLOCK_D, RAGGED)
+            do_tile = load_tile(do_base, start_m, q_len, stride_dos, stride_dod, BLOCK_M, HEAD_DIM_V, BLOCK_DV, RAGGED)
+            rows = start_m + tl.arange(0, BLOCK_M)
+            lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), RAGGED) * LOG2E
+            delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, RAGGED)
+            # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+            lse = tl.where(lse == float("-inf"), 0.0, lse)
+            qk = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")  # [N, M]
+            q_idx = rows + q_shift
+            tanh_val = tanh(0.02 * scale * qk, HARDWARE_TANH)
+            p = tl.exp2(72.13475204444816 * tanh_val - lse[None, :])
+            keep = (q_idx[None, :] >= kv_idx[:, None]) & (q_idx[None, :] - kv_idx[:, None] < 4096)
+            if RAGGED:
+                keep = keep & (rows < q_len)[None, :]
+            p = tl.where(keep, p, 0.0)
+            dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
+            # The product starts at -delta: one vector less to keep beside the masks.
+            dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
+            dp = tl.dot(v_tile, tl.trans(do_tile), dp, input_precision="ieee")
+            ds = p * dp
+            ds = tl.where(keep, ds * (1.0 - tanh_val * tanh_val), 0.0)
+            dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
+
         for start_m in range(full_begin, full_end, BLOCK_M):
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, stride_qd, BLOCK_M, HEAD_DIM, BLOCK_D, False)
             do_tile = load_tile(do_base, start_m, q_len, stride_dos, stride_dod, BLOCK_M, HEAD_DIM_V, BLOCK_DV, False)
             rows = start_m + tl.arange(0, BLOCK_M)
-            lse = tl.load(lse_ptr + row_base + rows) * LOG2E
-            delta = tl.load(delta_ptr + row_base + rows)
+            lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), False) * LOG2E
+            delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, False)
             # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
             lse = tl.where(lse == float("-inf"), 0.0, lse)
             qk = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")  # [N, M]
-            tanh_val = tanh(0.02 * scale * qk, EXACT)
+            tanh_val = tanh(0.02 * scale * qk, HARDWARE_TANH)
             p = tl.exp2(72.13475204444816 * tanh_val - lse[None, :])
             dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
             dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
             ds = p * (dp - delta[None, :])
             ds = ds * (1.0 - tanh_val * tanh_val)
-            dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
-
-        # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
-        gap = full_end - full_begin
-        for step in range(row_begin, row_end - gap, BLOCK_M):
-            start_m = tl.where(step < full_begin, step, step + gap)
-            q_tile = load_tile(q_base, start_m, q_len, stride_qs, stride_qd, BLOCK_M, HEAD_DIM, BLOCK_D, True)
-            do_tile = load_tile(do_base, start_m, q_len, stride_dos, stride_dod, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
-            rows = start_m + tl.arange(0, BLOCK_M)
-            in_rows = rows < q_len
-            lse = tl.load(lse_ptr + row_base + rows, mask=in_rows, other=float("inf")) * LOG2E
-            delta = tl.load(delta_ptr + row_base + rows, mask=in_rows, other=0.0)
-            # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
-            lse = tl.where(lse == float("-inf"), 0.0, lse)
-            qk = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")  # [N, M]
-            q_idx = rows + q_shift
-            tanh_val = tanh(0.02 * scale * qk, EXACT)
-            p = tl.exp2(72.13475204444816 * tanh_val - lse[None, :])
-            keep = in_rows[None, :] & (q_idx[None, :] >= kv_idx[:, None]) & (q_idx[None, :] - kv_idx[:, None] < 4096)
-            p = tl.where(keep, p, 0.0)
-            dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
-            dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
-            ds = p * (dp - delta[None, :])
-            ds = tl.where(keep, ds * (1.0 - tanh_val * tanh_val), 0.0)
             dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
 
     dk_base = dk_ptr + b * stride_dkb + hkv * stride_dkh

@@ -1,7 +1,7 @@
-# Generated from variants.yaml; do not edit. To change it: edit the entry or the template, then `python -m codegen render`.
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: kernels/bwd_dq.py.jinja
-# hash: f0454d7758663692
+# hash: 29440f35bd6866ab
 """Gradient of `gemma2_local` with respect to q: one program per block of query rows and query head.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 4096
@@ -20,21 +20,21 @@ The probabilities are computed again from the saved lse; `ds = p * (dp - delta)`
 import triton
 import triton.language as tl
 
-LOG2E: tl.constexpr = 1.4426950408889634
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def tanh(x, EXACT: tl.constexpr):
-    # Two special-function instructions, absolute error 1e-7; the library's tanh branches and costs several times that.
-    far = 1.0 - 2.0 / (tl.exp2(2.8853900817779268 * x) + 1.0)
-    if EXACT:
+def tanh(x, HARDWARE: tl.constexpr):
+    if HARDWARE:
+        # One instruction, relative error 2**-11: less than what rounding a score to 16 bits costs.
+        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        far = 1.0 - 2.0 / (tl.exp2(2.8853900817779268 * x) + 1.0)
         # Near zero the difference above cancels; there a polynomial keeps float32's relative error (Cephes, tanhf).
         z = x * x
         poly = ((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z
         near = x + x * z * ((poly + 1.33314422036e-1) * z - 3.33332819422e-1)
         return tl.where(tl.abs(x) < 0.625, near, far)
-    else:
-        return far
 
 
 @triton.jit
@@ -49,7 +49,7 @@ def load_tile(
     BLOCK_COLS: tl.constexpr,
     BOUNDED: tl.constexpr,
 ):
-    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix, zero in the columns (if BOUNDED: and rows) beyond it."""
+    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix; zero in columns and, if BOUNDED, rows beyond it."""
     # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
@@ -104,23 +104,23 @@ def gemma2_local_bwd_dq(
     dq_ptr,
     stride_qb,
     stride_qh,
-    stride_qs,
+    stride_qs: tl.constexpr,
     stride_qd,
     stride_kb,
     stride_kh,
-    stride_ks,
+    stride_ks: tl.constexpr,
     stride_kd,
     stride_vb,
     stride_vh,
-    stride_vs,
+    stride_vs: tl.constexpr,
     stride_vd,
     stride_dob,
     stride_doh,
-    stride_dos,
+    stride_dos: tl.constexpr,
     stride_dod,
     stride_dqb,
     stride_dqh,
-    stride_dqs,
+    stride_dqs: tl.constexpr,
     stride_dqd,
     q_len,
     kv_len,
@@ -129,6 +129,8 @@ def gemma2_local_bwd_dq(
     q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    HARDWARE_TANH: tl.constexpr,
+    RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -143,10 +145,7 @@ def gemma2_local_bwd_dq(
     b = (head // num_heads).to(tl.int64)
     h = (head % num_heads).to(tl.int64)
     hkv = h // group_size
-    if Q_OFFSET_PER_BATCH:
-        q_shift = tl.load(q_offset + b)
-    else:
-        q_shift = q_offset
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
     q_idx = rows + q_shift
     in_rows = rows < q_len
@@ -161,7 +160,6 @@ def gemma2_local_bwd_dq(
     # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
     lse = tl.where(lse == float("-inf"), 0.0, lse)
     delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
-    EXACT: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
 
     q_first = start_m + q_shift
     q_last = tl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
@@ -174,34 +172,34 @@ def gemma2_local_bwd_dq(
     full_end = tl.maximum(full_end, full_begin)
 
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for start_n in range(full_begin, full_end, BLOCK_N):
-        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, False)
-        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
-        qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
-        tanh_val = tanh(0.02 * scale * qk, EXACT)
-        p = tl.exp2(72.13475204444816 * tanh_val - lse[:, None])
-        dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
-        ds = p * (dp - delta[:, None])
-        ds = ds * (1.0 - tanh_val * tanh_val)
-        dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
-
     # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
     gap = full_end - full_begin
     for step in range(kv_begin, kv_end - gap, BLOCK_N):
         start_n = tl.where(step < full_begin, step, step + gap)
-        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, True)
-        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
-        tanh_val = tanh(0.02 * scale * qk, EXACT)
+        tanh_val = tanh(0.02 * scale * qk, HARDWARE_TANH)
         p = tl.exp2(72.13475204444816 * tanh_val - lse[:, None])
-        keep = (
-            (kv_idx < kv_len)[None, :] & (q_idx[:, None] >= kv_idx[None, :]) & (q_idx[:, None] - kv_idx[None, :] < 4096)
-        )
+        keep = (q_idx[:, None] >= kv_idx[None, :]) & (q_idx[:, None] - kv_idx[None, :] < 4096)
+        if RAGGED:
+            keep = keep & (kv_idx < kv_len)[None, :]
         p = tl.where(keep, p, 0.0)
         dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
         ds = p * (dp - delta[:, None])
         ds = tl.where(keep, ds * (1.0 - tanh_val * tanh_val), 0.0)
+        dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
+
+    for start_n in range(full_begin, full_end, BLOCK_N):
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, False)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
+        qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
+        tanh_val = tanh(0.02 * scale * qk, HARDWARE_TANH)
+        p = tl.exp2(72.13475204444816 * tanh_val - lse[:, None])
+        dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
+        ds = p * (dp - delta[:, None])
+        ds = ds * (1.0 - tanh_val * tanh_val)
         dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
 
     dq_base = dq_ptr + b * stride_dqb + h * stride_dqh

@@ -1,8 +1,9 @@
-# Generated from variants.yaml; do not edit. To change it: edit the entry or the template, then `python -m codegen render`.
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: ops/torch_op.py.jinja
-# hash: a75850ae6128f4de
-"""`gemma2_local` for PyTorch. The local layers of Gemma 2, a window of 4096 and logits capped at 50 (arXiv:2408.00118, table 1)."""
+# hash: 3d2d830aaf2d76e1
+"""`gemma2_local` for PyTorch. The local layers of Gemma 2, a window of 4096 and logits capped at 50
+(arXiv:2408.00118, table 1)."""
 
 from typing import Any
 
@@ -21,6 +22,7 @@ from .._runtime.torch_support import (
     check_strides,
     config_text,
     empty_like_layout,
+    has_tanh_instruction,
     interpreter_dtype,
     launches_directly,
     on_device,
@@ -70,8 +72,7 @@ def gemma2_local(
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
 
     Returns:
-        o in the layout and dtype of q, or `(o, lse)`. A query without any key has o = 0 and
-        lse = -inf.
+        o in the layout and dtype of q, or `(o, lse)`. A row without any key has o = 0, lse = -inf.
 
     Raises:
         ArgumentError: an argument of the wrong shape, dtype, device or value; both a TypeError and a ValueError.
@@ -111,12 +112,12 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, offset: int, offsets: Tensor | None, scale: float, config: str
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, offset: int, offsets: Tensor | None, scale: float, config_json: str
     ) -> tuple[Tensor, Tensor]:
         run = _forward if launches_directly(q) else _forward_op
-        o, lse = run(q, k, v, offset, offsets, scale, config)
+        o, lse = run(q, k, v, offset, offsets, scale, config_json)
         ctx.save_for_backward(q, k, v, o, lse, offsets)
-        ctx.numbers = (offset, scale, config)
+        ctx.numbers = (offset, scale, config_json)
         ctx.set_materialize_grads(False)
         return o, lse
 
@@ -124,21 +125,21 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, o, lse, offsets = ctx.saved_tensors
-        offset, scale, config = ctx.numbers
+        offset, scale, config_json = ctx.numbers
         do = torch.zeros_like(o) if do is None else do
         run = _backward if launches_directly(q) else _backward_op
-        dq, dk, dv = run(do, dlse, q, k, v, o, lse, offset, offsets, scale, config)
+        dq, dk, dv = run(do, dlse, q, k, v, o, lse, offset, offsets, scale, config_json)
         return dq, dk, dv, None, None, None, None
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, offset: int, offsets: Tensor | None, scale: float, config: str
+    q: Tensor, k: Tensor, v: Tensor, offset: int, offsets: Tensor | None, scale: float, config_json: str
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config))["fwd"]
+    tile = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_json))["fwd"]
     o = empty_like_layout(q, head_dim_v)
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
@@ -162,6 +163,8 @@ def _forward(
             q_offset,
             scale,
             Q_OFFSET_PER_BATCH=offsets is not None,
+            HARDWARE_TANH=has_tanh_instruction(q),
+            RAGGED=kv_len % tile.block_n != 0,
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
             BLOCK_D=next_power_of_2(head_dim),
@@ -185,13 +188,13 @@ def _backward(
     offset: int,
     offsets: Tensor | None,
     scale: float,
-    config: str,
+    config_json: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the backward: delta, then dq, then dk and dv."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config))
+    tiles = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_json))
     do = within_stride_limit(do)
     dlse = None if dlse is None else dlse.contiguous()
     delta = torch.empty_like(lse)
@@ -237,6 +240,8 @@ def _backward(
                 q_offset,
                 scale,
                 Q_OFFSET_PER_BATCH=offsets is not None,
+                HARDWARE_TANH=has_tanh_instruction(q),
+                RAGGED=kv_len % tiles["dq"].block_n != 0,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
                 BLOCK_D=next_power_of_2(head_dim),
@@ -269,6 +274,8 @@ def _backward(
                 q_offset,
                 scale,
                 Q_OFFSET_PER_BATCH=offsets is not None,
+                HARDWARE_TANH=has_tanh_instruction(q),
+                RAGGED=q_len % tiles["dkdv"].block_m != 0,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
                 BLOCK_D=next_power_of_2(head_dim),
@@ -281,26 +288,14 @@ def _backward(
     return dq, dk, dv
 
 
-def _fake_forward(
-    q: Tensor, k: Tensor, v: Tensor, offset: int, offsets: Tensor | None, scale: float, config: str
-) -> tuple[Tensor, Tensor]:
+def _fake_forward(q: Tensor, _k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     o = empty_like_layout(q, v.shape[3])
     lse = q.new_empty(q.shape[:3], dtype=FP32)
     return o, lse
 
 
 def _fake_backward(
-    do: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    offset: int,
-    offsets: Tensor | None,
-    scale: float,
-    config: str,
+    _do: Tensor, _dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *_: object
 ) -> tuple[Tensor, Tensor, Tensor]:
     dq, dk = empty_like_layout(q, q.shape[3]), empty_like_layout(k, k.shape[3])
     dv = empty_like_layout(v, v.shape[3])

@@ -1,7 +1,7 @@
-# Generated from variants.yaml; do not edit. To change it: edit the entry or the template, then `python -m codegen render`.
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: ops/torch_reference.py.jinja
-# hash: f9ef674ec0a5f656
+# hash: ae514b381b1b9631
 """`gemma2_local` as plain mathematics: what the kernels are tested against, and what the op computes on the CPU."""
 
 import math
@@ -29,7 +29,7 @@ def reference(
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     group_size = q.shape[1] // k.shape[1]
     scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
-    offset = k.shape[2] - q.shape[2] if q_offset == "end" else q_offset
+    offset = k.shape[2] - q.shape[2] if isinstance(q_offset, str) else q_offset
     shift = offset.view(-1, 1, 1, 1) if isinstance(offset, Tensor) else offset
     q_idx = torch.arange(q.shape[2], device=q.device)[:, None] + shift
     kv_idx = torch.arange(k.shape[2], device=q.device)

@@ -1,7 +1,7 @@
-# Generated from variants.yaml; do not edit. To change it: edit the entry or the template, then `python -m codegen render`.
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: kernels/bwd_delta.py.jinja
-# hash: cf603e17ee52676b
+# hash: bae0e28055680d9b
 """First step of the backward of `gpt_oss`: `delta = sum(o * do) - dlse`, the part of the softmax gradient that a
 whole row shares.
 
@@ -18,7 +18,7 @@ whole row shares.
 import triton
 import triton.language as tl
 
-LOG2E: tl.constexpr = 1.4426950408889634
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -33,7 +33,7 @@ def load_tile(
     BLOCK_COLS: tl.constexpr,
     BOUNDED: tl.constexpr,
 ):
-    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix, zero in the columns (if BOUNDED: and rows) beyond it."""
+    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix; zero in columns and, if BOUNDED, rows beyond it."""
     # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
@@ -66,11 +66,11 @@ def gpt_oss_bwd_delta(
     dsink_ptr,
     stride_ob,
     stride_oh,
-    stride_os,
+    stride_os: tl.constexpr,
     stride_od,
     stride_dob,
     stride_doh,
-    stride_dos,
+    stride_dos: tl.constexpr,
     stride_dod,
     q_len,
     num_heads,

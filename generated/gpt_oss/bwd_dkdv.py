@@ -1,7 +1,7 @@
-# Generated from variants.yaml; do not edit. To change it: edit the entry or the template, then `python -m codegen render`.
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 1f3839a172ae2d92
+# hash: bd2ac67b90ca6222
 """Gradients of `gpt_oss` with respect to k and v: one program per block of keys and key head.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 128
@@ -21,7 +21,7 @@ transposed, keys by queries: the probabilities then feed the second product as t
 import triton
 import triton.language as tl
 
-LOG2E: tl.constexpr = 1.4426950408889634
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -36,7 +36,7 @@ def load_tile(
     BLOCK_COLS: tl.constexpr,
     BOUNDED: tl.constexpr,
 ):
-    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix, zero in the columns (if BOUNDED: and rows) beyond it."""
+    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix; zero in columns and, if BOUNDED, rows beyond it."""
     # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
@@ -51,6 +51,15 @@ def load_tile(
             return tl.load(ptrs, mask=col < COLS, other=0.0)
         else:
             return tl.load(ptrs)
+
+
+@triton.jit
+def load_vector(ptr, offs, length, other, BOUNDED: tl.constexpr):
+    """Elements `offs` of a vector of `length`, `other` (if BOUNDED) beyond its end."""
+    if BOUNDED:
+        return tl.load(ptr + offs, mask=offs < length, other=other)
+    else:
+        return tl.load(ptr + offs)
 
 
 @triton.jit
@@ -92,27 +101,27 @@ def gpt_oss_bwd_dkdv(
     dv_ptr,
     stride_qb,
     stride_qh,
-    stride_qs,
+    stride_qs: tl.constexpr,
     stride_qd,
     stride_kb,
     stride_kh,
-    stride_ks,
+    stride_ks: tl.constexpr,
     stride_kd,
     stride_vb,
     stride_vh,
-    stride_vs,
+    stride_vs: tl.constexpr,
     stride_vd,
     stride_dob,
     stride_doh,
-    stride_dos,
+    stride_dos: tl.constexpr,
     stride_dod,
     stride_dkb,
     stride_dkh,
-    stride_dks,
+    stride_dks: tl.constexpr,
     stride_dkd,
     stride_dvb,
     stride_dvh,
-    stride_dvs,
+    stride_dvs: tl.constexpr,
     stride_dvd,
     q_len,
     kv_len,
@@ -121,6 +130,7 @@ def gpt_oss_bwd_dkdv(
     q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -134,10 +144,7 @@ def gpt_oss_bwd_dkdv(
     num_kv_heads = num_heads // group_size
     b = (head // num_kv_heads).to(tl.int64)
     hkv = (head % num_kv_heads).to(tl.int64)
-    if Q_OFFSET_PER_BATCH:
-        q_shift = tl.load(q_offset + b)
-    else:
-        q_shift = q_offset
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     kv_idx = start_n + tl.arange(0, BLOCK_N)
     k_base = k_ptr + b * stride_kb + hkv * stride_kh
     v_base = v_ptr + b * stride_vb + hkv * stride_vh
@@ -162,34 +169,37 @@ def gpt_oss_bwd_dkdv(
         q_base = q_ptr + b * stride_qb + h * stride_qh
         do_base = do_ptr + b * stride_dob + h * stride_doh
         row_base = (b * num_heads + h) * q_len
-        for start_m in range(full_begin, full_end, BLOCK_M):
-            q_tile = load_tile(q_base, start_m, q_len, stride_qs, stride_qd, BLOCK_M, HEAD_DIM, BLOCK_D, False)
-            do_tile = load_tile(do_base, start_m, q_len, stride_dos, stride_dod, BLOCK_M, HEAD_DIM_V, BLOCK_DV, False)
-            rows = start_m + tl.arange(0, BLOCK_M)
-            lse = tl.load(lse_ptr + row_base + rows) * LOG2E
-            delta = tl.load(delta_ptr + row_base + rows)
-            qk = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")  # [N, M]
-            p = tl.exp2(qk * qk_scale - lse[None, :])
-            dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
-            dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
-            ds = p * (dp - delta[None, :])
-            dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
-
         # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
         gap = full_end - full_begin
         for step in range(row_begin, row_end - gap, BLOCK_M):
             start_m = tl.where(step < full_begin, step, step + gap)
-            q_tile = load_tile(q_base, start_m, q_len, stride_qs, stride_qd, BLOCK_M, HEAD_DIM, BLOCK_D, True)
-            do_tile = load_tile(do_base, start_m, q_len, stride_dos, stride_dod, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+            q_tile = load_tile(q_base, start_m, q_len, stride_qs, stride_qd, BLOCK_M, HEAD_DIM, BLOCK_D, RAGGED)
+            do_tile = load_tile(do_base, start_m, q_len, stride_dos, stride_dod, BLOCK_M, HEAD_DIM_V, BLOCK_DV, RAGGED)
             rows = start_m + tl.arange(0, BLOCK_M)
-            in_rows = rows < q_len
-            lse = tl.load(lse_ptr + row_base + rows, mask=in_rows, other=float("inf")) * LOG2E
-            delta = tl.load(delta_ptr + row_base + rows, mask=in_rows, other=0.0)
+            lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), RAGGED) * LOG2E
+            delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, RAGGED)
             qk = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")  # [N, M]
             q_idx = rows + q_shift
             p = tl.exp2(qk * qk_scale - lse[None, :])
-            keep = in_rows[None, :] & (q_idx[None, :] >= kv_idx[:, None]) & (q_idx[None, :] - kv_idx[:, None] < 128)
+            keep = (q_idx[None, :] >= kv_idx[:, None]) & (q_idx[None, :] - kv_idx[:, None] < 128)
+            if RAGGED:
+                keep = keep & (rows < q_len)[None, :]
             p = tl.where(keep, p, 0.0)
+            dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
+            # The product starts at -delta: one vector less to keep beside the masks.
+            dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
+            dp = tl.dot(v_tile, tl.trans(do_tile), dp, input_precision="ieee")
+            ds = p * dp
+            dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
+
+        for start_m in range(full_begin, full_end, BLOCK_M):
+            q_tile = load_tile(q_base, start_m, q_len, stride_qs, stride_qd, BLOCK_M, HEAD_DIM, BLOCK_D, False)
+            do_tile = load_tile(do_base, start_m, q_len, stride_dos, stride_dod, BLOCK_M, HEAD_DIM_V, BLOCK_DV, False)
+            rows = start_m + tl.arange(0, BLOCK_M)
+            lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), False) * LOG2E
+            delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, False)
+            qk = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")  # [N, M]
+            p = tl.exp2(qk * qk_scale - lse[None, :])
             dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
             dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
             ds = p * (dp - delta[None, :])

@@ -1,7 +1,7 @@
-# Generated from variants.yaml; do not edit. To change it: edit the entry or the template, then `python -m codegen render`.
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: int}}
 # template: kernels/bwd_delta.py.jinja
-# hash: 33f4cea18c385147
+# hash: 429b01f14d19db75
 """First step of the backward of `window`: `delta = sum(o * do) - dlse`, the part of the softmax gradient that a
 whole row shares.
 
@@ -28,7 +28,7 @@ def load_tile(
     BLOCK_COLS: tl.constexpr,
     BOUNDED: tl.constexpr,
 ):
-    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix, zero in the columns (if BOUNDED: and rows) beyond it."""
+    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix; zero in columns and, if BOUNDED, rows beyond it."""
     # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
@@ -58,11 +58,11 @@ def window_bwd_delta(
     delta_ptr,
     stride_ob,
     stride_oh,
-    stride_os,
+    stride_os: tl.constexpr,
     stride_od,
     stride_dob,
     stride_doh,
-    stride_dos,
+    stride_dos: tl.constexpr,
     stride_dod,
     q_len,
     num_heads,

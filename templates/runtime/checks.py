@@ -14,7 +14,7 @@ class ArgumentError(TypeError, ValueError):
     """A bad argument of an op: names it, what was expected and what was got."""
 
 
-class at_least(int):  # noqa: N801 - reads as a phrase in the tuples of expected sizes
+class AtLeast(int):
     """A size that may also be larger."""
 
 
@@ -53,12 +53,12 @@ def check_shapes(op: str, layout: str, q: Sequence[int], k: Sequence[int], v: Se
 
 
 def check_sizes(op: str, argument: str, shape: Sequence[int], expected: Sequence[int]) -> None:
-    """Check a tensor's shape against expected sizes, some of them `at_least` a size."""
+    """Check a tensor's shape against expected sizes, some of them `AtLeast` a size."""
     fits = len(shape) == len(expected) and all(
-        got >= want if isinstance(want, at_least) else got == want for got, want in zip(shape, expected, strict=True)
+        got >= want if isinstance(want, AtLeast) else got == want for got, want in zip(shape, expected, strict=True)
     )
     if not fits:
-        sizes = ", ".join(f">={int(n)}" if isinstance(n, at_least) else str(n) for n in expected)
+        sizes = ", ".join(f">={int(n)}" if isinstance(n, AtLeast) else str(n) for n in expected)
         fail(op, argument, f"shape [{sizes}]", list(shape))
 
 
@@ -67,15 +67,17 @@ def check_scale(op: str, scale: object) -> None:
         fail(op, "scale", "a finite number or None", repr(scale))
 
 
-def check_int(op: str, argument: str, value: Any) -> None:
-    """Check an integer argument of the kernels."""
+def check_int(op: str, argument: str, value: Any) -> int:
+    """An integer argument of the kernels, checked."""
     if isinstance(value, bool) or not isinstance(value, int):
         fail(op, argument, "an int", repr(value))
     if not -INT_LIMIT <= value <= INT_LIMIT:
         fail(op, argument, "an int of at most 2**30 either way", value)
+    return value
 
 
-def check_float(op: str, argument: str, value: Any) -> None:
-    """Check a floating-point argument of the kernels."""
+def check_float(op: str, argument: str, value: Any) -> float:
+    """A floating-point argument of the kernels, checked."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         fail(op, argument, "a number", repr(value))
+    return value

@@ -1,0 +1,41 @@
+"""Prose in generated files: wrapped to the line length, and safe where it stands."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+LINE_LENGTH = 120
+"""Of every generated file. The formatter breaks code at it; comments and docstrings are broken here."""
+
+
+def comment(text: str) -> str:
+    """`text` as comment lines, those after the first indented.
+
+    >>> comment("variant: full: {}")
+    '# variant: full: {}'
+    """
+    return _filled(text, "# ", "#     ", LINE_LENGTH)
+
+
+def docstring(text: str, indent: int = 0, hanging: int | None = None) -> str:
+    r"""`text` as lines of a docstring, the first one included in `indent`; `hanging` is the indent of the others.
+
+    A backslash, and quotes that would end the docstring, are escaped. The lines leave room for the quotes around them.
+
+    >>> print(docstring('ends with a "quote"', indent=4))
+        ends with a "quote\"
+    """
+    safe = re.sub(r'"(?="|$)', r"\"", " ".join(text.replace("\\", r"\\").split()))
+    return _filled(safe, " " * indent, " " * (indent if hanging is None else hanging), LINE_LENGTH - 6)
+
+
+def _filled(text: str, first: str, others: str, width: int) -> str:
+    return textwrap.fill(
+        text,
+        width=width,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

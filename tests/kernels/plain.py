@@ -1,0 +1,192 @@
+"""The variants as plain mathematics, written from their papers and not from the templates.
+
+In float64 it is the golden. In 16 bits it rounds where attention in plain PyTorch does: the score matrix, the
+probabilities, the output and, as autograd follows the same casts, their gradients. Sums are kept in float32, as tensor
+cores keep them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.golden import Inputs
+
+Entry = Mapping[str, Any]
+
+MASKS: dict[str, Callable[..., Tensor]] = {
+    "causal": lambda q_idx, kv_idx: kv_idx <= q_idx,
+    "window": lambda q_idx, kv_idx, size: kv_idx > q_idx - size,
+    "prefix": lambda q_idx, kv_idx, length: (kv_idx < length) & (q_idx == q_idx),
+}
+SCORES = ("softcap", "alibi")
+
+
+def words(text: str) -> list[tuple[str, list[str]]]:
+    """`causal and window(128)` as [("causal", []), ("window", ["128"])]."""
+    found = [re.fullmatch(r"(\w+)(?:\((.*)\))?", part.strip()) for part in text.split(" and ") if part]
+    return [(match[1], match[2].split(", ") if match[2] else []) if match else ("", []) for match in found]
+
+
+def covers(entry: Entry) -> bool:
+    """Whether the mathematics of a variant is written here."""
+    return all(name in MASKS for name, _ in words(entry["mask"])) and (
+        all(name in SCORES for name, _ in words(entry["score"]))
+    )
+
+
+def attention(entry: Entry) -> Callable[..., Any]:
+    """The op of a variant: `(o, lse)` of `[B, H, S, D]` tensors."""
+    return partial(_attend, entry)
+
+
+def _attend(
+    entry: Entry,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    q_offset: Any = 0,
+    return_lse: bool = True,
+    **own: Any,
+) -> tuple[Tensor, Tensor]:
+    assert return_lse
+    call = _Call.of(entry, q, k, scale, q_offset, own)
+    scores = call.scores(_rounded(call.products(q, k), q.dtype))
+    probs, lse, _ = call.softmax(scores)
+    o = _heads(_rounded(probs, q.dtype), k.shape[1]) @ _wide(v).unsqueeze(2)
+    return o.flatten(1, 2).to(q.dtype), lse
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype).to(x.dtype)
+
+
+def _heads(x: Tensor, kv_heads: int) -> Tensor:
+    """[B, Hq, ...] as [B, Hkv, group, ...]."""
+    return x.unflatten(1, (kv_heads, x.shape[1] // kv_heads))
+
+
+def _products(x: Tensor, y: Tensor) -> Tensor:
+    """Every row of x `[B, Hq, ...]` with every row of y `[B, Hkv, ...]`."""
+    return (_heads(_wide(x), y.shape[1]) @ _wide(y).unsqueeze(2).mT).flatten(1, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Call:
+    """One call: positions `[B or 1, 1, Sq, 1]` and `[Skv]`, and the variant's own arguments."""
+
+    entry: Entry
+    scale: float
+    q_idx: Tensor
+    kv_idx: Tensor
+    own: Mapping[str, Any]
+
+    @staticmethod
+    def of(entry: Entry, q: Tensor, k: Tensor, scale: float | None, q_offset: Any, own: Mapping[str, Any]) -> _Call:
+        q_len, kv_len = q.shape[2], k.shape[2]
+        shift = kv_len - q_len if isinstance(q_offset, str) else q_offset
+        rows = torch.arange(q_len, device=q.device)[:, None]
+        return _Call(
+            entry=entry,
+            scale=q.shape[3] ** -0.5 if scale is None else scale,
+            q_idx=(rows + torch.as_tensor(shift, device=q.device).view(-1, 1, 1, 1)),
+            kv_idx=torch.arange(kv_len, device=q.device),
+            own=own,
+        )
+
+    def products(self, q: Tensor, k: Tensor) -> Tensor:
+        return _products(q, k) * self.scale
+
+    def keep(self) -> Tensor:
+        keep = torch.ones_like(self.q_idx == self.kv_idx)
+        for name, arguments in words(self.entry["mask"]):
+            numbers = [self.own[word] if word in self.own else float(word) for word in arguments]
+            keep = keep & MASKS[name](self.q_idx, self.kv_idx, *numbers)
+        return keep
+
+    def scores(self, products: Tensor) -> Tensor:
+        """The scaled products after the variant's score expression and its decay."""
+        scores = products
+        for name, arguments in words(self.entry["score"]):
+            if name == "softcap":
+                cap = float(arguments[0])
+                scores = cap * torch.tanh(scores / cap)
+            else:
+                distance = (self.kv_idx - self.q_idx).to(scores.dtype)
+                scores = scores + self.own["slope"].to(scores.dtype).view(-1, 1, 1) * distance
+        if self.entry["decay"]:
+            total = self.own["g"].to(scores.dtype).cumsum(1).transpose(1, 2)  # [B, H, P]
+            at_query = self.q_idx.clamp(0, total.shape[2] - 1).squeeze(-1)
+            at_query = total.gather(2, at_query.expand(total.shape[0], total.shape[1], -1))
+            scores = scores + at_query[..., None] - total[:, :, None, : len(self.kv_idx)]
+        return scores
+
+    def softmax(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Probabilities, log of the denominator, and the probability of the sink where there is one."""
+        keep = self.keep()
+        masked = scores.masked_fill(~keep, float("-inf"))
+        sink = self.own["sink"].to(scores.dtype).view(-1, 1, 1) if self.entry["sink"] else None
+        candidates = [masked, scores.new_full((*scores.shape[:3], 1), float("-inf"))]
+        candidates += [sink.expand(*scores.shape[:3], 1)] if sink is not None else []
+        top = torch.cat([part.detach() for part in candidates], -1).amax(-1, keepdim=True)
+        top = top.masked_fill(top == float("-inf"), 0.0)
+        weights = torch.exp(masked - top)
+        sink_weight = None if sink is None else torch.exp(sink - top)
+        total = weights.sum(-1, keepdim=True) + (0.0 if sink_weight is None else sink_weight)
+        empty = total == 0
+        safe = total.masked_fill(empty, 1.0)
+        lse = (top + safe.log()).masked_fill(empty, float("-inf")).squeeze(-1)
+        return weights / safe, lse, None if sink_weight is None else sink_weight / safe
+
+
+def term_sizes(
+    entry: Entry, inputs: Inputs, dtype: torch.dtype, *, scale: float | None = None, q_offset: Any = 0
+) -> tuple[dict[str, Tensor], float]:
+    """What each result would be if none of its terms cancelled, and the same for the largest score.
+
+    Rounding a term moves a result by that term's size times eps, however small the result itself. `inputs` are
+    float64; below the smallest normal number of `dtype` the spacing of numbers stays what it is there.
+    """
+    tiny = torch.finfo(dtype).tiny
+    x = inputs
+    call = _Call.of(entry, x.q, x.k, scale, q_offset, x.tensors | x.scalars)
+    kv_heads = x.k.shape[1]
+    keep = call.keep().double()
+    trained = {name: tensor for name, tensor in x.tensors.items() if tensor.requires_grad and name != "sink"}
+
+    products = call.products(x.q, x.k).detach().requires_grad_()
+    scores = call.scores(products)
+    with torch.no_grad():
+        probs, lse, sink_probs = call.softmax(scores)
+        probs = probs.clamp(min=tiny) * keep
+        value_sizes = (_heads(probs, kv_heads) @ x.v.abs().unsqueeze(2)).flatten(1, 2)
+        row = (x.do.abs() * value_sizes).sum(-1, keepdim=True) + x.dlse.abs()[..., None]
+        score_sizes = (probs * (_products(x.do.abs(), x.v.abs()) + row)).clamp(min=tiny) * keep
+    grads = torch.autograd.grad(scores, [products, *trained.values()], score_sizes, allow_unused=True)
+    with torch.no_grad():
+        product_sizes = _heads(abs(call.scale) * (torch.zeros(()) if grads[0] is None else grads[0]).abs(), kv_heads)
+        sizes = {
+            "o": value_sizes,
+            "dq": (product_sizes @ x.k.abs().unsqueeze(2)).flatten(1, 2),
+            "dk": (product_sizes.mT @ _heads(x.q.abs(), kv_heads)).sum(2),
+            "dv": (_heads(probs, kv_heads).mT @ _heads(x.do.abs(), kv_heads)).sum(2),
+        }
+        for name, grad in zip(trained, grads[1:], strict=True):
+            sizes[f"d{name}"] = torch.zeros_like(trained[name]) if grad is None else grad.abs()
+        if sink_probs is not None:
+            sizes["dsink"] = (sink_probs * row).sum((0, 2, 3))
+        sizes = {name: size.clamp(min=tiny) for name, size in sizes.items()}
+        largest = abs(call.scale) * _products(x.q.abs(), x.k.abs()) * keep + scores.abs() * keep
+    return sizes, max(1.0, largest.max().item() if largest.numel() else 1.0)

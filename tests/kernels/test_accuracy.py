@@ -1,0 +1,86 @@
+"""Every variant, forward and every gradient, over lengths, head_dims, head groups, dtypes and magnitudes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from .cases import DTYPES, INTERPRET, VARIANTS, Shape, draw, tiles, with_dtypes, with_variants
+from .judge import check_call
+
+# Head groups 1, 3, 4, 6 and 8 go to the short lengths, where the interpreter is done with them soon.
+LENGTHS = [
+    Shape(q_len=1, batch=2),
+    Shape(q_len=17, group=8),
+    Shape(q_len=63, group=6),
+    Shape(q_len=127, group=4),
+    Shape(q_len=129, group=3),
+    Shape(q_len=255, group=1),
+    Shape(q_len=5, kv_len=300, kv_heads=2, group=1),
+    Shape(q_len=300, kv_len=5, kv_heads=2, group=1),
+]
+LONG = [
+    Shape(q_len=1000, batch=2, kv_heads=2, group=3),
+    Shape(q_len=1023, batch=2, kv_heads=2, group=4),
+    # Longer than the widest window of the library, 4096.
+    Shape(q_len=4609, group=1),
+]
+DIMS = [16, 40, 80, 96, 128, 192, 256]
+DIM_PAIRS = [(64, 128), (192, 128), (40, 16)]
+
+
+@with_dtypes
+@pytest.mark.parametrize("shape", LENGTHS, ids=str)
+@with_variants
+def test_lengths_and_groups(variant: str, shape: Shape, dtype: torch.dtype) -> None:
+    check_call(variant, draw(variant, shape, dtype))
+
+
+@pytest.mark.gpu
+@with_dtypes
+@pytest.mark.parametrize("shape", LONG, ids=str)
+@with_variants
+def test_long(variant: str, shape: Shape, dtype: torch.dtype) -> None:
+    check_call(variant, draw(variant, shape, dtype))
+
+
+def _dims_of(variant: str) -> list[int]:
+    """Compiled, every other head_dim for each variant, in turn: each is covered by half of them, at half the time."""
+    return DIMS if INTERPRET else DIMS[VARIANTS.index(variant) % 2 :: 2]
+
+
+@pytest.mark.parametrize(
+    ("variant", "dim", "dtype"),
+    [
+        pytest.param(variant, dim, DTYPES[i % len(DTYPES)], id=f"{variant}-{dim}-{str(DTYPES[i % len(DTYPES)])[6:]}")
+        for row, variant in enumerate(VARIANTS)
+        for i, dim in enumerate(_dims_of(variant), row // 2)
+    ],
+)
+def test_head_dims(variant: str, dim: int, dtype: torch.dtype) -> None:
+    check_call(variant, draw(variant, Shape(q_len=70 if INTERPRET else 200, dim=dim), dtype))
+
+
+@pytest.mark.parametrize(("dim", "dim_v"), DIM_PAIRS)
+@with_variants
+def test_values_of_another_head_dim(variant: str, dim: int, dim_v: int) -> None:
+    check_call(variant, draw(variant, Shape(q_len=70, dim=dim, dim_v=dim_v), DTYPES[0]))
+
+
+@with_dtypes
+@pytest.mark.parametrize("magnitude", [1e-3, 1e2])
+@with_variants
+def test_magnitudes(variant: str, magnitude: float, dtype: torch.dtype) -> None:
+    check_call(variant, draw(variant, Shape(q_len=100), dtype, magnitude=magnitude))
+
+
+@pytest.mark.parametrize(("block_m", "block_n"), [(16, 64), (64, 16), (32, 128), (128, 32)])
+@with_variants
+def test_tiles(variant: str, block_m: int, block_n: int) -> None:
+    check_call(variant, draw(variant, Shape(q_len=200, group=1)), config=tiles(block_m, block_n))
+
+
+@with_variants
+def test_tiles_of_one_pass(variant: str) -> None:
+    config = {"dq": tiles(32, 32)["dq"]}
+    check_call(variant, draw(variant, Shape(q_len=100)), config=config)
