@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from codegen.errors import did_you_mean
 from codegen.expr import INDEX_NAMES, SCORE
 from codegen.parse import FUNCTIONS, Macro
+from codegen.reserved import is_reserved
 
 OP_ARGUMENTS = (
     "q",
@@ -76,6 +77,8 @@ def argument_problem(name: str, macros: Mapping[str, Macro]) -> str | None:
         return f"'{name}' is an argument every op may have; choose another name"
     if name in IMPORTED_NAMES:
         return f"'{name}' is a module the generated code imports; choose another name"
+    if is_reserved(name):
+        return f"'{name}' is a name the generated code uses itself; choose another name"
     if name in macros:
         return f"'{name}' is the name of a mask or score; choose another name"
     problem = macro_problem(name)

@@ -109,7 +109,9 @@ class Emitter:
             if exact_index(self.tensors, e.tensor, axis, index):
                 terms.append(f"{printer.operand(index, PRODUCT)} * stride_{e.tensor}_{axis}")
                 continue
-            inside = self._whole and self.query_axis == 0 and index == int_var("kv_idx") and spec.dims[axis] in POSITIONS
+            inside = (
+                self._whole and self.query_axis == 0 and index == int_var("kv_idx") and spec.dims[axis] in POSITIONS
+            )
             text = printer.text(index) if inside else f"clamp_index({printer.text(index)}, {e.tensor}_size_{axis})"
             # A position times an unknown stride may pass 32 bits; the cumulative decay is dense.
             dense = e.tensor == DECAY.name

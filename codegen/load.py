@@ -54,7 +54,7 @@ def load(
     values = _read_shared(doc, sections, inherited)
     variants = {}
     if "variants" in sections:
-        variants = read_variants(doc, sections["variants"], values.macros, extra_checks)
+        variants = read_variants(doc, sections["variants"], values.macros, values.archs, extra_checks)
     elif all("." in p.where for p in doc.problems):  # else a top-level problem, such as a misspelt key, explains it
         doc.note(doc.root, "the file needs the key 'variants'")
     problems += doc.problems

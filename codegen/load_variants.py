@@ -8,30 +8,34 @@ from codegen import expr
 from codegen.checks import argument_problem, dim_problem, variant_problem
 from codegen.errors import ExprError
 from codegen.expr import INDEX_NAMES, Expr, ScalarType, TensorSpec, Type
+from codegen.load_archs import read_archs
 from codegen.load_macros import expression_text
 from codegen.parse import Macro, Scope, parse
-from codegen.spec import TENSOR_DTYPES, ScalarSpec, Variant
+from codegen.spec import TENSOR_DTYPES, ArchSpec, ScalarSpec, Variant
 from codegen.yaml_tree import Document, Item, one_line
 
 ExtraChecks = Callable[[Variant], Iterable[tuple[str, str]]]
 """Further rules on a variant: pairs of a field's path below the variant (`tensors.slope.grad`) and a message."""
 
-VARIANT_KEYS = ("doc", "mask", "score", "tensors", "scalars", "sink", "decay")
+VARIANT_KEYS = ("doc", "mask", "score", "tensors", "scalars", "sink", "decay", "archs")
 TENSOR_KEYS = ("dims", "dtype", "grad")
 SCALAR_TYPES = tuple(t.value for t in ScalarType)
 FLOAT_DTYPES = tuple(dtype for dtype in TENSOR_DTYPES if "float" in dtype)
 
 
 def read_variants(
-    doc: Document, item: Item, macros: Mapping[str, Macro], extra_checks: ExtraChecks
+    doc: Document, item: Item, macros: Mapping[str, Macro], archs: Mapping[str, ArchSpec], extra_checks: ExtraChecks
 ) -> dict[str, Variant]:
-    """Every variant without problems, in file order; `macros` are the named masks and scores in scope."""
+    """Every variant without problems, in file order.
+
+    `macros` are the named masks and scores in scope, `archs` the block sizes that a variant's own ones change.
+    """
     variants: dict[str, Variant] = {}
     spelled: dict[str, str] = {}
     before = len(doc.problems)
     for name, entry in doc.mapping(item, noun="variant").items():
         _check_name(doc, name, entry, spelled)
-        variant = _VariantReader(doc, name, entry, macros).read()
+        variant = _VariantReader(doc, name, entry, macros, archs).read()
         if variant is not None:
             variants[name] = variant
             for path, message in extra_checks(variant):
@@ -54,11 +58,14 @@ def _check_name(doc: Document, name: str, item: Item, spelled: dict[str, str]) -
 class _VariantReader:
     """Reads one variant."""
 
-    def __init__(self, doc: Document, name: str, item: Item, macros: Mapping[str, Macro]) -> None:
+    def __init__(
+        self, doc: Document, name: str, item: Item, macros: Mapping[str, Macro], archs: Mapping[str, ArchSpec]
+    ) -> None:
         self.doc = doc
         self.name = name
         self.item = item
         self.macros = macros
+        self.archs = archs
         self.keys = doc.mapping(item, VARIANT_KEYS)
         self.tensor_items = doc.mapping(self.keys["tensors"]) if "tensors" in self.keys else {}
         self.scalar_items = doc.mapping(self.keys["scalars"]) if "scalars" in self.keys else {}
@@ -72,14 +79,16 @@ class _VariantReader:
         score, score_text = self._expression("score", scope, Type.FLOAT)
         doc = self.doc.text(self.keys["doc"]) if "doc" in self.keys else None
         sink, decay = self._flag(self.keys, "sink"), self._flag(self.keys, "decay")
+        own_archs = self._own_archs()
         if not self.doc.has_problem_in(self.item):
             self._check_used(tensors, mask, score)
         if self.doc.has_problem_in(self.item):
             return None
         return Variant(
             name=self.name,
+            archs=own_archs,
             line=self.item.line,
-            entry=f"{self.name}: {one_line(self.item, leave_out=('doc',))}",
+            entry=f"{self.name}: {one_line(self.item, leave_out=('doc', 'archs'))}",
             doc=(doc or "").strip(),
             mask=mask,
             score=score,
@@ -113,6 +122,13 @@ class _VariantReader:
     def _scalars(self) -> dict[str, ScalarSpec]:
         kinds = {name: self.doc.choice(item, SCALAR_TYPES) for name, item in self.scalar_items.items()}
         return {name: ScalarSpec(name=name, type=ScalarType(kind)) for name, kind in kinds.items() if kind is not None}
+
+    def _own_archs(self) -> dict[str, ArchSpec]:
+        """The architectures whose block sizes the variant changes, each completed from the shared ones."""
+        if "archs" not in self.keys:
+            return {}
+        merged = read_archs(self.doc, self.keys["archs"], self.archs)
+        return {name: arch for name, arch in merged.items() if arch != self.archs.get(name)}
 
     def _tensors(self) -> dict[str, TensorSpec]:
         read = (self._tensor(name, item) for name, item in self.tensor_items.items())

@@ -12,7 +12,7 @@ from codegen.model import GradientKind, GradientTerm, KernelPlan
 from codegen.plan import VariantPlan
 from codegen.printers import FormulaPrinter, torch_printer
 from codegen.signature import reads_query_position, tensor_reads, uses_tanh
-from codegen.spec import ArchSpec, PassConfigs, Spec, Variant
+from codegen.spec import ArchSpec, PassConfigs, Variant
 from codegen.text import docstring
 
 
@@ -328,9 +328,9 @@ class ArchTable:
     float32: Sequence[tuple[str, Sequence[tuple[int, int, int, int, int]]]]
 
 
-def arch_tables(spec: Spec) -> list[ArchTable]:
-    """The spec's default tiles, in a fixed order."""
-    return [_arch_table(arch) for _, arch in sorted(spec.archs.items())]
+def arch_tables(archs: Mapping[str, ArchSpec]) -> list[ArchTable]:
+    """Default tiles by architecture, in a fixed order."""
+    return [_arch_table(arch) for _, arch in sorted(archs.items())]
 
 
 def _arch_table(arch: ArchSpec) -> ArchTable:

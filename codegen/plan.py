@@ -129,9 +129,7 @@ class KernelBuilder:
         locals_ = [t.local for t in terms]
         statements, texts = self.emitter.block(self.logits.logit, dscore, keep, *locals_, whole=not partial)
         logit, dscore_text, keep_text, *local_texts = texts
-        read = frozenset().union(
-            *(expr.names(e) for e in (self.logits.logit, dscore, keep, *locals_) if e is not None)
-        )
+        read = frozenset().union(*(expr.names(e) for e in (self.logits.logit, dscore, keep, *locals_) if e is not None))
         if self.logits.linear:
             logit = "qk * qk_scale"
         # An infinite derivative on a masked lane times its zero ds is NaN: such lanes are cleared once more.

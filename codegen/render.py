@@ -16,7 +16,7 @@ from typing import Any
 import jinja2
 
 from codegen.errors import CodegenError
-from codegen.ops import ArchTable, OpPlan, arch_tables, op_plan
+from codegen.ops import OpPlan, arch_tables, op_plan
 from codegen.plan import VariantPlan, plan
 from codegen.spec import Spec
 from codegen.text import LINE_LENGTH, comment, docstring
@@ -36,8 +36,8 @@ class FileHeader:
 def templates_path() -> Path:
     """The folder of the Jinja templates: beside the package in a checkout, inside it in an installed wheel."""
     package = Path(__file__).resolve().parent
-    checkout = package.parent / "templates"
-    return checkout if checkout.is_dir() else package / "_data" / "templates"
+    installed = package / "_data" / "templates"
+    return installed if installed.is_dir() else package.parent / "templates"
 
 
 def _environment(folder: Path) -> jinja2.Environment:
@@ -69,8 +69,8 @@ def render(spec: Spec) -> dict[str, str]:
     names = list(spec.variants)
     files["__init__.py"] = _fill(env, "ops/package_init.py.jinja", variants=names)
     files["torch.py"] = _fill(env, "ops/torch_init.py.jinja", variants=names)
-    tables: list[ArchTable] = arch_tables(spec)
-    files["_runtime/archs.py"] = _fill(env, "ops/archs.py.jinja", archs=tables)
+    own = {name: arch_tables(v.archs) for name, v in spec.variants.items() if v.archs}
+    files["_runtime/archs.py"] = _fill(env, "ops/archs.py.jinja", archs=arch_tables(spec.archs), variant_archs=own)
     for source in sorted((templates_path() / "runtime").glob("*.py")):
         files[f"_runtime/{source.name}"] = source.read_text(encoding="utf-8")
     files["py.typed"] = ""

@@ -10,6 +10,7 @@ from codegen.expr import Load, TensorSpec
 from codegen.model import ArgGroup, GradientKind, GradientTerm
 from codegen.printers import FormulaPrinter
 from codegen.spec import Variant
+from codegen.text import legend_row
 
 _SHAPES = {
     "q": "[B, Hq, Sq, D]",
@@ -181,4 +182,4 @@ def legend(variant: Variant, args: Sequence[ArgGroup]) -> str:
             else:
                 rows.append((symbol, _SHAPES[symbol]))
     width = max(len(symbol) for symbol, _ in rows)
-    return "\n".join(f"    {symbol:<{width}}  {text}" for symbol, text in rows)
+    return "\n".join(legend_row(symbol, text, width) for symbol, text in rows)

@@ -30,6 +30,12 @@ def docstring(text: str, indent: int = 0, hanging: int | None = None) -> str:
     return _filled(safe, " " * indent, " " * (indent if hanging is None else hanging), LINE_LENGTH - 6)
 
 
+def legend_row(symbol: str, text: str, width: int) -> str:
+    """A line of a docstring: a symbol, padded to `width`, and what it is."""
+    first = f"    {symbol:<{width}}  "
+    return _filled(text, first, " " * len(first), LINE_LENGTH)
+
+
 def _filled(text: str, first: str, others: str, width: int) -> str:
     return textwrap.fill(
         text,

@@ -101,7 +101,7 @@ class Document:
 
     def _compose(self, text: str) -> yaml.Node:
         try:
-            node = yaml.compose(text, Loader=yaml.SafeLoader)
+            node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             raise self._fatal(mark.line + 1 if mark else 1, _explain(error)) from None

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/package_init.py.jinja
-# hash: d741774cb3054406
-"""Attention ops as Triton kernels: `from <this package>.torch import full`.
+# hash: cbb250353f981a29
+"""Attention ops as Triton kernels, those for PyTorch in the module `torch`.
 
 Importing the package itself imports no framework.
 """

@@ -185,10 +185,11 @@ variants:
     mask: >-
       causal and
       doc[b, q_idx] == doc[b, kv_idx]
-    score: "score + slope[h, 2] * strength"
+    score: "score + slope[h] * table[h, 2] * strength"
     tensors:
       doc: {dims: [b, kv_idx], dtype: int32}
-      slope: {dims: [h, 4], grad: true}
+      slope: {dims: [h], grad: true}
+      table: {dims: [h, 4]}
     scalars: {strength: float}
     sink: true
     decay: false
@@ -196,20 +197,22 @@ variants:
     )
     assert variant.doc == "Two lines of words."
     assert variant.mask_text == "causal and doc[b, q_idx] == doc[b, kv_idx]"
-    assert variant.score_text == "score + slope[h, 2] * strength"
+    assert variant.score_text == "score + slope[h] * table[h, 2] * strength"
     assert isinstance(variant.mask, Op)
     assert (variant.mask.type, variant.mask.op) == (Type.BOOL, "and")
     assert variant.score is not None
     assert variant.score.type is Type.FLOAT
     assert variant.tensors == {
         "doc": TensorSpec(name="doc", dims=("b", "kv_idx"), dtype="int32"),
-        "slope": TensorSpec(name="slope", dims=("h", 4), grad=True),
+        "slope": TensorSpec(name="slope", dims=("h",), grad=True),
+        "table": TensorSpec(name="table", dims=("h", 4)),
     }
     assert variant.scalars["strength"].type is ScalarType.FLOAT
     assert (variant.sink, variant.decay) == (True, False)
     assert variant.entry == (
-        "everything: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', score: 'score + slope[h, 2] * strength', "
-        "tensors: {doc: {dims: [b, kv_idx], dtype: int32}, slope: {dims: [h, 4], grad: true}}, "
+        "everything: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', "
+        "score: 'score + slope[h] * table[h, 2] * strength', "
+        "tensors: {doc: {dims: [b, kv_idx], dtype: int32}, slope: {dims: [h], grad: true}, table: {dims: [h, 4]}}, "
         "scalars: {strength: float}, sink: true, decay: false}"
     )
 

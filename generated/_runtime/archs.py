@@ -1,10 +1,12 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/archs.py.jinja
-# hash: ccc5fcc4f121a336
+# hash: 14d80b9fd0665970
 """Default tiles per architecture and pass, from `archs:` of variants.yaml."""
 
-# dtype class -> pass -> rows of (largest head_dim served, block_m, block_n, num_warps, num_stages)
-ARCHS: dict[str, dict[str, dict[str, tuple[tuple[int, int, int, int, int], ...]]]] = {
+# architecture -> dtype class -> pass -> rows of (largest head_dim served, block_m, block_n, num_warps, num_stages)
+Archs = dict[str, dict[str, dict[str, tuple[tuple[int, int, int, int, int], ...]]]]
+
+ARCHS: Archs = {
     "gfx942": {
         "half": {
             "dkdv": (
@@ -189,16 +191,16 @@ ARCHS: dict[str, dict[str, dict[str, tuple[tuple[int, int, int, int, int], ...]]
         "half": {
             "dkdv": (
                 (64, 64, 64, 4, 3),
-                (128, 64, 128, 8, 2),
-                (256, 32, 64, 8, 2),
+                (128, 64, 128, 8, 3),
+                (256, 64, 64, 8, 2),
             ),
             "dq": (
                 (64, 64, 64, 4, 3),
                 (128, 128, 64, 8, 3),
-                (256, 64, 32, 8, 2),
+                (256, 128, 32, 8, 2),
             ),
             "fwd": (
-                (64, 128, 64, 8, 4),
+                (64, 128, 64, 4, 3),
                 (128, 128, 128, 8, 3),
                 (256, 128, 64, 8, 2),
             ),
@@ -219,6 +221,48 @@ ARCHS: dict[str, dict[str, dict[str, tuple[tuple[int, int, int, int, int], ...]]
                 (128, 32, 32, 4, 2),
                 (256, 32, 32, 8, 1),
             ),
+        },
+    },
+}
+
+# What a variant runs with instead.
+VARIANT_ARCHS: dict[str, Archs] = {
+    "forgetting": {
+        "sm_90": {
+            "half": {
+                "dkdv": (
+                    (64, 64, 64, 4, 3),
+                    (128, 32, 64, 4, 3),
+                    (256, 64, 64, 8, 2),
+                ),
+                "dq": (
+                    (64, 64, 64, 4, 3),
+                    (128, 128, 64, 8, 3),
+                    (256, 128, 32, 8, 2),
+                ),
+                "fwd": (
+                    (64, 128, 64, 4, 3),
+                    (128, 128, 64, 8, 3),
+                    (256, 128, 64, 8, 2),
+                ),
+            },
+            "float32": {
+                "dkdv": (
+                    (64, 32, 32, 4, 2),
+                    (128, 32, 32, 8, 1),
+                    (256, 16, 32, 8, 1),
+                ),
+                "dq": (
+                    (64, 32, 32, 4, 2),
+                    (128, 32, 32, 8, 1),
+                    (256, 32, 16, 8, 1),
+                ),
+                "fwd": (
+                    (64, 64, 32, 4, 2),
+                    (128, 32, 32, 4, 2),
+                    (256, 32, 32, 8, 1),
+                ),
+            },
         },
     },
 }

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from .archs import ARCHS
+from .archs import ARCHS, VARIANT_ARCHS
 from .checks import fail
 
 
@@ -42,7 +42,8 @@ def default_tiles(op: str, arch: str, itemsize: int, head_dim: int) -> Tiles:
     """The architecture's tiles for inputs of `itemsize` bytes; `head_dim` is the larger one of q's and v's."""
     if arch == INTERPRETER:
         return dict.fromkeys(PASSES, Tile(64, 64, 4, 1))
-    table = ARCHS.get(SAME_TILES.get(arch, arch))
+    like = SAME_TILES.get(arch, arch)
+    table = VARIANT_ARCHS.get(op, ARCHS).get(like) or ARCHS.get(like)
     if table is None:
         remedy = "add it under archs: in the variants file and render again, or pass config={'fwd': {...}, ...}"
         raise NotImplementedError(f"{op}: no tiles for the architecture {arch}: {remedy}")

@@ -106,10 +106,12 @@ def autocast_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def positive_scale(q: Tensor, scale: float | None) -> tuple[Tensor, float]:
-    """The kernels take the maximum before they scale, so a scale that is not positive moves into q."""
+    """The kernels take the maximum before they scale, so the sign of a scale, or a zero, moves into q: no rounding."""
     if scale is None:
         return q, 1.0 / math.sqrt(q.shape[-1])
-    return (q, float(scale)) if scale > 0 else (q * scale, 1.0)
+    if scale > 0:
+        return q, float(scale)
+    return (-q, -float(scale)) if scale < 0 else (q * 0, 1.0)
 
 
 def runs_reference(q: Tensor) -> bool:

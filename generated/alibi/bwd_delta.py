@@ -1,9 +1,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: kernels/bwd_delta.py.jinja
-# hash: f0d12d45b104b0a0
-"""First step of the backward of `alibi`: `delta = sum(o * do) - dlse`, the part of the softmax gradient that a
-whole row shares.
+# hash: af5752d8d15d67d7
+"""First step of the backward of `alibi`.
+
+`delta = sum(o * do) - dlse` is the part of the softmax gradient that a whole row shares.
 
     keep   q_idx >= kv_idx
     score  score + slope[h] * (kv_idx - q_idx)

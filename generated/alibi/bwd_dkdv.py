@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: e35d5dfcfd803567
-"""Gradients of `alibi` with respect to k and v: one program per block of keys and key head.
+# hash: a0dcd5c0c260a87a
+"""Gradients of `alibi` with respect to k and v.
 
     keep   q_idx >= kv_idx
     score  score + slope[h] * (kv_idx - q_idx)
@@ -16,8 +16,9 @@
     dk     [B, Hkv, Skv, D]
     dv     [B, Hkv, Skv, Dv]
 
-A program sums over all query heads that share its key head, in a fixed order and without atomics. Its tiles are
-transposed, keys by queries: the probabilities then feed the second product as they are.
+One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
+order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product as
+they are.
 """
 
 import triton
@@ -186,7 +187,11 @@ def alibi_bwd_dkdv(
             delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, RAGGED)
             # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
             lse = tl.where(lse == float("-inf"), 0.0, lse)
+            # Both products that need no probability come first: the second runs while the first is exponentiated.
             qk = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")  # [N, M]
+            # Starting at -delta leaves one vector less to keep beside the masks.
+            dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
+            dp = tl.dot(v_tile, tl.trans(do_tile), dp, input_precision="ieee")
             q_idx = rows + q_shift
             p = tl.exp2(
                 1.4426950408889634 * scale * qk
@@ -198,9 +203,6 @@ def alibi_bwd_dkdv(
                 keep = keep & (rows < q_len)[None, :]
             p = tl.where(keep, p, 0.0)
             dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
-            # The product starts at -delta: one vector less to keep beside the masks.
-            dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
-            dp = tl.dot(v_tile, tl.trans(do_tile), dp, input_precision="ieee")
             ds = p * dp
             dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
 
@@ -212,7 +214,9 @@ def alibi_bwd_dkdv(
             delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, False)
             # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
             lse = tl.where(lse == float("-inf"), 0.0, lse)
+            # Both products that need no probability come first: the second runs while the first is exponentiated.
             qk = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")  # [N, M]
+            dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
             q_idx = rows + q_shift
             p = tl.exp2(
                 1.4426950408889634 * scale * qk
@@ -220,7 +224,6 @@ def alibi_bwd_dkdv(
                 - lse[None, :]
             )
             dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
-            dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
             ds = p * (dp - delta[None, :])
             dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
 

@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 32b8a0c9c5353df9
-"""Gradient of `alibi` with respect to q and slope: one program per block of query rows and query head.
+# hash: b50caef8eca10152
+"""Gradient of `alibi` with respect to q and slope.
 
     keep          q_idx >= kv_idx
     score         score + slope[h] * (kv_idx - q_idx)
@@ -16,7 +16,8 @@
     dq            [B, Hq, Sq, D]
     dslope_heads  [B, Hq, blocks]  fp32, partial sums
 
-The probabilities are computed again from the saved lse; `ds = p * (dp - delta)` is the gradient of a score.
+One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
+`ds = p * (dp - delta)` is the gradient of a score.
 """
 
 import triton

@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: kernels/fwd.py.jinja
-# hash: b4749cf6fb28dd93
-"""Forward of `alibi`: `o = softmax(score) v`, one program per block of query rows and query head.
+# hash: 3e75cfedb385dd3d
+"""Forward of `alibi`: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx
     score  score + slope[h] * (kv_idx - q_idx)
@@ -13,8 +13,9 @@
     o      [B, Hq, Sq, Dv]
     lse    [B, Hq, Sq]  fp32, log of the softmax denominator
 
-The scores of a row are folded in block by block (online softmax, arXiv:2205.14135): `row_max` is the largest score so
-far, `row_sum` the sum of exponentials relative to it. Scores are kept times log2(e): each exponential is one `exp2`.
+One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
+softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
+Scores are kept times log2(e), so that each exponential is one `exp2`.
 """
 
 import triton

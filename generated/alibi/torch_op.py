@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/torch_op.py.jinja
-# hash: 6b13766be1942171
+# hash: 37f683b125febc8c
 """`alibi` for PyTorch. Attention with linear biases; the slopes may be trained (Press et al., 2022,
 arXiv:2108.12409)."""
 
@@ -39,8 +39,8 @@ if HAS_TRITON:
     from . import bwd_delta, bwd_dkdv, bwd_dq, fwd
 
 NAME = "alibi"
-# Operators are registered under the package's own name, so that two packages can live in one process.
-NAMESPACE = __name__.split(".")[0]
+# Operators are registered under the name of the package, so that two packages can live in one process.
+NAMESPACE = "_".join(__name__.split(".")[:-2])
 
 
 def alibi(

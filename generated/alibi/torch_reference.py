@@ -1,8 +1,11 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/torch_reference.py.jinja
-# hash: ce2998dd6f9f1053
-"""`alibi` as plain mathematics: what the kernels are tested against, and what the op computes on the CPU."""
+# hash: ea1d72e34dfb5f1e
+"""`alibi` as plain mathematics.
+
+What the kernels are tested against, and what the op computes on the CPU.
+"""
 
 import math
 

@@ -1,9 +1,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: kernels/bwd_delta.py.jinja
-# hash: 23769b74480e630c
-"""First step of the backward of `causal`: `delta = sum(o * do) - dlse`, the part of the softmax gradient that a
-whole row shares.
+# hash: 93e1f9b693b9c00d
+"""First step of the backward of `causal`.
+
+`delta = sum(o * do) - dlse` is the part of the softmax gradient that a whole row shares.
 
     keep   q_idx >= kv_idx
     o      [B, Hq, Sq, Dv]

@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 57a56c6ad650e9d8
-"""Gradients of `causal` with respect to k and v: one program per block of keys and key head.
+# hash: 67e93650ac1f1a63
+"""Gradients of `causal` with respect to k and v.
 
     keep   q_idx >= kv_idx
     q      [B, Hq, Sq, D]
@@ -14,8 +14,9 @@
     dk     [B, Hkv, Skv, D]
     dv     [B, Hkv, Skv, Dv]
 
-A program sums over all query heads that share its key head, in a fixed order and without atomics. Its tiles are
-transposed, keys by queries: the probabilities then feed the second product as they are.
+One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
+order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product as
+they are.
 """
 
 import triton
@@ -180,7 +181,11 @@ def causal_bwd_dkdv(
             rows = start_m + tl.arange(0, BLOCK_M)
             lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), RAGGED) * LOG2E
             delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, RAGGED)
+            # Both products that need no probability come first: the second runs while the first is exponentiated.
             qk = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")  # [N, M]
+            # Starting at -delta leaves one vector less to keep beside the masks.
+            dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
+            dp = tl.dot(v_tile, tl.trans(do_tile), dp, input_precision="ieee")
             q_idx = rows + q_shift
             p = tl.exp2(qk * qk_scale - lse[None, :])
             keep = q_idx[None, :] >= kv_idx[:, None]
@@ -188,9 +193,6 @@ def causal_bwd_dkdv(
                 keep = keep & (rows < q_len)[None, :]
             p = tl.where(keep, p, 0.0)
             dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
-            # The product starts at -delta: one vector less to keep beside the masks.
-            dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
-            dp = tl.dot(v_tile, tl.trans(do_tile), dp, input_precision="ieee")
             ds = p * dp
             dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
 
@@ -200,10 +202,11 @@ def causal_bwd_dkdv(
             rows = start_m + tl.arange(0, BLOCK_M)
             lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), False) * LOG2E
             delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, False)
+            # Both products that need no probability come first: the second runs while the first is exponentiated.
             qk = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")  # [N, M]
+            dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
             p = tl.exp2(qk * qk_scale - lse[None, :])
             dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
-            dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
             ds = p * (dp - delta[None, :])
             dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
 

@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: kernels/bwd_dq.py.jinja
-# hash: 29da559b8d63f0f6
-"""Gradient of `causal` with respect to q: one program per block of query rows and query head.
+# hash: 2873dd0abaec424e
+"""Gradient of `causal` with respect to q.
 
     keep   q_idx >= kv_idx
     q      [B, Hq, Sq, D]
@@ -13,7 +13,8 @@
     delta  [B, Hq, Sq]  fp32, sum(o * do) - dlse
     dq     [B, Hq, Sq, D]
 
-The probabilities are computed again from the saved lse; `ds = p * (dp - delta)` is the gradient of a score.
+One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
+`ds = p * (dp - delta)` is the gradient of a score.
 """
 
 import triton

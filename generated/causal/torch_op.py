@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: ops/torch_op.py.jinja
-# hash: aab251394f257a7d
+# hash: 431047776b5fcfd0
 """`causal` for PyTorch. A query attends to itself and to what came before (Vaswani et al., 2017, section 3.2.3)."""
 
 from typing import Any
@@ -36,8 +36,8 @@ if HAS_TRITON:
     from . import bwd_delta, bwd_dkdv, bwd_dq, fwd
 
 NAME = "causal"
-# Operators are registered under the package's own name, so that two packages can live in one process.
-NAMESPACE = __name__.split(".")[0]
+# Operators are registered under the name of the package, so that two packages can live in one process.
+NAMESPACE = "_".join(__name__.split(".")[:-2])
 
 
 def causal(

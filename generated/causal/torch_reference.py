@@ -1,8 +1,11 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: ops/torch_reference.py.jinja
-# hash: 5a7f0457af8c4093
-"""`causal` as plain mathematics: what the kernels are tested against, and what the op computes on the CPU."""
+# hash: 21c2320ccab888ee
+"""`causal` as plain mathematics.
+
+What the kernels are tested against, and what the op computes on the CPU.
+"""
 
 import math
 

@@ -1,9 +1,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/bwd_delta.py.jinja
-# hash: 422e78960174d929
-"""First step of the backward of `forgetting`: `delta = sum(o * do) - dlse`, the part of the softmax gradient that a
-whole row shares.
+# hash: 0bca302143c9ed6c
+"""First step of the backward of `forgetting`.
+
+`delta = sum(o * do) - dlse` is the part of the softmax gradient that a whole row shares.
 
     keep   q_idx >= kv_idx
     o      [B, Hq, Sq, Dv]

@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 997b2fa27b711183
-"""Gradients of `forgetting` with respect to k and v and g: one program per block of keys and key head.
+# hash: 6929534bb76b2584
+"""Gradients of `forgetting` with respect to k and v and g.
 
     keep         q_idx >= kv_idx
     q            [B, Hq, Sq, D]
@@ -16,8 +16,9 @@
     dv           [B, Hkv, Skv, Dv]
     ddecay_cols  [B, Hq, positions]  fp32, partial sums
 
-A program sums over all query heads that share its key head, in a fixed order and without atomics. Its tiles are
-transposed, keys by queries: the probabilities then feed the second product as they are.
+One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
+order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product as
+they are.
 """
 
 import triton
@@ -197,7 +198,11 @@ def forgetting_bwd_dkdv(
             delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, RAGGED)
             # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
             lse = tl.where(lse == float("-inf"), 0.0, lse)
+            # Both products that need no probability come first: the second runs while the first is exponentiated.
             qk = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")  # [N, M]
+            # Starting at -delta leaves one vector less to keep beside the masks.
+            dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
+            dp = tl.dot(v_tile, tl.trans(do_tile), dp, input_precision="ieee")
             q_idx = rows + q_shift
             decay_q = tl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(q_idx, decay_size_2))
             p = tl.exp2(1.4426950408889634 * scale * qk + (decay_q[None, :] - decay_kv[:, None]) - lse[None, :])
@@ -206,9 +211,6 @@ def forgetting_bwd_dkdv(
                 keep = keep & (rows < q_len)[None, :]
             p = tl.where(keep, p, 0.0)
             dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
-            # The product starts at -delta: one vector less to keep beside the masks.
-            dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
-            dp = tl.dot(v_tile, tl.trans(do_tile), dp, input_precision="ieee")
             ds = p * dp
             ddecay_cols += tl.sum(-ds, 1)
             dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
@@ -221,12 +223,13 @@ def forgetting_bwd_dkdv(
             delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, False)
             # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
             lse = tl.where(lse == float("-inf"), 0.0, lse)
+            # Both products that need no probability come first: the second runs while the first is exponentiated.
             qk = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")  # [N, M]
+            dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
             q_idx = rows + q_shift
             decay_q = tl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(q_idx, decay_size_2))
             p = tl.exp2(1.4426950408889634 * scale * qk + (decay_q[None, :] - decay_kv[:, None]) - lse[None, :])
             dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
-            dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
             ds = p * (dp - delta[None, :])
             ddecay_cols += tl.sum(-ds, 1)
             dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")

@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/bwd_dq.py.jinja
-# hash: ad032058622b593a
-"""Gradient of `forgetting` with respect to q and g: one program per block of query rows and query head.
+# hash: 92acfa09286c5fcb
+"""Gradient of `forgetting` with respect to q and g.
 
     keep         q_idx >= kv_idx
     q            [B, Hq, Sq, D]
@@ -15,7 +15,8 @@
     dq           [B, Hq, Sq, D]
     ddecay_rows  [B, Hq, positions]  fp32, partial sums
 
-The probabilities are computed again from the saved lse; `ds = p * (dp - delta)` is the gradient of a score.
+One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
+`ds = p * (dp - delta)` is the gradient of a score.
 """
 
 import triton

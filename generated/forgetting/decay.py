@@ -1,13 +1,15 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/decay.py.jinja
-# hash: 871c4e5a0000b10a
-"""Log-decay of `forgetting`: the cumulative sum of g and its gradient, one program per batch row and query head.
+# hash: d0d6b2936f292068
+"""Log-decay of `forgetting`: the cumulative sum of g, and its gradient.
 
-g, dg      [B, P, Hq]  natural log; P positions
-decay      [B, Hq, P]  fp32, cumulative sum of g times log2(e)
-drows      [B, Hq, P]  fp32, gradient that reaches the decay as a query's
-dcols      [B, Hq, P]  fp32, gradient that reaches the decay as a key's
+    g, dg      [B, P, Hq]  natural log; P positions
+    decay      [B, Hq, P]  fp32, cumulative sum of g times log2(e)
+    drows      [B, Hq, P]  fp32, gradient that reaches the decay as a query's
+    dcols      [B, Hq, P]  fp32, gradient that reaches the decay as a key's
+
+One program serves one query head of one batch row.
 """
 
 import triton

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/torch_op.py.jinja
-# hash: 479fcce7b35bbd92
+# hash: 2864a3310204d867
 """`forgetting` for PyTorch. Forgetting attention, a log-decay per position and head (Lin et al., 2025,
 arXiv:2503.02130)."""
 
@@ -40,8 +40,8 @@ if HAS_TRITON:
     from . import decay as decay_kernels
 
 NAME = "forgetting"
-# Operators are registered under the package's own name, so that two packages can live in one process.
-NAMESPACE = __name__.split(".")[0]
+# Operators are registered under the name of the package, so that two packages can live in one process.
+NAMESPACE = "_".join(__name__.split(".")[:-2])
 
 
 def forgetting(

@@ -1,8 +1,11 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/torch_reference.py.jinja
-# hash: 65470daf14457686
-"""`forgetting` as plain mathematics: what the kernels are tested against, and what the op computes on the CPU."""
+# hash: e595ce72cff42bce
+"""`forgetting` as plain mathematics.
+
+What the kernels are tested against, and what the op computes on the CPU.
+"""
 
 import math
 

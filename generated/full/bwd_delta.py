@@ -1,9 +1,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: kernels/bwd_delta.py.jinja
-# hash: d6a15b7f9ddf63e2
-"""First step of the backward of `full`: `delta = sum(o * do) - dlse`, the part of the softmax gradient that a
-whole row shares.
+# hash: f7b1d645c5143d39
+"""First step of the backward of `full`.
+
+`delta = sum(o * do) - dlse` is the part of the softmax gradient that a whole row shares.
 
     o      [B, Hq, Sq, Dv]
     do     [B, Hq, Sq, Dv]

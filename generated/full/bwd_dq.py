@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: kernels/bwd_dq.py.jinja
-# hash: c975bd4f171dd2a0
-"""Gradient of `full` with respect to q: one program per block of query rows and query head.
+# hash: 9e1e32551ceb0968
+"""Gradient of `full` with respect to q.
 
     q      [B, Hq, Sq, D]
     k      [B, Hkv, Skv, D]
@@ -12,7 +12,8 @@
     delta  [B, Hq, Sq]  fp32, sum(o * do) - dlse
     dq     [B, Hq, Sq, D]
 
-The probabilities are computed again from the saved lse; `ds = p * (dp - delta)` is the gradient of a score.
+One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
+`ds = p * (dp - delta)` is the gradient of a score.
 """
 
 import triton

@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: kernels/fwd.py.jinja
-# hash: d8b679152abf017e
-"""Forward of `full`: `o = softmax(score) v`, one program per block of query rows and query head.
+# hash: 2d61a87566673a5c
+"""Forward of `full`: `o = softmax(score) v`.
 
     q    [B, Hq, Sq, D]
     k    [B, Hkv, Skv, D]
@@ -10,8 +10,9 @@
     o    [B, Hq, Sq, Dv]
     lse  [B, Hq, Sq]  fp32, log of the softmax denominator
 
-The scores of a row are folded in block by block (online softmax, arXiv:2205.14135): `row_max` is the largest score so
-far, `row_sum` the sum of exponentials relative to it. Scores are kept times log2(e): each exponential is one `exp2`.
+One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
+softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
+Scores are kept times log2(e), so that each exponential is one `exp2`.
 """
 
 import triton

@@ -1,8 +1,11 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/torch_reference.py.jinja
-# hash: 8f1e7a50a7b48cf3
-"""`full` as plain mathematics: what the kernels are tested against, and what the op computes on the CPU."""
+# hash: dd591c1eff1b9ef1
+"""`full` as plain mathematics.
+
+What the kernels are tested against, and what the op computes on the CPU.
+"""
 
 import math
 

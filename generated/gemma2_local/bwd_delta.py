@@ -1,9 +1,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: kernels/bwd_delta.py.jinja
-# hash: 7c578b734d124918
-"""First step of the backward of `gemma2_local`: `delta = sum(o * do) - dlse`, the part of the softmax gradient that a
-whole row shares.
+# hash: 2d0ae3f6c4ea70eb
+"""First step of the backward of `gemma2_local`.
+
+`delta = sum(o * do) - dlse` is the part of the softmax gradient that a whole row shares.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 4096
     score  50.0 * tanh(0.02 * score)

@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: db2397a42c2ccc85
-"""Gradients of `gemma2_local` with respect to k and v: one program per block of keys and key head.
+# hash: bef30e3fc4844e6d
+"""Gradients of `gemma2_local` with respect to k and v.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 4096
     score  50.0 * tanh(0.02 * score)
@@ -15,8 +15,9 @@
     dk     [B, Hkv, Skv, D]
     dv     [B, Hkv, Skv, Dv]
 
-A program sums over all query heads that share its key head, in a fixed order and without atomics. Its tiles are
-transposed, keys by queries: the probabilities then feed the second product as they are.
+One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
+order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product as
+they are.
 """
 
 import triton
@@ -195,7 +196,11 @@ def gemma2_local_bwd_dkdv(
             delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, RAGGED)
             # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
             lse = tl.where(lse == float("-inf"), 0.0, lse)
+            # Both products that need no probability come first: the second runs while the first is exponentiated.
             qk = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")  # [N, M]
+            # Starting at -delta leaves one vector less to keep beside the masks.
+            dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
+            dp = tl.dot(v_tile, tl.trans(do_tile), dp, input_precision="ieee")
             q_idx = rows + q_shift
             tanh_val = tanh(0.02 * scale * qk, HARDWARE_TANH)
             p = tl.exp2(72.13475204444816 * tanh_val - lse[None, :])
@@ -204,9 +209,6 @@ def gemma2_local_bwd_dkdv(
                 keep = keep & (rows < q_len)[None, :]
             p = tl.where(keep, p, 0.0)
             dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
-            # The product starts at -delta: one vector less to keep beside the masks.
-            dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
-            dp = tl.dot(v_tile, tl.trans(do_tile), dp, input_precision="ieee")
             ds = p * dp
             ds = tl.where(keep, ds * (1.0 - tanh_val * tanh_val), 0.0)
             dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
@@ -219,11 +221,12 @@ def gemma2_local_bwd_dkdv(
             delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, False)
             # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
             lse = tl.where(lse == float("-inf"), 0.0, lse)
+            # Both products that need no probability come first: the second runs while the first is exponentiated.
             qk = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")  # [N, M]
+            dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
             tanh_val = tanh(0.02 * scale * qk, HARDWARE_TANH)
             p = tl.exp2(72.13475204444816 * tanh_val - lse[None, :])
             dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
-            dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
             ds = p * (dp - delta[None, :])
             ds = ds * (1.0 - tanh_val * tanh_val)
             dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")

@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: kernels/bwd_dq.py.jinja
-# hash: 29440f35bd6866ab
-"""Gradient of `gemma2_local` with respect to q: one program per block of query rows and query head.
+# hash: c57f59e7aff8af6b
+"""Gradient of `gemma2_local` with respect to q.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 4096
     score  50.0 * tanh(0.02 * score)
@@ -14,7 +14,8 @@
     delta  [B, Hq, Sq]  fp32, sum(o * do) - dlse
     dq     [B, Hq, Sq, D]
 
-The probabilities are computed again from the saved lse; `ds = p * (dp - delta)` is the gradient of a score.
+One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
+`ds = p * (dp - delta)` is the gradient of a score.
 """
 
 import triton

@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: kernels/fwd.py.jinja
-# hash: 95777f32b521eae4
-"""Forward of `gemma2_local`: `o = softmax(score) v`, one program per block of query rows and query head.
+# hash: f0ca9c0982312a3d
+"""Forward of `gemma2_local`: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 4096
     score  50.0 * tanh(0.02 * score)
@@ -12,8 +12,9 @@
     o      [B, Hq, Sq, Dv]
     lse    [B, Hq, Sq]  fp32, log of the softmax denominator
 
-The scores of a row are folded in block by block (online softmax, arXiv:2205.14135): `row_max` is the largest score so
-far, `row_sum` the sum of exponentials relative to it. Scores are kept times log2(e): each exponential is one `exp2`.
+One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
+softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
+Scores are kept times log2(e), so that each exponential is one `exp2`.
 """
 
 import triton

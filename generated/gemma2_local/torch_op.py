@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: ops/torch_op.py.jinja
-# hash: 3d2d830aaf2d76e1
+# hash: 461c7bcf6807fe63
 """`gemma2_local` for PyTorch. The local layers of Gemma 2, a window of 4096 and logits capped at 50
 (arXiv:2408.00118, table 1)."""
 
@@ -38,8 +38,8 @@ if HAS_TRITON:
     from . import bwd_delta, bwd_dkdv, bwd_dq, fwd
 
 NAME = "gemma2_local"
-# Operators are registered under the package's own name, so that two packages can live in one process.
-NAMESPACE = __name__.split(".")[0]
+# Operators are registered under the name of the package, so that two packages can live in one process.
+NAMESPACE = "_".join(__name__.split(".")[:-2])
 
 
 def gemma2_local(

@@ -1,8 +1,11 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: ops/torch_reference.py.jinja
-# hash: ae514b381b1b9631
-"""`gemma2_local` as plain mathematics: what the kernels are tested against, and what the op computes on the CPU."""
+# hash: f659de537a09df2f
+"""`gemma2_local` as plain mathematics.
+
+What the kernels are tested against, and what the op computes on the CPU.
+"""
 
 import math
 

@@ -1,9 +1,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: kernels/bwd_delta.py.jinja
-# hash: bae0e28055680d9b
-"""First step of the backward of `gpt_oss`: `delta = sum(o * do) - dlse`, the part of the softmax gradient that a
-whole row shares.
+# hash: 5cc01328ec3cf998
+"""First step of the backward of `gpt_oss`.
+
+`delta = sum(o * do) - dlse` is the part of the softmax gradient that a whole row shares.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 128
     o      [B, Hq, Sq, Dv]

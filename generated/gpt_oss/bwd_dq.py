@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: kernels/bwd_dq.py.jinja
-# hash: fbc3df1d737fa63a
-"""Gradient of `gpt_oss` with respect to q: one program per block of query rows and query head.
+# hash: 490116c6c37d0a18
+"""Gradient of `gpt_oss` with respect to q.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 128
     q      [B, Hq, Sq, D]
@@ -13,7 +13,8 @@
     delta  [B, Hq, Sq]  fp32, sum(o * do) - dlse
     dq     [B, Hq, Sq, D]
 
-The probabilities are computed again from the saved lse; `ds = p * (dp - delta)` is the gradient of a score.
+One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
+`ds = p * (dp - delta)` is the gradient of a score.
 """
 
 import triton

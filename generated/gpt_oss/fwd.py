@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: kernels/fwd.py.jinja
-# hash: cc863cfcb5d6f6ab
-"""Forward of `gpt_oss`: `o = softmax(score) v`, one program per block of query rows and query head.
+# hash: 151948d25e66bf13
+"""Forward of `gpt_oss`: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx and q_idx - kv_idx < 128
     q     [B, Hq, Sq, D]
@@ -12,8 +12,9 @@
     o     [B, Hq, Sq, Dv]
     lse   [B, Hq, Sq]  fp32, log of the softmax denominator
 
-The scores of a row are folded in block by block (online softmax, arXiv:2205.14135): `row_max` is the largest score so
-far, `row_sum` the sum of exponentials relative to it. Scores are kept times log2(e): each exponential is one `exp2`.
+One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
+softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
+Scores are kept times log2(e), so that each exponential is one `exp2`.
 """
 
 import triton

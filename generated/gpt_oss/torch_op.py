@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/torch_op.py.jinja
-# hash: 6ed6cf182567ddeb
+# hash: 7604205039fcee19
 """`gpt_oss` for PyTorch. The sliding-window layers of gpt-oss, a learned sink per head in the denominator
 (arXiv:2508.10925)."""
 
@@ -39,8 +39,8 @@ if HAS_TRITON:
     from . import bwd_delta, bwd_dkdv, bwd_dq, fwd
 
 NAME = "gpt_oss"
-# Operators are registered under the package's own name, so that two packages can live in one process.
-NAMESPACE = __name__.split(".")[0]
+# Operators are registered under the name of the package, so that two packages can live in one process.
+NAMESPACE = "_".join(__name__.split(".")[:-2])
 
 
 def gpt_oss(

@@ -1,8 +1,11 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/torch_reference.py.jinja
-# hash: 7c5729b56d720983
-"""`gpt_oss` as plain mathematics: what the kernels are tested against, and what the op computes on the CPU."""
+# hash: d5c2a4f972de83d7
+"""`gpt_oss` as plain mathematics.
+
+What the kernels are tested against, and what the op computes on the CPU.
+"""
 
 import math
 

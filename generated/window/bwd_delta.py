@@ -1,9 +1,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: int}}
 # template: kernels/bwd_delta.py.jinja
-# hash: 429b01f14d19db75
-"""First step of the backward of `window`: `delta = sum(o * do) - dlse`, the part of the softmax gradient that a
-whole row shares.
+# hash: c842fc805aba1a92
+"""First step of the backward of `window`.
+
+`delta = sum(o * do) - dlse` is the part of the softmax gradient that a whole row shares.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < size
     o      [B, Hq, Sq, Dv]

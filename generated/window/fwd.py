@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: int}}
 # template: kernels/fwd.py.jinja
-# hash: eb4d7a8811795469
-"""Forward of `window`: `o = softmax(score) v`, one program per block of query rows and query head.
+# hash: f4e4e2a4869d690b
+"""Forward of `window`: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx and q_idx - kv_idx < size
     q     [B, Hq, Sq, D]
@@ -11,8 +11,9 @@
     o     [B, Hq, Sq, Dv]
     lse   [B, Hq, Sq]  fp32, log of the softmax denominator
 
-The scores of a row are folded in block by block (online softmax, arXiv:2205.14135): `row_max` is the largest score so
-far, `row_sum` the sum of exponentials relative to it. Scores are kept times log2(e): each exponential is one `exp2`.
+One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
+softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
+Scores are kept times log2(e), so that each exponential is one `exp2`.
 """
 
 import triton

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: int}}
 # template: ops/torch_op.py.jinja
-# hash: 45bf13eabf097e1f
+# hash: b2ff25d65d4473a0
 """`window` for PyTorch. Causal with a window of `size` keys, the query's own included (Mistral 7B,
 arXiv:2310.06825)."""
 
@@ -38,8 +38,8 @@ if HAS_TRITON:
     from . import bwd_delta, bwd_dkdv, bwd_dq, fwd
 
 NAME = "window"
-# Operators are registered under the package's own name, so that two packages can live in one process.
-NAMESPACE = __name__.split(".")[0]
+# Operators are registered under the name of the package, so that two packages can live in one process.
+NAMESPACE = "_".join(__name__.split(".")[:-2])
 
 
 def window(

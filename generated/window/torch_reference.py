@@ -1,8 +1,11 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: int}}
 # template: ops/torch_reference.py.jinja
-# hash: 60ec8d244b5e0b34
-"""`window` as plain mathematics: what the kernels are tested against, and what the op computes on the CPU."""
+# hash: e0442d120d69c1e9
+"""`window` as plain mathematics.
+
+What the kernels are tested against, and what the op computes on the CPU.
+"""
 
 import math
 

@@ -21,6 +21,8 @@ DTYPES = (torch.float16, torch.float32) if INTERPRET else (torch.bfloat16, torch
 
 MANIFEST = golden.load_manifest()
 VARIANTS = tuple(MANIFEST)
+# Keys of an entry that give the variant tensors of its own.
+OWN_TENSORS = ("tensors", "sink", "decay")
 with_variants = pytest.mark.parametrize("variant", VARIANTS)
 with_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 

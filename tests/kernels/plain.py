@@ -176,7 +176,8 @@ def term_sizes(
         score_sizes = (probs * (_products(x.do.abs(), x.v.abs()) + row)).clamp(min=tiny) * keep
     grads = torch.autograd.grad(scores, [products, *trained.values()], score_sizes, allow_unused=True)
     with torch.no_grad():
-        product_sizes = _heads(abs(call.scale) * (torch.zeros(()) if grads[0] is None else grads[0]).abs(), kv_heads)
+        # Not only times the derivative of a score expression: 1 - tanh(x)**2 has a term of its own, however small it is.
+        product_sizes = _heads(abs(call.scale) * torch.maximum(grads[0].abs(), score_sizes), kv_heads)
         sizes = {
             "o": value_sizes,
             "dq": (product_sizes @ x.k.abs().unsqueeze(2)).flatten(1, 2),
@@ -185,8 +186,18 @@ def term_sizes(
         }
         for name, grad in zip(trained, grads[1:], strict=True):
             sizes[f"d{name}"] = torch.zeros_like(trained[name]) if grad is None else grad.abs()
+        if "g" in trained:
+            # Every score a position takes part in, as a query or as a key: what is on both sides of g cancels.
+            at_positions = torch.zeros_like(x.tensors["g"]).transpose(1, 2)
+            rows = call.q_idx.clamp(0, at_positions.shape[2] - 1).squeeze(-1).expand(*x.q.shape[:3])
+            at_positions = at_positions.scatter_add(2, rows, score_sizes.sum(3))
+            at_positions[:, :, : x.k.shape[2]] += score_sizes.sum(2)
+            sizes["dg"] = at_positions.flip(2).cumsum(2).flip(2).transpose(1, 2)
         if sink_probs is not None:
             sizes["dsink"] = (sink_probs * row).sum((0, 2, 3))
         sizes = {name: size.clamp(min=tiny) for name, size in sizes.items()}
-        largest = abs(call.scale) * _products(x.q.abs(), x.k.abs()) * keep + scores.abs() * keep
-    return sizes, max(1.0, largest.max().item() if largest.numel() else 1.0)
+        largest = (abs(call.scale) * _products(x.q.abs(), x.k.abs()) + scores.abs()) * keep
+        if "g" in x.tensors:
+            largest = largest + 2 * x.tensors["g"].cumsum(1).abs().max()
+        ends = [1.0, *(part.max().item() for part in (largest, lse.nan_to_num(neginf=0.0).abs()) if part.numel())]
+    return sizes, max(ends)

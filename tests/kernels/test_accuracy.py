@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .cases import DTYPES, INTERPRET, VARIANTS, Shape, draw, tiles, with_dtypes, with_variants
+from .cases import (
+    DTYPES,
+    INTERPRET,
+    MANIFEST,
+    OWN_TENSORS,
+    VARIANTS,
+    Shape,
+    draw,
+    tiles,
+    variants_where,
+    with_dtypes,
+    with_variants,
+)
 from .judge import check_call
 
 # Head groups 1, 3, 4, 6 and 8 go to the short lengths, where the interpreter is done with them soon.
@@ -65,6 +77,13 @@ def test_head_dims(variant: str, dim: int, dtype: torch.dtype) -> None:
 @with_variants
 def test_values_of_another_head_dim(variant: str, dim: int, dim_v: int) -> None:
     check_call(variant, draw(variant, Shape(q_len=70, dim=dim, dim_v=dim_v), DTYPES[0]))
+
+
+@with_dtypes
+@pytest.mark.parametrize("variant", variants_where(lambda name: any(MANIFEST[name][key] for key in OWN_TENSORS)))
+def test_own_gradients(variant: str, dtype: torch.dtype) -> None:
+    """Heads enough for the mean error of a gradient per head to tell something."""
+    check_call(variant, draw(variant, Shape(q_len=70, kv_heads=4, group=8), dtype), config=tiles(128, 128))
 
 
 @with_dtypes

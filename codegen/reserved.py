@@ -1,0 +1,38 @@
+"""Names that generated code uses itself. An argument of that name would be overwritten in a kernel, or hide a function.
+
+`tests/test_reserved.py` compares the list with what `generated/` uses.
+"""
+
+from __future__ import annotations
+
+import re
+
+_FAMILIES = re.compile(r"(stride|bwd)_\w+|term(_\d+)?|\w+_(ptrs?|base|tile|begin|end|first|last|len|val|q|kv|size_\d)")
+"""Names that are built: of a pointer and what is derived from it, a bound, a subexpression."""
+
+_WORDS = """
+    acc alpha batch block ctx decay delta delta_rows dk dlse do dp dq ds dtype dv finite fwd gap group_size head
+    head_dim head_dim_v in_rows keep keys last logit lse max_new max_ref member num_blocks num_heads num_kv_heads o
+    offset offsets p qk qk_scale q_shift row_max row_offs row_sum rows run shift start_m start_n step tile tiles total
+    values
+
+    ddecay_cols ddecay_rows decay_kernels
+
+    arch_of autocast_inputs cdiv check_float check_inputs check_int check_strides check_tensor clamp_index config_json
+    config_text custom_op empty_like_layout floor_div floor_mod has_tanh_instruction interpreter_dtype
+    launches_directly load_vector next_power_of_2 on_device once_differentiable parse_config positive_scale
+    query_offset reduce_gradient reference runs_reference tiles_for within_stride_limit
+
+    Any AtLeast BLOCK_D BLOCK_DV BLOCK_M BLOCK_N FLOAT_DTYPES FP32 HARDWARE_TANH HAS_TRITON HEAD_DIM HEAD_DIM_V
+    LN2 LOG2E NAME NAMESPACE Q_OFFSET_PER_BATCH RAGGED Tensor
+"""
+_USED = frozenset(_WORDS.split())
+
+
+def is_reserved(name: str) -> bool:
+    """Whether generated code uses the name.
+
+    >>> is_reserved("alpha"), is_reserved("q_ptr"), is_reserved("slope")
+    (True, True, False)
+    """
+    return name in _USED or _FAMILIES.fullmatch(name) is not None

@@ -1,0 +1,115 @@
+"""Which gradients come back, that the same call gives the same bits, and autocast."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from bench import golden
+from bench.golden import Inputs
+
+from .cases import DEVICE, DTYPES, INTERPRET, Shape, draw, evaluate, with_variants
+
+SHAPE = Shape(batch=2, kv_heads=2, group=3, q_len=70)
+
+
+def frozen_but(inputs: Inputs, trained: str) -> Inputs:
+    """The same call, with one leaf."""
+
+    def leaf(name: str, x: Tensor) -> Tensor:
+        return x.detach().requires_grad_(name == trained)
+
+    return replace(
+        inputs,
+        q=leaf("q", inputs.q),
+        k=leaf("k", inputs.k),
+        v=leaf("v", inputs.v),
+        tensors={name: leaf(name, x) for name, x in inputs.tensors.items()},
+    )
+
+
+@with_variants
+def test_the_gradient_of_one_argument_alone(variant: str) -> None:
+    inputs = draw(variant, Shape(q_len=70))
+    want = evaluate(variant, inputs)
+    for name in inputs.leaves():
+        alone = frozen_but(inputs, name)
+        o, lse = alone.call(golden.load_op(variant), return_lse=True)
+        torch.autograd.backward((o, lse), (alone.do, alone.dlse))
+        arguments = {"q": alone.q, "k": alone.k, "v": alone.v, **alone.tensors}
+        grads = {key: x.grad for key, x in arguments.items()}
+        assert {key for key, grad in grads.items() if grad is not None} == {name}
+        assert torch.equal(grads[name], want[f"d{name}"]), name  # type: ignore[arg-type]  # None fails above
+
+
+@with_variants
+def test_without_leaves_nothing_is_recorded(variant: str) -> None:
+    o, lse = frozen_but(draw(variant, Shape(q_len=20)), "").call(golden.load_op(variant), return_lse=True)
+    assert not o.requires_grad
+    assert not lse.requires_grad
+
+
+@with_variants
+def test_a_loss_of_o_or_of_lse_alone(variant: str) -> None:
+    """As if the other's gradient were zero."""
+    inputs = draw(variant, Shape(q_len=70))
+    leaves = inputs.leaves()
+    zero = {"o": torch.zeros_like(inputs.do), "lse": torch.zeros_like(inputs.dlse)}
+    for index, alone in enumerate(("o", "lse")):
+        output = inputs.call(golden.load_op(variant), return_lse=True)[index]
+        got = torch.autograd.grad(output, list(leaves.values()), inputs.dlse if index else inputs.do, allow_unused=True)
+        other = replace(inputs, dlse=zero["lse"]) if alone == "o" else replace(inputs, do=zero["o"])
+        want = evaluate(variant, other)
+        for name, grad in zip(leaves, got, strict=True):
+            torch.testing.assert_close(grad, want[f"d{name}"], rtol=0, atol=0, msg=f"d{name} of {alone}")
+
+
+@with_variants
+def test_same_inputs_same_bits(variant: str) -> None:
+    inputs = draw(variant, SHAPE if INTERPRET else replace(SHAPE, q_len=1000), DTYPES[0])
+    first, second = evaluate(variant, inputs), evaluate(variant, inputs)
+    for name, got in second.items():
+        assert torch.equal(got, first[name]), name
+
+
+@with_variants
+def test_gradients_twice(variant: str) -> None:
+    """`retain_graph` keeps what the backward needs."""
+    inputs = draw(variant, Shape(q_len=33))
+    o = inputs.call(golden.load_op(variant))
+    first = torch.autograd.grad(o, inputs.v, inputs.do, retain_graph=True)[0]
+    assert torch.equal(first, torch.autograd.grad(o, inputs.v, inputs.do)[0])
+
+
+@with_variants
+def test_the_second_derivative_is_refused(variant: str) -> None:
+    inputs = draw(variant, Shape(q_len=9))
+    o = inputs.call(golden.load_op(variant))
+    (dq,) = torch.autograd.grad(o.float().square().sum(), inputs.q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dq.float().sum().backward()
+
+
+@with_variants
+def test_autocast(variant: str) -> None:
+    """float32 arguments are computed in autocast's dtype; their gradients come back in float32."""
+    inputs = draw(variant, Shape(q_len=70), torch.float32)
+    with torch.autocast(DEVICE, dtype=DTYPES[0]):
+        o, lse = inputs.call(golden.load_op(variant), return_lse=True)
+    assert o.dtype == DTYPES[0]
+    assert lse.dtype == torch.float32
+    leaves = inputs.leaves()
+    got = torch.autograd.grad((o, lse), list(leaves.values()), (inputs.do.to(o.dtype), inputs.dlse))
+
+    def cast(x: Tensor) -> Tensor:
+        return x.detach().to(DTYPES[0]).requires_grad_(x.requires_grad)
+
+    low = replace(inputs, q=cast(inputs.q), k=cast(inputs.k), v=cast(inputs.v), do=cast(inputs.do))
+    want = evaluate(variant, low)
+    assert torch.equal(o, want["o"])
+    for (name, leaf), grad in zip(leaves.items(), got, strict=True):
+        assert grad.dtype == leaf.dtype
+        assert torch.equal(grad, want[f"d{name}"].to(leaf.dtype)), name

@@ -1,0 +1,112 @@
+"""Sizes only a GPU can hold: memory that is linear in the length, offsets beyond 32 bits, large grids."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from bench.golden import Inputs
+
+from .cases import DEVICE, MANIFEST, Shape, draw, evaluate, with_variants
+from .judge import check_results
+
+pytestmark = pytest.mark.gpu
+GIB = 2**30
+
+
+def require_memory(size: int) -> None:
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    if free < size:
+        pytest.skip(f"{size // GIB} GiB of GPU memory needed, {free // GIB} free")
+
+
+@with_variants
+def test_memory_is_linear_in_the_length(variant: str) -> None:
+    """Forward and backward at 65536: outputs, gradients, and a few float32 numbers per row. One score matrix of one
+    head would be 8 GiB in 16 bits."""
+    length, heads, dim = 65536, 4, 64
+    inputs = draw(variant, Shape(q_len=length, kv_heads=heads // 2, group=2, dim=dim), torch.bfloat16)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    evaluate(variant, inputs)
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - before
+    of_queries = length * heads * dim * 2
+    # o and dq, and dk and dv of half as many heads; per row and head: lse, delta, dlse, and six for a log-decay.
+    rows = 9 if MANIFEST[variant]["decay"] else 3
+    assert peak <= 3 * of_queries + rows * length * heads * 4 + 2**20, f"{peak / 2**20:.0f} MiB"
+
+
+def last_batch_row(inputs: Inputs) -> Inputs:
+    def last(x: Tensor) -> Tensor:
+        return x.detach()[-1:].clone().requires_grad_(x.requires_grad)
+
+    q, k, v = last(inputs.q), last(inputs.k), last(inputs.v)
+    # A tensor with a batch dim is [B, ...]; its gradient is compared only where it has one.
+    own = {name: last(x) if _per_batch(name, x, inputs) else x for name, x in inputs.tensors.items()}
+    return replace(inputs, q=q, k=k, v=v, do=inputs.do[-1:].clone(), dlse=inputs.dlse[-1:].clone(), tensors=own)
+
+
+def _per_batch(name: str, x: Tensor, inputs: Inputs) -> bool:
+    return name == "g" or (x.dim() > 1 and x.shape[0] == inputs.q.shape[0])
+
+
+def check_last_batch_row(variant: str, inputs: Inputs) -> None:
+    """The batch row with the largest offsets, alone, against float64; other rows only for NaN."""
+    got = evaluate(variant, inputs)
+    part = last_batch_row(inputs)
+    shared = [name for name, x in inputs.tensors.items() if x.requires_grad and not _per_batch(name, x, inputs)]
+    part = replace(part, tensors={n: x.detach() if n in shared else x for n, x in part.tensors.items()})
+    kept = {name: x[-1:] for name, x in got.items() if name.removeprefix("d") not in shared}
+    check_results(variant, part, kept, ratios=False)
+
+
+@with_variants
+def test_more_than_2_to_the_31_elements(variant: str) -> None:
+    require_memory(40 * GIB)
+    shape = Shape(batch=520, kv_heads=4, group=16, q_len=1024, dim=64)
+    assert shape.batch * shape.kv_heads * shape.group * shape.q_len * shape.dim > 2**31
+    small = draw(variant, replace(shape, batch=1), torch.bfloat16)
+
+    def repeated(x: Tensor) -> Tensor:
+        return x.detach().repeat(shape.batch, *(1,) * (x.dim() - 1)).requires_grad_(x.requires_grad)
+
+    own = {name: repeated(x) if _per_batch(name, x, small) else x for name, x in small.tensors.items()}
+    q, k, v = (repeated(x) for x in (small.q, small.k, small.v))
+    inputs = replace(small, q=q, k=k, v=v, do=repeated(small.do), dlse=repeated(small.dlse), tensors=own)
+    check_last_batch_row(variant, inputs)
+
+
+@with_variants
+def test_rows_further_apart_than_2_to_the_31(variant: str) -> None:
+    """Few elements, far apart: the offset of a row alone passes 32 bits."""
+    require_memory(12 * GIB)
+    shape = Shape(q_len=300, kv_heads=1, group=1, dim=64)
+    inputs = draw(variant, shape, torch.bfloat16)
+    step = 8_000_000
+    assert (shape.q_len - 1) * step > 2**31
+    store = torch.empty(shape.q_len * step, dtype=torch.bfloat16, device=DEVICE)
+
+    def apart(x: Tensor, shift: int) -> Tensor:
+        view = store.as_strided(x.shape, (64, 64, step, 1), shift)
+        return view.copy_(x.detach()).detach().requires_grad_(x.requires_grad)
+
+    spread = replace(
+        inputs,
+        q=apart(inputs.q, 0),
+        k=apart(inputs.k, 64),
+        v=apart(inputs.v, 128),
+        do=apart(inputs.do, 192).detach(),
+    )
+    check_results(variant, inputs, evaluate(variant, spread), ratios=False)
+
+
+@with_variants
+def test_more_heads_than_65535(variant: str) -> None:
+    inputs = draw(variant, Shape(batch=1100, kv_heads=32, group=2, q_len=17, dim=16), torch.bfloat16)
+    check_last_batch_row(variant, inputs)
