@@ -52,13 +52,14 @@ def query_bounds(r: Range, emitter: Emitter, masked: bool) -> BoundsText:
 
 
 def _bounds(r: Range, emitter: Emitter, axis: _Axis, block: list[str], masked: bool) -> BoundsText:
-    begin, end, full_begin, full_end = (f"{axis.name}_begin", f"{axis.name}_end", "full_begin", "full_end")
+    begin, full_begin, full_end = f"{axis.name}_begin", "full_begin", "full_end"
+    end = f"{axis.name}_end" if r.end or r.conditions else axis.length
     texts = _Texts(emitter, axis)
     lines: list[str] = []
     if r.first:
         first = texts.extreme("tl.maximum", r.first, "0")
         lines.append(f"{begin} = {first} // {axis.block} * {axis.block}")
-    if masked:
+    if end != axis.length:
         lines.append(f"{end} = {texts.extreme('tl.minimum', r.end, axis.length)}")
     lines += [f"{end} = tl.where({text} >= 0, {end}, 0)" for text in texts.each(r.conditions)]
     if r.has_full:

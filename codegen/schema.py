@@ -137,9 +137,9 @@ def _variant() -> Schema:
             "score": _expression("The new score from `score`: scaled, natural log. Left out: unchanged."),
             "tensors": _named("Tensors each call gives, by name.", {"$ref": "#/$defs/tensor"}),
             "scalars": _named("Numbers each call gives, by name.", {"enum": list(SCALAR_TYPES)}),
-            "archs": _archs(),
             "sink": _flag("Adds an argument `sink [Hq]`: a logit per head in the denominator only."),
             "decay": _flag("Adds an argument `g [B, S, Hq]`: a log-decay, summed along the sequence."),
+            "archs": _archs(),
         },
     )
     return {**schema, "type": ["object", "null"]}

@@ -49,7 +49,7 @@ class AbsentGPU(DriverBase):  # type: ignore[misc]  # Triton has no types
     def get_current_device(self) -> int:
         return self.number
 
-    def get_current_stream(self, device: int = 0) -> int:
+    def get_current_stream(self, _device: int = 0) -> int:
         return 0
 
     def get_active_torch_device(self) -> torch.device:
@@ -68,8 +68,8 @@ def _believing_in(arch: str, variant: str) -> Iterator[dict[str, Any]]:
     compiled: dict[str, Any] = {}
     run = JITFunction.run
 
-    def compile_only(kernel: Any, *args: Any, warmup: bool, **options: Any) -> Any:
-        compiled[kernel.__name__] = result = run(kernel, *args, warmup=True, **options)
+    def compile_only(kernel: Any, *args: Any, **options: Any) -> Any:
+        compiled[kernel.__name__] = result = run(kernel, *args, **options | {"warmup": True})
         return result
 
     ops = importlib.import_module(f"generated.{variant}.torch_op")
@@ -77,8 +77,8 @@ def _believing_in(arch: str, variant: str) -> Iterator[dict[str, Any]]:
         # Not `driver.reset_active()` at the end: that looks for a real GPU.
         mock.patch.object(driver, "_active", AbsentGPU(arch)),
         mock.patch.object(JITFunction, "run", compile_only),
-        mock.patch.object(ops, "runs_reference", lambda q: False),
-        mock.patch.object(ops, "arch_of", lambda x: arch),
+        mock.patch.object(ops, "runs_reference", return_value=False),
+        mock.patch.object(ops, "arch_of", return_value=arch),
     ):
         yield compiled
 

@@ -1,4 +1,4 @@
-"""Every kernel compiles for the architectures of the spec, without a GPU, and its tiles fit the chip's shared memory."""
+"""Every kernel compiles for the spec's architectures, without a GPU, and its tiles fit the chip's shared memory."""
 
 from __future__ import annotations
 

@@ -273,6 +273,16 @@ def test_arch_entries_override_one_by_one(tmp_path: Path) -> None:
     }
 
 
+def test_a_variant_changes_the_block_sizes_of_one_arch(tmp_path: Path) -> None:
+    own = "archs: {sm_90: {dq: {64: {block_m: 32, block_n: 16, num_warps: 2, num_stages: 1}}}}"
+    spec = written(tmp_path, f"variants: {{plain: {{}}, small: {{mask: causal, {own}}}}}")
+    small = spec.variants["small"]
+    assert list(small.archs) == ["sm_90"] and not spec.variants["plain"].archs
+    assert small.archs["sm_90"].half[Pass.DQ][64] == TileConfig(block_m=32, block_n=16, num_warps=2, num_stages=1)
+    assert small.archs["sm_90"].half[Pass.DQ][128] == spec.archs["sm_90"].half[Pass.DQ][128]
+    assert small.entry == "small: {mask: causal}"
+
+
 def test_an_arch_of_its_own_must_serve_every_head_dim(tmp_path: Path) -> None:
     library = tmp_path / "library.yaml"
     passes = "".join(f"    {p.value}:\n      {128 if p is Pass.DQ else 256}: {TILE}\n" for p in Pass)

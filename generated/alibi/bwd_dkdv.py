@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: a0dcd5c0c260a87a
+# hash: 23b87947bd5d2f07
 """Gradients of `alibi` with respect to k and v.
 
     keep   q_idx >= kv_idx
@@ -159,10 +159,9 @@ def alibi_bwd_dkdv(
     kv_first = start_n
     kv_last = tl.minimum(start_n + BLOCK_N, kv_len) - 1
     row_begin = tl.maximum(kv_first - q_shift, 0) // BLOCK_M * BLOCK_M
-    row_end = q_len
     # Blocks from full_begin to full_end need no mask.
     full_begin = tl.cdiv(tl.maximum(kv_last - q_shift, row_begin), BLOCK_M) * BLOCK_M
-    full_begin = tl.minimum(full_begin, tl.cdiv(tl.maximum(row_end, row_begin), BLOCK_M) * BLOCK_M)
+    full_begin = tl.minimum(full_begin, tl.cdiv(tl.maximum(q_len, row_begin), BLOCK_M) * BLOCK_M)
     full_end = q_len // BLOCK_M * BLOCK_M
     full_end = tl.maximum(full_end, full_begin)
 
@@ -176,7 +175,7 @@ def alibi_bwd_dkdv(
         slope_val = tl.load(slope_ptr + h * stride_slope_0)
         # Partial blocks lie before the full ones, and a cut last block behind them; the loop steps over the gap.
         gap = full_end - full_begin
-        for step in range(row_begin, row_end - gap, BLOCK_M):
+        for step in range(row_begin, q_len - gap, BLOCK_M):
             start_m = step
             if RAGGED:
                 start_m = tl.where(step < full_begin, step, step + gap)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 67e93650ac1f1a63
+# hash: 0b98f7e9d63e2a03
 """Gradients of `causal` with respect to k and v.
 
     keep   q_idx >= kv_idx
@@ -156,10 +156,9 @@ def causal_bwd_dkdv(
     kv_first = start_n
     kv_last = tl.minimum(start_n + BLOCK_N, kv_len) - 1
     row_begin = tl.maximum(kv_first - q_shift, 0) // BLOCK_M * BLOCK_M
-    row_end = q_len
     # Blocks from full_begin to full_end need no mask.
     full_begin = tl.cdiv(tl.maximum(kv_last - q_shift, row_begin), BLOCK_M) * BLOCK_M
-    full_begin = tl.minimum(full_begin, tl.cdiv(tl.maximum(row_end, row_begin), BLOCK_M) * BLOCK_M)
+    full_begin = tl.minimum(full_begin, tl.cdiv(tl.maximum(q_len, row_begin), BLOCK_M) * BLOCK_M)
     full_end = q_len // BLOCK_M * BLOCK_M
     full_end = tl.maximum(full_end, full_begin)
 
@@ -172,7 +171,7 @@ def causal_bwd_dkdv(
         row_base = (b * num_heads + h) * q_len
         # Partial blocks lie before the full ones, and a cut last block behind them; the loop steps over the gap.
         gap = full_end - full_begin
-        for step in range(row_begin, row_end - gap, BLOCK_M):
+        for step in range(row_begin, q_len - gap, BLOCK_M):
             start_m = step
             if RAGGED:
                 start_m = tl.where(step < full_begin, step, step + gap)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 8c919ca48002a2a3
+# hash: 565823ddef13dae6
 """Gradients of `full` with respect to k and v.
 
     q      [B, Hq, Sq, D]
@@ -158,23 +158,26 @@ def full_bwd_dkdv(
         do_base = do_ptr + b * stride_dob + h * stride_doh
         row_base = (b * num_heads + h) * q_len
         if RAGGED:
-            start_m = full_end
-            q_tile = load_tile(q_base, start_m, q_len, stride_qs, stride_qd, BLOCK_M, HEAD_DIM, BLOCK_D, RAGGED)
-            do_tile = load_tile(do_base, start_m, q_len, stride_dos, stride_dod, BLOCK_M, HEAD_DIM_V, BLOCK_DV, RAGGED)
-            rows = start_m + tl.arange(0, BLOCK_M)
-            lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), RAGGED) * LOG2E
-            delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, RAGGED)
-            # Both products that need no probability come first: the second runs while the first is exponentiated.
-            qk = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")  # [N, M]
-            # Starting at -delta leaves one vector less to keep beside the masks.
-            dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
-            dp = tl.dot(v_tile, tl.trans(do_tile), dp, input_precision="ieee")
-            p = tl.exp2(qk * qk_scale - lse[None, :])
-            keep = (rows < q_len)[None, :]
-            p = tl.where(keep, p, 0.0)
-            dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
-            ds = p * dp
-            dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
+            # One step at most; as a loop it shares the other's buffers.
+            for start_m in range(full_end, q_len, BLOCK_M):
+                q_tile = load_tile(q_base, start_m, q_len, stride_qs, stride_qd, BLOCK_M, HEAD_DIM, BLOCK_D, RAGGED)
+                do_tile = load_tile(
+                    do_base, start_m, q_len, stride_dos, stride_dod, BLOCK_M, HEAD_DIM_V, BLOCK_DV, RAGGED
+                )
+                rows = start_m + tl.arange(0, BLOCK_M)
+                lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), RAGGED) * LOG2E
+                delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, RAGGED)
+                # Both products that need no probability come first: the second runs while the first is exponentiated.
+                qk = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")  # [N, M]
+                # Starting at -delta leaves one vector less to keep beside the masks.
+                dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
+                dp = tl.dot(v_tile, tl.trans(do_tile), dp, input_precision="ieee")
+                p = tl.exp2(qk * qk_scale - lse[None, :])
+                keep = (rows < q_len)[None, :]
+                p = tl.where(keep, p, 0.0)
+                dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
+                ds = p * dp
+                dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
 
         for start_m in range(0, full_end, BLOCK_M):
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, stride_qd, BLOCK_M, HEAD_DIM, BLOCK_D, False)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: kernels/bwd_dq.py.jinja
-# hash: 9e1e32551ceb0968
+# hash: 325b6076223ea352
 """Gradient of `full` with respect to q.
 
     q      [B, Hq, Sq, D]
@@ -144,17 +144,18 @@ def full_bwd_dq(
 
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     if RAGGED:
-        start_n = full_end
-        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
-        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
-        qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
-        kv_idx = start_n + tl.arange(0, BLOCK_N)
-        p = tl.exp2(qk * qk_scale - lse[:, None])
-        keep = (kv_idx < kv_len)[None, :]
-        p = tl.where(keep, p, 0.0)
-        dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
-        ds = p * (dp - delta[:, None])
-        dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
+        # One step at most; as a loop it shares the other's buffers.
+        for start_n in range(full_end, kv_len, BLOCK_N):
+            k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
+            v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
+            qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
+            kv_idx = start_n + tl.arange(0, BLOCK_N)
+            p = tl.exp2(qk * qk_scale - lse[:, None])
+            keep = (kv_idx < kv_len)[None, :]
+            p = tl.where(keep, p, 0.0)
+            dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
+            ds = p * (dp - delta[:, None])
+            dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
 
     for start_n in range(0, full_end, BLOCK_N):
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, False)

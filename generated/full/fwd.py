@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: kernels/fwd.py.jinja
-# hash: 2d61a87566673a5c
+# hash: 773dfec1ff406974
 """Forward of `full`: `o = softmax(score) v`.
 
     q    [B, Hq, Sq, D]
@@ -134,21 +134,22 @@ def full_fwd(
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     if RAGGED:
-        start_n = full_end
-        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
-        qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
-        kv_idx = start_n + tl.arange(0, BLOCK_N)
-        keep = (kv_idx < kv_len)[None, :]
-        qk = tl.where(keep, qk, float("-inf"))
-        max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
-        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
-        max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
-        p = tl.exp2(qk * qk_scale - max_ref[:, None])
-        alpha = tl.exp2(row_max - max_ref)
-        row_sum = row_sum * alpha + tl.sum(p, 1)
-        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
-        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
-        row_max = max_new
+        # One step at most; as a loop it shares the other's buffers.
+        for start_n in range(full_end, kv_len, BLOCK_N):
+            k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
+            qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
+            kv_idx = start_n + tl.arange(0, BLOCK_N)
+            keep = (kv_idx < kv_len)[None, :]
+            qk = tl.where(keep, qk, float("-inf"))
+            max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
+            # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+            max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
+            p = tl.exp2(qk * qk_scale - max_ref[:, None])
+            alpha = tl.exp2(row_max - max_ref)
+            row_sum = row_sum * alpha + tl.sum(p, 1)
+            v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
+            acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
+            row_max = max_new
 
     for start_n in range(0, full_end, BLOCK_N):
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, False)

@@ -13,7 +13,7 @@ from torch import Tensor
 from bench import golden
 from bench.golden import Inputs
 from generated._runtime.configs import PASSES
-from generated._runtime.torch_support import INTERPRET
+from generated._runtime.torch_support import INTERPRET as INTERPRET
 
 DEVICE = "cpu" if INTERPRET else "cuda"
 # Triton's interpreter computes bfloat16 wrongly, so that there the ops run on float32 copies: nothing to be seen.

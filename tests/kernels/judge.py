@@ -22,7 +22,7 @@ rounded o. A variant's own gradients are sums of many terms of both signs, which
 OWN_RATIO = 3.0
 
 FEWEST = 32
-"""Of fewer elements, such as one gradient per head, the mean error is a matter of luck: the largest is bounded alone."""
+"""Of fewer elements, such as one gradient per head, the mean error is luck: only the largest is bounded."""
 
 MEAN_FLOOR = 0.125
 """What the mean error may be besides, in float32 eps of the terms' size times the largest score: a rounding of one term
@@ -33,7 +33,7 @@ LARGEST = 2.0
 probabilities (or their gradients), the o the backward starts from, the dot's operand, the result."""
 
 LARGEST_SCORE = 4.0
-"""Besides, in float32 eps times the largest score: a score is a float32 sum, and exp turns its error into a relative one."""
+"""Besides, in float32 eps times the largest score: a score is a float32 sum; exp makes its error a relative one."""
 
 
 def golden_of(variant: str, inputs: Inputs, **options: Any) -> dict[str, Tensor]:

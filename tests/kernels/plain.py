@@ -66,7 +66,8 @@ def _attend(
 
 
 def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    wide: Tensor = x.to(torch.promote_types(x.dtype, torch.float32))
+    return wide
 
 
 def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -75,7 +76,8 @@ def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _heads(x: Tensor, kv_heads: int) -> Tensor:
     """[B, Hq, ...] as [B, Hkv, group, ...]."""
-    return x.unflatten(1, (kv_heads, x.shape[1] // kv_heads))
+    heads: Tensor = x.unflatten(1, (kv_heads, x.shape[1] // kv_heads))
+    return heads
 
 
 def _products(x: Tensor, y: Tensor) -> Tensor:
@@ -176,7 +178,7 @@ def term_sizes(
         score_sizes = (probs * (_products(x.do.abs(), x.v.abs()) + row)).clamp(min=tiny) * keep
     grads = torch.autograd.grad(scores, [products, *trained.values()], score_sizes, allow_unused=True)
     with torch.no_grad():
-        # Not only times the derivative of a score expression: 1 - tanh(x)**2 has a term of its own, however small it is.
+        # Not only times the derivative of a score expression: 1 - tanh(x)**2 has terms of 1, however small it is.
         product_sizes = _heads(abs(call.scale) * torch.maximum(grads[0].abs(), score_sizes), kv_heads)
         sizes = {
             "o": value_sizes,
@@ -193,7 +195,7 @@ def term_sizes(
             at_positions = at_positions.scatter_add(2, rows, score_sizes.sum(3))
             at_positions[:, :, : x.k.shape[2]] += score_sizes.sum(2)
             sizes["dg"] = at_positions.flip(2).cumsum(2).flip(2).transpose(1, 2)
-        if sink_probs is not None:
+        if sink_probs is not None and x.tensors["sink"].requires_grad:
             sizes["dsink"] = (sink_probs * row).sum((0, 2, 3))
         sizes = {name: size.clamp(min=tiny) for name, size in sizes.items()}
         largest = (abs(call.scale) * _products(x.q.abs(), x.k.abs()) + scores.abs()) * keep

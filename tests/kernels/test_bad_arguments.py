@@ -12,9 +12,11 @@ from torch import Tensor
 from bench import golden
 from generated._runtime.checks import ArgumentError
 
-from .cases import DEVICE, MANIFEST, VARIANTS, Shape, draw, own_names, with_variants
+from .cases import DEVICE, INTERPRET, MANIFEST, VARIANTS, Shape, draw, own_names, with_variants
 
 Arguments = dict[str, Any]
+# As messages name it. No tensor is made before the tests run: there may be no GPU.
+AT = "cpu" if INTERPRET else "cuda:0"
 
 
 def arguments(variant: str = "causal") -> Arguments:
@@ -115,7 +117,7 @@ SHARED: list[tuple[str, Callable[[], Arguments], str]] = [
     (
         "device_of_v",
         lambda: {"v": zeros(2, 2, 6, 16, device="meta")},
-        f"v: expected device {zeros(1).device}, that of q, got meta",
+        f"v: expected device {AT}, that of q, got meta",
     ),
     ("layout", lambda: {"layout": "bsdh"}, "layout: expected 'bhsd' or 'bshd', got 'bsdh'"),
     ("layout_none", lambda: {"layout": None}, "layout: expected 'bhsd' or 'bshd', got None"),
@@ -134,14 +136,12 @@ SHARED: list[tuple[str, Callable[[], Arguments], str]] = [
     (
         "offset_dtype",
         lambda: {"q_offset": zeros(2, dtype=torch.int64)},
-        f"q_offset: expected an int, 'end' or an int32 tensor [2] on {zeros(1).device}, "
-        f"got torch.int64 [2] on {zeros(1).device}",
+        f"q_offset: expected an int, 'end' or an int32 tensor [2] on {AT}, got torch.int64 [2] on {AT}",
     ),
     (
         "offset_shape",
         lambda: {"q_offset": zeros(3, dtype=torch.int32)},
-        f"q_offset: expected an int, 'end' or an int32 tensor [2] on {zeros(1).device}, "
-        f"got torch.int32 [3] on {zeros(1).device}",
+        f"q_offset: expected an int, 'end' or an int32 tensor [2] on {AT}, got torch.int32 [3] on {AT}",
     ),
     ("config_list", lambda: {"config": [TILE]}, f"config: expected None or a dict of pass name -> tile, got [{TILE}]"),
     ("config_pass", lambda: {"config": {"bwd": TILE}}, "config: expected passes among fwd, dkdv, dq, got 'bwd'"),
@@ -191,7 +191,7 @@ def test_shared_arguments(change: Callable[[], Arguments], text: str) -> None:
 @with_variants
 def test_every_op_checks_its_shared_arguments(variant: str) -> None:
     good = arguments(variant)
-    bad = {"q": zeros(2, 3, 8, 32), "k": zeros(2, 2, 6, 64), "v": None, "scale": "1", "layout": 1}
+    bad: Arguments = {"q": zeros(2, 3, 8, 32), "k": zeros(2, 2, 6, 64), "v": None, "scale": "1", "layout": 1}
     bad |= {"q_offset": 0.5, "config": 3}
     for name, value in bad.items():
         assert message(variant, good | {name: value}).startswith(f"{variant}: {name}: expected ")
@@ -220,7 +220,7 @@ OWN: list[tuple[str, str, Callable[[], Any], str]] = [
         "alibi",
         "slope",
         lambda: zeros(4, dtype=torch.float32, device="meta"),
-        f"expected device {zeros(1).device}, that of q, got meta",
+        f"expected device {AT}, that of q, got meta",
     ),
     ("gpt_oss", "sink", lambda: None, "expected a torch.Tensor of shape [4], got nothing"),
     ("gpt_oss", "sink", lambda: zeros(2), "expected shape [4], got [2]"),
@@ -263,7 +263,7 @@ def test_a_decay_reaches_as_far_as_the_offset_takes_the_queries() -> None:
 @pytest.mark.gpu
 def test_devices_that_differ() -> None:
     text = message("causal", arguments() | {"k": zeros(2, 2, 6, 32, device="cpu")})
-    assert text == f"causal: k: expected device {zeros(1).device}, that of q, got cpu"
+    assert text == f"causal: k: expected device {AT}, that of q, got cpu"
 
 
 @with_variants

@@ -8,7 +8,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from .cases import DEVICE, DTYPES, MANIFEST, OWN_TENSORS, Shape, draw, evaluate, has_word, tiles, variants_where, with_variants
+from .cases import (
+    DEVICE,
+    DTYPES,
+    MANIFEST,
+    OWN_TENSORS,
+    Shape,
+    draw,
+    evaluate,
+    has_word,
+    tiles,
+    variants_where,
+    with_variants,
+)
 from .judge import check_call, check_results
 
 WINDOWED = variants_where(lambda name: has_word(name, "window") and "size" in MANIFEST[name]["scalars"])
@@ -17,8 +29,8 @@ MASKED = variants_where(lambda name: has_word(name, "causal"))
 
 @pytest.fixture
 def poisoned_memory() -> Iterator[None]:
-    """torch fills what it allocates with NaN."""
-    torch.use_deterministic_algorithms(True)
+    """torch fills what it allocates with NaN. Nothing else of its deterministic mode is wanted: the golden may sum."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         assert torch.empty(4, device=DEVICE).isnan().all()
         assert torch.empty(8, device=DEVICE).new_empty((2, 4)).isnan().all()
@@ -81,6 +93,7 @@ def test_scales(variant: str, scale: float) -> None:
     check_call(variant, draw(variant, Shape(q_len=70), DTYPES[0]), scale=scale)
 
 
+@pytest.mark.filterwarnings("ignore:.*determinis")
 @pytest.mark.parametrize("shape", [Shape(q_len=77, kv_len=139, group=3, dim=40, dim_v=24), Shape(q_len=128)], ids=str)
 @with_variants
 @pytest.mark.usefixtures("poisoned_memory")
@@ -90,6 +103,7 @@ def test_every_element_is_written(variant: str, shape: Shape) -> None:
     check_results(variant, inputs, evaluate(variant, inputs, config=tiles(32, 64)), ratios=False)
 
 
+@pytest.mark.filterwarnings("ignore:.*determinis")
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("variant", MASKED)
 def test_every_element_is_written_in_empty_rows(variant: str) -> None:

@@ -49,7 +49,7 @@ def restored(inputs: Inputs, store: Callable[[Tensor], Tensor]) -> Inputs:
 
 def by_order(x: Tensor) -> list[int]:
     """The axes from the outermost in memory to the innermost."""
-    return sorted(range(x.dim()), key=lambda axis: -x.stride(axis))
+    return sorted(range(x.dim()), key=x.stride, reverse=True)
 
 
 @pytest.mark.parametrize("stored", STORED)
@@ -89,9 +89,7 @@ def test_slices_of_one_projection(variant: str) -> None:
     parts = [x.detach().transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v)]
     fused = torch.cat(parts, 2).flatten(2).requires_grad_()
     q, k, v = fused.unflatten(2, (-1, shape.dim)).split(heads, 2)
-    o, lse = golden.load_op(variant)(
-        q, k, v, **inputs.tensors, **inputs.scalars, layout="bshd", return_lse=True
-    )
+    o, lse = golden.load_op(variant)(q, k, v, **inputs.tensors, **inputs.scalars, layout="bshd", return_lse=True)
     assert o.shape == q.shape
     assert o.is_contiguous()
     (dfused,) = torch.autograd.grad((o, lse), [fused], (inputs.do.transpose(1, 2), inputs.dlse))

@@ -75,7 +75,7 @@ def test_compiled_once_for_all_lengths(variant: str) -> None:
     """The third length finds the code of the second, which made the lengths symbols."""
     graphs = 0
 
-    def counting(graph: Any, examples: Any) -> Any:
+    def counting(graph: Any, _examples: Any) -> Any:
         nonlocal graphs
         graphs += 1
         return graph.forward

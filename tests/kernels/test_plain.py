@@ -1,0 +1,29 @@
+"""Two statements of the mathematics agree: the tests' own, and the reference that is rendered from the spec."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bench import golden
+
+from . import plain
+from .cases import DEVICE, MANIFEST, Shape, draw, variants_where
+
+
+@pytest.mark.parametrize("q_offset", [0, 12, -9, "end", "tensor"])
+@pytest.mark.parametrize("variant", variants_where(lambda name: plain.covers(MANIFEST[name])))
+def test_the_rendered_reference_is_the_plain_mathematics(variant: str, q_offset: int | str) -> None:
+    inputs = draw(variant, Shape(batch=2, kv_heads=2, group=3, q_len=30, kv_len=40, dim=16), positions=60).double()
+    offset = torch.tensor([20, -7], dtype=torch.int32, device=DEVICE) if q_offset == "tensor" else q_offset
+    want = golden.evaluate(plain.attention(MANIFEST[variant]), inputs, q_offset=offset, scale=0.3)
+    got = golden.evaluate(golden.load_reference(variant), inputs, q_offset=offset, scale=0.3)
+    for name, wanted in want.items():
+        torch.testing.assert_close(got[name], wanted, rtol=1e-11, atol=1e-11, msg=f"{name} differs")
+
+
+def test_the_library_is_covered() -> None:
+    """A name that these tests do not know leaves its variants to the looser bounds of `make demo`."""
+    assert plain.covers({"mask": "causal and window(size)", "score": "softcap(50.0)"})
+    assert not plain.covers({"mask": "causal and document", "score": ""})
+    assert not plain.covers({"mask": "causal or prefix(length)", "score": ""})
