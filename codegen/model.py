@@ -21,7 +21,7 @@ class GradientKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class GradientTerm:
-    """The gradient through one read of a tensor: `local` is d score / d element, `index` the positional axis read."""
+    """The gradient through one read of a tensor: `local` is d score / d element, `axis` the positional one."""
 
     tensor: str
     kind: GradientKind

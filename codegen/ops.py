@@ -20,7 +20,7 @@ from codegen.text import docstring
 class Argument:
     """One of the variant's own arguments: a tensor, the sink, the log-decay, or a scalar.
 
-    `shape` is Python source for a tuple of expected sizes, an entry `AtLeast(n)` where longer is fine and None where
+    `shape` is Python source for a tuple of expected sizes, an entry `at_least(n)` where longer is fine and None where
     the call decides; `doc` is its line in the op's docstring.
     """
 
@@ -89,7 +89,7 @@ class OpPlan:
     def _numbers(self) -> list[str]:
         """Parameters that every pass takes after the tensors."""
         offset = ["offset: int", "offsets: Tensor | None"] if self.has_offset else []
-        return [*(f"{a.name}: {a.required}" for a in self.scalars), *offset, "scale: float", "config_json: str"]
+        return [*(f"{a.name}: {a.required}" for a in self.scalars), *offset, "scale: float", "config_words: str"]
 
     @property
     def _forward_parameters(self) -> list[str]:
@@ -168,7 +168,7 @@ class OpPlan:
     def runtime_checks(self) -> list[str]:
         """What the op imports from the runtime's checks."""
         used = " ".join(self.checks)
-        return [n for n in ("FLOAT_DTYPES", "AtLeast", "check_float", "check_int") if n in used]
+        return [n for n in ("FLOAT_DTYPES", "at_least", "check_float", "check_int") if n in used]
 
 
 def _name(parameter: str) -> str:
@@ -256,7 +256,7 @@ def _arguments(variant: Variant) -> list[Argument]:
         )
     if variant.decay:
         doc = "log-decay `[B, P, Hq]`, natural log, any float dtype; P covers all positions; differentiable."
-        found.append(_float_argument("g", f"(q.shape[0], AtLeast({_FURTHEST}), q.shape[1])", doc))
+        found.append(_float_argument("g", f"(q.shape[0], at_least({_FURTHEST}), q.shape[1])", doc))
     if variant.sink:
         doc = "`[Hq]`, any float dtype: a logit per query head in the softmax denominator only; differentiable."
         found.append(_float_argument("sink", "(q.shape[1],)", doc))
@@ -284,8 +284,8 @@ def _axis_size(variant: Variant, tensor: str, axis: int, dim: str | int) -> str:
         if isinstance(index, Var) and index.name in _POSITIONS:
             needed.add(_POSITIONS[index.name])
     if not needed:
-        return "AtLeast(1)"
-    return f"AtLeast({needed.pop()})" if len(needed) == 1 else f"AtLeast({_FURTHEST})"
+        return "at_least(1)"
+    return f"at_least({needed.pop()})" if len(needed) == 1 else f"at_least({_FURTHEST})"
 
 
 def _buffer(term: GradientTerm) -> Buffer:

@@ -19,8 +19,8 @@ from codegen.errors import CodegenError
 from codegen.ops import OpPlan, arch_tables, op_plan
 from codegen.plan import VariantPlan, plan
 from codegen.spec import Spec
-from codegen.tiles import own_archs
 from codegen.text import LINE_LENGTH, comment, docstring
+from codegen.tiles import own_archs
 
 _PLACEHOLDER = "0" * 16
 

@@ -82,8 +82,8 @@ class Variant:
     """One attention variant.
 
     `mask` is a boolean expression (None: every pair attends), `score` a float expression of `score` (None: unchanged).
-    `archs` holds the architectures for which it has block sizes of its own. `entry` is the rest of the variant's spec as
-    one line of YAML; `mask_text` and `score_text` are as the user wrote them.
+    `archs` holds the architectures for which it has block sizes of its own. `entry` is the rest of the variant's spec
+    as one line of YAML; `mask_text` and `score_text` are as the user wrote them.
     """
 
     name: str

@@ -277,7 +277,8 @@ def test_a_variant_changes_the_block_sizes_of_one_arch(tmp_path: Path) -> None:
     own = "archs: {sm_90: {dq: {64: {block_m: 32, block_n: 16, num_warps: 2, num_stages: 1}}}}"
     spec = written(tmp_path, f"variants: {{plain: {{}}, small: {{mask: causal, {own}}}}}")
     small = spec.variants["small"]
-    assert list(small.archs) == ["sm_90"] and not spec.variants["plain"].archs
+    assert list(small.archs) == ["sm_90"]
+    assert not spec.variants["plain"].archs
     assert small.archs["sm_90"].half[Pass.DQ][64] == TileConfig(block_m=32, block_n=16, num_warps=2, num_stages=1)
     assert small.archs["sm_90"].half[Pass.DQ][128] == spec.archs["sm_90"].half[Pass.DQ][128]
     assert small.entry == "small: {mask: causal}"

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: kernels/fwd.py.jinja
-# hash: 3e75cfedb385dd3d
+# hash: 400d0bc3c15b0099
 """Forward of `alibi`: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx
@@ -187,9 +187,9 @@ def alibi_fwd(
         row_max = max_new
 
     # A row without any key gives o = 0 and lse = -inf.
-    o_tile = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
+    row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
+    o_tile = acc / row_sum[:, None]
     lse = (row_max + tl.log2(row_sum)) * LN2
-    lse = tl.where(row_sum == 0.0, float("-inf"), lse)
     o_base = o_ptr + b * stride_ob + h * stride_oh
     store_tile(o_base, o_tile, start_m, q_len, stride_os, stride_od, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
     tl.store(lse_ptr + (b * num_heads + h) * q_len + rows, lse, mask=rows < q_len)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/torch_op.py.jinja
-# hash: 37f683b125febc8c
+# hash: 4fcf9cce35d466bf
 """`alibi` for PyTorch. Attention with linear biases; the slopes may be trained (Press et al., 2022,
 arXiv:2108.12409)."""
 
@@ -89,7 +89,7 @@ def alibi(
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     offset, offsets = query_offset(NAME, q_offset, q, q.shape[2], k.shape[2])
     slope = check_tensor(NAME, "slope", slope, (q.shape[1],), ("float32",), q)
-    config_json = config_text(NAME, config)
+    config_words = config_text(NAME, config)
     if runs_reference(q):
         q_offset = offset if offsets is None else offsets
         o, lse = reference(
@@ -105,7 +105,7 @@ def alibi(
         check_strides(NAME, q, k, v)
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
-        o, lse = _Attention.apply(q, k, v, slope, offset, offsets, scale, config_json)
+        o, lse = _Attention.apply(q, k, v, slope, offset, offsets, scale, config_words)
         o = o.to(dtype)
     if layout == "bshd":
         o = o.transpose(1, 2)
@@ -125,12 +125,12 @@ class _Attention(torch.autograd.Function):
         offset: int,
         offsets: Tensor | None,
         scale: float,
-        config_json: str,
+        config_words: str,
     ) -> tuple[Tensor, Tensor]:
         run = _forward if launches_directly(q) else _forward_op
-        o, lse = run(q, k, v, slope, offset, offsets, scale, config_json)
+        o, lse = run(q, k, v, slope, offset, offsets, scale, config_words)
         ctx.save_for_backward(q, k, v, slope, o, lse, offsets)
-        ctx.numbers = (offset, scale, config_json)
+        ctx.numbers = (offset, scale, config_words)
         ctx.set_materialize_grads(False)
         return o, lse
 
@@ -138,21 +138,21 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, slope, o, lse, offsets = ctx.saved_tensors
-        offset, scale, config_json = ctx.numbers
+        offset, scale, config_words = ctx.numbers
         do = torch.zeros_like(o) if do is None else do
         run = _backward if launches_directly(q) else _backward_op
-        dq, dk, dv, dslope = run(do, dlse, q, k, v, slope, o, lse, offset, offsets, scale, config_json)
+        dq, dk, dv, dslope = run(do, dlse, q, k, v, slope, o, lse, offset, offsets, scale, config_words)
         return dq, dk, dv, dslope, None, None, None, None
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, slope: Tensor, offset: int, offsets: Tensor | None, scale: float, config_json: str
+    q: Tensor, k: Tensor, v: Tensor, slope: Tensor, offset: int, offsets: Tensor | None, scale: float, config_words: str
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_json))["fwd"]
+    tile = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_words))["fwd"]
     o = empty_like_layout(q, head_dim_v)
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
@@ -203,13 +203,13 @@ def _backward(
     offset: int,
     offsets: Tensor | None,
     scale: float,
-    config_json: str,
+    config_words: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Launch the backward: delta, then dq, then dk and dv."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_json))
+    tiles = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_words))
     do = within_stride_limit(do)
     dlse = None if dlse is None else dlse.contiguous()
     delta = torch.empty_like(lse)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/torch_op.py.jinja
-# hash: 81536a527bece68e
+# hash: 85f1a6df19eb6854
 """`full` for PyTorch. Every query attends to every key (Vaswani et al., 2017, arXiv:1706.03762)."""
 
 from typing import Any
@@ -81,7 +81,7 @@ def full(
     if layout == "bshd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     offset, offsets = query_offset(NAME, q_offset, q, q.shape[2], k.shape[2])
-    config_json = config_text(NAME, config)
+    config_words = config_text(NAME, config)
     if runs_reference(q):
         q_offset = offset if offsets is None else offsets
         o, lse = reference(
@@ -96,7 +96,7 @@ def full(
         check_strides(NAME, q, k, v)
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
-        o, lse = _Attention.apply(q, k, v, scale, config_json)
+        o, lse = _Attention.apply(q, k, v, scale, config_words)
         o = o.to(dtype)
     if layout == "bshd":
         o = o.transpose(1, 2)
@@ -107,11 +107,11 @@ class _Attention(torch.autograd.Function):
     """o and lse from `[B, H, S, D]` tensors, with the gradient of every tensor that has one."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, config_json: str) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, config_words: str) -> tuple[Tensor, Tensor]:
         run = _forward if launches_directly(q) else _forward_op
-        o, lse = run(q, k, v, scale, config_json)
+        o, lse = run(q, k, v, scale, config_words)
         ctx.save_for_backward(q, k, v, o, lse)
-        ctx.numbers = (scale, config_json)
+        ctx.numbers = (scale, config_words)
         ctx.set_materialize_grads(False)
         return o, lse
 
@@ -119,19 +119,19 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, o, lse = ctx.saved_tensors
-        scale, config_json = ctx.numbers
+        scale, config_words = ctx.numbers
         do = torch.zeros_like(o) if do is None else do
         run = _backward if launches_directly(q) else _backward_op
-        dq, dk, dv = run(do, dlse, q, k, v, o, lse, scale, config_json)
+        dq, dk, dv = run(do, dlse, q, k, v, o, lse, scale, config_words)
         return dq, dk, dv, None, None
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, scale: float, config_json: str) -> tuple[Tensor, Tensor]:
+def _forward(q: Tensor, k: Tensor, v: Tensor, scale: float, config_words: str) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_json))["fwd"]
+    tile = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_words))["fwd"]
     o = empty_like_layout(q, head_dim_v)
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
@@ -174,13 +174,13 @@ def _backward(
     o: Tensor,
     lse: Tensor,
     scale: float,
-    config_json: str,
+    config_words: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the backward: delta, then dq, then dk and dv."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_json))
+    tiles = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_words))
     do = within_stride_limit(do)
     dlse = None if dlse is None else dlse.contiguous()
     delta = torch.empty_like(lse)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: ops/torch_op.py.jinja
-# hash: 461c7bcf6807fe63
+# hash: 25f9661f4caa1e4b
 """`gemma2_local` for PyTorch. The local layers of Gemma 2, a window of 4096 and logits capped at 50
 (arXiv:2408.00118, table 1)."""
 
@@ -85,7 +85,7 @@ def gemma2_local(
     if layout == "bshd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     offset, offsets = query_offset(NAME, q_offset, q, q.shape[2], k.shape[2])
-    config_json = config_text(NAME, config)
+    config_words = config_text(NAME, config)
     if runs_reference(q):
         q_offset = offset if offsets is None else offsets
         o, lse = reference(
@@ -100,7 +100,7 @@ def gemma2_local(
         check_strides(NAME, q, k, v)
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
-        o, lse = _Attention.apply(q, k, v, offset, offsets, scale, config_json)
+        o, lse = _Attention.apply(q, k, v, offset, offsets, scale, config_words)
         o = o.to(dtype)
     if layout == "bshd":
         o = o.transpose(1, 2)
@@ -112,12 +112,12 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, offset: int, offsets: Tensor | None, scale: float, config_json: str
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, offset: int, offsets: Tensor | None, scale: float, config_words: str
     ) -> tuple[Tensor, Tensor]:
         run = _forward if launches_directly(q) else _forward_op
-        o, lse = run(q, k, v, offset, offsets, scale, config_json)
+        o, lse = run(q, k, v, offset, offsets, scale, config_words)
         ctx.save_for_backward(q, k, v, o, lse, offsets)
-        ctx.numbers = (offset, scale, config_json)
+        ctx.numbers = (offset, scale, config_words)
         ctx.set_materialize_grads(False)
         return o, lse
 
@@ -125,21 +125,21 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, o, lse, offsets = ctx.saved_tensors
-        offset, scale, config_json = ctx.numbers
+        offset, scale, config_words = ctx.numbers
         do = torch.zeros_like(o) if do is None else do
         run = _backward if launches_directly(q) else _backward_op
-        dq, dk, dv = run(do, dlse, q, k, v, o, lse, offset, offsets, scale, config_json)
+        dq, dk, dv = run(do, dlse, q, k, v, o, lse, offset, offsets, scale, config_words)
         return dq, dk, dv, None, None, None, None
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, offset: int, offsets: Tensor | None, scale: float, config_json: str
+    q: Tensor, k: Tensor, v: Tensor, offset: int, offsets: Tensor | None, scale: float, config_words: str
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_json))["fwd"]
+    tile = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_words))["fwd"]
     o = empty_like_layout(q, head_dim_v)
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
@@ -188,13 +188,13 @@ def _backward(
     offset: int,
     offsets: Tensor | None,
     scale: float,
-    config_json: str,
+    config_words: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the backward: delta, then dq, then dk and dv."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_json))
+    tiles = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_words))
     do = within_stride_limit(do)
     dlse = None if dlse is None else dlse.contiguous()
     delta = torch.empty_like(lse)

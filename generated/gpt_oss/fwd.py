@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: kernels/fwd.py.jinja
-# hash: 151948d25e66bf13
+# hash: 6c7fc37c578c895b
 """Forward of `gpt_oss`: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx and q_idx - kv_idx < 128
@@ -183,9 +183,9 @@ def gpt_oss_fwd(
         row_max = max_new
 
     # A row without any key gives o = 0 and lse = sink.
-    o_tile = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
+    row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
+    o_tile = acc / row_sum[:, None]
     lse = (row_max + tl.log2(row_sum)) * LN2
-    lse = tl.where(row_sum == 0.0, float("-inf"), lse)
     o_base = o_ptr + b * stride_ob + h * stride_oh
     store_tile(o_base, o_tile, start_m, q_len, stride_os, stride_od, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
     tl.store(lse_ptr + (b * num_heads + h) * q_len + rows, lse, mask=rows < q_len)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/torch_op.py.jinja
-# hash: 7604205039fcee19
+# hash: 1cce10e3b50f00c5
 """`gpt_oss` for PyTorch. The sliding-window layers of gpt-oss, a learned sink per head in the denominator
 (arXiv:2508.10925)."""
 
@@ -88,7 +88,7 @@ def gpt_oss(
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     offset, offsets = query_offset(NAME, q_offset, q, q.shape[2], k.shape[2])
     sink = check_tensor(NAME, "sink", sink, (q.shape[1],), FLOAT_DTYPES, q)
-    config_json = config_text(NAME, config)
+    config_words = config_text(NAME, config)
     if runs_reference(q):
         q_offset = offset if offsets is None else offsets
         o, lse = reference(
@@ -105,7 +105,7 @@ def gpt_oss(
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
         sink = sink.float().contiguous()
-        o, lse = _Attention.apply(q, k, v, sink, offset, offsets, scale, config_json)
+        o, lse = _Attention.apply(q, k, v, sink, offset, offsets, scale, config_words)
         o = o.to(dtype)
     if layout == "bshd":
         o = o.transpose(1, 2)
@@ -125,12 +125,12 @@ class _Attention(torch.autograd.Function):
         offset: int,
         offsets: Tensor | None,
         scale: float,
-        config_json: str,
+        config_words: str,
     ) -> tuple[Tensor, Tensor]:
         run = _forward if launches_directly(q) else _forward_op
-        o, lse = run(q, k, v, sink, offset, offsets, scale, config_json)
+        o, lse = run(q, k, v, sink, offset, offsets, scale, config_words)
         ctx.save_for_backward(q, k, v, sink, o, lse, offsets)
-        ctx.numbers = (offset, scale, config_json)
+        ctx.numbers = (offset, scale, config_words)
         ctx.set_materialize_grads(False)
         return o, lse
 
@@ -138,21 +138,21 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, sink, o, lse, offsets = ctx.saved_tensors
-        offset, scale, config_json = ctx.numbers
+        offset, scale, config_words = ctx.numbers
         do = torch.zeros_like(o) if do is None else do
         run = _backward if launches_directly(q) else _backward_op
-        dq, dk, dv, dsink = run(do, dlse, q, k, v, sink, o, lse, offset, offsets, scale, config_json)
+        dq, dk, dv, dsink = run(do, dlse, q, k, v, sink, o, lse, offset, offsets, scale, config_words)
         return dq, dk, dv, dsink, None, None, None, None
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, sink: Tensor, offset: int, offsets: Tensor | None, scale: float, config_json: str
+    q: Tensor, k: Tensor, v: Tensor, sink: Tensor, offset: int, offsets: Tensor | None, scale: float, config_words: str
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_json))["fwd"]
+    tile = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_words))["fwd"]
     o = empty_like_layout(q, head_dim_v)
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
@@ -202,13 +202,13 @@ def _backward(
     offset: int,
     offsets: Tensor | None,
     scale: float,
-    config_json: str,
+    config_words: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Launch the backward: delta, then dq, then dk and dv."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_json))
+    tiles = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_words))
     do = within_stride_limit(do)
     dlse = None if dlse is None else dlse.contiguous()
     delta = torch.empty_like(lse)

@@ -14,8 +14,13 @@ class ArgumentError(TypeError, ValueError):
     """A bad argument of an op: names it, what was expected and what was got."""
 
 
-class AtLeast(int):
+# An expected size: a number, or a number in a tuple where more is fine as well.
+Size = int | tuple[int]
+
+
+def at_least(n: int) -> Size:
     """A size that may also be larger."""
+    return (n,)
 
 
 def fail(op: str, argument: str, expected: str, got: object) -> NoReturn:
@@ -52,14 +57,18 @@ def check_shapes(op: str, layout: str, q: Sequence[int], k: Sequence[int], v: Se
             fail(op, name, expected, f"{shape[3]} in {dims} = {list(shape)}")
 
 
-def check_sizes(op: str, argument: str, shape: Sequence[int], expected: Sequence[int]) -> None:
-    """Check a tensor's shape against expected sizes, some of them `AtLeast` a size."""
+def sizes_text(sizes: Sequence[Size]) -> str:
+    """Expected sizes for people: `[2, >=128]`."""
+    return f"[{', '.join(f'>={n[0]}' if isinstance(n, tuple) else str(n) for n in sizes)}]"
+
+
+def check_sizes(op: str, argument: str, shape: Sequence[int], expected: Sequence[Size]) -> None:
+    """Check a tensor's shape against expected sizes."""
     fits = len(shape) == len(expected) and all(
-        got >= want if isinstance(want, AtLeast) else got == want for got, want in zip(shape, expected, strict=True)
+        got >= want[0] if isinstance(want, tuple) else got == want for got, want in zip(shape, expected, strict=True)
     )
     if not fits:
-        sizes = ", ".join(f">={int(n)}" if isinstance(n, AtLeast) else str(n) for n in expected)
-        fail(op, argument, f"shape [{sizes}]", list(shape))
+        fail(op, argument, f"shape {sizes_text(expected)}", list(shape))
 
 
 def check_scale(op: str, scale: object) -> None:

@@ -23,8 +23,6 @@ INTERPRETER = "interpreter"
 SAME_TILES = {"sm_86": "sm_89", "sm_87": "sm_80", "sm_103": "sm_100", "sm_121": "sm_120"}
 
 Tiles = Mapping[str, Tile]
-Config = Mapping[str, Mapping[str, int]]
-"""Pass name -> block_m, block_n, num_warps, num_stages: the type of an op's `config` argument."""
 
 
 def cdiv(a: int, b: int) -> int:
@@ -51,14 +49,12 @@ def default_tiles(op: str, arch: str, itemsize: int, head_dim: int) -> Tiles:
     return {name: Tile(*min(row for row in rows if row[0] >= head_dim)[1:]) for name, rows in passes.items()}
 
 
-def tiles_for(op: str, arch: str, itemsize: int, head_dim: int, config: Config | None) -> Tiles:
-    """The tiles of each pass; a pass that `config` does not name keeps its default."""
-    if not config:
-        return default_tiles(op, arch, itemsize, head_dim)
-    own = {name: checked_tile(op, name, entry) for name, entry in config.items()}
+def tiles_for(op: str, arch: str, itemsize: int, head_dim: int, own: Tiles) -> Tiles:
+    """The tiles of each pass; one that is not among the call's `own` keeps its default."""
     if own.keys() >= set(PASSES):
         return own
-    return {**default_tiles(op, arch, itemsize, head_dim), **own}
+    defaults = default_tiles(op, arch, itemsize, head_dim)
+    return {**defaults, **own} if own else defaults
 
 
 def checked_tile(op: str, name: str, entry: Any) -> Tile:

@@ -1,7 +1,6 @@
 """What the torch ops share: argument checks on tensors, dispatch, layouts, gradient reduction."""
 
 import importlib.util
-import json
 import math
 import os
 from contextlib import AbstractContextManager, nullcontext
@@ -11,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import check_int, check_layout, check_scale, check_shapes, check_sizes, fail
-from .configs import INTERPRETER, Config, checked_tile
+from .checks import Size, check_int, check_layout, check_scale, check_shapes, check_sizes, fail, sizes_text
+from .configs import INTERPRETER, Tile, Tiles, checked_tile
 
 FP32 = torch.float32
 # Triton reads the variable when a kernel is defined, so it cannot change later either.
@@ -69,11 +68,11 @@ def within_stride_limit(do: Tensor) -> Tensor:
     return do if _small_strides(do) else do.contiguous()
 
 
-def check_tensor(op: str, name: str, x: Any, shape: tuple[int, ...], dtypes: tuple[str, ...], like: Tensor) -> Tensor:
+def check_tensor(op: str, name: str, x: Any, shape: tuple[Size, ...], dtypes: tuple[str, ...], like: Tensor) -> Tensor:
     """One of a variant's own tensors, checked."""
     if not isinstance(x, Tensor):
         got = "nothing" if x is None else type(x).__name__
-        fail(op, name, f"a torch.Tensor of shape {[int(n) for n in shape]}", got)
+        fail(op, name, f"a torch.Tensor of shape {sizes_text(shape)}", got)
     if _DTYPE_NAMES.get(x.dtype) not in dtypes:
         fail(op, name, f"dtype {' or '.join(dtypes)}", x.dtype)
     if x.device != like.device:
@@ -133,20 +132,20 @@ def launches_directly(q: Tensor) -> bool:
 
 
 def config_text(op: str, config: Any) -> str:
-    """`config` as the string that a custom operator can carry."""
+    """`config` as the string that a custom operator can carry: `fwd 128 64 4 3;dq 64 64 4 3`."""
     if config is None:
         return ""
     if not isinstance(config, dict):
         fail(op, "config", "None or a dict of pass name -> tile", repr(config))
-    for name, entry in config.items():
-        checked_tile(op, name, entry)
-    return json.dumps(config)
+    tiles = {name: checked_tile(op, name, entry) for name, entry in config.items()}
+    return ";".join(f"{name} {t.block_m} {t.block_n} {t.num_warps} {t.num_stages}" for name, t in tiles.items())
 
 
 @cache
-def parse_config(text: str) -> Config | None:
+def parse_config(text: str) -> Tiles:
     """The inverse of `config_text`."""
-    return json.loads(text) if text else None
+    entries = [entry.split() for entry in text.split(";") if entry]
+    return {name: Tile(*map(int, numbers)) for name, *numbers in entries}
 
 
 @cache

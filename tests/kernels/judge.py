@@ -12,7 +12,7 @@ from bench import golden
 from bench.golden import Inputs
 
 from . import plain
-from .cases import MANIFEST, evaluate
+from .cases import INTERPRET, MANIFEST, evaluate
 
 EPS32 = torch.finfo(torch.float32).eps
 
@@ -67,7 +67,7 @@ def check_results(
         assert max(errors.values(), default=0.0) <= golden.BOUND[inputs.q.dtype], errors
         return
     sizes, score = plain.term_sizes(entry, inputs.double(), inputs.q.dtype, **options)
-    problems = [_lse_problem(got["lse"], want["lse"], score)]
+    problems = [_lse_problem(got["lse"], want["lse"], score, _instruction_error(entry, inputs))]
     problems += [_largest_problem(name, got[name], want[name], size, inputs, score) for name, size in sizes.items()]
     if ratios:
         baseline = golden.evaluate(plain.attention(entry), inputs, **options)
@@ -76,13 +76,19 @@ def check_results(
     assert not found, "\n".join(found)
 
 
-def _lse_problem(got: Tensor, want: Tensor, score: float) -> str:
+def _instruction_error(entry: Mapping[str, Any], inputs: Inputs) -> float:
+    """Relative error of a score that a special instruction computes: tanh of 16-bit inputs on a GPU, 2**-11 (PTX)."""
+    soft = "tanh" in entry["score"] or "softcap" in entry["score"]
+    return 2.0**-11 if soft and not INTERPRET and inputs.q.dtype != torch.float32 else 0.0
+
+
+def _lse_problem(got: Tensor, want: Tensor, score: float, instruction: float) -> str:
     """lse is float32 throughout: off by the rounding of one score and of the sum, whatever the dtype of q."""
     masked = want == float("-inf")
     if not torch.equal(got == float("-inf"), masked):
         return "lse: -inf in the wrong rows"
     error = (got.double() - want).masked_fill(masked, 0.0).abs()
-    bound = LARGEST_SCORE * EPS32 * score
+    bound = (LARGEST_SCORE * EPS32 + instruction) * score
     worst = error.max().item() if error.numel() else 0.0
     return "" if worst <= bound else f"lse: largest error {worst:.2e}, above {bound:.2e}"
 
