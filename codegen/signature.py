@@ -58,8 +58,14 @@ def clamped_axes(tensors: Mapping[str, TensorSpec], reads: Sequence[Load]) -> di
     return {name: sorted(axes) for name, axes in found.items()}
 
 
-def _strides(letter: str, host: str, axes: str = "bhsd") -> ArgGroup:
-    return ArgGroup(names=tuple(f"stride_{letter}{axis}" for axis in axes), host=f"*{host}.stride()")
+def _strides(letter: str) -> ArgGroup:
+    """Strides of a `[B, H, S, D]` tensor but the last, which is 1."""
+    return ArgGroup(names=tuple(f"stride_{letter}{axis}" for axis in "bhs"), host=f"*{letter}.stride()[:3]")
+
+
+def _unit_strides(letter: str) -> ArgGroup:
+    """Strides of an input whose rows are aligned: those of batch and head in units of 16 bytes."""
+    return ArgGroup(names=tuple(f"stride_{letter}{axis}" for axis in "bhs"), host=f"*unit_strides({letter})")
 
 
 class Signatures:
@@ -77,7 +83,8 @@ class Signatures:
             *sink,
             *self._tensors(),
             ArgGroup(names=("o_ptr", "lse_ptr"), host="o, lse"),
-            *(_strides(x, x) for x in "qkvo"),
+            *(_unit_strides(x) for x in "qkv"),
+            _strides("o"),
             *self._tensor_strides(),
             *self._numbers(),
         ]
@@ -90,8 +97,8 @@ class Signatures:
             *sink,
             ArgGroup(names=("delta_ptr",), host="delta"),
             *dsink,
-            _strides("o", "o"),
-            _strides("do", "do"),
+            _strides("o"),
+            _strides("do"),
             ArgGroup(names=("q_len", "num_heads"), host="q_len, num_heads", varies=True),
         ]
 
@@ -118,7 +125,8 @@ class Signatures:
             ),
             *self._tensors(),
             *(ArgGroup(names=(f"{x}_ptr",), host=x) for x in (*outputs, *buffers)),
-            *(_strides(x, x) for x in ("q", "k", "v", "do", *outputs)),
+            *(_unit_strides(x) for x in ("q", "k", "v", "do")),
+            *(_strides(x) for x in outputs),
             *self._tensor_strides(),
             *self._numbers(),
         ]

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 23b87947bd5d2f07
+# hash: 7ed1bd8c83914338
 """Gradients of `alibi` with respect to k and v.
 
     keep   q_idx >= kv_idx
@@ -33,7 +33,6 @@ def load_tile(
     start,
     length,
     stride_row,
-    stride_col,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
@@ -43,7 +42,7 @@ def load_tile(
     # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
-    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col * stride_col)
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
     if BOUNDED:
         mask = start + row < length
         if COLS < BLOCK_COLS:
@@ -72,7 +71,6 @@ def store_tile(
     start,
     length,
     stride_row,
-    stride_col,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
@@ -80,7 +78,7 @@ def store_tile(
     """Write `tile` over rows `start` to `start + ROWS` of a `[length, COLS]` matrix, nothing beyond its edges."""
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
-    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col * stride_col)
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
     tl.store(ptrs, tile.to(ptr.dtype.element_ty), mask=(start + row < length) & (col < COLS))
 
 
@@ -106,27 +104,21 @@ def alibi_bwd_dkdv(
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
-    stride_qd,
     stride_kb,
     stride_kh,
     stride_ks: tl.constexpr,
-    stride_kd,
     stride_vb,
     stride_vh,
     stride_vs: tl.constexpr,
-    stride_vd,
     stride_dob,
     stride_doh,
     stride_dos: tl.constexpr,
-    stride_dod,
     stride_dkb,
     stride_dkh,
     stride_dks: tl.constexpr,
-    stride_dkd,
     stride_dvb,
     stride_dvh,
     stride_dvs: tl.constexpr,
-    stride_dvd,
     stride_slope_0,
     q_len,
     kv_len,
@@ -151,10 +143,12 @@ def alibi_bwd_dkdv(
     hkv = (head % num_kv_heads).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     kv_idx = start_n + tl.arange(0, BLOCK_N)
-    k_base = k_ptr + b * stride_kb + hkv * stride_kh
-    v_base = v_ptr + b * stride_vb + hkv * stride_vh
-    k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, True)
-    v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
+    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
+    k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
+    v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
+    k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+    v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
 
     kv_first = start_n
     kv_last = tl.minimum(start_n + BLOCK_N, kv_len) - 1
@@ -169,8 +163,8 @@ def alibi_bwd_dkdv(
     dv = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
     for member in range(group_size):
         h = hkv * group_size + member
-        q_base = q_ptr + b * stride_qb + h * stride_qh
-        do_base = do_ptr + b * stride_dob + h * stride_doh
+        q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
+        do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
         row_base = (b * num_heads + h) * q_len
         slope_val = tl.load(slope_ptr + h * stride_slope_0)
         # Partial blocks lie before the full ones, and a cut last block behind them; the loop steps over the gap.
@@ -179,8 +173,8 @@ def alibi_bwd_dkdv(
             start_m = step
             if RAGGED:
                 start_m = tl.where(step < full_begin, step, step + gap)
-            q_tile = load_tile(q_base, start_m, q_len, stride_qs, stride_qd, BLOCK_M, HEAD_DIM, BLOCK_D, RAGGED)
-            do_tile = load_tile(do_base, start_m, q_len, stride_dos, stride_dod, BLOCK_M, HEAD_DIM_V, BLOCK_DV, RAGGED)
+            q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, RAGGED)
+            do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, RAGGED)
             rows = start_m + tl.arange(0, BLOCK_M)
             lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), RAGGED) * LOG2E
             delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, RAGGED)
@@ -206,8 +200,8 @@ def alibi_bwd_dkdv(
             dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
 
         for start_m in range(full_begin, full_end, BLOCK_M):
-            q_tile = load_tile(q_base, start_m, q_len, stride_qs, stride_qd, BLOCK_M, HEAD_DIM, BLOCK_D, False)
-            do_tile = load_tile(do_base, start_m, q_len, stride_dos, stride_dod, BLOCK_M, HEAD_DIM_V, BLOCK_DV, False)
+            q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, False)
+            do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, False)
             rows = start_m + tl.arange(0, BLOCK_M)
             lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), False) * LOG2E
             delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, False)
@@ -228,5 +222,5 @@ def alibi_bwd_dkdv(
 
     dk_base = dk_ptr + b * stride_dkb + hkv * stride_dkh
     dv_base = dv_ptr + b * stride_dvb + hkv * stride_dvh
-    store_tile(dk_base, dk * scale, start_n, kv_len, stride_dks, stride_dkd, BLOCK_N, HEAD_DIM, BLOCK_D)
-    store_tile(dv_base, dv, start_n, kv_len, stride_dvs, stride_dvd, BLOCK_N, HEAD_DIM_V, BLOCK_DV)
+    store_tile(dk_base, dk * scale, start_n, kv_len, stride_dks, BLOCK_N, HEAD_DIM, BLOCK_D)
+    store_tile(dv_base, dv, start_n, kv_len, stride_dvs, BLOCK_N, HEAD_DIM_V, BLOCK_DV)

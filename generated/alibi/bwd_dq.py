@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: b50caef8eca10152
+# hash: 224cb400ae4e19ad
 """Gradient of `alibi` with respect to q and slope.
 
     keep          q_idx >= kv_idx
@@ -32,7 +32,6 @@ def load_tile(
     start,
     length,
     stride_row,
-    stride_col,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
@@ -42,7 +41,7 @@ def load_tile(
     # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
-    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col * stride_col)
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
     if BOUNDED:
         mask = start + row < length
         if COLS < BLOCK_COLS:
@@ -62,7 +61,6 @@ def store_tile(
     start,
     length,
     stride_row,
-    stride_col,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
@@ -70,7 +68,7 @@ def store_tile(
     """Write `tile` over rows `start` to `start + ROWS` of a `[length, COLS]` matrix, nothing beyond its edges."""
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
-    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col * stride_col)
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
     tl.store(ptrs, tile.to(ptr.dtype.element_ty), mask=(start + row < length) & (col < COLS))
 
 
@@ -96,23 +94,18 @@ def alibi_bwd_dq(
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
-    stride_qd,
     stride_kb,
     stride_kh,
     stride_ks: tl.constexpr,
-    stride_kd,
     stride_vb,
     stride_vh,
     stride_vs: tl.constexpr,
-    stride_vd,
     stride_dob,
     stride_doh,
     stride_dos: tl.constexpr,
-    stride_dod,
     stride_dqb,
     stride_dqh,
     stride_dqs: tl.constexpr,
-    stride_dqd,
     stride_slope_0,
     q_len,
     kv_len,
@@ -141,12 +134,14 @@ def alibi_bwd_dq(
     rows = start_m + tl.arange(0, BLOCK_M)
     q_idx = rows + q_shift
     in_rows = rows < q_len
-    q_base = q_ptr + b * stride_qb + h * stride_qh
-    k_base = k_ptr + b * stride_kb + hkv * stride_kh
-    v_base = v_ptr + b * stride_vb + hkv * stride_vh
-    do_base = do_ptr + b * stride_dob + h * stride_doh
-    q_tile = load_tile(q_base, start_m, q_len, stride_qs, stride_qd, BLOCK_M, HEAD_DIM, BLOCK_D, True)
-    do_tile = load_tile(do_base, start_m, q_len, stride_dos, stride_dod, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
+    q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
+    k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
+    v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
+    do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
+    q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
     row_offs = (b * num_heads + h) * q_len + rows
     lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
     # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
@@ -164,8 +159,8 @@ def alibi_bwd_dq(
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     dslope_heads = tl.zeros([BLOCK_M], tl.float32)
     for start_n in range(full_end, kv_end, BLOCK_N):
-        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
-        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
         term = kv_idx.to(tl.float32)[None, :] - q_idx.to(tl.float32)[:, None]
@@ -180,8 +175,8 @@ def alibi_bwd_dq(
         dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
 
     for start_n in range(0, full_end, BLOCK_N):
-        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, False)
-        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
         term = kv_idx.to(tl.float32)[None, :] - q_idx.to(tl.float32)[:, None]
@@ -192,7 +187,7 @@ def alibi_bwd_dq(
         dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
 
     dq_base = dq_ptr + b * stride_dqb + h * stride_dqh
-    store_tile(dq_base, dq * scale, start_m, q_len, stride_dqs, stride_dqd, BLOCK_M, HEAD_DIM, BLOCK_D)
+    store_tile(dq_base, dq * scale, start_m, q_len, stride_dqs, BLOCK_M, HEAD_DIM, BLOCK_D)
     # One partial sum per program; their sum in a fixed order is the gradient.
     dslope_heads_sum = tl.sum(tl.where(in_rows, dslope_heads, 0.0), 0)
     tl.store(dslope_heads_ptr + (b * num_heads + h) * num_blocks + start_m // BLOCK_M, dslope_heads_sum)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/torch_op.py.jinja
-# hash: 4fcf9cce35d466bf
+# hash: 9a077ff4b142d258
 """`alibi` for PyTorch. Attention with linear biases; the slopes may be trained (Press et al., 2022,
 arXiv:2108.12409)."""
 
@@ -16,10 +16,10 @@ from .._runtime.configs import cdiv, next_power_of_2, tiles_for
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
+    aligned,
     arch_of,
     autocast_inputs,
     check_inputs,
-    check_strides,
     check_tensor,
     config_text,
     empty_like_layout,
@@ -31,7 +31,7 @@ from .._runtime.torch_support import (
     query_offset,
     reduce_gradient,
     runs_reference,
-    within_stride_limit,
+    unit_strides,
 )
 from .torch_reference import reference
 
@@ -102,7 +102,6 @@ def alibi(
             return_lse=True,
         )
     else:
-        check_strides(NAME, q, k, v)
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
         o, lse = _Attention.apply(q, k, v, slope, offset, offsets, scale, config_words)
@@ -158,6 +157,7 @@ def _forward(
     if o.numel() == 0:
         return o, lse
     q_offset = offset if offsets is None else offsets
+    q, k, v = aligned(q), aligned(k), aligned(v)
     with on_device(q):
         fwd.alibi_fwd[(cdiv(q_len, tile.block_m) * num_heads * batch,)](
             q,
@@ -166,10 +166,10 @@ def _forward(
             slope,
             o,
             lse,
-            *q.stride(),
-            *k.stride(),
-            *v.stride(),
-            *o.stride(),
+            *unit_strides(q),
+            *unit_strides(k),
+            *unit_strides(v),
+            *o.stride()[:3],
             *slope.stride(),
             q_len,
             kv_len,
@@ -210,7 +210,6 @@ def _backward(
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
     tiles = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_words))
-    do = within_stride_limit(do)
     dlse = None if dlse is None else dlse.contiguous()
     delta = torch.empty_like(lse)
     dq = empty_like_layout(q, head_dim)
@@ -220,6 +219,7 @@ def _backward(
     delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
     dslope_heads = q.new_empty((batch, num_heads, cdiv(q_len, tiles["dq"].block_m)), dtype=FP32)
     q_offset = offset if offsets is None else offsets
+    q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
     with on_device(q):
         if dq.numel() > 0:
             bwd_delta.alibi_bwd_delta[(cdiv(q_len, delta_rows) * num_heads * batch,)](
@@ -227,8 +227,8 @@ def _backward(
                 do,
                 dlse,
                 delta,
-                *o.stride(),
-                *do.stride(),
+                *o.stride()[:3],
+                *do.stride()[:3],
                 q_len,
                 num_heads,
                 HAS_DLSE=dlse is not None,
@@ -246,11 +246,11 @@ def _backward(
                 slope,
                 dq,
                 dslope_heads,
-                *q.stride(),
-                *k.stride(),
-                *v.stride(),
-                *do.stride(),
-                *dq.stride(),
+                *unit_strides(q),
+                *unit_strides(k),
+                *unit_strides(v),
+                *unit_strides(do),
+                *dq.stride()[:3],
                 *slope.stride(),
                 q_len,
                 kv_len,
@@ -280,12 +280,12 @@ def _backward(
                 slope,
                 dk,
                 dv,
-                *q.stride(),
-                *k.stride(),
-                *v.stride(),
-                *do.stride(),
-                *dk.stride(),
-                *dv.stride(),
+                *unit_strides(q),
+                *unit_strides(k),
+                *unit_strides(v),
+                *unit_strides(do),
+                *dk.stride()[:3],
+                *dv.stride()[:3],
                 *slope.stride(),
                 q_len,
                 kv_len,

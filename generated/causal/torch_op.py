@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: ops/torch_op.py.jinja
-# hash: e0e00d6d031711fe
+# hash: 955de414bf131cff
 """`causal` for PyTorch. A query attends to itself and to what came before (Vaswani et al., 2017, section 3.2.3)."""
 
 from typing import Any
@@ -15,10 +15,10 @@ from .._runtime.configs import cdiv, next_power_of_2, tiles_for
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
+    aligned,
     arch_of,
     autocast_inputs,
     check_inputs,
-    check_strides,
     config_text,
     empty_like_layout,
     interpreter_dtype,
@@ -28,7 +28,7 @@ from .._runtime.torch_support import (
     positive_scale,
     query_offset,
     runs_reference,
-    within_stride_limit,
+    unit_strides,
 )
 from .torch_reference import reference
 
@@ -94,7 +94,6 @@ def causal(
             return_lse=True,
         )
     else:
-        check_strides(NAME, q, k, v)
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
         o, lse = _Attention.apply(q, k, v, offset, offsets, scale, config_words)
@@ -142,6 +141,7 @@ def _forward(
     if o.numel() == 0:
         return o, lse
     q_offset = offset if offsets is None else offsets
+    q, k, v = aligned(q), aligned(k), aligned(v)
     with on_device(q):
         fwd.causal_fwd[(cdiv(q_len, tile.block_m) * num_heads * batch,)](
             q,
@@ -149,10 +149,10 @@ def _forward(
             v,
             o,
             lse,
-            *q.stride(),
-            *k.stride(),
-            *v.stride(),
-            *o.stride(),
+            *unit_strides(q),
+            *unit_strides(k),
+            *unit_strides(v),
+            *o.stride()[:3],
             q_len,
             kv_len,
             num_heads,
@@ -191,7 +191,6 @@ def _backward(
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
     tiles = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_words))
-    do = within_stride_limit(do)
     dlse = None if dlse is None else dlse.contiguous()
     delta = torch.empty_like(lse)
     dq = empty_like_layout(q, head_dim)
@@ -200,6 +199,7 @@ def _backward(
     # As many rows as keep a tile of o and one of do in registers.
     delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
     q_offset = offset if offsets is None else offsets
+    q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
     with on_device(q):
         if dq.numel() > 0:
             bwd_delta.causal_bwd_delta[(cdiv(q_len, delta_rows) * num_heads * batch,)](
@@ -207,8 +207,8 @@ def _backward(
                 do,
                 dlse,
                 delta,
-                *o.stride(),
-                *do.stride(),
+                *o.stride()[:3],
+                *do.stride()[:3],
                 q_len,
                 num_heads,
                 HAS_DLSE=dlse is not None,
@@ -224,11 +224,11 @@ def _backward(
                 lse,
                 delta,
                 dq,
-                *q.stride(),
-                *k.stride(),
-                *v.stride(),
-                *do.stride(),
-                *dq.stride(),
+                *unit_strides(q),
+                *unit_strides(k),
+                *unit_strides(v),
+                *unit_strides(do),
+                *dq.stride()[:3],
                 q_len,
                 kv_len,
                 num_heads,
@@ -256,12 +256,12 @@ def _backward(
                 delta,
                 dk,
                 dv,
-                *q.stride(),
-                *k.stride(),
-                *v.stride(),
-                *do.stride(),
-                *dk.stride(),
-                *dv.stride(),
+                *unit_strides(q),
+                *unit_strides(k),
+                *unit_strides(v),
+                *unit_strides(do),
+                *dk.stride()[:3],
+                *dv.stride()[:3],
                 q_len,
                 kv_len,
                 num_heads,

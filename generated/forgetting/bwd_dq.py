@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/bwd_dq.py.jinja
-# hash: 92acfa09286c5fcb
+# hash: 3120bd58ee7843d8
 """Gradient of `forgetting` with respect to q and g.
 
     keep         q_idx >= kv_idx
@@ -37,7 +37,6 @@ def load_tile(
     start,
     length,
     stride_row,
-    stride_col,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
@@ -47,7 +46,7 @@ def load_tile(
     # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
-    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col * stride_col)
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
     if BOUNDED:
         mask = start + row < length
         if COLS < BLOCK_COLS:
@@ -67,7 +66,6 @@ def store_tile(
     start,
     length,
     stride_row,
-    stride_col,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
@@ -75,7 +73,7 @@ def store_tile(
     """Write `tile` over rows `start` to `start + ROWS` of a `[length, COLS]` matrix, nothing beyond its edges."""
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
-    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col * stride_col)
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
     tl.store(ptrs, tile.to(ptr.dtype.element_ty), mask=(start + row < length) & (col < COLS))
 
 
@@ -102,23 +100,18 @@ def forgetting_bwd_dq(
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
-    stride_qd,
     stride_kb,
     stride_kh,
     stride_ks: tl.constexpr,
-    stride_kd,
     stride_vb,
     stride_vh,
     stride_vs: tl.constexpr,
-    stride_vd,
     stride_dob,
     stride_doh,
     stride_dos: tl.constexpr,
-    stride_dod,
     stride_dqb,
     stride_dqh,
     stride_dqs: tl.constexpr,
-    stride_dqd,
     stride_decay_0,
     stride_decay_1,
     decay_size_2,
@@ -149,12 +142,14 @@ def forgetting_bwd_dq(
     rows = start_m + tl.arange(0, BLOCK_M)
     q_idx = rows + q_shift
     in_rows = rows < q_len
-    q_base = q_ptr + b * stride_qb + h * stride_qh
-    k_base = k_ptr + b * stride_kb + hkv * stride_kh
-    v_base = v_ptr + b * stride_vb + hkv * stride_vh
-    do_base = do_ptr + b * stride_dob + h * stride_doh
-    q_tile = load_tile(q_base, start_m, q_len, stride_qs, stride_qd, BLOCK_M, HEAD_DIM, BLOCK_D, True)
-    do_tile = load_tile(do_base, start_m, q_len, stride_dos, stride_dod, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
+    q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
+    k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
+    v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
+    do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
+    q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
     row_offs = (b * num_heads + h) * q_len + rows
     lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
     # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
@@ -172,8 +167,8 @@ def forgetting_bwd_dq(
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     ddecay_rows = tl.zeros([BLOCK_M], tl.float32)
     for start_n in range(full_end, kv_end, BLOCK_N):
-        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
-        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
         decay_kv = tl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(kv_idx, decay_size_2))
@@ -188,8 +183,8 @@ def forgetting_bwd_dq(
         dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
 
     for start_n in range(0, full_end, BLOCK_N):
-        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, False)
-        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
         decay_kv = tl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + kv_idx)
@@ -200,6 +195,6 @@ def forgetting_bwd_dq(
         dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
 
     dq_base = dq_ptr + b * stride_dqb + h * stride_dqh
-    store_tile(dq_base, dq * scale, start_m, q_len, stride_dqs, stride_dqd, BLOCK_M, HEAD_DIM, BLOCK_D)
+    store_tile(dq_base, dq * scale, start_m, q_len, stride_dqs, BLOCK_M, HEAD_DIM, BLOCK_D)
     ddecay_rows_ptrs = ddecay_rows_ptr + (b * num_heads + h) * decay_size_2 + q_idx
     tl.store(ddecay_rows_ptrs, ddecay_rows, mask=in_rows & (q_idx >= 0) & (q_idx < decay_size_2))

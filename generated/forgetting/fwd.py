@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/fwd.py.jinja
-# hash: d075ebebafcdcd5d
+# hash: 828fc62fd7d8763b
 """Forward of `forgetting`: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx
@@ -36,7 +36,6 @@ def load_tile(
     start,
     length,
     stride_row,
-    stride_col,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
@@ -46,7 +45,7 @@ def load_tile(
     # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
-    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col * stride_col)
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
     if BOUNDED:
         mask = start + row < length
         if COLS < BLOCK_COLS:
@@ -66,7 +65,6 @@ def store_tile(
     start,
     length,
     stride_row,
-    stride_col,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
@@ -74,7 +72,7 @@ def store_tile(
     """Write `tile` over rows `start` to `start + ROWS` of a `[length, COLS]` matrix, nothing beyond its edges."""
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
-    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col * stride_col)
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
     tl.store(ptrs, tile.to(ptr.dtype.element_ty), mask=(start + row < length) & (col < COLS))
 
 
@@ -98,19 +96,15 @@ def forgetting_fwd(
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
-    stride_qd,
     stride_kb,
     stride_kh,
     stride_ks: tl.constexpr,
-    stride_kd,
     stride_vb,
     stride_vh,
     stride_vs: tl.constexpr,
-    stride_vd,
     stride_ob,
     stride_oh,
     stride_os: tl.constexpr,
-    stride_od,
     stride_decay_0,
     stride_decay_1,
     decay_size_2,
@@ -140,10 +134,12 @@ def forgetting_fwd(
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
     q_idx = rows + q_shift
-    q_base = q_ptr + b * stride_qb + h * stride_qh
-    k_base = k_ptr + b * stride_kb + hkv * stride_kh
-    v_base = v_ptr + b * stride_vb + hkv * stride_vh
-    q_tile = load_tile(q_base, start_m, q_len, stride_qs, stride_qd, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
+    q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
+    k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
+    v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
+    q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     decay_q = tl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(q_idx, decay_size_2))
 
     q_first = start_m + q_shift
@@ -157,7 +153,7 @@ def forgetting_fwd(
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     for start_n in range(full_end, kv_end, BLOCK_N):
-        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
         decay_kv = tl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(kv_idx, decay_size_2))
@@ -172,12 +168,12 @@ def forgetting_fwd(
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
         row_sum = row_sum * alpha + tl.sum(p, 1)
-        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
         row_max = max_new
 
     for start_n in range(0, full_end, BLOCK_N):
-        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, False)
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
         decay_kv = tl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + kv_idx)
@@ -188,7 +184,7 @@ def forgetting_fwd(
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
         row_sum = row_sum * alpha + tl.sum(p, 1)
-        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
         row_max = max_new
 
@@ -197,5 +193,5 @@ def forgetting_fwd(
     o_tile = acc / row_sum[:, None]
     lse = (row_max + tl.log2(row_sum)) * LN2
     o_base = o_ptr + b * stride_ob + h * stride_oh
-    store_tile(o_base, o_tile, start_m, q_len, stride_os, stride_od, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
+    store_tile(o_base, o_tile, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
     tl.store(lse_ptr + (b * num_heads + h) * q_len + rows, lse, mask=rows < q_len)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/torch_op.py.jinja
-# hash: a5043cfbc673a74d
+# hash: 05cf82515fc08e51
 """`forgetting` for PyTorch. Forgetting attention, a log-decay per position and head (Lin et al., 2025,
 arXiv:2503.02130)."""
 
@@ -17,10 +17,10 @@ from .._runtime.configs import cdiv, next_power_of_2, tiles_for
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
+    aligned,
     arch_of,
     autocast_inputs,
     check_inputs,
-    check_strides,
     check_tensor,
     config_text,
     empty_like_layout,
@@ -31,7 +31,7 @@ from .._runtime.torch_support import (
     positive_scale,
     query_offset,
     runs_reference,
-    within_stride_limit,
+    unit_strides,
 )
 from .torch_reference import reference
 
@@ -105,7 +105,6 @@ def forgetting(
             return_lse=True,
         )
     else:
-        check_strides(NAME, q, k, v)
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
         o, lse = _Attention.apply(q, k, v, g, offset, offsets, scale, config_words)
@@ -162,6 +161,7 @@ def _forward(
     if o.numel() == 0:
         return o, lse, decay
     q_offset = offset if offsets is None else offsets
+    q, k, v = aligned(q), aligned(k), aligned(v)
     with on_device(q):
         decay_kernels.forgetting_decay_cumsum[(batch * num_heads,)](
             g, decay, *g.stride(), g.shape[1], num_heads, BLOCK=1024
@@ -173,10 +173,10 @@ def _forward(
             decay,
             o,
             lse,
-            *q.stride(),
-            *k.stride(),
-            *v.stride(),
-            *o.stride(),
+            *unit_strides(q),
+            *unit_strides(k),
+            *unit_strides(v),
+            *o.stride()[:3],
             *decay.stride()[:2],
             decay.shape[2],
             q_len,
@@ -219,7 +219,6 @@ def _backward(
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
     tiles = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_words))
-    do = within_stride_limit(do)
     dlse = None if dlse is None else dlse.contiguous()
     delta = torch.empty_like(lse)
     dq = empty_like_layout(q, head_dim)
@@ -231,6 +230,7 @@ def _backward(
     ddecay_cols = q.new_zeros((batch, num_heads, decay.shape[2]), dtype=FP32)
     dg = torch.empty_like(g)
     q_offset = offset if offsets is None else offsets
+    q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
     with on_device(q):
         if dq.numel() > 0:
             bwd_delta.forgetting_bwd_delta[(cdiv(q_len, delta_rows) * num_heads * batch,)](
@@ -238,8 +238,8 @@ def _backward(
                 do,
                 dlse,
                 delta,
-                *o.stride(),
-                *do.stride(),
+                *o.stride()[:3],
+                *do.stride()[:3],
                 q_len,
                 num_heads,
                 HAS_DLSE=dlse is not None,
@@ -257,11 +257,11 @@ def _backward(
                 decay,
                 dq,
                 ddecay_rows,
-                *q.stride(),
-                *k.stride(),
-                *v.stride(),
-                *do.stride(),
-                *dq.stride(),
+                *unit_strides(q),
+                *unit_strides(k),
+                *unit_strides(v),
+                *unit_strides(do),
+                *dq.stride()[:3],
                 *decay.stride()[:2],
                 decay.shape[2],
                 q_len,
@@ -293,12 +293,12 @@ def _backward(
                 dk,
                 dv,
                 ddecay_cols,
-                *q.stride(),
-                *k.stride(),
-                *v.stride(),
-                *do.stride(),
-                *dk.stride(),
-                *dv.stride(),
+                *unit_strides(q),
+                *unit_strides(k),
+                *unit_strides(v),
+                *unit_strides(do),
+                *dk.stride()[:3],
+                *dv.stride()[:3],
                 *decay.stride()[:2],
                 decay.shape[2],
                 q_len,

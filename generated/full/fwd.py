@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: kernels/fwd.py.jinja
-# hash: 53a84c9c03974fc4
+# hash: 734e9b87a2792da9
 """Forward of `full`: `o = softmax(score) v`.
 
     q    [B, Hq, Sq, D]
@@ -28,7 +28,6 @@ def load_tile(
     start,
     length,
     stride_row,
-    stride_col,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
@@ -38,7 +37,7 @@ def load_tile(
     # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
-    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col * stride_col)
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
     if BOUNDED:
         mask = start + row < length
         if COLS < BLOCK_COLS:
@@ -58,7 +57,6 @@ def store_tile(
     start,
     length,
     stride_row,
-    stride_col,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
@@ -66,7 +64,7 @@ def store_tile(
     """Write `tile` over rows `start` to `start + ROWS` of a `[length, COLS]` matrix, nothing beyond its edges."""
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
-    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col * stride_col)
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
     tl.store(ptrs, tile.to(ptr.dtype.element_ty), mask=(start + row < length) & (col < COLS))
 
 
@@ -87,19 +85,15 @@ def full_fwd(
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
-    stride_qd,
     stride_kb,
     stride_kh,
     stride_ks: tl.constexpr,
-    stride_kd,
     stride_vb,
     stride_vh,
     stride_vs: tl.constexpr,
-    stride_vd,
     stride_ob,
     stride_oh,
     stride_os: tl.constexpr,
-    stride_od,
     q_len,
     kv_len,
     num_heads,
@@ -121,10 +115,12 @@ def full_fwd(
     h = (head % num_heads).to(tl.int64)
     hkv = h // group_size
     rows = start_m + tl.arange(0, BLOCK_M)
-    q_base = q_ptr + b * stride_qb + h * stride_qh
-    k_base = k_ptr + b * stride_kb + hkv * stride_kh
-    v_base = v_ptr + b * stride_vb + hkv * stride_vh
-    q_tile = load_tile(q_base, start_m, q_len, stride_qs, stride_qd, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
+    q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
+    k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
+    v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
+    q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     qk_scale = scale * LOG2E
 
     # Blocks before full_end need no mask.
@@ -136,7 +132,7 @@ def full_fwd(
     if RAGGED:
         # One step at most; as a loop it shares the other's buffers.
         for start_n in range(full_end, kv_len, BLOCK_N):
-            k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
+            k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
             qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
             kv_idx = start_n + tl.arange(0, BLOCK_N)
             keep = (kv_idx < kv_len)[None, :]
@@ -147,18 +143,18 @@ def full_fwd(
             p = tl.exp2(qk * qk_scale - max_ref[:, None])
             alpha = tl.exp2(row_max - max_ref)
             row_sum = row_sum * alpha + tl.sum(p, 1)
-            v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
+            v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
             acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
             row_max = max_new
 
     for start_n in range(0, full_end, BLOCK_N):
-        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, False)
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
         p = tl.exp2(qk * qk_scale - max_new[:, None])
         alpha = tl.exp2(row_max - max_new)
         row_sum = row_sum * alpha + tl.sum(p, 1)
-        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
         row_max = max_new
 
@@ -167,5 +163,5 @@ def full_fwd(
     o_tile = acc / row_sum[:, None]
     lse = (row_max + tl.log2(row_sum)) * LN2
     o_base = o_ptr + b * stride_ob + h * stride_oh
-    store_tile(o_base, o_tile, start_m, q_len, stride_os, stride_od, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
+    store_tile(o_base, o_tile, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
     tl.store(lse_ptr + (b * num_heads + h) * q_len + rows, lse, mask=rows < q_len)

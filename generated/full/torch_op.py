@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/torch_op.py.jinja
-# hash: 85f1a6df19eb6854
+# hash: 769dcfc5bb2395f2
 """`full` for PyTorch. Every query attends to every key (Vaswani et al., 2017, arXiv:1706.03762)."""
 
 from typing import Any
@@ -15,10 +15,10 @@ from .._runtime.configs import cdiv, next_power_of_2, tiles_for
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
+    aligned,
     arch_of,
     autocast_inputs,
     check_inputs,
-    check_strides,
     config_text,
     empty_like_layout,
     interpreter_dtype,
@@ -28,7 +28,7 @@ from .._runtime.torch_support import (
     positive_scale,
     query_offset,
     runs_reference,
-    within_stride_limit,
+    unit_strides,
 )
 from .torch_reference import reference
 
@@ -93,7 +93,6 @@ def full(
             return_lse=True,
         )
     else:
-        check_strides(NAME, q, k, v)
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
         o, lse = _Attention.apply(q, k, v, scale, config_words)
@@ -136,6 +135,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, scale: float, config_words: str) -
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
         return o, lse
+    q, k, v = aligned(q), aligned(k), aligned(v)
     with on_device(q):
         fwd.full_fwd[(cdiv(q_len, tile.block_m) * num_heads * batch,)](
             q,
@@ -143,10 +143,10 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, scale: float, config_words: str) -
             v,
             o,
             lse,
-            *q.stride(),
-            *k.stride(),
-            *v.stride(),
-            *o.stride(),
+            *unit_strides(q),
+            *unit_strides(k),
+            *unit_strides(v),
+            *o.stride()[:3],
             q_len,
             kv_len,
             num_heads,
@@ -181,7 +181,6 @@ def _backward(
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
     tiles = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_words))
-    do = within_stride_limit(do)
     dlse = None if dlse is None else dlse.contiguous()
     delta = torch.empty_like(lse)
     dq = empty_like_layout(q, head_dim)
@@ -189,6 +188,7 @@ def _backward(
     dv = empty_like_layout(v, head_dim_v)
     # As many rows as keep a tile of o and one of do in registers.
     delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
+    q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
     with on_device(q):
         if dq.numel() > 0:
             bwd_delta.full_bwd_delta[(cdiv(q_len, delta_rows) * num_heads * batch,)](
@@ -196,8 +196,8 @@ def _backward(
                 do,
                 dlse,
                 delta,
-                *o.stride(),
-                *do.stride(),
+                *o.stride()[:3],
+                *do.stride()[:3],
                 q_len,
                 num_heads,
                 HAS_DLSE=dlse is not None,
@@ -213,11 +213,11 @@ def _backward(
                 lse,
                 delta,
                 dq,
-                *q.stride(),
-                *k.stride(),
-                *v.stride(),
-                *do.stride(),
-                *dq.stride(),
+                *unit_strides(q),
+                *unit_strides(k),
+                *unit_strides(v),
+                *unit_strides(do),
+                *dq.stride()[:3],
                 q_len,
                 kv_len,
                 num_heads,
@@ -243,12 +243,12 @@ def _backward(
                 delta,
                 dk,
                 dv,
-                *q.stride(),
-                *k.stride(),
-                *v.stride(),
-                *do.stride(),
-                *dk.stride(),
-                *dv.stride(),
+                *unit_strides(q),
+                *unit_strides(k),
+                *unit_strides(v),
+                *unit_strides(do),
+                *dk.stride()[:3],
+                *dv.stride()[:3],
                 q_len,
                 kv_len,
                 num_heads,

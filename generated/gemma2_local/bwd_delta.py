@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: kernels/bwd_delta.py.jinja
-# hash: 2d0ae3f6c4ea70eb
+# hash: 9299765a7e52e3aa
 """First step of the backward of `gemma2_local`.
 
 `delta = sum(o * do) - dlse` is the part of the softmax gradient that a whole row shares.
@@ -24,7 +24,6 @@ def load_tile(
     start,
     length,
     stride_row,
-    stride_col,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
@@ -34,7 +33,7 @@ def load_tile(
     # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
-    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col * stride_col)
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
     if BOUNDED:
         mask = start + row < length
         if COLS < BLOCK_COLS:
@@ -61,11 +60,9 @@ def gemma2_local_bwd_delta(
     stride_ob,
     stride_oh,
     stride_os: tl.constexpr,
-    stride_od,
     stride_dob,
     stride_doh,
     stride_dos: tl.constexpr,
-    stride_dod,
     q_len,
     num_heads,
     HAS_DLSE: tl.constexpr,
@@ -82,8 +79,8 @@ def gemma2_local_bwd_delta(
     rows = start_m + tl.arange(0, BLOCK_M)
     o_base = o_ptr + b * stride_ob + h * stride_oh
     do_base = do_ptr + b * stride_dob + h * stride_doh
-    o_tile = load_tile(o_base, start_m, q_len, stride_os, stride_od, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
-    do_tile = load_tile(do_base, start_m, q_len, stride_dos, stride_dod, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+    o_tile = load_tile(o_base, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+    do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
     delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
     row_ptrs = head * q_len + rows
     in_rows = rows < q_len

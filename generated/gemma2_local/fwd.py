@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: kernels/fwd.py.jinja
-# hash: cb7c4c1d3743a7c4
+# hash: 2c32625ffe9cdb41
 """Forward of `gemma2_local`: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 4096
@@ -44,7 +44,6 @@ def load_tile(
     start,
     length,
     stride_row,
-    stride_col,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
@@ -54,7 +53,7 @@ def load_tile(
     # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
-    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col * stride_col)
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
     if BOUNDED:
         mask = start + row < length
         if COLS < BLOCK_COLS:
@@ -74,7 +73,6 @@ def store_tile(
     start,
     length,
     stride_row,
-    stride_col,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
@@ -82,7 +80,7 @@ def store_tile(
     """Write `tile` over rows `start` to `start + ROWS` of a `[length, COLS]` matrix, nothing beyond its edges."""
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
-    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col * stride_col)
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
     tl.store(ptrs, tile.to(ptr.dtype.element_ty), mask=(start + row < length) & (col < COLS))
 
 
@@ -104,19 +102,15 @@ def gemma2_local_fwd(
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
-    stride_qd,
     stride_kb,
     stride_kh,
     stride_ks: tl.constexpr,
-    stride_kd,
     stride_vb,
     stride_vh,
     stride_vs: tl.constexpr,
-    stride_vd,
     stride_ob,
     stride_oh,
     stride_os: tl.constexpr,
-    stride_od,
     q_len,
     kv_len,
     num_heads,
@@ -143,10 +137,12 @@ def gemma2_local_fwd(
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
     q_idx = rows + q_shift
-    q_base = q_ptr + b * stride_qb + h * stride_qh
-    k_base = k_ptr + b * stride_kb + hkv * stride_kh
-    v_base = v_ptr + b * stride_vb + hkv * stride_vh
-    q_tile = load_tile(q_base, start_m, q_len, stride_qs, stride_qd, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
+    q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
+    k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
+    v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
+    q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
 
     q_first = start_m + q_shift
     q_last = tl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
@@ -165,7 +161,7 @@ def gemma2_local_fwd(
     gap = full_end - full_begin
     for step in range(kv_begin, kv_end - gap, BLOCK_N):
         start_n = tl.where(step < full_begin, step, step + gap)
-        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
         logit = 72.13475204444816 * tanh(0.02 * scale * qk, HARDWARE_TANH)
@@ -179,12 +175,12 @@ def gemma2_local_fwd(
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
         row_sum = row_sum * alpha + tl.sum(p, 1)
-        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
         row_max = max_new
 
     for start_n in range(full_begin, full_end, BLOCK_N):
-        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, False)
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
         logit = 72.13475204444816 * tanh(0.02 * scale * qk, HARDWARE_TANH)
         max_new = tl.maximum(row_max, tl.max(logit, 1))
@@ -193,7 +189,7 @@ def gemma2_local_fwd(
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
         row_sum = row_sum * alpha + tl.sum(p, 1)
-        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
         row_max = max_new
 
@@ -202,5 +198,5 @@ def gemma2_local_fwd(
     o_tile = acc / row_sum[:, None]
     lse = (row_max + tl.log2(row_sum)) * LN2
     o_base = o_ptr + b * stride_ob + h * stride_oh
-    store_tile(o_base, o_tile, start_m, q_len, stride_os, stride_od, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
+    store_tile(o_base, o_tile, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
     tl.store(lse_ptr + (b * num_heads + h) * q_len + rows, lse, mask=rows < q_len)

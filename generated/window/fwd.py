@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: int}}
 # template: kernels/fwd.py.jinja
-# hash: 6eb27e4ef0acc132
+# hash: 2d5764682cd41a6c
 """Forward of `window`: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx and q_idx - kv_idx < size
@@ -29,7 +29,6 @@ def load_tile(
     start,
     length,
     stride_row,
-    stride_col,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
@@ -39,7 +38,7 @@ def load_tile(
     # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
-    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col * stride_col)
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
     if BOUNDED:
         mask = start + row < length
         if COLS < BLOCK_COLS:
@@ -59,7 +58,6 @@ def store_tile(
     start,
     length,
     stride_row,
-    stride_col,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
@@ -67,7 +65,7 @@ def store_tile(
     """Write `tile` over rows `start` to `start + ROWS` of a `[length, COLS]` matrix, nothing beyond its edges."""
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
-    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col * stride_col)
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
     tl.store(ptrs, tile.to(ptr.dtype.element_ty), mask=(start + row < length) & (col < COLS))
 
 
@@ -90,19 +88,15 @@ def window_fwd(
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
-    stride_qd,
     stride_kb,
     stride_kh,
     stride_ks: tl.constexpr,
-    stride_kd,
     stride_vb,
     stride_vh,
     stride_vs: tl.constexpr,
-    stride_vd,
     stride_ob,
     stride_oh,
     stride_os: tl.constexpr,
-    stride_od,
     q_len,
     kv_len,
     num_heads,
@@ -129,10 +123,12 @@ def window_fwd(
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
     q_idx = rows + q_shift
-    q_base = q_ptr + b * stride_qb + h * stride_qh
-    k_base = k_ptr + b * stride_kb + hkv * stride_kh
-    v_base = v_ptr + b * stride_vb + hkv * stride_vh
-    q_tile = load_tile(q_base, start_m, q_len, stride_qs, stride_qd, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
+    q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
+    k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
+    v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
+    q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     qk_scale = scale * LOG2E
 
     q_first = start_m + q_shift
@@ -152,7 +148,7 @@ def window_fwd(
     gap = full_end - full_begin
     for step in range(kv_begin, kv_end - gap, BLOCK_N):
         start_n = tl.where(step < full_begin, step, step + gap)
-        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
         keep = (q_idx[:, None] >= kv_idx[None, :]) & (q_idx[:, None] - kv_idx[None, :] < size)
@@ -165,18 +161,18 @@ def window_fwd(
         p = tl.exp2(qk * qk_scale - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
         row_sum = row_sum * alpha + tl.sum(p, 1)
-        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
         row_max = max_new
 
     for start_n in range(full_begin, full_end, BLOCK_N):
-        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, False)
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
         p = tl.exp2(qk * qk_scale - max_new[:, None])
         alpha = tl.exp2(row_max - max_new)
         row_sum = row_sum * alpha + tl.sum(p, 1)
-        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, stride_vd, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
         row_max = max_new
 
@@ -185,5 +181,5 @@ def window_fwd(
     o_tile = acc / row_sum[:, None]
     lse = (row_max + tl.log2(row_sum)) * LN2
     o_base = o_ptr + b * stride_ob + h * stride_oh
-    store_tile(o_base, o_tile, start_m, q_len, stride_os, stride_od, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
+    store_tile(o_base, o_tile, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
     tl.store(lse_ptr + (b * num_heads + h) * q_len + rows, lse, mask=rows < q_len)

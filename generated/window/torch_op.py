@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: int}}
 # template: ops/torch_op.py.jinja
-# hash: 1cbc532d20402769
+# hash: 12191e104b0fd26a
 """`window` for PyTorch. Causal with a window of `size` keys, the query's own included (Mistral 7B,
 arXiv:2310.06825)."""
 
@@ -17,10 +17,10 @@ from .._runtime.configs import cdiv, next_power_of_2, tiles_for
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
+    aligned,
     arch_of,
     autocast_inputs,
     check_inputs,
-    check_strides,
     config_text,
     empty_like_layout,
     interpreter_dtype,
@@ -30,7 +30,7 @@ from .._runtime.torch_support import (
     positive_scale,
     query_offset,
     runs_reference,
-    within_stride_limit,
+    unit_strides,
 )
 from .torch_reference import reference
 
@@ -100,7 +100,6 @@ def window(
             return_lse=True,
         )
     else:
-        check_strides(NAME, q, k, v)
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
         o, lse = _Attention.apply(q, k, v, size, offset, offsets, scale, config_words)
@@ -156,6 +155,7 @@ def _forward(
     if o.numel() == 0:
         return o, lse
     q_offset = offset if offsets is None else offsets
+    q, k, v = aligned(q), aligned(k), aligned(v)
     with on_device(q):
         fwd.window_fwd[(cdiv(q_len, tile.block_m) * num_heads * batch,)](
             q,
@@ -163,10 +163,10 @@ def _forward(
             v,
             o,
             lse,
-            *q.stride(),
-            *k.stride(),
-            *v.stride(),
-            *o.stride(),
+            *unit_strides(q),
+            *unit_strides(k),
+            *unit_strides(v),
+            *o.stride()[:3],
             q_len,
             kv_len,
             num_heads,
@@ -207,7 +207,6 @@ def _backward(
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
     tiles = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_words))
-    do = within_stride_limit(do)
     dlse = None if dlse is None else dlse.contiguous()
     delta = torch.empty_like(lse)
     dq = empty_like_layout(q, head_dim)
@@ -216,6 +215,7 @@ def _backward(
     # As many rows as keep a tile of o and one of do in registers.
     delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
     q_offset = offset if offsets is None else offsets
+    q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
     with on_device(q):
         if dq.numel() > 0:
             bwd_delta.window_bwd_delta[(cdiv(q_len, delta_rows) * num_heads * batch,)](
@@ -223,8 +223,8 @@ def _backward(
                 do,
                 dlse,
                 delta,
-                *o.stride(),
-                *do.stride(),
+                *o.stride()[:3],
+                *do.stride()[:3],
                 q_len,
                 num_heads,
                 HAS_DLSE=dlse is not None,
@@ -240,11 +240,11 @@ def _backward(
                 lse,
                 delta,
                 dq,
-                *q.stride(),
-                *k.stride(),
-                *v.stride(),
-                *do.stride(),
-                *dq.stride(),
+                *unit_strides(q),
+                *unit_strides(k),
+                *unit_strides(v),
+                *unit_strides(do),
+                *dq.stride()[:3],
                 q_len,
                 kv_len,
                 num_heads,
@@ -273,12 +273,12 @@ def _backward(
                 delta,
                 dk,
                 dv,
-                *q.stride(),
-                *k.stride(),
-                *v.stride(),
-                *do.stride(),
-                *dk.stride(),
-                *dv.stride(),
+                *unit_strides(q),
+                *unit_strides(k),
+                *unit_strides(v),
+                *unit_strides(do),
+                *dk.stride()[:3],
+                *dv.stride()[:3],
                 q_len,
                 kv_len,
                 num_heads,
