@@ -212,7 +212,7 @@ def _query_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signat
     return KernelPlan(
         name=f"{variant.name}_{'bwd_dq' if backward else 'fwd'}",
         args=args,
-        constants=sign.constants(),
+        constants=sign.dq_constants() if backward else sign.constants(),
         legend=legend(variant, args),
         also=_also(terms),
         linear=builder.logits.linear,

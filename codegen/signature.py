@@ -104,7 +104,12 @@ class Signatures:
 
     def dq(self) -> list[ArgGroup]:
         kinds = (GradientKind.HEAD, GradientKind.ROW)
-        return self._backward(("dq",), kinds)
+        dlse = [ArgGroup(names=("dlse_ptr",), host="dlse")] if self.variant.decay else []
+        sink = [ArgGroup(names=("sink_ptr",), host="sink")] if self.variant.decay and self.variant.sink else []
+        return [*dlse, *sink, *self._backward(("dq",), kinds)]
+
+    def dq_constants(self) -> list[str]:
+        return [*(["HAS_DLSE"] if self.variant.decay else []), *self.constants()]
 
     def dkdv(self) -> list[ArgGroup]:
         return self._backward(("dk", "dv"), (GradientKind.COLUMN,))

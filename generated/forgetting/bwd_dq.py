@@ -1,10 +1,11 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/bwd_dq.py.jinja
-# hash: 3120bd58ee7843d8
+# hash: a84dcee2a5d6aca7
 """Gradient of `forgetting` with respect to q and g.
 
     keep         q_idx >= kv_idx
+    dlse         [B, Hq, Sq]  fp32, gradient of lse
     q            [B, Hq, Sq, D]
     k            [B, Hkv, Skv, D]
     v            [B, Hkv, Skv, Dv]
@@ -88,6 +89,7 @@ def store_tile(
     ]
 )
 def forgetting_bwd_dq(
+    dlse_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -121,6 +123,7 @@ def forgetting_bwd_dq(
     group_size,
     q_offset,
     scale,
+    HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -152,6 +155,7 @@ def forgetting_bwd_dq(
     do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
     row_offs = (b * num_heads + h) * q_len + rows
     lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
+    has_key = lse > float("-inf")
     # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
     lse = tl.where(lse == float("-inf"), 0.0, lse)
     delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
@@ -196,5 +200,11 @@ def forgetting_bwd_dq(
 
     dq_base = dq_ptr + b * stride_dqb + h * stride_dqh
     store_tile(dq_base, dq * scale, start_m, q_len, stride_dqs, BLOCK_M, HEAD_DIM, BLOCK_D)
+    # The ds of a row sum to dlse; what they sum to besides is the rounding of o in delta. The keys' sums would
+    # gather that over the whole sequence, so dkdv, which runs next, gets the delta of the unrounded o.
+    dlse = tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0) if HAS_DLSE else 0.0
+    unrounded = ddecay_rows + delta - dlse
+    ddecay_rows = tl.where(has_key, dlse, 0.0)
+    tl.store(delta_ptr + row_offs, tl.where(has_key, unrounded, delta), mask=in_rows)
     ddecay_rows_ptrs = ddecay_rows_ptr + (b * num_heads + h) * decay_size_2 + q_idx
     tl.store(ddecay_rows_ptrs, ddecay_rows, mask=in_rows & (q_idx >= 0) & (q_idx < decay_size_2))

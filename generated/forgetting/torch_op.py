@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/torch_op.py.jinja
-# hash: 05cf82515fc08e51
+# hash: 683c11b21f1652f5
 """`forgetting` for PyTorch. Forgetting attention, a log-decay per position and head (Lin et al., 2025,
 arXiv:2503.02130)."""
 
@@ -248,6 +248,7 @@ def _backward(
                 BLOCK_M=delta_rows,
             )
             bwd_dq.forgetting_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
+                dlse,
                 q,
                 k,
                 v,
@@ -270,6 +271,7 @@ def _backward(
                 group_size,
                 q_offset,
                 scale,
+                HAS_DLSE=dlse is not None,
                 Q_OFFSET_PER_BATCH=offsets is not None,
                 RAGGED=kv_len % tiles["dq"].block_n != 0,
                 HEAD_DIM=head_dim,
