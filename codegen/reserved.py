@@ -18,8 +18,8 @@ _WORDS = """
 
     ddecay_cols ddecay_rows decay_kernels
 
-    aligned arch_of autocast_inputs cdiv check_float check_inputs check_int check_tensor clamp_index config_words at_least
-    config_text custom_op empty_like_layout floor_div floor_mod has_tanh_instruction interpreter_dtype
+    aligned arch_of at_least autocast_inputs cdiv check_float check_inputs check_int check_tensor clamp_index
+    config_text config_words custom_op empty_like_layout floor_div floor_mod has_tanh_instruction interpreter_dtype
     launches_directly load_vector next_power_of_2 on_device once_differentiable parse_config positive_scale
     query_offset reduce_gradient reference runs_reference tiles_for unit_strides
 

@@ -66,7 +66,7 @@ def aligned(x: Tensor) -> Tensor:
 
 
 def unit_strides(x: Tensor) -> tuple[int, int, int]:
-    """The strides of an `aligned` tensor as kernels take them: batch and head in units of 16 bytes, rows in elements."""
+    """The strides of an `aligned` tensor as kernels take them, those of batch and head in units of 16 bytes."""
     step = 16 // x.element_size()
     b, h, s, _ = x.stride()
     return b // step, h // step, s
