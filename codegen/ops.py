@@ -88,7 +88,7 @@ class OpPlan:
     @property
     def _numbers(self) -> list[str]:
         """Parameters that every pass takes after the tensors."""
-        offset = ["offset: int", "offsets: Tensor | None"] if self.has_offset else []
+        offset = ["row_offset: int", "row_offsets: Tensor | None"] if self.has_offset else []
         return [*(f"{a.name}: {a.required}" for a in self.scalars), *offset, "scale: float", "config_words: str"]
 
     @property
@@ -233,7 +233,7 @@ def _check(a: Argument) -> str:
 
 
 _SIZES = {"b": "q.shape[0]", "h": "q.shape[1]", "hkv": "k.shape[1]"}
-_POSITIONS = {"q_idx": "offset + q.shape[2]", "kv_idx": "k.shape[2]"}
+_POSITIONS = {"q_idx": "row_offset + q.shape[2]", "kv_idx": "k.shape[2]"}
 _FURTHEST = f"max({', '.join(_POSITIONS.values())})"
 
 

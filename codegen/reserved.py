@@ -13,7 +13,7 @@ _FAMILIES = re.compile(r"(stride|bwd)_\w+|term(_\d+)?|\w+_(ptrs?|base|tile|begin
 _WORDS = """
     acc alpha batch block ctx decay delta delta_rows dk dlse do dp dq ds dtype dv finite fwd gap group_size head
     head_dim head_dim_v in_rows keep keys last logit lse max_new max_ref member num_blocks num_heads num_kv_heads o
-    offset offsets p qk qk_scale q_shift row_max row_offs row_sum rows run shift start_m start_n step tile tiles total
+    p qk qk_scale q_shift row_max row_offs row_offset row_offsets row_sum rows run start_m start_n step tile tiles total
     values
 
     ddecay_cols ddecay_rows decay_kernels has_key share unrounded

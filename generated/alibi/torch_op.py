@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/torch_op.py.jinja
-# hash: 9a077ff4b142d258
+# hash: f90c4ebc562e7ddb
 """`alibi` for PyTorch. Attention with linear biases; the slopes may be trained (Press et al., 2022,
 arXiv:2108.12409)."""
 
@@ -87,11 +87,11 @@ def alibi(
     dtype = q.dtype
     if layout == "bshd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    offset, offsets = query_offset(NAME, q_offset, q, q.shape[2], k.shape[2])
+    row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], k.shape[2])
     slope = check_tensor(NAME, "slope", slope, (q.shape[1],), ("float32",), q)
     config_words = config_text(NAME, config)
     if runs_reference(q):
-        q_offset = offset if offsets is None else offsets
+        q_offset = row_offset if row_offsets is None else row_offsets
         o, lse = reference(
             q,
             k,
@@ -104,7 +104,7 @@ def alibi(
     else:
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
-        o, lse = _Attention.apply(q, k, v, slope, offset, offsets, scale, config_words)
+        o, lse = _Attention.apply(q, k, v, slope, row_offset, row_offsets, scale, config_words)
         o = o.to(dtype)
     if layout == "bshd":
         o = o.transpose(1, 2)
@@ -121,31 +121,38 @@ class _Attention(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         slope: Tensor,
-        offset: int,
-        offsets: Tensor | None,
+        row_offset: int,
+        row_offsets: Tensor | None,
         scale: float,
         config_words: str,
     ) -> tuple[Tensor, Tensor]:
         run = _forward if launches_directly(q) else _forward_op
-        o, lse = run(q, k, v, slope, offset, offsets, scale, config_words)
-        ctx.save_for_backward(q, k, v, slope, o, lse, offsets)
-        ctx.numbers = (offset, scale, config_words)
+        o, lse = run(q, k, v, slope, row_offset, row_offsets, scale, config_words)
+        ctx.save_for_backward(q, k, v, slope, o, lse, row_offsets)
+        ctx.numbers = (row_offset, scale, config_words)
         ctx.set_materialize_grads(False)
         return o, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, slope, o, lse, offsets = ctx.saved_tensors
-        offset, scale, config_words = ctx.numbers
+        q, k, v, slope, o, lse, row_offsets = ctx.saved_tensors
+        row_offset, scale, config_words = ctx.numbers
         do = torch.zeros_like(o) if do is None else do
         run = _backward if launches_directly(q) else _backward_op
-        dq, dk, dv, dslope = run(do, dlse, q, k, v, slope, o, lse, offset, offsets, scale, config_words)
+        dq, dk, dv, dslope = run(do, dlse, q, k, v, slope, o, lse, row_offset, row_offsets, scale, config_words)
         return dq, dk, dv, dslope, None, None, None, None
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, slope: Tensor, offset: int, offsets: Tensor | None, scale: float, config_words: str
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slope: Tensor,
+    row_offset: int,
+    row_offsets: Tensor | None,
+    scale: float,
+    config_words: str,
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
     batch, num_heads, q_len, head_dim = q.shape
@@ -156,7 +163,7 @@ def _forward(
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
         return o, lse
-    q_offset = offset if offsets is None else offsets
+    q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
     with on_device(q):
         fwd.alibi_fwd[(cdiv(q_len, tile.block_m) * num_heads * batch,)](
@@ -177,7 +184,7 @@ def _forward(
             group_size,
             q_offset,
             scale,
-            Q_OFFSET_PER_BATCH=offsets is not None,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
             RAGGED=kv_len % tile.block_n != 0,
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
@@ -200,8 +207,8 @@ def _backward(
     slope: Tensor,
     o: Tensor,
     lse: Tensor,
-    offset: int,
-    offsets: Tensor | None,
+    row_offset: int,
+    row_offsets: Tensor | None,
     scale: float,
     config_words: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -218,7 +225,7 @@ def _backward(
     # As many rows as keep a tile of o and one of do in registers.
     delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
     dslope_heads = q.new_empty((batch, num_heads, cdiv(q_len, tiles["dq"].block_m)), dtype=FP32)
-    q_offset = offset if offsets is None else offsets
+    q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
     with on_device(q):
         if dq.numel() > 0:
@@ -258,7 +265,7 @@ def _backward(
                 group_size,
                 q_offset,
                 scale,
-                Q_OFFSET_PER_BATCH=offsets is not None,
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
                 RAGGED=kv_len % tiles["dq"].block_n != 0,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
@@ -293,7 +300,7 @@ def _backward(
                 group_size,
                 q_offset,
                 scale,
-                Q_OFFSET_PER_BATCH=offsets is not None,
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
                 RAGGED=q_len % tiles["dkdv"].block_m != 0,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: ops/torch_op.py.jinja
-# hash: 955de414bf131cff
+# hash: 4f76472796595ae6
 """`causal` for PyTorch. A query attends to itself and to what came before (Vaswani et al., 2017, section 3.2.3)."""
 
 from typing import Any
@@ -81,10 +81,10 @@ def causal(
     dtype = q.dtype
     if layout == "bshd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    offset, offsets = query_offset(NAME, q_offset, q, q.shape[2], k.shape[2])
+    row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], k.shape[2])
     config_words = config_text(NAME, config)
     if runs_reference(q):
-        q_offset = offset if offsets is None else offsets
+        q_offset = row_offset if row_offsets is None else row_offsets
         o, lse = reference(
             q,
             k,
@@ -96,7 +96,7 @@ def causal(
     else:
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
-        o, lse = _Attention.apply(q, k, v, offset, offsets, scale, config_words)
+        o, lse = _Attention.apply(q, k, v, row_offset, row_offsets, scale, config_words)
         o = o.to(dtype)
     if layout == "bshd":
         o = o.transpose(1, 2)
@@ -108,28 +108,35 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, offset: int, offsets: Tensor | None, scale: float, config_words: str
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        row_offset: int,
+        row_offsets: Tensor | None,
+        scale: float,
+        config_words: str,
     ) -> tuple[Tensor, Tensor]:
         run = _forward if launches_directly(q) else _forward_op
-        o, lse = run(q, k, v, offset, offsets, scale, config_words)
-        ctx.save_for_backward(q, k, v, o, lse, offsets)
-        ctx.numbers = (offset, scale, config_words)
+        o, lse = run(q, k, v, row_offset, row_offsets, scale, config_words)
+        ctx.save_for_backward(q, k, v, o, lse, row_offsets)
+        ctx.numbers = (row_offset, scale, config_words)
         ctx.set_materialize_grads(False)
         return o, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, o, lse, offsets = ctx.saved_tensors
-        offset, scale, config_words = ctx.numbers
+        q, k, v, o, lse, row_offsets = ctx.saved_tensors
+        row_offset, scale, config_words = ctx.numbers
         do = torch.zeros_like(o) if do is None else do
         run = _backward if launches_directly(q) else _backward_op
-        dq, dk, dv = run(do, dlse, q, k, v, o, lse, offset, offsets, scale, config_words)
+        dq, dk, dv = run(do, dlse, q, k, v, o, lse, row_offset, row_offsets, scale, config_words)
         return dq, dk, dv, None, None, None, None
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, offset: int, offsets: Tensor | None, scale: float, config_words: str
+    q: Tensor, k: Tensor, v: Tensor, row_offset: int, row_offsets: Tensor | None, scale: float, config_words: str
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
     batch, num_heads, q_len, head_dim = q.shape
@@ -140,7 +147,7 @@ def _forward(
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
         return o, lse
-    q_offset = offset if offsets is None else offsets
+    q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
     with on_device(q):
         fwd.causal_fwd[(cdiv(q_len, tile.block_m) * num_heads * batch,)](
@@ -159,7 +166,7 @@ def _forward(
             group_size,
             q_offset,
             scale,
-            Q_OFFSET_PER_BATCH=offsets is not None,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
             RAGGED=kv_len % tile.block_n != 0,
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
@@ -181,8 +188,8 @@ def _backward(
     v: Tensor,
     o: Tensor,
     lse: Tensor,
-    offset: int,
-    offsets: Tensor | None,
+    row_offset: int,
+    row_offsets: Tensor | None,
     scale: float,
     config_words: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -198,7 +205,7 @@ def _backward(
     dv = empty_like_layout(v, head_dim_v)
     # As many rows as keep a tile of o and one of do in registers.
     delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
-    q_offset = offset if offsets is None else offsets
+    q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
     with on_device(q):
         if dq.numel() > 0:
@@ -235,7 +242,7 @@ def _backward(
                 group_size,
                 q_offset,
                 scale,
-                Q_OFFSET_PER_BATCH=offsets is not None,
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
                 RAGGED=kv_len % tiles["dq"].block_n != 0,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
@@ -268,7 +275,7 @@ def _backward(
                 group_size,
                 q_offset,
                 scale,
-                Q_OFFSET_PER_BATCH=offsets is not None,
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
                 RAGGED=q_len % tiles["dkdv"].block_m != 0,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/torch_op.py.jinja
-# hash: 683c11b21f1652f5
+# hash: a53bfeb9e2c06896
 """`forgetting` for PyTorch. Forgetting attention, a log-decay per position and head (Lin et al., 2025,
 arXiv:2503.02130)."""
 
@@ -88,13 +88,13 @@ def forgetting(
     dtype = q.dtype
     if layout == "bshd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    offset, offsets = query_offset(NAME, q_offset, q, q.shape[2], k.shape[2])
+    row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], k.shape[2])
     g = check_tensor(
-        NAME, "g", g, (q.shape[0], at_least(max(offset + q.shape[2], k.shape[2])), q.shape[1]), FLOAT_DTYPES, q
+        NAME, "g", g, (q.shape[0], at_least(max(row_offset + q.shape[2], k.shape[2])), q.shape[1]), FLOAT_DTYPES, q
     )
     config_words = config_text(NAME, config)
     if runs_reference(q):
-        q_offset = offset if offsets is None else offsets
+        q_offset = row_offset if row_offsets is None else row_offsets
         o, lse = reference(
             q,
             k,
@@ -107,7 +107,7 @@ def forgetting(
     else:
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
-        o, lse = _Attention.apply(q, k, v, g, offset, offsets, scale, config_words)
+        o, lse = _Attention.apply(q, k, v, g, row_offset, row_offsets, scale, config_words)
         o = o.to(dtype)
     if layout == "bshd":
         o = o.transpose(1, 2)
@@ -124,31 +124,38 @@ class _Attention(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         g: Tensor,
-        offset: int,
-        offsets: Tensor | None,
+        row_offset: int,
+        row_offsets: Tensor | None,
         scale: float,
         config_words: str,
     ) -> tuple[Tensor, Tensor]:
         run = _forward if launches_directly(q) else _forward_op
-        o, lse, decay = run(q, k, v, g, offset, offsets, scale, config_words)
-        ctx.save_for_backward(q, k, v, g, decay, o, lse, offsets)
-        ctx.numbers = (offset, scale, config_words)
+        o, lse, decay = run(q, k, v, g, row_offset, row_offsets, scale, config_words)
+        ctx.save_for_backward(q, k, v, g, decay, o, lse, row_offsets)
+        ctx.numbers = (row_offset, scale, config_words)
         ctx.set_materialize_grads(False)
         return o, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, g, decay, o, lse, offsets = ctx.saved_tensors
-        offset, scale, config_words = ctx.numbers
+        q, k, v, g, decay, o, lse, row_offsets = ctx.saved_tensors
+        row_offset, scale, config_words = ctx.numbers
         do = torch.zeros_like(o) if do is None else do
         run = _backward if launches_directly(q) else _backward_op
-        dq, dk, dv, dg = run(do, dlse, q, k, v, g, decay, o, lse, offset, offsets, scale, config_words)
+        dq, dk, dv, dg = run(do, dlse, q, k, v, g, decay, o, lse, row_offset, row_offsets, scale, config_words)
         return dq, dk, dv, dg, None, None, None, None
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, offset: int, offsets: Tensor | None, scale: float, config_words: str
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    row_offset: int,
+    row_offsets: Tensor | None,
+    scale: float,
+    config_words: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the forward."""
     batch, num_heads, q_len, head_dim = q.shape
@@ -160,7 +167,7 @@ def _forward(
     decay = q.new_empty((batch, num_heads, g.shape[1]), dtype=FP32)
     if o.numel() == 0:
         return o, lse, decay
-    q_offset = offset if offsets is None else offsets
+    q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
     with on_device(q):
         decay_kernels.forgetting_decay_cumsum[(batch * num_heads,)](
@@ -185,7 +192,7 @@ def _forward(
             group_size,
             q_offset,
             scale,
-            Q_OFFSET_PER_BATCH=offsets is not None,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
             RAGGED=kv_len % tile.block_n != 0,
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
@@ -209,8 +216,8 @@ def _backward(
     decay: Tensor,
     o: Tensor,
     lse: Tensor,
-    offset: int,
-    offsets: Tensor | None,
+    row_offset: int,
+    row_offsets: Tensor | None,
     scale: float,
     config_words: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -229,7 +236,7 @@ def _backward(
     ddecay_rows = q.new_zeros((batch, num_heads, decay.shape[2]), dtype=FP32)
     ddecay_cols = q.new_zeros((batch, num_heads, decay.shape[2]), dtype=FP32)
     dg = torch.empty_like(g)
-    q_offset = offset if offsets is None else offsets
+    q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
     with on_device(q):
         if dq.numel() > 0:
@@ -272,7 +279,7 @@ def _backward(
                 q_offset,
                 scale,
                 HAS_DLSE=dlse is not None,
-                Q_OFFSET_PER_BATCH=offsets is not None,
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
                 RAGGED=kv_len % tiles["dq"].block_n != 0,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
@@ -309,7 +316,7 @@ def _backward(
                 group_size,
                 q_offset,
                 scale,
-                Q_OFFSET_PER_BATCH=offsets is not None,
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
                 RAGGED=q_len % tiles["dkdv"].block_m != 0,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/torch_op.py.jinja
-# hash: 769dcfc5bb2395f2
+# hash: 7e67bc30e27b6a93
 """`full` for PyTorch. Every query attends to every key (Vaswani et al., 2017, arXiv:1706.03762)."""
 
 from typing import Any
@@ -80,10 +80,10 @@ def full(
     dtype = q.dtype
     if layout == "bshd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    offset, offsets = query_offset(NAME, q_offset, q, q.shape[2], k.shape[2])
+    row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], k.shape[2])
     config_words = config_text(NAME, config)
     if runs_reference(q):
-        q_offset = offset if offsets is None else offsets
+        q_offset = row_offset if row_offsets is None else row_offsets
         o, lse = reference(
             q,
             k,

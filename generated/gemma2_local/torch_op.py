@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: ops/torch_op.py.jinja
-# hash: c05a27f6e7d3b91f
+# hash: e1d8dcebc66a1eb1
 """`gemma2_local` for PyTorch. The local layers of Gemma 2, a window of 4096 and logits capped at 50
 (arXiv:2408.00118, table 1)."""
 
@@ -84,10 +84,10 @@ def gemma2_local(
     dtype = q.dtype
     if layout == "bshd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    offset, offsets = query_offset(NAME, q_offset, q, q.shape[2], k.shape[2])
+    row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], k.shape[2])
     config_words = config_text(NAME, config)
     if runs_reference(q):
-        q_offset = offset if offsets is None else offsets
+        q_offset = row_offset if row_offsets is None else row_offsets
         o, lse = reference(
             q,
             k,
@@ -99,7 +99,7 @@ def gemma2_local(
     else:
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
-        o, lse = _Attention.apply(q, k, v, offset, offsets, scale, config_words)
+        o, lse = _Attention.apply(q, k, v, row_offset, row_offsets, scale, config_words)
         o = o.to(dtype)
     if layout == "bshd":
         o = o.transpose(1, 2)
@@ -111,28 +111,35 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, offset: int, offsets: Tensor | None, scale: float, config_words: str
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        row_offset: int,
+        row_offsets: Tensor | None,
+        scale: float,
+        config_words: str,
     ) -> tuple[Tensor, Tensor]:
         run = _forward if launches_directly(q) else _forward_op
-        o, lse = run(q, k, v, offset, offsets, scale, config_words)
-        ctx.save_for_backward(q, k, v, o, lse, offsets)
-        ctx.numbers = (offset, scale, config_words)
+        o, lse = run(q, k, v, row_offset, row_offsets, scale, config_words)
+        ctx.save_for_backward(q, k, v, o, lse, row_offsets)
+        ctx.numbers = (row_offset, scale, config_words)
         ctx.set_materialize_grads(False)
         return o, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, o, lse, offsets = ctx.saved_tensors
-        offset, scale, config_words = ctx.numbers
+        q, k, v, o, lse, row_offsets = ctx.saved_tensors
+        row_offset, scale, config_words = ctx.numbers
         do = torch.zeros_like(o) if do is None else do
         run = _backward if launches_directly(q) else _backward_op
-        dq, dk, dv = run(do, dlse, q, k, v, o, lse, offset, offsets, scale, config_words)
+        dq, dk, dv = run(do, dlse, q, k, v, o, lse, row_offset, row_offsets, scale, config_words)
         return dq, dk, dv, None, None, None, None
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, offset: int, offsets: Tensor | None, scale: float, config_words: str
+    q: Tensor, k: Tensor, v: Tensor, row_offset: int, row_offsets: Tensor | None, scale: float, config_words: str
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
     batch, num_heads, q_len, head_dim = q.shape
@@ -143,7 +150,7 @@ def _forward(
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
         return o, lse
-    q_offset = offset if offsets is None else offsets
+    q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
     with on_device(q):
         fwd.gemma2_local_fwd[(cdiv(q_len, tile.block_m) * num_heads * batch,)](
@@ -162,7 +169,7 @@ def _forward(
             group_size,
             q_offset,
             scale,
-            Q_OFFSET_PER_BATCH=offsets is not None,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
             HARDWARE_TANH=has_tanh_instruction(q),
             RAGGED=kv_len % tile.block_n != 0,
             HEAD_DIM=head_dim,
@@ -185,8 +192,8 @@ def _backward(
     v: Tensor,
     o: Tensor,
     lse: Tensor,
-    offset: int,
-    offsets: Tensor | None,
+    row_offset: int,
+    row_offsets: Tensor | None,
     scale: float,
     config_words: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -202,7 +209,7 @@ def _backward(
     dv = empty_like_layout(v, head_dim_v)
     # As many rows as keep a tile of o and one of do in registers.
     delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
-    q_offset = offset if offsets is None else offsets
+    q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
     with on_device(q):
         if dq.numel() > 0:
@@ -239,7 +246,7 @@ def _backward(
                 group_size,
                 q_offset,
                 scale,
-                Q_OFFSET_PER_BATCH=offsets is not None,
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
                 HARDWARE_TANH=has_tanh_instruction(q),
                 RAGGED=kv_len % tiles["dq"].block_n != 0,
                 HEAD_DIM=head_dim,
@@ -273,7 +280,7 @@ def _backward(
                 group_size,
                 q_offset,
                 scale,
-                Q_OFFSET_PER_BATCH=offsets is not None,
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
                 HARDWARE_TANH=has_tanh_instruction(q),
                 RAGGED=q_len % tiles["dkdv"].block_m != 0,
                 HEAD_DIM=head_dim,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/torch_op.py.jinja
-# hash: 02f505b6476aec00
+# hash: a65762f235a59991
 """`gpt_oss` for PyTorch. The sliding-window layers of gpt-oss, a learned sink per head in the denominator
 (arXiv:2508.10925)."""
 
@@ -86,11 +86,11 @@ def gpt_oss(
     dtype = q.dtype
     if layout == "bshd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    offset, offsets = query_offset(NAME, q_offset, q, q.shape[2], k.shape[2])
+    row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], k.shape[2])
     sink = check_tensor(NAME, "sink", sink, (q.shape[1],), FLOAT_DTYPES, q)
     config_words = config_text(NAME, config)
     if runs_reference(q):
-        q_offset = offset if offsets is None else offsets
+        q_offset = row_offset if row_offsets is None else row_offsets
         o, lse = reference(
             q,
             k,
@@ -104,7 +104,7 @@ def gpt_oss(
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
         sink = sink.float().contiguous()
-        o, lse = _Attention.apply(q, k, v, sink, offset, offsets, scale, config_words)
+        o, lse = _Attention.apply(q, k, v, sink, row_offset, row_offsets, scale, config_words)
         o = o.to(dtype)
     if layout == "bshd":
         o = o.transpose(1, 2)
@@ -121,31 +121,38 @@ class _Attention(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         sink: Tensor,
-        offset: int,
-        offsets: Tensor | None,
+        row_offset: int,
+        row_offsets: Tensor | None,
         scale: float,
         config_words: str,
     ) -> tuple[Tensor, Tensor]:
         run = _forward if launches_directly(q) else _forward_op
-        o, lse = run(q, k, v, sink, offset, offsets, scale, config_words)
-        ctx.save_for_backward(q, k, v, sink, o, lse, offsets)
-        ctx.numbers = (offset, scale, config_words)
+        o, lse = run(q, k, v, sink, row_offset, row_offsets, scale, config_words)
+        ctx.save_for_backward(q, k, v, sink, o, lse, row_offsets)
+        ctx.numbers = (row_offset, scale, config_words)
         ctx.set_materialize_grads(False)
         return o, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, sink, o, lse, offsets = ctx.saved_tensors
-        offset, scale, config_words = ctx.numbers
+        q, k, v, sink, o, lse, row_offsets = ctx.saved_tensors
+        row_offset, scale, config_words = ctx.numbers
         do = torch.zeros_like(o) if do is None else do
         run = _backward if launches_directly(q) else _backward_op
-        dq, dk, dv, dsink = run(do, dlse, q, k, v, sink, o, lse, offset, offsets, scale, config_words)
+        dq, dk, dv, dsink = run(do, dlse, q, k, v, sink, o, lse, row_offset, row_offsets, scale, config_words)
         return dq, dk, dv, dsink, None, None, None, None
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, sink: Tensor, offset: int, offsets: Tensor | None, scale: float, config_words: str
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor,
+    row_offset: int,
+    row_offsets: Tensor | None,
+    scale: float,
+    config_words: str,
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
     batch, num_heads, q_len, head_dim = q.shape
@@ -156,7 +163,7 @@ def _forward(
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
         return o, lse
-    q_offset = offset if offsets is None else offsets
+    q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
     with on_device(q):
         fwd.gpt_oss_fwd[(cdiv(q_len, tile.block_m) * num_heads * batch,)](
@@ -176,7 +183,7 @@ def _forward(
             group_size,
             q_offset,
             scale,
-            Q_OFFSET_PER_BATCH=offsets is not None,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
             RAGGED=kv_len % tile.block_n != 0,
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
@@ -199,8 +206,8 @@ def _backward(
     sink: Tensor,
     o: Tensor,
     lse: Tensor,
-    offset: int,
-    offsets: Tensor | None,
+    row_offset: int,
+    row_offsets: Tensor | None,
     scale: float,
     config_words: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -217,7 +224,7 @@ def _backward(
     # As many rows as keep a tile of o and one of do in registers.
     delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
     dsink_heads = q.new_empty((batch, num_heads, cdiv(q_len, delta_rows)), dtype=FP32)
-    q_offset = offset if offsets is None else offsets
+    q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
     with on_device(q):
         if dq.numel() > 0:
@@ -257,7 +264,7 @@ def _backward(
                 group_size,
                 q_offset,
                 scale,
-                Q_OFFSET_PER_BATCH=offsets is not None,
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
                 RAGGED=kv_len % tiles["dq"].block_n != 0,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
@@ -290,7 +297,7 @@ def _backward(
                 group_size,
                 q_offset,
                 scale,
-                Q_OFFSET_PER_BATCH=offsets is not None,
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
                 RAGGED=q_len % tiles["dkdv"].block_m != 0,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: int}}
 # template: ops/torch_reference.py.jinja
-# hash: e0442d120d69c1e9
+# hash: 6ef17e577ef69da2
 """`window` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -33,9 +33,9 @@ def reference(
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     group_size = q.shape[1] // k.shape[1]
     scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
-    offset = k.shape[2] - q.shape[2] if isinstance(q_offset, str) else q_offset
-    shift = offset.view(-1, 1, 1, 1) if isinstance(offset, Tensor) else offset
-    q_idx = torch.arange(q.shape[2], device=q.device)[:, None] + shift
+    row_offset = k.shape[2] - q.shape[2] if isinstance(q_offset, str) else q_offset
+    row_offset = row_offset.view(-1, 1, 1, 1) if isinstance(row_offset, Tensor) else row_offset
+    q_idx = torch.arange(q.shape[2], device=q.device)[:, None] + row_offset
     kv_idx = torch.arange(k.shape[2], device=q.device)
 
     # Autocast would round the products that the kernels keep in float32.

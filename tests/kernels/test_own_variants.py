@@ -29,6 +29,7 @@ variants:
   prefix_lm: {mask: causal or prefix(length), scalars: {length: int}}
   dilated: {mask: "causal and (q_idx - kv_idx) % 4 == 0"}
   strided: {mask: "2 * kv_idx <= q_idx and kv_idx >= b and q_idx != 7"}
+  shifted: {mask: "q_idx + offset[b] >= kv_idx", tensors: {offset: {dims: [b], dtype: int32}}}
   products:
     mask: causal
     score: softcap(30.0) + key[h, kv_idx] * query[b, q_idx]
@@ -85,7 +86,18 @@ def _double(x: Any) -> Any:
     return x.detach().double().requires_grad_() if isinstance(x, Tensor) and x.requires_grad else x
 
 
-NAMES = ("toeplitz", "document", "prefix_lm", "dilated", "strided", "products", "temper", "poison", "decay_sink")
+NAMES = (
+    "toeplitz",
+    "document",
+    "prefix_lm",
+    "dilated",
+    "strided",
+    "shifted",
+    "products",
+    "temper",
+    "poison",
+    "decay_sink",
+)
 
 
 @pytest.mark.parametrize("q_offset", [0, 20])
