@@ -20,6 +20,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=...   interpreter that makes .venv, or that test-gpu and bench run with (default: python3)"
+	@echo "  ARGS=...     for pytest in test-gpu: with pytest-xdist, -n 14 compiles on as many cores"
 	@echo "  TORCH=torch  on a machine with an NVIDIA GPU: install the newest torch, with CUDA, instead of $(TORCH)"
 
 setup: $(STAMP) ## make .venv with torch, triton and the development tools
@@ -52,7 +53,7 @@ test: check ## check, then all tests on the CPU, kernels in Triton's interpreter
 	TRITON_INTERPRET=1 $(RUN) -m pytest tests/kernels -q -n $(WORKERS)
 
 test-gpu: ## the kernel tests, compiled, with $(PYTHON) as it is: no .venv, no install, no network
-	$(PYTHON) -m pytest tests/kernels -q
+	$(PYTHON) -m pytest tests/kernels -q $(ARGS)
 
 bench: $(if $(PYTHON_CHOSEN),,$(STAMP)) ## measure against the peers, with PYTHON=... or .venv
 	$(if $(PYTHON_CHOSEN),$(PYTHON),$(RUN)) -m bench
