@@ -79,6 +79,12 @@ def test_values_of_another_head_dim(variant: str, dim: int, dim_v: int) -> None:
     check_call(variant, draw(variant, Shape(q_len=70, dim=dim, dim_v=dim_v), DTYPES[0]))
 
 
+@with_variants
+def test_values_of_another_head_dim_without_a_pipeline(variant: str) -> None:
+    """One stage: k and v then reach shared memory by way of registers, as nothing else here makes them."""
+    check_call(variant, draw(variant, Shape(q_len=70, dim=64, dim_v=32), DTYPES[0]), config=tiles(64, 64))
+
+
 @with_dtypes
 @pytest.mark.parametrize("variant", variants_where(lambda name: any(MANIFEST[name][key] for key in OWN_TENSORS)))
 def test_own_gradients(variant: str, dtype: torch.dtype) -> None:
