@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from codegen.blocks import Range
+from codegen.blocks import BlockAnalysis, Range, Schedule
 from codegen.emit import Emitter
 from codegen.expr import Expr
 
@@ -39,19 +39,21 @@ class _Axis:
     shift: str
 
 
-def key_bounds(r: Range, emitter: Emitter, masked: bool) -> BoundsText:
+def key_bounds(analysis: BlockAnalysis, emitter: Emitter) -> BoundsText:
     """Bounds of the keys for `BLOCK_M` query rows that start at `start_m`."""
     block = ["q_first = start_m + q_shift", "q_last = tl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift"]
-    return _bounds(r, emitter, _Axis(name="kv", block="BLOCK_N", length="kv_len", shift=""), block, masked)
+    axis = _Axis(name="kv", block="BLOCK_N", length="kv_len", shift="")
+    return _bounds(analysis.keys, emitter, axis, block, analysis.schedule)
 
 
-def query_bounds(r: Range, emitter: Emitter, masked: bool) -> BoundsText:
+def query_bounds(analysis: BlockAnalysis, emitter: Emitter) -> BoundsText:
     """Bounds of the query rows for `BLOCK_N` keys that start at `start_n`. Rows are positions less the query offset."""
     block = ["kv_first = start_n", "kv_last = tl.minimum(start_n + BLOCK_N, kv_len) - 1"]
-    return _bounds(r, emitter, _Axis(name="row", block="BLOCK_M", length="q_len", shift=" - q_shift"), block, masked)
+    axis = _Axis(name="row", block="BLOCK_M", length="q_len", shift=" - q_shift")
+    return _bounds(analysis.queries, emitter, axis, block, analysis.schedule)
 
 
-def _bounds(r: Range, emitter: Emitter, axis: _Axis, block: list[str], masked: bool) -> BoundsText:
+def _bounds(r: Range, emitter: Emitter, axis: _Axis, block: list[str], schedule: Schedule) -> BoundsText:
     begin, full_begin, full_end = f"{axis.name}_begin", "full_begin", "full_end"
     end = f"{axis.name}_end" if r.end or r.conditions else axis.length
     texts = _Texts(emitter, axis)
@@ -73,7 +75,7 @@ def _bounds(r: Range, emitter: Emitter, axis: _Axis, block: list[str], masked: b
         full_begin=full_begin if r.first else "0",
         full_end=full_end,
         has_full=r.has_full,
-        masked=masked,
+        masked=schedule is not Schedule.DENSE,
         begins_partial=r.has_full and bool(r.first),
         two_sided=r.has_full and bool(r.first) and bool(r.full_end or r.full_conditions),
     )

@@ -87,7 +87,6 @@ class KernelPlan:
     legend: str = ""
     also: str = ""
     linear: bool = True
-    qk_scale: str = ""
     longest_first: bool = False
     helpers: frozenset[str] = frozenset()
     prologue: Sequence[str] = ()

@@ -170,7 +170,6 @@ class VariantPlan:
     """All kernels of a variant, and what its ops need to know."""
 
     variant: Variant
-    analysis: blocks.BlockAnalysis
     fwd: KernelPlan
     delta: KernelPlan
     dq: KernelPlan
@@ -184,7 +183,6 @@ def plan(variant: Variant) -> VariantPlan:
     sign = Signatures(variant, gradient_terms(variant))
     return VariantPlan(
         variant=variant,
-        analysis=analysis,
         fwd=_query_kernel(variant, analysis, sign, backward=False),
         delta=_delta_kernel(variant, sign),
         dq=_query_kernel(variant, analysis, sign, backward=True),
@@ -205,7 +203,7 @@ def _query_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signat
     terms = [t for t in builder.logits.terms if backward and t.kind is not GradientKind.COLUMN]
     full = builder.block(partial=False, terms=terms, backward=backward)
     partial = builder.block(partial=True, terms=terms, backward=backward)
-    bounds = key_bounds(analysis.keys, builder.emitter, variant.mask is not None)
+    bounds = key_bounds(analysis, builder.emitter)
     emitter = builder.emitter
     hoisted = " ".join([*emitter.prologue, *bounds.statements])
     args = sign.dq() if backward else sign.fwd()
@@ -216,7 +214,6 @@ def _query_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signat
         legend=legend(variant, args),
         also=_also(terms),
         linear=builder.logits.linear,
-        qk_scale="scale * LOG2E",
         longest_first=bool(analysis.keys.end) and not analysis.keys.first,
         helpers=frozenset(emitter.helpers),
         prologue=emitter.prologue,
@@ -233,7 +230,7 @@ def _key_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signatur
     terms = [t for t in builder.logits.terms if t.kind is GradientKind.COLUMN]
     full = builder.block(partial=False, terms=terms, backward=True)
     partial = builder.block(partial=True, terms=terms, backward=True)
-    bounds = query_bounds(analysis.queries, builder.emitter, variant.mask is not None)
+    bounds = query_bounds(analysis, builder.emitter)
     emitter = builder.emitter
     hoisted = " ".join([*emitter.prologue, *emitter.head_prologue])
     args = sign.dkdv()
@@ -244,7 +241,6 @@ def _key_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signatur
         legend=legend(variant, args),
         also=_also(terms),
         linear=builder.logits.linear,
-        qk_scale="scale * LOG2E",
         helpers=frozenset(emitter.helpers),
         prologue=emitter.prologue,
         head_prologue=emitter.head_prologue,
