@@ -1,18 +1,20 @@
 """Block analysis: from a mask, the blocks of keys a block of queries must visit, and the other way round.
 
-A mask is read as a conjunction. Each affine comparison in it, written `a * q_idx + c * kv_idx + rest >= 0`, bounds the
-visited keys in closed form, without a table or a setup kernel. What is not affine bounds nothing and makes every
-visited block partial: conservative, never wrong.
+A mask whose atoms are steps of the positions (`affine.forms`) bounds the visited keys in closed form, without a table
+or a set-up kernel: one range, or two that do not meet. Any other mask that interval arithmetic can decide (`intervals`)
+gets lists of blocks. What nothing can decide makes a block partial: conservative, never wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from codegen import expr
-from codegen.expr import Expr, Op, Type, const, int_var
+from codegen.affine import Form, forms, terms
+from codegen.expr import FALSE, TRUE, Expr, Level, const, int_var
+from codegen.intervals import Decision, decide
 
 
 class Schedule(StrEnum):
@@ -20,149 +22,238 @@ class Schedule(StrEnum):
 
     DENSE = "dense"  # no mask
     CLOSED_FORM = "closed_form"  # bounds computed from the block index
-
-
-@dataclass(frozen=True, kw_only=True)
-class Affine:
-    """`q * q_idx + kv * kv_idx + rest >= 0`, with literal coefficients and a remainder uniform over a block."""
-
-    q: int
-    kv: int
-    rest: Expr
-
-    def at(self, q_idx: Expr) -> Expr:
-        """`q * q_idx + rest`, the part that the keys must balance."""
-        return expr.add(expr.mul(const(self.q), q_idx), self.rest)
+    LISTS = "lists"  # compressed lists of partial and full blocks, made by a kernel of their own
 
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """Bounds along one axis for one block of the other: visited is `[first, end)`, unmasked `[full_first, full_end)`.
+    """Blocks along one axis for one block of the other: visited is `[first, end)`, unmasked `[full_first, full_end)`.
 
-    Each bound is the tightest of its list; an empty list means the sequence's own start or end. `conditions` are
-    integers that must not be negative for anything to be visited (for all of it to be unmasked: `full_conditions`).
+    None means the axis' own start or end. Bounds along the queries count rows, not positions.
     """
 
-    first: tuple[Expr, ...] = ()
-    end: tuple[Expr, ...] = ()
-    full_first: tuple[Expr, ...] = ()
-    full_end: tuple[Expr, ...] = ()
-    conditions: tuple[Expr, ...] = ()
-    full_conditions: tuple[Expr, ...] = ()
+    first: Expr | None = None
+    end: Expr | None = None
+    full_first: Expr | None = None
+    full_end: Expr | None = None
     has_full: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
+class Union:
+    """What is visited along one axis: `main`, and what `other` adds before it and behind it."""
+
+    main: Range
+    other: Range | None = None
+    before: bool = False
+    behind: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class BlockAnalysis:
-    """What the kernels need to know about a mask: key bounds per block of queries, query bounds per block of keys."""
+    """What the kernels need to know about a mask.
+
+    `keys` and `queries` are the bounds per block of the other axis (whole axes under LISTS); `decision` tells what is
+    known of a block; `lists_per_head`: every query head has lists of its own.
+    """
 
     schedule: Schedule
-    keys: Range
-    queries: Range
-
-
-def conjuncts(mask: Expr) -> tuple[Expr, ...]:
-    """The parts that must all hold."""
-    return mask.args if isinstance(mask, Op) and mask.op == "and" else (mask,)
-
-
-def _linear(e: Expr) -> tuple[int, int, Expr] | None:
-    """(q coefficient, kv coefficient, rest) of an integer expression, or None if it is not affine in the two."""
-    read = expr.names(e)
-    if not read & {"q_idx", "kv_idx"}:
-        return 0, 0, e
-    if e == int_var("q_idx"):
-        return 1, 0, const(0)
-    if e == int_var("kv_idx"):
-        return 0, 1, const(0)
-    if not isinstance(e, Op):
-        return None
-    parts = [_linear(a) for a in e.args]
-    if e.op == "neg" and parts[0] is not None:
-        q, kv, rest = parts[0]
-        return -q, -kv, expr.neg(rest)
-    if e.op in ("add", "sub") and parts[0] is not None and parts[1] is not None:
-        (q0, kv0, rest0), (q1, kv1, rest1) = parts[0], parts[1]
-        sign = 1 if e.op == "add" else -1
-        return q0 + sign * q1, kv0 + sign * kv1, expr.make(e.op, rest0, rest1)
-    if e.op == "mul":
-        for factor, part in ((e.args[0], parts[1]), (e.args[1], parts[0])):
-            if isinstance(factor, expr.Const) and part is not None:
-                c = int(factor.value)
-                return c * part[0], c * part[1], expr.mul(factor, part[2])
-    return None
-
-
-def affine(atom: Expr) -> tuple[Affine, ...]:
-    """The inequalities equivalent to a comparison of integers; empty if it is not affine."""
-    if not (isinstance(atom, Op) and atom.op in ("lt", "le", "gt", "ge", "eq") and atom.args[0].type is Type.INT):
-        return ()
-    form = _linear(expr.sub(*atom.args))
-    if form is None or expr.SCORE in expr.names(atom):
-        return ()
-    q, kv, rest = form
-    at_least = Affine(q=q, kv=kv, rest=rest)
-    at_most = Affine(q=-q, kv=-kv, rest=expr.neg(rest))
-    strict = const(1)
-    return {
-        "ge": (at_least,),
-        "le": (at_most,),
-        "gt": (Affine(q=q, kv=kv, rest=expr.sub(rest, strict)),),
-        "lt": (Affine(q=-q, kv=-kv, rest=expr.sub(expr.neg(rest), strict)),),
-        "eq": (at_least, at_most),
-    }[atom.op]
+    keys: Union = Union(main=Range())
+    queries: Union = Union(main=Range())
+    decision: Decision | None = None
+    lists_per_head: bool = False
 
 
 def analyse(mask: Expr | None) -> BlockAnalysis:
-    """Block bounds of a mask, along both axes."""
-    if mask is None:
-        return BlockAnalysis(schedule=Schedule.DENSE, keys=Range(), queries=Range())
-    forms: list[Affine] = []
-    complete = True
-    for atom in conjuncts(mask):
-        found = affine(atom)
-        complete = complete and bool(found)
-        forms.extend(found)
-    flipped = [Affine(q=f.kv, kv=f.q, rest=f.rest) for f in forms]
-    return BlockAnalysis(
-        schedule=Schedule.CLOSED_FORM,
-        keys=_range(forms, "q", complete),
-        queries=_range(flipped, "kv", complete),
-    )
+    """The schedule of a mask, and its block bounds along both axes.
 
-
-def _range(forms: Iterable[Affine], block: str, complete: bool) -> Range:
-    """Bounds along the keys for the block of queries `[q_first, q_last]` (or, flipped, the other way round).
-
-    The best element of the block decides what may be visited, the worst what is unmasked.
+    >>> causal = analyse(expr.compare("ge", int_var("q_idx"), int_var("kv_idx")))
+    >>> str(causal.schedule), causal.keys.main.first
+    ('closed_form', None)
     """
-    low, high = int_var(f"{block}_first"), int_var(f"{block}_last")
-    first, end, full_first, full_end, conditions, full_conditions = (list[Expr]() for _ in range(6))
-    for form in forms:
-        best, worst = (high, low) if form.q >= 0 else (low, high)
-        if form.kv > 0:  # kv >= -(q part) / c, rounded up
-            first.append(_ceil_div(expr.neg(form.at(best)), form.kv))
-            full_first.append(_ceil_div(expr.neg(form.at(worst)), form.kv))
-        elif form.kv < 0:  # kv <= (q part) / -c, rounded down; `end` is one past it
-            end.append(expr.add(expr.floordiv(form.at(best), const(-form.kv)), const(1)))
-            full_end.append(expr.add(expr.floordiv(form.at(worst), const(-form.kv)), const(1)))
+    if mask is None or mask == TRUE:
+        return BlockAnalysis(schedule=Schedule.DENSE)
+    decision = decide(mask)
+    found = terms(mask)
+    if found is not None and all(map(_closed, (atom for term in found for atom in term))):
+        keys, queries = _union(found, keys=True), _union(found, keys=False)
+        if keys is not None and queries is not None:
+            return BlockAnalysis(schedule=Schedule.CLOSED_FORM, keys=keys, queries=queries, decision=decision)
+    per_head = bool(expr.names(mask) & {"h", "hkv"})
+    return BlockAnalysis(schedule=Schedule.LISTS, decision=decision, lists_per_head=per_head)
+
+
+def _closed(atom: Expr) -> bool:
+    """Whether closed-form bounds lose nothing by an atom: it has such bounds, or no block can be decided by it."""
+    return expr.level(atom) is Level.UNIFORM or bool(forms(atom)) or _undecidable(atom)
+
+
+def _undecidable(atom: Expr) -> bool:
+    decision = decide(atom)
+    return decision.may == TRUE and decision.must == FALSE
+
+
+# --------------------------------------------------------------------------------------------------- ranges of one axis
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Piece:
+    """One term's range. `starts` and `ends` are the inequalities it comes from, None after a merge of different ones.
+
+    Nothing is visited unless `condition` holds, nothing unmasked unless `full_condition` does.
+    """
+
+    first: Expr
+    end: Expr
+    full_first: Expr
+    full_end: Expr
+    condition: Expr
+    full_condition: Expr
+    starts: frozenset[Form] | None
+    ends: frozenset[Form] | None
+
+
+def _union(found: Sequence[tuple[Expr, ...]], *, keys: bool) -> Union | None:
+    """The visited blocks along the keys (or queries); None if they are more than two ranges."""
+    axis = _Axis.of(keys)
+    pieces = [axis.piece(term) for term in found]
+    pieces = _merged(pieces, axis.length)
+    if not pieces:
+        return Union(main=Range(end=const(0), full_end=const(0)))
+    if len(pieces) == 1:
+        return Union(main=axis.range(pieces[0]))
+    if len(pieces) > 2:
+        return None
+    options: list[tuple[int, int, _Piece, _Piece, bool, bool]] = []
+    for main, other in (pieces, pieces[::-1]):
+        comparable = main.condition == TRUE or main.condition == other.condition
+        before = not (comparable and _within(main.starts, other.starts))
+        behind = not (comparable and _within(main.ends, other.ends))
+        options.append((before + behind, len(options), main, other, before, behind))
+    _, _, main, other, before, behind = min(options, key=lambda option: option[:2])
+    return Union(main=axis.range(main), other=axis.range(other), before=before, behind=behind)
+
+
+def _within(bounds: frozenset[Form] | None, others: frozenset[Form] | None) -> bool:
+    """Whether the second range lies inside the first's bounds: it has them all, and perhaps more."""
+    return bounds is not None and others is not None and bounds <= others
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Axis:
+    """The axis a loop walks along, and the block of the other axis that it is seen from."""
+
+    keys: bool
+    low: Expr
+    high: Expr
+    length: Expr
+
+    @staticmethod
+    def of(keys: bool) -> _Axis:
+        block, length = ("q", "kv_len") if keys else ("kv", "q_len")
+        return _Axis(keys=keys, low=int_var(f"{block}_first"), high=int_var(f"{block}_last"), length=int_var(length))
+
+    def piece(self, term: Iterable[Expr]) -> _Piece:
+        """The best element of the block decides what may be visited, the worst what is unmasked."""
+        first, end, full_first, full_end, conditions, full_conditions = (list[Expr]() for _ in range(6))
+        starts, ends = [], []
+        for atom in term:
+            found = [form if self.keys else form.flipped() for form in forms(atom)]
+            if not found or any(form.kv.factor == 0 for form in found):
+                known = decide(atom)
+                conditions.append(known.may)
+                full_conditions.append(known.must)
+                continue
+            for form in found:
+                best, worst = (self.high, self.low) if form.q.factor >= 0 else (self.low, self.high)
+                if form.kv.factor > 0:
+                    first.append(self._row(form.kv.least(expr.neg(_at(form, best)))))
+                    full_first.append(self._row(form.kv.least(expr.neg(_at(form, worst)))))
+                    starts.append(form)
+                else:
+                    end.append(expr.add(self._row(form.kv.most(_at(form, best))), const(1)))
+                    full_end.append(expr.add(self._row(form.kv.most(_at(form, worst))), const(1)))
+                    ends.append(form)
+        return _Piece(
+            first=_extreme(first, largest=True, other=const(0)),
+            end=_extreme(end, largest=False, other=self.length),
+            full_first=_extreme(full_first, largest=True),
+            full_end=_extreme(full_end, largest=False, other=self.length),
+            condition=expr.logical_and(*conditions),
+            full_condition=expr.logical_and(*full_conditions),
+            starts=frozenset(starts),
+            ends=frozenset(ends),
+        )
+
+    def _row(self, position: Expr) -> Expr:
+        return position if self.keys else expr.sub(position, int_var("q_shift"))
+
+    def range(self, piece: _Piece) -> Range:
+        end = expr.where(piece.condition, piece.end, const(0))
+        has_full = piece.full_condition != FALSE
+        full_end = expr.where(piece.full_condition, piece.full_end, const(0)) if has_full else None
+        return Range(
+            first=None if expr.is_const(piece.first, 0) else piece.first,
+            end=None if end == self.length else end,
+            full_first=None if expr.is_const(piece.full_first, 0) or not has_full else piece.full_first,
+            full_end=None if full_end == self.length else full_end,
+            has_full=has_full,
+        )
+
+
+def _at(form: Form, x: Expr) -> Expr:
+    """What of the inequality the looped axis has to balance."""
+    return expr.add(form.q.at(x), form.rest)
+
+
+def _extreme(bounds: Sequence[Expr], *, largest: bool, other: Expr | None = None) -> Expr:
+    """The tightest bound, `other` included, or 0 if there is none; of two a literal apart the looser one goes."""
+    pick = expr.maximum if largest else expr.minimum
+    kept: list[Expr] = []
+    for bound in dict.fromkeys(bounds):
+        for i, known in enumerate(kept):
+            difference = expr.sub(bound, known)
+            if isinstance(difference, expr.Const):
+                kept[i] = bound if (difference.value > 0) == largest else known
+                break
         else:
-            conditions.append(form.at(best))
-            full_conditions.append(form.at(worst))
-    return Range(
-        first=_unique(first),
-        end=_unique(end),
-        full_first=_unique(full_first),
-        full_end=_unique(full_end),
-        conditions=_unique(conditions),
-        full_conditions=_unique(full_conditions),
-        has_full=complete,
-    )
+            kept.append(bound)
+    result = other
+    for bound in reversed(kept):
+        result = bound if result is None else pick(bound, result)
+    return const(0) if result is None else result
 
 
-def _ceil_div(e: Expr, divisor: int) -> Expr:
-    return expr.neg(expr.floordiv(expr.neg(e), const(divisor))) if divisor > 1 else e
+def _merged(pieces: Sequence[_Piece], length: Expr) -> list[_Piece]:
+    """Pieces that end (or start) alike become one: `[a, e)` and `[b, e)` are `[min(a, b), e)`."""
+    left = list(pieces)
+    for i, a in enumerate(left):
+        for j, b in enumerate(left[i + 1 :], i + 1):
+            joined = _joined(a, b, length)
+            if joined is not None:
+                return _merged([*left[:i], joined, *left[i + 1 : j], *left[j + 1 :]], length)
+    return left
 
 
-def _unique(exprs: list[Expr]) -> tuple[Expr, ...]:
-    return tuple(dict.fromkeys(exprs))
+def _joined(a: _Piece, b: _Piece, length: Expr) -> _Piece | None:
+    def where_any(bound: str, condition: str, none: Expr, *, largest: bool) -> Expr:
+        values = [expr.where(getattr(x, condition), getattr(x, bound), none) for x in (a, b)]
+        return (expr.maximum if largest else expr.minimum)(*values)
+
+    some_full = TRUE if {a.full_condition, b.full_condition} != {FALSE} else FALSE
+    unconditional = replace(a, condition=TRUE, full_condition=some_full)
+    if a.ends is not None and a.ends == b.ends:
+        return replace(
+            unconditional,
+            first=where_any("first", "condition", length, largest=False),
+            full_first=where_any("full_first", "full_condition", length, largest=False),
+            starts=None,
+        )
+    if a.starts is not None and a.starts == b.starts:
+        return replace(
+            unconditional,
+            end=where_any("end", "condition", const(0), largest=True),
+            full_end=where_any("full_end", "full_condition", const(0), largest=True),
+            ends=None,
+        )
+    return None

@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from codegen.blocks import BlockAnalysis, Range, Schedule
+from codegen import expr
+from codegen.blocks import BlockAnalysis, Range, Schedule, Union
 from codegen.emit import Emitter
-from codegen.expr import Expr
+from codegen.expr import Expr, const, int_var
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jump:
+    """A gap that a loop over several ranges steps over: from the row `at` it goes on `by` further."""
+
+    at: str
+    by: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,99 +24,212 @@ class BoundsText:
     """Statements that compute the bounds, and the names (or literals) a loop header uses.
 
     Without `masked` only a cut last block is partial. `begins_partial`: the mask cuts blocks before the full ones;
-    `two_sided`: behind them too. Without `has_full` every block is partial.
+    `two_sided`: behind them too. Without `has_full` every block is partial. Of two ranges, the loops over partial and
+    over full blocks take the `jumps` and `full_jumps`. `lists`: the blocks are read from lists.
     """
 
-    statements: Sequence[str]
-    begin: str
-    end: str
-    full_begin: str
-    full_end: str
-    has_full: bool
-    masked: bool
-    begins_partial: bool
-    two_sided: bool
+    statements: Sequence[str] = ()
+    begin: str = "0"
+    end: str = ""
+    full_begin: str = "0"
+    full_end: str = ""
+    has_full: bool = True
+    masked: bool = True
+    begins_partial: bool = False
+    two_sided: bool = False
+    jumps: Sequence[Jump] = ()
+    full_jumps: Sequence[Jump] = ()
+    lists: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Axis:
-    """Names along the loop: its variable prefix, block size, length, and what turns a position into a row."""
+    """Names along the loop: its variable prefix, block size and length."""
 
     name: str
     block: str
     length: str
-    shift: str
 
 
 def key_bounds(analysis: BlockAnalysis, emitter: Emitter) -> BoundsText:
     """Bounds of the keys for `BLOCK_M` query rows that start at `start_m`."""
     block = ["q_first = start_m + q_shift", "q_last = tl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift"]
-    axis = _Axis(name="kv", block="BLOCK_N", length="kv_len", shift="")
-    return _bounds(analysis.keys, emitter, axis, block, analysis.schedule)
+    return _bounds(analysis, analysis.keys, emitter, _Axis(name="kv", block="BLOCK_N", length="kv_len"), block)
 
 
 def query_bounds(analysis: BlockAnalysis, emitter: Emitter) -> BoundsText:
-    """Bounds of the query rows for `BLOCK_N` keys that start at `start_n`. Rows are positions less the query offset."""
+    """Bounds of the query rows for `BLOCK_N` keys that start at `start_n`."""
     block = ["kv_first = start_n", "kv_last = tl.minimum(start_n + BLOCK_N, kv_len) - 1"]
-    axis = _Axis(name="row", block="BLOCK_M", length="q_len", shift=" - q_shift")
-    return _bounds(analysis.queries, emitter, axis, block, analysis.schedule)
+    return _bounds(analysis, analysis.queries, emitter, _Axis(name="row", block="BLOCK_M", length="q_len"), block)
 
 
-def _bounds(r: Range, emitter: Emitter, axis: _Axis, block: list[str], schedule: Schedule) -> BoundsText:
-    begin, full_begin, full_end = f"{axis.name}_begin", "full_begin", "full_end"
-    end = f"{axis.name}_end" if r.end or r.conditions else axis.length
-    texts = _Texts(emitter, axis)
-    lines: list[str] = []
-    if r.first:
-        first = texts.extreme("tl.maximum", r.first, "0")
-        lines.append(f"{begin} = {first} // {axis.block} * {axis.block}")
-    if end != axis.length:
-        lines.append(f"{end} = {texts.extreme('tl.minimum', r.end, axis.length)}")
-    lines += [f"{end} = tl.where({text} >= 0, {end}, 0)" for text in texts.each(r.conditions)]
-    if r.has_full:
-        lines += _full_lines(r, texts, axis, begin if r.first else "0", end)
-    used = " ".join(lines)
+def _bounds(analysis: BlockAnalysis, union: Union, emitter: Emitter, axis: _Axis, block: list[str]) -> BoundsText:
+    if analysis.schedule is Schedule.LISTS:
+        return _listed(analysis, axis)
+    text = _one_range(union.main, emitter, axis, analysis.schedule)
+    if union.other is not None:
+        text = _two_ranges(union, text, emitter, axis)
+    used = " ".join(text.statements)
     prelude = [line for line in block if line.split(" = ")[0] in used]
+    return _replace(text, statements=[*prelude, *text.statements])
+
+
+def _listed(analysis: BlockAnalysis, axis: _Axis) -> BoundsText:
+    """A block's four numbers: its list holds partial blocks from the left and full ones from the right."""
+    own = "start_m // BLOCK_M" if axis.name == "kv" else "start_n // BLOCK_N"
+    head = " + h * stride_spans_h" if analysis.lists_per_head else ""
     return BoundsText(
-        statements=[*prelude, *lines],
-        begin=begin if r.first else "0",
-        end=end,
-        full_begin=full_begin if r.first else "0",
-        full_end=full_end,
-        has_full=r.has_full,
-        masked=schedule is not Schedule.DENSE,
-        begins_partial=r.has_full and bool(r.first),
-        two_sided=r.has_full and bool(r.first) and bool(r.full_end or r.full_conditions),
+        statements=[
+            "# The list of this block: partial blocks from the left, full ones from the right.",
+            f"span = spans_ptr + b * stride_spans_b{head} + {own} * 4",
+            "begin, partial_end = tl.load(span), tl.load(span + 1)",
+            "full_begin, end = tl.load(span + 2), tl.load(span + 3)",
+        ],
+        begin="begin",
+        end="partial_end",
+        full_begin="full_begin",
+        full_end="end",
+        lists=True,
     )
 
 
-def _full_lines(r: Range, texts: _Texts, axis: _Axis, begin: str, end: str) -> list[str]:
-    lines = [f"# Blocks {'from full_begin to' if r.first else 'before'} full_end need no mask."]
-    if r.first:
-        first = texts.extreme("tl.maximum", r.full_first, begin)
-        lines.append(f"full_begin = tl.cdiv({first}, {axis.block}) * {axis.block}")
+def _replace(text: BoundsText, **changes: object) -> BoundsText:
+    return BoundsText(**{**vars(text), **changes})
+
+
+def _one_range(r: Range, emitter: Emitter, axis: _Axis, schedule: Schedule) -> BoundsText:
+    begin, end = f"{axis.name}_begin", f"{axis.name}_end" if r.end is not None else axis.length
+    lines: list[str] = []
+    if r.first is not None:
+        lines.append(f"{begin} = {_text(emitter, r.first)} // {axis.block} * {axis.block}")
+    else:
+        begin = "0"
+    if r.end is not None:
+        lines.append(f"{end} = {_text(emitter, r.end)}")
+    if r.has_full:
+        lines += _full_lines(r, emitter, axis, begin, end)
+    return BoundsText(
+        statements=lines,
+        begin=begin,
+        end=end,
+        full_begin="full_begin" if r.first is not None else "0",
+        full_end="full_end",
+        has_full=r.has_full,
+        masked=schedule is not Schedule.DENSE,
+        begins_partial=r.has_full and r.first is not None,
+        two_sided=r.has_full and r.first is not None and r.full_end is not None,
+    )
+
+
+def _full_lines(r: Range, emitter: Emitter, axis: _Axis, begin: str, end: str) -> list[str]:
+    cut = r.first is not None
+    lines = [f"# Blocks {'from full_begin to' if cut else 'before'} full_end need no mask."]
+    if cut:
+        first = expr.maximum(r.full_first or const(0), int_var(begin))
+        lines.append(f"full_begin = tl.cdiv({_text(emitter, first)}, {axis.block}) * {axis.block}")
         last = f"tl.cdiv(tl.maximum({end}, {begin}), {axis.block}) * {axis.block}"
         lines.append(f"full_begin = tl.minimum(full_begin, {last})")
-    bound = texts.extreme("tl.minimum", r.full_end, axis.length)
-    least = "full_begin" if r.first else "0"
-    lines.append(f"full_end = {bound} // {axis.block} * {axis.block}")
-    lines += [f"full_end = tl.where({text} >= 0, full_end, 0)" for text in texts.each(r.full_conditions)]
-    if r.first or r.full_end:
-        lines.append(f"full_end = tl.maximum(full_end, {least})")
+    bound = axis.length if r.full_end is None else _text(emitter, r.full_end)
+    lines.append(f"full_end = {_factor(bound)} // {axis.block} * {axis.block}")
+    if cut or r.full_end is not None:
+        lines.append(f"full_end = tl.maximum(full_end, {'full_begin' if cut else '0'})")
     return lines
 
 
-class _Texts:
-    def __init__(self, emitter: Emitter, axis: _Axis) -> None:
-        self.emitter = emitter
-        self.axis = axis
+def _factor(text: str) -> str:
+    return text if text.isidentifier() or text.endswith(")") else f"({text})"
 
-    def each(self, exprs: Sequence[Expr]) -> list[str]:
-        return self.emitter.uniform(exprs)
 
-    def extreme(self, function: str, exprs: Sequence[Expr], last: str) -> str:
-        """The tightest of several bounds, each turned from a position into a row."""
-        text = last
-        for bound in reversed(self.emitter.uniform(exprs)):
-            text = f"{function}({bound}{self.axis.shift}, {text})"
-        return text
+def _text(emitter: Emitter, e: Expr) -> str:
+    return emitter.own_shape([e])[0]
+
+
+# ----------------------------------------------------------------------------------------------------------- two ranges
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Names:
+    """The bounds of one of several ranges; `stop` is the end of its last block."""
+
+    begin: str
+    end: str
+    full_begin: str
+    full_end: str
+    stop: str
+
+
+def _two_ranges(union: Union, main: BoundsText, emitter: Emitter, axis: _Axis) -> BoundsText:
+    """The main range, and what the other adds before and behind it: ascending, each block in one of them."""
+    lines = list(main.statements)
+    names = _Names(
+        begin=f"{axis.name}_begin",
+        end=f"{axis.name}_end",
+        full_begin="full_begin" if main.has_full else f"{axis.name}_begin",
+        full_end="full_end" if main.has_full else f"{axis.name}_begin",
+        stop=f"{axis.name}_stop",
+    )
+    if main.begin == "0":
+        lines.insert(0, f"{names.begin} = 0")
+    if main.end == axis.length:
+        lines.insert(0, f"{names.end} = {axis.length}")
+    if main.has_full and main.full_begin == "0":
+        lines.append("full_begin = 0")
+    lines.append(f"{names.stop} = tl.cdiv(tl.maximum({names.end}, {names.begin}), {axis.block}) * {axis.block}")
+    assert union.other is not None
+    ranges = [names]
+    if union.before:
+        lines.append("# What the mask's other range adds before these.")
+        found, more = _clipped(union.other, "2", emitter, axis, "0", names.begin)
+        lines += more
+        ranges.insert(0, found)
+    if union.behind:
+        lines.append(f"# What the mask's other range adds behind {'them' if union.before else 'these'}.")
+        found, more = _clipped(union.other, "3", emitter, axis, names.stop, axis.length)
+        lines += more
+        ranges.append(found)
+    jumps: list[tuple[str, str]] = []
+    full_jumps: list[tuple[str, str]] = []
+    for i, r in enumerate(ranges):
+        if r.full_begin != r.begin:
+            jumps.append((r.full_begin, r.full_end))
+        if i + 1 < len(ranges):
+            jumps.append((r.stop, ranges[i + 1].begin))
+            full_jumps.append((r.full_end, ranges[i + 1].full_begin))
+    has_full = main.has_full or union.other.has_full
+    return BoundsText(
+        statements=lines,
+        begin=ranges[0].begin,
+        end=ranges[-1].end if ranges[-1] is not names else f"tl.maximum({names.end}, {names.begin})",
+        full_begin=ranges[0].full_begin,
+        full_end=ranges[-1].full_end,
+        has_full=has_full,
+        jumps=[Jump(at=at, by=f"{to} - {at}") for at, to in jumps],
+        full_jumps=[Jump(at=at, by=f"{to} - {at}") for at, to in full_jumps] if has_full else (),
+    )
+
+
+def _clipped(r: Range, number: str, emitter: Emitter, axis: _Axis, low: str, high: str) -> tuple[_Names, list[str]]:
+    """A range between two others' edges, `low` and `high`; empty where it does not reach beyond them."""
+    size = axis.block
+    names = _Names(
+        begin=f"{axis.name}_begin_{number}",
+        end=f"{axis.name}_end_{number}",
+        full_begin=f"full_begin_{number}" if r.has_full else f"{axis.name}_begin_{number}",
+        full_end=f"full_end_{number}" if r.has_full else f"{axis.name}_begin_{number}",
+        stop=f"{axis.name}_stop_{number}",
+    )
+    first = _text(emitter, r.first) if r.first is not None else "0"
+    aligned = f"{_factor(first)} // {size} * {size}" if first != "0" else "0"
+    begin = aligned if low == "0" else low if aligned == "0" else f"tl.maximum({aligned}, {low})"
+    end = high if r.end is None else f"tl.minimum({_text(emitter, r.end)}, {high})"
+    lines = [f"{names.begin} = {begin}", f"{names.end} = tl.maximum({end}, {names.begin})"]
+    lines.append(f"{names.stop} = tl.cdiv({names.end}, {size}) * {size}")
+    if r.has_full:
+        full_first = names.begin
+        if r.full_first is not None:
+            full_first = f"tl.cdiv({_text(emitter, expr.maximum(r.full_first, int_var(names.begin)))}, {size}) * {size}"
+            full_first = f"tl.minimum({full_first}, {names.stop})"
+        full_end = high if r.full_end is None else f"tl.minimum({_text(emitter, r.full_end)}, {high})"
+        lines.append(f"{names.full_begin} = {full_first}")
+        lines.append(f"{names.full_end} = tl.maximum({_factor(full_end)} // {size} * {size}, {names.full_begin})")
+    return names, lines

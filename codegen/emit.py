@@ -72,8 +72,8 @@ class Emitter:
         texts = [printer.shaped(r, tile=True) if r is not None else "" for r in roots]
         return statements, texts
 
-    def uniform(self, roots: Iterable[Expr]) -> list[str]:
-        """The texts of values that are one number per program; their tensor reads are hoisted."""
+    def own_shape(self, roots: Iterable[Expr]) -> list[str]:
+        """The texts of values in the shape they have: one number per program, or a vector. Tensor reads are hoisted."""
         wanted = list(roots)
         self.block(*wanted)
         printer = TritonPrinter(query_axis=self.query_axis, named=dict(self._hoisted), address=self._address)

@@ -8,6 +8,7 @@ module (`add`, `mul`, `where`, ...): they check types, fold constants and keep p
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
@@ -397,7 +398,19 @@ def function(name: str, a: Expr) -> Expr:
 def compare(op: str, a: Expr, b: Expr) -> Expr:
     """`lt le gt ge eq ne`; integers are compared as integers."""
     a, b = _unify(a, b)
+    if isinstance(a, Const) and isinstance(b, Const):
+        return const(_COMPARE[op](a.value, b.value))
     return Op(Type.BOOL, op, (a, b))
+
+
+_COMPARE: dict[str, Callable[[float, float], bool]] = {
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "eq": operator.eq,
+    "ne": operator.ne,
+}
 
 
 def logical_not(a: Expr) -> Expr:

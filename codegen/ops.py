@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from codegen import expr
 from codegen.emit import exact_index
 from codegen.expr import Expr, ScalarType, Var
+from codegen.lists import ListsPlan
 from codegen.model import GradientKind, GradientTerm, KernelPlan
 from codegen.plan import VariantPlan
 from codegen.printers import FormulaPrinter, torch_printer
@@ -61,6 +62,44 @@ class Launches:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExtremesLaunch:
+    """The launch of one of the kernels that reduce tensors to block extremes, and the buffers it fills."""
+
+    kernel: str
+    args: str
+    length: str
+    block: str
+    has_offset: bool
+    buffers: Sequence[tuple[str, str]]  # name, dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListsOp:
+    """How the op makes the lists of blocks: launches, and which of its arguments the mask reads."""
+
+    extremes: Sequence[ExtremesLaunch]
+    query_kernel: str
+    key_kernel: str
+    args: str
+    per_batch: bool
+    per_head: bool
+    has_offset: bool
+    reads_key_head: bool
+    arguments: Sequence[Argument]
+    checks: Sequence[str]
+
+    @property
+    def parameters(self) -> str:
+        """Parameters of the function that makes them, behind q and k."""
+        offset = ["row_offset: int", "row_offsets: Tensor | None"] if self.has_offset else []
+        return ", ".join([*(f"{a.name}: {a.required}" for a in self.arguments), *offset])
+
+    @property
+    def values(self) -> str:
+        return ", ".join(_name(p) for p in self.parameters.split(", ") if p)
+
+
+@dataclass(frozen=True, kw_only=True)
 class OpPlan:
     """The variant as its op sees it."""
 
@@ -76,6 +115,7 @@ class OpPlan:
     reference_score: str
     reference_mask: str
     reference_reads: frozenset[str]
+    lists: ListsOp | None
 
     @property
     def tensors(self) -> list[Argument]:
@@ -89,7 +129,9 @@ class OpPlan:
     def _numbers(self) -> list[str]:
         """Parameters that every pass takes after the tensors."""
         offset = ["row_offset: int", "row_offsets: Tensor | None"] if self.has_offset else []
-        return [*(f"{a.name}: {a.required}" for a in self.scalars), *offset, "scale: float", "config_words: str"]
+        own = [f"{a.name}: {a.required}" for a in self.scalars]
+        tables = ["tables: list[Tensor]"] if self.lists is not None else []
+        return [*own, *offset, "scale: float", "config_words: str", *tables]
 
     @property
     def _forward_parameters(self) -> list[str]:
@@ -208,6 +250,44 @@ def op_plan(planned: VariantPlan) -> OpPlan:
         reference_score=printer.text(variant.score) if variant.score is not None else "",
         reference_mask=printer.text(variant.mask) if variant.mask is not None else "",
         reference_reads=reads | ({"b", "h", "q_idx", "kv_idx"} if variant.decay else set()),
+        lists=_lists_op(variant, planned.lists, arguments),
+    )
+
+
+def _lists_op(variant: Variant, lists: ListsPlan | None, arguments: Sequence[Argument]) -> ListsOp | None:
+    if lists is None or variant.mask is None:
+        return None
+    read = expr.names(variant.mask) | {load.tensor for load in expr.loads(variant.mask)}
+    own = [a for a in arguments if a.name in read]
+    return ListsOp(
+        extremes=[
+            ExtremesLaunch(
+                kernel=x.kernel.name,
+                args=_launch(x.kernel),
+                length=length,
+                block=block,
+                has_offset="Q_OFFSET_PER_BATCH" in x.kernel.constants,
+                buffers=[
+                    (name, "torch.float32" if value.is_float else "torch.int64")
+                    for value in x.values
+                    for name in (value.minimum, value.maximum)
+                ],
+            )
+            for x, length, block in (
+                (lists.query_extremes, "q_len", "block_m"),
+                (lists.key_extremes, "kv_len", "block_n"),
+            )
+            if x is not None
+        ],
+        query_kernel=lists.query_lists.kernel.name,
+        key_kernel=lists.key_lists.kernel.name,
+        args=_launch(lists.query_lists.kernel),
+        per_batch=lists.per_batch,
+        per_head=lists.per_head,
+        has_offset=lists.has_offset,
+        reads_key_head=lists.reads_key_head,
+        arguments=own,
+        checks=[_check(a) for a in own],
     )
 
 

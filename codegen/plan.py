@@ -13,6 +13,7 @@ from codegen.bounds import key_bounds, query_bounds
 from codegen.derive import derivative
 from codegen.emit import DECAY, Emitter
 from codegen.expr import Expr, Load, TensorSpec, Var, const, float_var
+from codegen.lists import ListsPlan, lists_plan
 from codegen.model import BlockText, GradientKind, GradientTerm, GradientText, KernelPlan
 from codegen.printers import FormulaPrinter
 from codegen.signature import Signatures, legend
@@ -174,19 +175,21 @@ class VariantPlan:
     delta: KernelPlan
     dq: KernelPlan
     dkdv: KernelPlan
+    lists: ListsPlan | None
     terms: tuple[GradientTerm, ...]
 
 
 def plan(variant: Variant) -> VariantPlan:
     """Decide everything about a variant."""
     analysis = blocks.analyse(variant.mask)
-    sign = Signatures(variant, gradient_terms(variant))
+    sign = Signatures(variant, gradient_terms(variant), analysis)
     return VariantPlan(
         variant=variant,
         fwd=_query_kernel(variant, analysis, sign, backward=False),
         delta=_delta_kernel(variant, sign),
         dq=_query_kernel(variant, analysis, sign, backward=True),
         dkdv=_key_kernel(variant, analysis, sign),
+        lists=lists_plan(variant, analysis, sign),
         terms=gradient_terms(variant),
     )
 
@@ -214,7 +217,7 @@ def _query_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signat
         legend=legend(variant, args),
         also=_also(terms),
         linear=builder.logits.linear,
-        longest_first=bool(analysis.keys.end) and not analysis.keys.first,
+        longest_first=analysis.keys.main.end is not None and analysis.keys.main.first is None,
         helpers=frozenset(emitter.helpers),
         prologue=emitter.prologue,
         bounds=bounds,
@@ -245,7 +248,7 @@ def _key_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signatur
         prologue=emitter.prologue,
         head_prologue=emitter.head_prologue,
         bounds=bounds,
-        bounds_per_head=_any_reads_head(analysis.queries),
+        bounds_per_head=analysis.lists_per_head or _any_reads_head(analysis.queries),
         full=full,
         partial=partial,
         gradients=terms,
@@ -253,9 +256,10 @@ def _key_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signatur
     )
 
 
-def _any_reads_head(r: blocks.Range) -> bool:
-    lists = (r.first, r.end, r.full_first, r.full_end, r.conditions, r.full_conditions)
-    return any(expr.reads_head(e) for bound in lists for e in bound)
+def _any_reads_head(union: blocks.Union) -> bool:
+    ranges = [union.main] if union.other is None else [union.main, union.other]
+    bounds = [e for r in ranges for e in (r.first, r.end, r.full_first, r.full_end) if e is not None]
+    return any(expr.reads_head(e) for e in bounds)
 
 
 def _also(terms: Sequence[GradientTerm]) -> str:

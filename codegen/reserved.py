@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 
-_FAMILIES = re.compile(r"(stride|bwd)_\w+|term(_\d+)?|\w+_(ptrs?|base|tile|begin|end|first|last|len|val|q|kv|size_\d)")
+_FAMILIES = re.compile(
+    r"(stride|bwd)_\w+|(term|gap|full_gap)(_\d+)?|\w+_(ptrs?|base|tile|begin|end|first|last|len|val|q|kv|size_\d)(_\d)?"
+)
 """Names that are built: of a pointer and what is derived from it, a bound, a subexpression."""
 
 _WORDS = """
@@ -15,6 +17,9 @@ _WORDS = """
     head_dim head_dim_v in_rows keep keys last logit lse max_new max_ref member num_blocks num_heads num_kv_heads o
     p qk qk_scale q_shift row_max row_offs row_offset row_offsets row_sum rows run start_m start_n step tile tiles total
     values
+
+    begin blocks call entry fill full kernel launch lead list_batch list_heads num_keys num_others num_rows others own
+    own_room partial partial_end passes span spans tables value visited
 
     ddecay_cols ddecay_rows decay_kernels has_key share unrounded
 
@@ -24,7 +29,9 @@ _WORDS = """
     query_offset reduce_gradient reference runs_reference tiles_for unit_strides
 
     Any BLOCK_D BLOCK_DV BLOCK_M BLOCK_N FLOAT_DTYPES FP32 HARDWARE_TANH HAS_DLSE HAS_TRITON HEAD_DIM HEAD_DIM_V
-    LN2 LOG2E NAME NAMESPACE Q_OFFSET_PER_BATCH RAGGED Tensor UNIT
+    LN2 LOG2E NAME NAMESPACE Q_OFFSET_PER_BATCH RAGGED Schedule Tensor Tile Tiles UNIT
+
+    CHUNK FILL OWN_ROOM block_lists call_sizes list_blocks pass_table schedule schedule_tables scheduled
 """
 _USED = frozenset(_WORDS.split())
 

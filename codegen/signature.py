@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from codegen import expr
+from codegen.blocks import BlockAnalysis, Schedule
 from codegen.emit import DECAY, exact_index
-from codegen.expr import Load, TensorSpec
+from codegen.expr import Expr, Load, TensorSpec
 from codegen.model import ArgGroup, GradientKind, GradientTerm
 from codegen.printers import FormulaPrinter
 from codegen.spec import Variant
@@ -27,6 +28,8 @@ _SHAPES = {
     "sink": "[Hq]  fp32, logit in the denominator only",
     "dsink": "[B, Hq, blocks]  fp32, partial sums",
     "decay": "[B, Hq, P]  fp32, cumulative log-decay times log2(e)",
+    "spans": "[B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list",
+    "blocks": "[entries]  int32, lists of the blocks to visit",
 }
 
 
@@ -68,13 +71,33 @@ def _unit_strides(letter: str) -> ArgGroup:
     return ArgGroup(names=tuple(f"stride_{letter}{axis}" for axis in "bhs"), host=f"*unit_strides({letter})")
 
 
+def _own_strides(spec: TensorSpec) -> ArgGroup:
+    """All strides of one of the variant's own tensors."""
+    names = tuple(f"stride_{spec.name}_{axis}" for axis in range(len(spec.dims)))
+    return ArgGroup(names=names, host=f"*{spec.name}.stride()")
+
+
+def _sizes(axes: Mapping[str, Sequence[int]]) -> list[ArgGroup]:
+    """Sizes of the axes whose index is clamped."""
+    return [
+        ArgGroup(
+            names=tuple(f"{name}_size_{axis}" for axis in clamped),
+            host=", ".join(f"{name}.shape[{axis}]" for axis in clamped),
+            varies=True,
+        )
+        for name, clamped in axes.items()
+    ]
+
+
 class Signatures:
     """Argument groups of each kernel, in the order tensors, strides, lengths, scalars."""
 
-    def __init__(self, variant: Variant, terms: Sequence[GradientTerm]) -> None:
+    def __init__(self, variant: Variant, terms: Sequence[GradientTerm], analysis: BlockAnalysis) -> None:
         self.variant = variant
         self.terms = terms
         self.offset = reads_query_position(variant)
+        self.lists = analysis.schedule is Schedule.LISTS
+        self.lists_per_head = analysis.lists_per_head
 
     def fwd(self) -> list[ArgGroup]:
         sink = [ArgGroup(names=("sink_ptr",), host="sink")] if self.variant.sink else []
@@ -83,9 +106,11 @@ class Signatures:
             *sink,
             *self._tensors(),
             ArgGroup(names=("o_ptr", "lse_ptr"), host="o, lse"),
+            *self._lists(),
             *(_unit_strides(x) for x in "qkv"),
             _strides("o"),
             *self._tensor_strides(),
+            *self._list_strides(),
             *self._numbers(),
         ]
 
@@ -130,11 +155,23 @@ class Signatures:
             ),
             *self._tensors(),
             *(ArgGroup(names=(f"{x}_ptr",), host=x) for x in (*outputs, *buffers)),
+            *self._lists(),
             *(_unit_strides(x) for x in ("q", "k", "v", "do")),
             *(_strides(x) for x in outputs),
             *self._tensor_strides(),
+            *self._list_strides(),
             *self._numbers(),
         ]
+
+    def _lists(self) -> list[ArgGroup]:
+        return [ArgGroup(names=("spans_ptr", "blocks_ptr"), host="spans, blocks")] if self.lists else []
+
+    def _list_strides(self) -> list[ArgGroup]:
+        if not self.lists:
+            return []
+        if self.lists_per_head:
+            return [ArgGroup(names=("stride_spans_b", "stride_spans_h"), host="*spans.stride()[:2]", varies=True)]
+        return [ArgGroup(names=("stride_spans_b",), host="spans.stride(0)", varies=True)]
 
     def _all_tensors(self) -> dict[str, TensorSpec]:
         return {**self.variant.tensors, **({"decay": DECAY} if self.variant.decay else {})}
@@ -143,20 +180,30 @@ class Signatures:
         return [ArgGroup(names=(f"{name}_ptr",), host=name) for name in self._all_tensors()]
 
     def _tensor_strides(self) -> list[ArgGroup]:
-        groups = []
-        for name, spec in self.variant.tensors.items():
-            if spec.dims:
-                names = tuple(f"stride_{name}_{axis}" for axis in range(len(spec.dims)))
-                groups.append(ArgGroup(names=names, host=f"*{name}.stride()"))
+        groups = [_own_strides(spec) for spec in self.variant.tensors.values() if spec.dims]
         if self.variant.decay:
             groups.append(ArgGroup(names=("stride_decay_0", "stride_decay_1"), host="*decay.stride()[:2]"))
         axes = clamped_axes(self.variant.tensors, tensor_reads(self.variant))
         if self.variant.decay:
             axes["decay"] = [2]
-        for name, clamped in axes.items():
-            host = ", ".join(f"{name}.shape[{axis}]" for axis in clamped)
-            groups.append(ArgGroup(names=tuple(f"{name}_size_{a}" for a in clamped), host=host, varies=True))
-        return groups
+        return [*groups, *_sizes(axes)]
+
+    def own_tensors(self, roots: Sequence[Expr]) -> list[ArgGroup]:
+        """The variant's tensors that some expressions read."""
+        read = {load.tensor for load in expr.loads(*roots)}
+        return [ArgGroup(names=(f"{name}_ptr",), host=name) for name in self.variant.tensors if name in read]
+
+    def own_strides(self, roots: Sequence[Expr]) -> list[ArgGroup]:
+        """Their strides and sizes."""
+        reads = expr.loads(*roots)
+        read = {load.tensor for load in reads}
+        groups = [_own_strides(spec) for name, spec in self.variant.tensors.items() if name in read and spec.dims]
+        return [*groups, *_sizes(clamped_axes(self.variant.tensors, reads))]
+
+    def own_scalars(self, roots: Sequence[Expr]) -> list[ArgGroup]:
+        """The variant's scalars that some expressions read."""
+        read = frozenset().union(*map(expr.names, roots))
+        return [ArgGroup(names=(name,), host=name, varies=True) for name in self.variant.scalars if name in read]
 
     def _numbers(self) -> list[ArgGroup]:
         groups = [

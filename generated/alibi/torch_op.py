@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/torch_op.py.jinja
-# hash: f90c4ebc562e7ddb
+# hash: 4112c59034cc6ac4
 """`alibi` for PyTorch. Attention with linear biases; the slopes may be trained (Press et al., 2022,
 arXiv:2108.12409)."""
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from .._runtime.configs import cdiv, next_power_of_2, tiles_for
+from .._runtime.configs import Tiles, cdiv, next_power_of_2, tiles_for
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -144,6 +144,11 @@ class _Attention(torch.autograd.Function):
         return dq, dk, dv, dslope, None, None, None, None
 
 
+def _tiles(q: Tensor, v: Tensor, config_words: str) -> Tiles:
+    """The tiles of each pass."""
+    return tiles_for(NAME, arch_of(q), q.element_size(), max(q.shape[3], v.shape[3]), parse_config(config_words))
+
+
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -158,7 +163,7 @@ def _forward(
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_words))["fwd"]
+    tile = _tiles(q, v, config_words)["fwd"]
     o = empty_like_layout(q, head_dim_v)
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
@@ -216,7 +221,7 @@ def _backward(
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_words))
+    tiles = _tiles(q, v, config_words)
     dlse = None if dlse is None else dlse.contiguous()
     delta = torch.empty_like(lse)
     dq = empty_like_layout(q, head_dim)

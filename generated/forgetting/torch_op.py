@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/torch_op.py.jinja
-# hash: a53bfeb9e2c06896
+# hash: 998106a782101b44
 """`forgetting` for PyTorch. Forgetting attention, a log-decay per position and head (Lin et al., 2025,
 arXiv:2503.02130)."""
 
@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from .._runtime.checks import FLOAT_DTYPES, at_least
-from .._runtime.configs import cdiv, next_power_of_2, tiles_for
+from .._runtime.configs import Tiles, cdiv, next_power_of_2, tiles_for
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -147,6 +147,11 @@ class _Attention(torch.autograd.Function):
         return dq, dk, dv, dg, None, None, None, None
 
 
+def _tiles(q: Tensor, v: Tensor, config_words: str) -> Tiles:
+    """The tiles of each pass."""
+    return tiles_for(NAME, arch_of(q), q.element_size(), max(q.shape[3], v.shape[3]), parse_config(config_words))
+
+
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -161,7 +166,7 @@ def _forward(
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_words))["fwd"]
+    tile = _tiles(q, v, config_words)["fwd"]
     o = empty_like_layout(q, head_dim_v)
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     decay = q.new_empty((batch, num_heads, g.shape[1]), dtype=FP32)
@@ -225,7 +230,7 @@ def _backward(
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_for(NAME, arch_of(q), q.element_size(), max(head_dim, head_dim_v), parse_config(config_words))
+    tiles = _tiles(q, v, config_words)
     dlse = None if dlse is None else dlse.contiguous()
     delta = torch.empty_like(lse)
     dq = empty_like_layout(q, head_dim)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 26d21c0f39c0e0eb
+# hash: ff13abb6667ee95e
 """Gradients of `gemma2_local` with respect to k and v.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 4096
@@ -165,11 +165,11 @@ def gemma2_local_bwd_dkdv(
     kv_first = start_n
     kv_last = tl.minimum(start_n + BLOCK_N, kv_len) - 1
     row_begin = tl.maximum(kv_first - q_shift, 0) // BLOCK_M * BLOCK_M
-    row_end = tl.minimum(kv_last + 4096 - q_shift, q_len)
+    row_end = tl.minimum(kv_last - q_shift + 4096, q_len)
     # Blocks from full_begin to full_end need no mask.
     full_begin = tl.cdiv(tl.maximum(kv_last - q_shift, row_begin), BLOCK_M) * BLOCK_M
     full_begin = tl.minimum(full_begin, tl.cdiv(tl.maximum(row_end, row_begin), BLOCK_M) * BLOCK_M)
-    full_end = tl.minimum(kv_first + 4096 - q_shift, q_len) // BLOCK_M * BLOCK_M
+    full_end = tl.minimum(kv_first - q_shift + 4096, q_len) // BLOCK_M * BLOCK_M
     full_end = tl.maximum(full_end, full_begin)
 
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)

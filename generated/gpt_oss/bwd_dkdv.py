@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 089aecce25882638
+# hash: 9057daba34791f9d
 """Gradients of `gpt_oss` with respect to k and v.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 128
@@ -150,11 +150,11 @@ def gpt_oss_bwd_dkdv(
     kv_first = start_n
     kv_last = tl.minimum(start_n + BLOCK_N, kv_len) - 1
     row_begin = tl.maximum(kv_first - q_shift, 0) // BLOCK_M * BLOCK_M
-    row_end = tl.minimum(kv_last + 128 - q_shift, q_len)
+    row_end = tl.minimum(kv_last - q_shift + 128, q_len)
     # Blocks from full_begin to full_end need no mask.
     full_begin = tl.cdiv(tl.maximum(kv_last - q_shift, row_begin), BLOCK_M) * BLOCK_M
     full_begin = tl.minimum(full_begin, tl.cdiv(tl.maximum(row_end, row_begin), BLOCK_M) * BLOCK_M)
-    full_end = tl.minimum(kv_first + 128 - q_shift, q_len) // BLOCK_M * BLOCK_M
+    full_end = tl.minimum(kv_first - q_shift + 128, q_len) // BLOCK_M * BLOCK_M
     full_end = tl.maximum(full_end, full_begin)
 
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)

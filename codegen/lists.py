@@ -1,0 +1,190 @@
+"""The kernels that make lists of blocks: for masks with holes, from what intervals can decide about a block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from codegen import expr
+from codegen.blocks import BlockAnalysis, Schedule
+from codegen.emit import Emitter
+from codegen.expr import TRUE, Expr, Type
+from codegen.intervals import Extreme
+from codegen.model import ArgGroup, KernelPlan
+from codegen.printers import FormulaPrinter
+from codegen.signature import Signatures
+from codegen.spec import Variant
+from codegen.text import legend_row
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtremeText:
+    """A value whose smallest and largest over a block go to `minimum` and `maximum`."""
+
+    text: str
+    minimum: str
+    maximum: str
+    is_float: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtremesKernel:
+    """The kernel that reduces, for each block of one axis, every tensor value the mask compares."""
+
+    kernel: KernelPlan
+    values: Sequence[ExtremeText]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListKernel:
+    """The kernel that lists, for each block of one axis, the blocks of the other.
+
+    `loaded` are the extremes of its own block, `gathered` those of the others; `may` and `must` decide a vector of
+    them.
+    """
+
+    kernel: KernelPlan
+    loaded: Sequence[str]
+    gathered: Sequence[str]
+    may: str
+    must: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListsPlan:
+    """All that the file of a variant's list kernels prints, and what its op allocates."""
+
+    query_extremes: ExtremesKernel | None
+    key_extremes: ExtremesKernel | None
+    query_lists: ListKernel
+    key_lists: ListKernel
+    legend: str
+    per_batch: bool
+    per_head: bool
+    has_offset: bool
+    reads_key_head: bool
+    reads_queries: bool
+    reads_keys: bool
+
+    @property
+    def helpers(self) -> frozenset[str]:
+        kernels = [x.kernel for x in (self.query_extremes, self.key_extremes, self.query_lists, self.key_lists) if x]
+        return frozenset().union(*(kernel.helpers for kernel in kernels))
+
+
+def lists_plan(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> ListsPlan | None:
+    """The plan of a variant's list kernels; None where its schedule needs none."""
+    decision = analysis.decision
+    if analysis.schedule is not Schedule.LISTS or decision is None or variant.mask is None:
+        return None
+    read = expr.names(variant.mask)
+    decided = expr.names(decision.may) | expr.names(decision.must)
+    of_queries = [x for x in decision.reads if x.of_queries]
+    of_keys = [x for x in decision.reads if not x.of_queries]
+    builder = _Builder(variant, sign, "hkv" in read)
+    return ListsPlan(
+        query_extremes=builder.extremes("query", of_queries),
+        key_extremes=builder.extremes("key", of_keys),
+        query_lists=builder.lists("query", of_queries, of_keys, decision.may, decision.must),
+        key_lists=builder.lists("key", of_keys, of_queries, decision.may, decision.must),
+        legend=_legend(variant, decision.reads),
+        per_batch="b" in read,
+        per_head=analysis.lists_per_head,
+        has_offset=sign.offset,
+        reads_key_head="hkv" in read,
+        reads_queries=bool(decided & {"q_first", "q_last"}),
+        reads_keys=bool(decided & {"kv_first", "kv_last"}),
+    )
+
+
+class _Builder:
+    def __init__(self, variant: Variant, sign: Signatures, reads_key_head: bool) -> None:
+        self.variant = variant
+        self.sign = sign
+        self.group = [ArgGroup(names=("group_size",), host="group_size", varies=True)] if reads_key_head else []
+        self.offset = ["Q_OFFSET_PER_BATCH"] if sign.offset else []
+
+    def extremes(self, axis: str, reads: Sequence[Extreme]) -> ExtremesKernel | None:
+        if not reads:
+            return None
+        emitter = Emitter(tensors=self.variant.tensors, query_axis=0 if axis == "query" else 1)
+        texts = emitter.own_shape([x.value for x in reads])
+        length = "q_len" if axis == "query" else "kv_len"
+        args = [
+            *self.sign.own_tensors([x.value for x in reads]),
+            *_pointers(reads),
+            *self.sign.own_strides([x.value for x in reads]),
+            ArgGroup(names=(length, "num_heads"), host=f"{length}, list_heads", varies=True),
+            *self.group,
+            *self._numbers([x.value for x in reads], offset=axis == "query"),
+        ]
+        kernel = KernelPlan(
+            name=f"{self.variant.name}_{axis}_extremes",
+            args=args,
+            constants=[*(self.offset if axis == "query" else []), "BLOCK_M" if axis == "query" else "BLOCK_N"],
+            prologue=emitter.prologue,
+            helpers=frozenset(emitter.helpers),
+        )
+        values = [
+            ExtremeText(
+                text=text if x.value.type is Type.FLOAT or text.isidentifier() else f"({text})",
+                minimum=x.minimum.name,
+                maximum=x.maximum.name,
+                is_float=x.value.type is Type.FLOAT,
+            )
+            for x, text in zip(reads, texts, strict=True)
+        ]
+        return ExtremesKernel(kernel=kernel, values=values)
+
+    def lists(self, axis: str, own: Sequence[Extreme], others: Sequence[Extreme], may: Expr, must: Expr) -> ListKernel:
+        emitter = Emitter(tensors=self.variant.tensors, query_axis=0)
+        may_text, must_text = emitter.own_shape([may, must])
+        args = [
+            *_pointers(sorted((*own, *others), key=lambda x: not x.of_queries)),
+            *self.sign.own_tensors([may, must]),
+            ArgGroup(names=("spans_ptr", "blocks_ptr"), host="spans, blocks"),
+            *self.sign.own_strides([may, must]),
+            ArgGroup(names=("q_len", "kv_len", "num_heads"), host="q_len, kv_len, list_heads", varies=True),
+            *self.group,
+            *self._numbers([may, must], offset=True),
+        ]
+        kernel = KernelPlan(
+            name=f"{self.variant.name}_{axis}_lists",
+            args=args,
+            constants=[*self.offset, "OWN_ROOM", "FILL", "BLOCK_M", "BLOCK_N", "CHUNK"],
+            prologue=emitter.prologue,
+            helpers=frozenset(emitter.helpers),
+        )
+        return ListKernel(
+            kernel=kernel,
+            loaded=_extreme_names(own),
+            gathered=_extreme_names(others),
+            may="" if may == TRUE else may_text,
+            must=must_text,
+        )
+
+    def _numbers(self, roots: Sequence[Expr], *, offset: bool) -> list[ArgGroup]:
+        shift = [ArgGroup(names=("q_offset",), host="q_offset", varies=True)] if offset and self.offset else []
+        return [*shift, *self.sign.own_scalars(roots)]
+
+
+def _extreme_names(reads: Sequence[Extreme]) -> list[str]:
+    return [v.name for x in reads for v in (x.minimum, x.maximum)]
+
+
+def _pointers(reads: Sequence[Extreme]) -> list[ArgGroup]:
+    return [ArgGroup(names=(f"{name}_ptr",), host=name) for name in _extreme_names(reads)]
+
+
+def _legend(variant: Variant, reads: Sequence[Extreme]) -> str:
+    assert variant.mask is not None
+    formula = FormulaPrinter()
+    rows = [("keep", formula.text(variant.mask))]
+    for x in reads:
+        kind = "float32" if x.value.type is Type.FLOAT else "int64"
+        rows.append((x.minimum.name, f"[B, H, blocks]  {kind}, smallest {formula.text(x.value)} of each block"))
+        rows.append((x.maximum.name, f"[B, H, blocks]  {kind}, largest"))
+    rows.append(("spans", "[B, H, blocks, 4]  int32, first, partial end, full begin and end of a list"))
+    rows.append(("blocks", "[entries]  int32, all lists one after the other"))
+    width = max(len(symbol) for symbol, _ in rows)
+    return "\n".join(legend_row(symbol, text, width) for symbol, text in rows)

@@ -1,0 +1,112 @@
+"""Schedules: the blocks that a mask with holes makes a kernel visit, listed once and used by many calls."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from .checks import fail
+from .configs import PASSES, Tiles
+
+DENSE_ENTRIES = 2**22
+"""Lists of so many entries at most get the room they could need; beyond it the entries are counted first."""
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R", covariant=True)
+
+Launch = Callable[[Tensor, Tensor, bool, bool], object]
+"""Launches a list kernel on (spans, blocks), with its flags OWN_ROOM and FILL."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Schedule:
+    """The blocks that the kernels of one op visit, for calls of one size. Make it with `op.schedule(...)`.
+
+    It holds what the mask's tensors and scalars were when it was made. `tables` are, for each pass in the order of
+    `passes`, the spans int32 `[B or 1, Hq or 1, blocks, 4]` of its lists and the lists themselves, int32.
+    """
+
+    op: str
+    call: Mapping[str, Any]
+    tiles: Mapping[str, tuple[int, int]]
+    tables: tuple[Tensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory of the lists."""
+        return sum(x.nbytes for x in self.tables)
+
+
+class ScheduledOp(Protocol, Generic[_P, _R]):
+    """An op whose blocks are listed."""
+
+    schedule: Callable[..., Schedule]
+
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
+
+
+def scheduled(schedule: Callable[..., Schedule]) -> Callable[[Callable[_P, _R]], ScheduledOp[_P, _R]]:
+    """Give an op its `schedule` function."""
+
+    def attach(op: Callable[_P, _R]) -> ScheduledOp[_P, _R]:
+        op.__dict__["schedule"] = schedule
+        whole: Any = op
+        attached: ScheduledOp[_P, _R] = whole
+        return attached
+
+    return attach
+
+
+def call_sizes(q: Tensor, k: Tensor, row_offset: int, row_offsets: Tensor | None) -> dict[str, Any]:
+    """What a schedule depends on besides the mask's own arguments; q and k are `[B, H, S, D]`."""
+    offset = row_offset if row_offsets is None else "one per batch row"
+    sizes = {"batch size": q.shape[0], "query heads": q.shape[1], "q length": q.shape[2], "kv length": k.shape[2]}
+    return {**sizes, "device": q.device, "q_offset": offset}
+
+
+def list_blocks(launch: Launch, lead: tuple[int, int], own: int, others: int, device: torch.device) -> list[Tensor]:
+    """Spans and entries of the lists of `lead[0] * lead[1] * own` blocks, each of at most `others` entries."""
+    count = lead[0] * lead[1] * own
+    spans = torch.empty((*lead, own, 4), dtype=torch.int32, device=device)
+    if count * others <= DENSE_ENTRIES:
+        blocks = torch.empty(count * others, dtype=torch.int32, device=device)
+        launch(spans, blocks, True, True)
+        return [spans, blocks]
+    launch(spans, spans, False, False)
+    room = spans.view(-1, 4)[:, 0]
+    ends = room.cumsum(0)
+    total = int(ends[-1])
+    if total >= 2**31:
+        raise ValueError(f"the lists of blocks have {total} entries, more than the 2**31 they can be numbered with")
+    spans.view(-1, 4)[:, 0] = ends - room
+    spans.view(-1, 4)[:, 3] = ends
+    blocks = torch.empty(total, dtype=torch.int32, device=device)
+    launch(spans, blocks, False, True)
+    return [spans, blocks]
+
+
+def schedule_tables(op: str, schedule: object, call: Mapping[str, Any], tiles: Tiles | None) -> list[Tensor]:
+    """The tables of a call's schedule, checked to be of this op, this size and these tiles; empty if there is none."""
+    if schedule is None:
+        return []
+    if not isinstance(schedule, Schedule):
+        fail(op, "schedule", f"what {op}.schedule(...) returns, or None", type(schedule).__name__)
+    if schedule.op != op:
+        fail(op, "schedule", f"one made by {op}.schedule", f"one made by {schedule.op}.schedule")
+    for name, value in call.items():
+        if schedule.call[name] != value:
+            fail(op, "schedule", f"one made for {name} {value}", f"one made for {name} {schedule.call[name]}")
+    for name, (block_m, block_n) in schedule.tiles.items():
+        tile = None if tiles is None else tiles[name]
+        if tile is not None and (tile.block_m, tile.block_n) != (block_m, block_n):
+            expected = f"one made for {name} blocks of {tile.block_m} by {tile.block_n}, those of this call"
+            fail(op, "schedule", expected, f"one made for {block_m} by {block_n}")
+    return list(schedule.tables)
+
+
+def pass_table(tables: list[Tensor], name: str) -> list[Tensor]:
+    """Spans and entries of one pass."""
+    first = 2 * PASSES.index(name)
+    return tables[first : first + 2]
