@@ -1,7 +1,7 @@
 """Measures the generated ops beside their peers on this machine's GPU.
 
 python -m bench                              # everything
-python -m bench --suite host                 # the CPU's cost of a call; also: issue (speed), memory
+python -m bench --suite host                 # the CPU's cost of a call; also: issue and paper (speed), memory
 python -m bench --only 'causal.*D128' --seqs 4096,65536 --csv speed.csv
 """
 
@@ -11,15 +11,16 @@ import argparse
 import re
 import sys
 import time
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
-from bench.cases import Case, issue_cases
+from bench.cases import Case, issue_cases, paper_cases
 from bench.pool import DEFAULT_JOBS, spread
 
-SUITES = ("issue", "host", "memory")
+SUITES = ("issue", "paper", "schedules", "host", "memory")
 
 
 def _lengths(text: str) -> list[int]:
@@ -74,13 +75,16 @@ def _compile_beforehand(cases: list[Case], jobs: int) -> None:
     print(flush=True)
 
 
-def _speed(options: argparse.Namespace, found: dict[str, str]) -> bool:
-    """The issue's cases; whether everything of ours was right."""
+def _speed(options: argparse.Namespace, suites: Sequence[str], found: dict[str, str]) -> bool:
+    """The cases of the speed suites; whether everything of ours was right."""
     from bench import report
     from bench.measure import Measurement, measure
 
     dims = (128,) if options.quick else (64, 128)
-    cases = [case for case in issue_cases(options.seqs, dims) if not options.only or options.only.search(case.name)]
+    every = (issue_cases(options.seqs, dims) if "issue" in suites else []) + (
+        paper_cases() if "paper" in suites else []
+    )
+    cases = [case for case in every if not options.only or options.only.search(case.name)]
     if not cases:
         print("--only matches no case of the speed suite", file=sys.stderr)
         return False
@@ -111,8 +115,12 @@ def main(arguments: list[str] | None = None) -> int:
     print(", ".join(f"{name} {what}" for name, what in found.items()), flush=True)
     wanted = SUITES if options.suite == "all" else (options.suite,)
     right = True
-    if "issue" in wanted:
-        right = _speed(options, found) and right
+    if {"issue", "paper"} & set(wanted):
+        right = _speed(options, wanted, found) and right
+    if "schedules" in wanted:
+        from bench import schedules
+
+        right = schedules.run() and right
     if "host" in wanted:
         from bench import host
 

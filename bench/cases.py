@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bench.golden import Shape
+from bench.mods import MODS
 
 BACKWARD_FLOPS = 2.5
 """Five matrix products in the backward (S again, dP, dV, dK, dQ) to the forward's two."""
@@ -15,14 +16,11 @@ BACKWARD_FLOPS = 2.5
 class Case:
     """One row pair of the table.
 
-    `window` counts the keys a query sees, its own included, and implies `causal`. `own_grads` tells whether the
-    variant's own tensors are trained: peers then compute those gradients as well.
+    `own_grads` tells whether the variant's own tensors are trained: peers then compute those gradients as well.
     """
 
     variant: str
     shape: Shape
-    causal: bool = True
-    window: int | None = None
     scalars: dict[str, int | float] = field(default_factory=dict)
     own_grads: bool = True
     peers: tuple[str, ...] = ("flex",)
@@ -35,11 +33,7 @@ class Case:
     @property
     def pairs(self) -> int:
         """Unmasked scores of one head of one batch row."""
-        seq = self.shape.seq
-        if not self.causal:
-            return seq * seq
-        window = min(self.window or seq, seq)
-        return window * (window + 1) // 2 + (seq - window) * window
+        return MODS[self.variant].pairs(self.shape.seq, self.scalars)
 
     def flops(self, which: str) -> float:
         """Work of the "fwd" or "bwd" pass: four times head_dim per unmasked score, and 2.5 times that."""
@@ -56,25 +50,37 @@ def _shape(heads: int, kv_heads: int, seq: int, dim: int) -> Shape:
 def issue_cases(seqs: Sequence[int], dims: Sequence[int]) -> list[Case]:
     """The cases of the speed targets, at each length and head_dim; the cheaper variants' at the longest and largest."""
     plain = [
-        Case(
-            variant=variant, shape=_shape(*heads, seq, dim), causal=variant == "causal", peers=("flex", "fa2", "cudnn")
-        )
+        Case(variant=variant, shape=_shape(*heads, seq, dim), peers=("flex", "fa2", "cudnn"))
         for variant in ("causal", "full")
         for heads in ((16, 16), (32, 8))
         for dim in dims
         for seq in seqs
     ]
     seq, dim = max(seqs), max(dims)
-    softcap = [Case(variant="gemma2_local", shape=_shape(16, 16, seq, dim), window=4096) for dim in dims]
+    softcap = [Case(variant="gemma2_local", shape=_shape(16, 16, seq, dim)) for dim in dims]
     shape = _shape(16, 16, seq, dim)
     others = [
-        Case(variant="window", shape=shape, window=1024, scalars={"size": 1024}),
+        Case(variant="window", shape=shape, scalars={"size": 1024}),
         # Fixed slopes, as they are published; FlexAttention would add up a trained slope's gradient with atomics.
         Case(variant="alibi", shape=shape, own_grads=False),
-        Case(variant="gpt_oss", shape=shape, window=128),
+        Case(variant="gpt_oss", shape=shape),
     ]
     forgetting = [
         Case(variant="forgetting", shape=_shape(heads, kv_heads, seq, dim), peers=("fla",))
         for heads, kv_heads in ((16, 16), (32, 8))
     ]
     return plain + softcap + others + forgetting
+
+
+def paper_cases(seq: int = 16384, dim: int = 64) -> list[Case]:
+    """The variants of the FlexAttention paper (arXiv:2412.05496), four rows of 16 heads, with own heads of k and v and
+    with two; and a learned relative bias, whose gradient FlexAttention adds up with atomics."""
+    scalars = {"window": {"size": 1024}, "prefix_lm": {"length": 1024}}
+    names = ("full", "causal", "alibi", "window", "prefix_lm", "softcap", "document", "natten")
+    cases = []
+    for kv_heads in (16, 2):
+        shape = Shape(batch=4, heads=16, kv_heads=kv_heads, seq=seq, dim=dim)
+        cases += [
+            Case(variant=name, shape=shape, scalars=dict(scalars.get(name, {})), own_grads=False) for name in names
+        ]
+    return cases

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from triton.testing import do_bench
 from bench import golden
 from bench.cases import Case
 from bench.golden import BOUND, Inputs, Shape
+from bench.mods import MODS
 from bench.peers import OURS, TITLES, Runner, build
 
 DTYPE = torch.bfloat16
@@ -35,9 +36,11 @@ class Measurement:
 def draw(case: Case) -> Inputs:
     """The inputs of a case, on the GPU."""
     entry = golden.load_manifest()[case.variant]
-    return golden.draw_inputs(
+    inputs = golden.draw_inputs(
         entry, case.shape, dtype=DTYPE, device="cuda", scalars=case.scalars, own_grads=case.own_grads
     )
+    own = MODS[case.variant].tensors
+    return inputs if own is None else replace(inputs, tensors=inputs.tensors | own(case.shape, "cuda"))
 
 
 def measure(case: Case, rep_ms: int) -> Iterator[Measurement]:

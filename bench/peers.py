@@ -5,6 +5,7 @@ A peer that is not there, or cannot compute a case, raises when it is built or f
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bench.cases import Case
 from bench.golden import Inputs, load_op
+from bench.mods import MODS
 
 OURS = "ours"
 EAGER_MASK_LIMIT = 32768
@@ -49,8 +51,19 @@ class Runner:
 
 
 def _ours(case: Case, inputs: Inputs) -> Runner:
-    op = load_op(case.variant)
-    return Runner(forward=lambda: inputs.call(op), do=inputs.do, leaves=inputs.leaves())
+    op: Any = load_op(case.variant)
+    if not hasattr(op, "schedule"):
+        return Runner(forward=lambda: inputs.call(op), do=inputs.do, leaves=inputs.leaves())
+    # As FlexAttention's block mask: made once.
+    schedule = make_schedule(op, inputs)
+    return Runner(forward=lambda: inputs.call(op, schedule=schedule), do=inputs.do, leaves=inputs.leaves())
+
+
+def make_schedule(op: Any, inputs: Inputs) -> Any:
+    """The schedule of an op that has them, for these inputs."""
+    taken = inspect.signature(op.schedule).parameters
+    own = {name: value for name, value in (inputs.tensors | inputs.scalars).items() if name in taken}
+    return op.schedule(inputs.q, inputs.k, inputs.v, **own)
 
 
 def _sdpa(backend: SDPBackend) -> Callable[[Case, Inputs], Runner]:
@@ -60,7 +73,7 @@ def _sdpa(backend: SDPBackend) -> Callable[[Case, Inputs], Runner]:
         def forward() -> Tensor:
             with sdpa_kernel(backend):
                 o: Tensor = scaled_dot_product_attention(
-                    inputs.q, inputs.k, inputs.v, is_causal=case.causal, enable_gqa=grouped
+                    inputs.q, inputs.k, inputs.v, is_causal=case.variant == "causal", enable_gqa=grouped
                 )
                 return o
 
@@ -69,27 +82,16 @@ def _sdpa(backend: SDPBackend) -> Callable[[Case, Inputs], Runner]:
     return build
 
 
-def _block_mask(case: Case, device: torch.device) -> BlockMask | None:
-    if not case.causal:
+def _block_mask(case: Case, inputs: Inputs) -> BlockMask | None:
+    make = MODS[case.variant].mask
+    if make is None:
         return None
-    seq, window = case.shape.seq, case.window
-
-    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:  # noqa: ARG001 -- FlexAttention's names
-        keep = q_idx >= kv_idx
-        return keep if window is None else keep & (q_idx - kv_idx < window)
-
+    seq = case.shape.seq
+    # Only a mask that reads a tensor may differ from row to row.
+    rows = case.shape.batch if MODS[case.variant].tensors is not None else None
     create = create_block_mask if seq <= EAGER_MASK_LIMIT else torch.compile(create_block_mask)
-    mask: BlockMask = create(mask_mod, None, None, seq, seq, device=device)
+    mask: BlockMask = create(make(inputs), rows, None, seq, seq, device=inputs.q.device)
     return mask
-
-
-def _score_mod(case: Case, inputs: Inputs) -> Callable[..., Tensor] | None:
-    if case.variant == "gemma2_local":
-        return lambda score, b, h, q_idx, kv_idx: 50.0 * torch.tanh(score / 50.0)
-    if case.variant == "alibi":
-        slope = inputs.tensors["slope"]
-        return lambda score, b, h, q_idx, kv_idx: score + slope[h] * (kv_idx - q_idx)
-    return None
 
 
 def _flex(case: Case, inputs: Inputs) -> Runner:
@@ -97,9 +99,10 @@ def _flex(case: Case, inputs: Inputs) -> Runner:
     functorch_config.donated_buffer = False
     # Each case is a compilation of its own; past eight of one function dynamo would give up and run it eagerly.
     torch.compiler.reset()
+    mods = MODS[case.variant]
     options: dict[str, Any] = {
-        "score_mod": _score_mod(case, inputs),
-        "block_mask": _block_mask(case, inputs.q.device),
+        "score_mod": None if mods.score is None else mods.score(inputs),
+        "block_mask": _block_mask(case, inputs),
         "enable_gqa": case.shape.heads != case.shape.kv_heads,
     }
     sink = inputs.tensors.get("sink")

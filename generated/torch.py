@@ -1,22 +1,30 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/torch_init.py.jinja
-# hash: cd212bbf106f3bb3
+# hash: 83b64afd3a1ac852
 """The attention ops for PyTorch, one function per variant."""
 
 from .alibi.torch_op import alibi
 from .causal.torch_op import causal
+from .document.torch_op import document
 from .forgetting.torch_op import forgetting
 from .full.torch_op import full
 from .gemma2_local.torch_op import gemma2_local
 from .gpt_oss.torch_op import gpt_oss
+from .natten.torch_op import natten
+from .prefix_lm.torch_op import prefix_lm
+from .softcap.torch_op import softcap
 from .window.torch_op import window
 
 __all__ = [
     "alibi",
     "causal",
+    "document",
     "forgetting",
     "full",
     "gemma2_local",
     "gpt_oss",
+    "natten",
+    "prefix_lm",
+    "softcap",
     "window",
 ]

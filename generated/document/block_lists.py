@@ -1,0 +1,248 @@
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
+#     int32}}}
+# template: kernels/block_lists.py.jinja
+# hash: ded4e7cce572fd6e
+"""Which blocks of keys a block of queries visits under `document`, and the other way round.
+
+    keep        q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
+    doc_q_min   [B, H, blocks]  int64, smallest doc[b, q_idx] of each block
+    doc_q_max   [B, H, blocks]  int64, largest
+    doc_kv_min  [B, H, blocks]  int64, smallest doc[b, kv_idx] of each block
+    doc_kv_max  [B, H, blocks]  int64, largest
+    spans       [B, H, blocks, 4]  int32, first, partial end, full begin and end of a list
+    blocks      [entries]  int32, all lists one after the other
+
+A block is decided by interval arithmetic, at a cost that does not depend on its size: empty where no pair can be kept,
+full where every pair is, else partial. Each program lists one row of blocks, in its own room of `blocks`: the partial
+ones from the left, ascending, the full ones from the right.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def clamp_index(index, size):
+    # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
+    return tl.minimum(tl.maximum(index, 0), size - 1)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "doc_size_1",
+        "q_len",
+        "num_heads",
+        "q_offset",
+    ]
+)
+def document_query_extremes(
+    doc_ptr,
+    doc_q_min_ptr,
+    doc_q_max_ptr,
+    stride_doc_0,
+    stride_doc_1,
+    doc_size_1,
+    q_len,
+    num_heads,
+    q_offset,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    num_blocks = tl.cdiv(q_len, BLOCK_M)
+    block = tl.program_id(0) % num_blocks
+    head = tl.program_id(0) // num_blocks
+    b = (head // num_heads).to(tl.int64)
+
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    # Beyond the end the last position stands in for itself once more.
+    q_idx = tl.minimum(block * BLOCK_M + tl.arange(0, BLOCK_M), q_len - 1) + q_shift
+    doc_q = tl.load(doc_ptr + b * stride_doc_0 + clamp_index(q_idx, doc_size_1).to(tl.int64) * stride_doc_1)
+    value = doc_q.to(tl.int64)
+    tl.store(doc_q_min_ptr + tl.program_id(0), tl.min(value, 0))
+    tl.store(doc_q_max_ptr + tl.program_id(0), tl.max(value, 0))
+
+
+@triton.jit(
+    do_not_specialize=[
+        "doc_size_1",
+        "kv_len",
+        "num_heads",
+    ]
+)
+def document_key_extremes(
+    doc_ptr,
+    doc_kv_min_ptr,
+    doc_kv_max_ptr,
+    stride_doc_0,
+    stride_doc_1,
+    doc_size_1,
+    kv_len,
+    num_heads,
+    BLOCK_N: tl.constexpr,
+):
+    num_blocks = tl.cdiv(kv_len, BLOCK_N)
+    block = tl.program_id(0) % num_blocks
+    head = tl.program_id(0) // num_blocks
+    b = (head // num_heads).to(tl.int64)
+
+    # Beyond the end the last position stands in for itself once more.
+    kv_idx = tl.minimum(block * BLOCK_N + tl.arange(0, BLOCK_N), kv_len - 1)
+    doc_kv = tl.load(doc_ptr + b * stride_doc_0 + clamp_index(kv_idx, doc_size_1).to(tl.int64) * stride_doc_1)
+    value = doc_kv.to(tl.int64)
+    tl.store(doc_kv_min_ptr + tl.program_id(0), tl.min(value, 0))
+    tl.store(doc_kv_max_ptr + tl.program_id(0), tl.max(value, 0))
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_len",
+        "kv_len",
+        "num_heads",
+        "q_offset",
+    ]
+)
+def document_query_lists(
+    doc_q_min_ptr,
+    doc_q_max_ptr,
+    doc_kv_min_ptr,
+    doc_kv_max_ptr,
+    spans_ptr,
+    blocks_ptr,
+    q_len,
+    kv_len,
+    num_heads,
+    q_offset,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    OWN_ROOM: tl.constexpr,
+    FILL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    num_blocks = tl.cdiv(q_len, BLOCK_M)
+    block = tl.program_id(0) % num_blocks
+    head = tl.program_id(0) // num_blocks
+    b = (head // num_heads).to(tl.int64)
+
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    q_first = block * BLOCK_M + q_shift
+    q_last = tl.minimum(block * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
+
+    doc_q_min = tl.load(doc_q_min_ptr + tl.program_id(0))
+    doc_q_max = tl.load(doc_q_max_ptr + tl.program_id(0))
+    num_others = tl.cdiv(kv_len, BLOCK_N)
+    span = spans_ptr + tl.program_id(0).to(tl.int64) * 4
+    begin = tl.program_id(0) * num_others if OWN_ROOM else 0
+    end = begin + num_others
+    if FILL and not OWN_ROOM:
+        begin, end = tl.load(span), tl.load(span + 3)
+    partial_end, full_begin = begin, end
+    for first in range(0, num_others, CHUNK):
+        others = first + tl.arange(0, CHUNK)
+        kv_first = others * BLOCK_N
+        kv_last = tl.minimum(others * BLOCK_N + BLOCK_N, kv_len) - 1
+
+        visited = others < num_others
+        doc_kv_min = tl.load(doc_kv_min_ptr + head * num_others + others, mask=visited, other=0)
+        doc_kv_max = tl.load(doc_kv_max_ptr + head * num_others + others, mask=visited, other=0)
+        visited = visited & ((q_last >= kv_first) & (doc_q_min <= doc_kv_max) & (doc_q_max >= doc_kv_min))
+        # A cut last block is never full: full blocks are read without bounds.
+        full = (
+            visited
+            & ((q_first >= kv_last) & (doc_q_min >= doc_kv_max) & (doc_q_max <= doc_kv_min))
+            & (others * BLOCK_N + BLOCK_N <= kv_len)
+        )
+        visited, full = visited.to(tl.int32), full.to(tl.int32)
+        partial = visited - full
+        if FILL:
+            tl.store(blocks_ptr + partial_end + tl.cumsum(partial, 0) - 1, others, mask=partial > 0)
+            tl.store(blocks_ptr + full_begin - tl.cumsum(full, 0), others, mask=full > 0)
+        partial_end += tl.sum(partial, 0)
+        full_begin -= tl.sum(full, 0)
+    if FILL:
+        if OWN_ROOM:
+            tl.store(span, begin)
+            tl.store(span + 3, end)
+        tl.store(span + 1, partial_end)
+        tl.store(span + 2, full_begin)
+    else:
+        # How many there are, for the host to give each list its room.
+        tl.store(span, partial_end - full_begin + num_others)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_len",
+        "kv_len",
+        "num_heads",
+        "q_offset",
+    ]
+)
+def document_key_lists(
+    doc_q_min_ptr,
+    doc_q_max_ptr,
+    doc_kv_min_ptr,
+    doc_kv_max_ptr,
+    spans_ptr,
+    blocks_ptr,
+    q_len,
+    kv_len,
+    num_heads,
+    q_offset,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    OWN_ROOM: tl.constexpr,
+    FILL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    num_blocks = tl.cdiv(kv_len, BLOCK_N)
+    block = tl.program_id(0) % num_blocks
+    head = tl.program_id(0) // num_blocks
+    b = (head // num_heads).to(tl.int64)
+
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    kv_first = block * BLOCK_N
+    kv_last = tl.minimum(block * BLOCK_N + BLOCK_N, kv_len) - 1
+
+    doc_kv_min = tl.load(doc_kv_min_ptr + tl.program_id(0))
+    doc_kv_max = tl.load(doc_kv_max_ptr + tl.program_id(0))
+    num_others = tl.cdiv(q_len, BLOCK_M)
+    span = spans_ptr + tl.program_id(0).to(tl.int64) * 4
+    begin = tl.program_id(0) * num_others if OWN_ROOM else 0
+    end = begin + num_others
+    if FILL and not OWN_ROOM:
+        begin, end = tl.load(span), tl.load(span + 3)
+    partial_end, full_begin = begin, end
+    for first in range(0, num_others, CHUNK):
+        others = first + tl.arange(0, CHUNK)
+        q_first = others * BLOCK_M + q_shift
+        q_last = tl.minimum(others * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
+
+        visited = others < num_others
+        doc_q_min = tl.load(doc_q_min_ptr + head * num_others + others, mask=visited, other=0)
+        doc_q_max = tl.load(doc_q_max_ptr + head * num_others + others, mask=visited, other=0)
+        visited = visited & ((q_last >= kv_first) & (doc_q_min <= doc_kv_max) & (doc_q_max >= doc_kv_min))
+        # A cut last block is never full: full blocks are read without bounds.
+        full = (
+            visited
+            & ((q_first >= kv_last) & (doc_q_min >= doc_kv_max) & (doc_q_max <= doc_kv_min))
+            & (others * BLOCK_M + BLOCK_M <= q_len)
+        )
+        visited, full = visited.to(tl.int32), full.to(tl.int32)
+        partial = visited - full
+        if FILL:
+            tl.store(blocks_ptr + partial_end + tl.cumsum(partial, 0) - 1, others, mask=partial > 0)
+            tl.store(blocks_ptr + full_begin - tl.cumsum(full, 0), others, mask=full > 0)
+        partial_end += tl.sum(partial, 0)
+        full_begin -= tl.sum(full, 0)
+    if FILL:
+        if OWN_ROOM:
+            tl.store(span, begin)
+            tl.store(span + 3, end)
+        tl.store(span + 1, partial_end)
+        tl.store(span + 2, full_begin)
+    else:
+        # How many there are, for the host to give each list its room.
+        tl.store(span, partial_end - full_begin + num_others)

@@ -1,0 +1,304 @@
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# variant: natten: {mask: 'natten(128, 128, 13)'}
+# template: kernels/block_lists.py.jinja
+# hash: e17b6c7e8d82bc5b
+"""Which blocks of keys a block of queries visits under `natten`, and the other way round.
+
+    keep    abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx //
+            128) <= 6
+    spans   [B, H, blocks, 4]  int32, first, partial end, full begin and end of a list
+    blocks  [entries]  int32, all lists one after the other
+
+A block is decided by interval arithmetic, at a cost that does not depend on its size: empty where no pair can be kept,
+full where every pair is, else partial. Each program lists one row of blocks, in its own room of `blocks`: the partial
+ones from the left, ascending, the full ones from the right.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def floor_mod(a, b):
+    # Python's remainder: Triton's has the sign of the dividend.
+    r = a % b
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+
+
+@triton.jit
+def floor_div(a, b):
+    return (a - floor_mod(a, b)) // b
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_len",
+        "kv_len",
+        "num_heads",
+        "q_offset",
+    ]
+)
+def natten_query_lists(
+    spans_ptr,
+    blocks_ptr,
+    q_len,
+    kv_len,
+    num_heads,
+    q_offset,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    OWN_ROOM: tl.constexpr,
+    FILL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    num_blocks = tl.cdiv(q_len, BLOCK_M)
+    block = tl.program_id(0) % num_blocks
+    head = tl.program_id(0) // num_blocks
+    b = (head // num_heads).to(tl.int64)
+
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    q_first = block * BLOCK_M + q_shift
+    q_last = tl.minimum(block * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
+
+    num_others = tl.cdiv(kv_len, BLOCK_N)
+    span = spans_ptr + tl.program_id(0).to(tl.int64) * 4
+    begin = tl.program_id(0) * num_others if OWN_ROOM else 0
+    end = begin + num_others
+    if FILL and not OWN_ROOM:
+        begin, end = tl.load(span), tl.load(span + 3)
+    partial_end, full_begin = begin, end
+    for first in range(0, num_others, CHUNK):
+        others = first + tl.arange(0, CHUNK)
+        kv_first = others * BLOCK_N
+        kv_last = tl.minimum(others * BLOCK_N + BLOCK_N, kv_len) - 1
+
+        visited = others < num_others
+        visited = visited & (
+            (
+                tl.maximum(
+                    tl.maximum(
+                        tl.minimum(
+                            tl.maximum(
+                                tl.where(floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_first, 128), 0),
+                                6,
+                            ),
+                            121,
+                        )
+                        - tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_last, 128), 127),
+                        tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_first, 128), 0)
+                        - tl.minimum(
+                            tl.maximum(
+                                tl.where(
+                                    floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_last, 128), 127
+                                ),
+                                6,
+                            ),
+                            121,
+                        ),
+                    ),
+                    0,
+                )
+                <= 6
+            )
+            & (
+                tl.maximum(
+                    tl.maximum(
+                        tl.minimum(tl.maximum(floor_div(q_first, 128), 6), 121) - floor_div(kv_last, 128),
+                        floor_div(kv_first, 128) - tl.minimum(tl.maximum(floor_div(q_last, 128), 6), 121),
+                    ),
+                    0,
+                )
+                <= 6
+            )
+        )
+        # A cut last block is never full: full blocks are read without bounds.
+        full = (
+            visited
+            & (
+                (
+                    tl.maximum(
+                        tl.minimum(
+                            tl.maximum(
+                                tl.where(
+                                    floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_last, 128), 127
+                                ),
+                                6,
+                            ),
+                            121,
+                        )
+                        - tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_first, 128), 0),
+                        tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_last, 128), 127)
+                        - tl.minimum(
+                            tl.maximum(
+                                tl.where(floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_first, 128), 0),
+                                6,
+                            ),
+                            121,
+                        ),
+                    )
+                    <= 6
+                )
+                & (
+                    tl.maximum(
+                        tl.minimum(tl.maximum(floor_div(q_last, 128), 6), 121) - floor_div(kv_first, 128),
+                        floor_div(kv_last, 128) - tl.minimum(tl.maximum(floor_div(q_first, 128), 6), 121),
+                    )
+                    <= 6
+                )
+            )
+            & (others * BLOCK_N + BLOCK_N <= kv_len)
+        )
+        visited, full = visited.to(tl.int32), full.to(tl.int32)
+        partial = visited - full
+        if FILL:
+            tl.store(blocks_ptr + partial_end + tl.cumsum(partial, 0) - 1, others, mask=partial > 0)
+            tl.store(blocks_ptr + full_begin - tl.cumsum(full, 0), others, mask=full > 0)
+        partial_end += tl.sum(partial, 0)
+        full_begin -= tl.sum(full, 0)
+    if FILL:
+        if OWN_ROOM:
+            tl.store(span, begin)
+            tl.store(span + 3, end)
+        tl.store(span + 1, partial_end)
+        tl.store(span + 2, full_begin)
+    else:
+        # How many there are, for the host to give each list its room.
+        tl.store(span, partial_end - full_begin + num_others)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_len",
+        "kv_len",
+        "num_heads",
+        "q_offset",
+    ]
+)
+def natten_key_lists(
+    spans_ptr,
+    blocks_ptr,
+    q_len,
+    kv_len,
+    num_heads,
+    q_offset,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    OWN_ROOM: tl.constexpr,
+    FILL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    num_blocks = tl.cdiv(kv_len, BLOCK_N)
+    block = tl.program_id(0) % num_blocks
+    head = tl.program_id(0) // num_blocks
+    b = (head // num_heads).to(tl.int64)
+
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    kv_first = block * BLOCK_N
+    kv_last = tl.minimum(block * BLOCK_N + BLOCK_N, kv_len) - 1
+
+    num_others = tl.cdiv(q_len, BLOCK_M)
+    span = spans_ptr + tl.program_id(0).to(tl.int64) * 4
+    begin = tl.program_id(0) * num_others if OWN_ROOM else 0
+    end = begin + num_others
+    if FILL and not OWN_ROOM:
+        begin, end = tl.load(span), tl.load(span + 3)
+    partial_end, full_begin = begin, end
+    for first in range(0, num_others, CHUNK):
+        others = first + tl.arange(0, CHUNK)
+        q_first = others * BLOCK_M + q_shift
+        q_last = tl.minimum(others * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
+
+        visited = others < num_others
+        visited = visited & (
+            (
+                tl.maximum(
+                    tl.maximum(
+                        tl.minimum(
+                            tl.maximum(
+                                tl.where(floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_first, 128), 0),
+                                6,
+                            ),
+                            121,
+                        )
+                        - tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_last, 128), 127),
+                        tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_first, 128), 0)
+                        - tl.minimum(
+                            tl.maximum(
+                                tl.where(
+                                    floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_last, 128), 127
+                                ),
+                                6,
+                            ),
+                            121,
+                        ),
+                    ),
+                    0,
+                )
+                <= 6
+            )
+            & (
+                tl.maximum(
+                    tl.maximum(
+                        tl.minimum(tl.maximum(floor_div(q_first, 128), 6), 121) - floor_div(kv_last, 128),
+                        floor_div(kv_first, 128) - tl.minimum(tl.maximum(floor_div(q_last, 128), 6), 121),
+                    ),
+                    0,
+                )
+                <= 6
+            )
+        )
+        # A cut last block is never full: full blocks are read without bounds.
+        full = (
+            visited
+            & (
+                (
+                    tl.maximum(
+                        tl.minimum(
+                            tl.maximum(
+                                tl.where(
+                                    floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_last, 128), 127
+                                ),
+                                6,
+                            ),
+                            121,
+                        )
+                        - tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_first, 128), 0),
+                        tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_last, 128), 127)
+                        - tl.minimum(
+                            tl.maximum(
+                                tl.where(floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_first, 128), 0),
+                                6,
+                            ),
+                            121,
+                        ),
+                    )
+                    <= 6
+                )
+                & (
+                    tl.maximum(
+                        tl.minimum(tl.maximum(floor_div(q_last, 128), 6), 121) - floor_div(kv_first, 128),
+                        floor_div(kv_last, 128) - tl.minimum(tl.maximum(floor_div(q_first, 128), 6), 121),
+                    )
+                    <= 6
+                )
+            )
+            & (others * BLOCK_M + BLOCK_M <= q_len)
+        )
+        visited, full = visited.to(tl.int32), full.to(tl.int32)
+        partial = visited - full
+        if FILL:
+            tl.store(blocks_ptr + partial_end + tl.cumsum(partial, 0) - 1, others, mask=partial > 0)
+            tl.store(blocks_ptr + full_begin - tl.cumsum(full, 0), others, mask=full > 0)
+        partial_end += tl.sum(partial, 0)
+        full_begin -= tl.sum(full, 0)
+    if FILL:
+        if OWN_ROOM:
+            tl.store(span, begin)
+            tl.store(span + 3, end)
+        tl.store(span + 1, partial_end)
+        tl.store(span + 2, full_begin)
+    else:
+        # How many there are, for the host to give each list its room.
+        tl.store(span, partial_end - full_begin + num_others)
