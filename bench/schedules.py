@@ -1,4 +1,4 @@
-"""What it costs to list the blocks of masks with holes: time beside the forward's, and memory at a million positions."""
+"""What it costs to list the blocks of masks with holes: time beside the forward's, memory at a million positions."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32}}}
 # template: ops/torch_op.py.jinja
-# hash: 0eaddda6cc6fa260
+# hash: 318726f953997eb6
 """`document` for PyTorch. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from typing import Any
@@ -64,9 +64,9 @@ def _schedule(
 ) -> Schedule:
     """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
 
-    The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out the lists
-    of the backward. Without a schedule a call makes its own, and waits for the device to count their entries where
-    these could be more than 2**22.
+    The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
+    the backward needs. Without a schedule a call makes its own, and waits for the device to count the entries of its
+    lists where these could be more than 2**22.
     """
     check_inputs(NAME, q, k, v, None, layout)
     q, k, v = autocast_inputs(q, k, v)

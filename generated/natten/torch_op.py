@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/torch_op.py.jinja
-# hash: f0bc88bab89a9755
+# hash: 3eac13c8464a696a
 """`natten` for PyTorch. Neighbourhood attention on an image of 128 x 128 positions, 13 x 13 keys (Hassani et al.,
 2023, arXiv:2204.07143)."""
 
@@ -61,9 +61,9 @@ def _schedule(
 ) -> Schedule:
     """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
 
-    The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out the lists
-    of the backward. Without a schedule a call makes its own, and waits for the device to count their entries where
-    these could be more than 2**22.
+    The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
+    the backward needs. Without a schedule a call makes its own, and waits for the device to count the entries of its
+    lists where these could be more than 2**22.
     """
     check_inputs(NAME, q, k, v, None, layout)
     q, k, v = autocast_inputs(q, k, v)
