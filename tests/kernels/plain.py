@@ -24,8 +24,28 @@ MASKS: dict[str, Callable[..., Tensor]] = {
     "causal": lambda q_idx, kv_idx: kv_idx <= q_idx,
     "window": lambda q_idx, kv_idx, size: kv_idx > q_idx - size,
     "prefix": lambda q_idx, kv_idx, length: (kv_idx < length) & (q_idx == q_idx),
+    "natten": lambda q_idx, kv_idx, width, height, kernel: (
+        _near(q_idx % width, kv_idx % width, width, kernel) & _near(q_idx // width, kv_idx // width, height, kernel)
+    ),
 }
 SCORES = ("softcap", "alibi")
+
+
+def _near(query: Tensor, key: Tensor, size: int, kernel: int) -> Tensor:
+    """Along one axis of a canvas: within the window of `kernel` keys around the query that lies inside the canvas."""
+    first = (query - kernel // 2).clamp(0, size - kernel)
+    return (key >= first) & (key < first + kernel)
+
+
+class _Clamped:
+    """A tensor whose indices are clamped to it, as the language has it."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def __getitem__(self, indices: Tensor | tuple[Tensor, ...]) -> Tensor:
+        indices = indices if isinstance(indices, tuple) else (indices,)
+        return self.x[tuple(index.clamp(0, size - 1) for index, size in zip(indices, self.x.shape, strict=True))]
 
 
 def words(text: str) -> list[tuple[str, list[str]]]:
@@ -35,8 +55,9 @@ def words(text: str) -> list[tuple[str, list[str]]]:
 
 
 def covers(entry: Entry) -> bool:
-    """Whether the mathematics of a variant is written here."""
-    return all(name in MASKS for name, _ in words(entry["mask"])) and (
+    """Whether the mathematics of a variant is written here: its named masks and scores are."""
+    known = {*MASKS, *entry["tensors"], *entry["scalars"], "b", "h", "q_idx", "kv_idx", "and", "or"}
+    return set(re.findall(r"[A-Za-z_]\w*", entry["mask"])) <= known and (
         all(name in SCORES for name, _ in words(entry["score"]))
     )
 
@@ -85,6 +106,11 @@ def _products(x: Tensor, y: Tensor) -> Tensor:
     return (_heads(_wide(x), y.shape[1]) @ _wide(y).unsqueeze(2).mT).flatten(1, 2)
 
 
+def _called(text: str) -> str:
+    """A named mask without arguments is a function too."""
+    return f"{text}()" if text in MASKS else text
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Call:
     """One call: positions `[B or 1, 1, Sq, 1]` and `[Skv]`, and the variant's own arguments."""
@@ -93,6 +119,7 @@ class _Call:
     scale: float
     q_idx: Tensor
     kv_idx: Tensor
+    batch: int
     own: Mapping[str, Any]
 
     @staticmethod
@@ -105,6 +132,7 @@ class _Call:
             scale=q.shape[3] ** -0.5 if scale is None else scale,
             q_idx=(rows + torch.as_tensor(shift, device=q.device).view(-1, 1, 1, 1)),
             kv_idx=torch.arange(kv_len, device=q.device),
+            batch=len(q),
             own=own,
         )
 
@@ -112,11 +140,18 @@ class _Call:
         return _products(q, k) * self.scale
 
     def keep(self) -> Tensor:
-        keep = torch.ones_like(self.q_idx == self.kv_idx)
-        for name, arguments in words(self.entry["mask"]):
-            numbers = [self.own[word] if word in self.own else float(word) for word in arguments]
-            keep = keep & MASKS[name](self.q_idx, self.kv_idx, *numbers)
-        return keep
+        everything = torch.ones_like(self.q_idx == self.kv_idx)
+        if not self.entry["mask"]:
+            return everything
+        named = {name: partial(mask, self.q_idx, self.kv_idx) for name, mask in MASKS.items()}
+        own = {name: _Clamped(x) if isinstance(x, Tensor) else x for name, x in self.own.items()}
+        b = torch.arange(self.batch, device=self.kv_idx.device)
+        scope = {**named, **own, "b": b.view(-1, 1, 1, 1), "q_idx": self.q_idx, "kv_idx": self.kv_idx}
+        # Python's `and` takes no tensors; a comparison binds closer than `&` only in parentheses.
+        parts = re.split(r"\b(and|or)\b", self.entry["mask"])
+        text = "".join({"and": " & ", "or": " | "}.get(part) or f"({_called(part.strip())})" for part in parts)
+        keep: Tensor = eval(text, {"__builtins__": {}}, scope)  # the text is this project's own
+        return keep & everything
 
     def scores(self, products: Tensor) -> Tensor:
         """The scaled products after the variant's score expression and its decay."""
