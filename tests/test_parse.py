@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from codegen import expr
+from codegen import parse as parse_module
 from codegen.errors import ExprError
 from codegen.expr import Expr, Load, Op, ScalarType, TensorSpec, Type, const, float_var, int_var
 from codegen.parse import FUNCTIONS, Macro, Scope, check_syntax, parse, parse_example, parse_header
@@ -87,6 +90,16 @@ def test_every_function_parses() -> None:
             assert score(f"{name}({', '.join(['score'] * count)})").type is Type.FLOAT
         with pytest.raises(ExprError, match=rf"{name}\(\) takes .* got {most + 1}"):
             score(f"{name}({', '.join(['score'] * (most + 1))})")
+
+
+def test_the_readme_lists_every_function_and_operator() -> None:
+    readme = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+    section = readme.partition("## The language\n")[2].partition("\n## ")[0]
+    table = "\n".join(line for line in section.splitlines() if line.startswith("|"))
+    words = set(re.findall(r"[\w]+|[^\w\s`]+", " ".join(re.findall(r"`[^`]*`", table))))
+    symbols = {symbol for symbol, _ in [*parse_module._BINARY.values(), *parse_module._COMPARE.values()]}
+    operators = symbols | {"**", "and", "or", "not", "&", "\\|", "~", "if", "else"}
+    assert {*FUNCTIONS, "where", "score", *expr.INDEX_NAMES, *operators} - words == set()
 
 
 # -------------------------------------------------------------------------------------------------------- structure
