@@ -254,6 +254,12 @@ class TritonPrinter(Printer):
             return self.named[e], ATOM
         return super()._print(e)
 
+    def operation(self, e: Op) -> tuple[str, int]:
+        if e.op == "not" and level(e) is Level.UNIFORM:
+            # A comparison of scalars is a Python bool in Triton's interpreter: `~` would make an integer of it.
+            return f"{self.operand(e.args[0], SUM)} == 0", COMPARE
+        return super().operation(e)
+
     def call(self, e: Op) -> str:
         if e.op == "float":
             return f"{self.operand(e.args[0], ATOM)}.to(tl.float32)"
