@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from codegen.expr import Const, Expr, Level, Load, Op, Var, level
+from codegen.expr import INDEX_NAMES, Const, Expr, Level, Load, Op, Var, level, loads, names, walk
 
 # Binding strength of Python's operators, loosest first.
 COMPARE, OR, AND, SUM, PRODUCT, UNARY, ATOM = range(1, 8)
@@ -147,11 +147,25 @@ class ArrayPrinter(Printer):
         return super().call(e)
 
     def load(self, e: Load) -> str:
-        parts = []
-        for axis, index in enumerate(e.indices):
-            text, exact = self.text(index), self.exact_dims(e.tensor, axis, index)
-            parts.append(text if exact else self.clamp(self.operand(index, ATOM), f"{e.tensor}.shape[{axis}]"))
-        return f"{e.tensor}[{', '.join(parts)}]" if parts else e.tensor
+        return f"{e.tensor}[{', '.join(self.indices(e))}]" if e.indices else e.tensor
+
+    def indices(self, e: Load) -> list[str]:
+        """The indices of a read, clamped to the tensor."""
+        return [self._index(e.tensor, axis, index) for axis, index in enumerate(e.indices)]
+
+    def _index(self, tensor: str, axis: int, index: Expr) -> str:
+        if self.exact_dims(tensor, axis, index):
+            return self.text(index)
+        size = f"{tensor}.shape[{axis}]"
+        if _is_number(index):
+            return f"min(max({self.text(index)}, 0), {size} - 1)"
+        return self.clamp(self.operand(index, ATOM), size)
+
+
+def _is_number(e: Expr) -> bool:
+    """Whether a value is a Python number: it reads nothing but literals and scalars, by arithmetic."""
+    arithmetic = all(node.op in _INFIX or node.op in _PYTHON_INTEGER for node in walk(e) if isinstance(node, Op))
+    return arithmetic and not loads(e) and not names(e) & set(INDEX_NAMES)
 
 
 def torch_printer(exact_dims: Callable[[str, int, Expr], bool]) -> ArrayPrinter:

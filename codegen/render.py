@@ -16,6 +16,7 @@ from typing import Any
 import jinja2
 
 from codegen.errors import CodegenError
+from codegen.gradients import is_deterministic
 from codegen.ops import OpPlan, arch_tables, op_plan
 from codegen.plan import VariantPlan, plan
 from codegen.spec import Spec
@@ -142,6 +143,7 @@ def manifest_entries(spec: Spec) -> dict[str, Any]:
             "scalars": {s.name: s.type.value for s in v.scalars.values()},
             "sink": v.sink,
             "decay": v.decay,
+            "deterministic": is_deterministic(v),
             "head_dims": list(spec.defaults.head_dims),
             "dtypes": list(spec.defaults.dtypes),
             "hash": _entry_hash(v.entry),

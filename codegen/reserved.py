@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 
-_FAMILIES = re.compile(r"(stride|bwd)_\w+|term(_\d+)?|\w+_(ptrs?|base|tile|begin|end|first|last|len|val|q|kv|size_\d)")
+_FAMILIES = re.compile(
+    r"(stride|bwd|grad|GRAD)_\w+|term(_\d+)?|\w+_(ptrs?|base|tile|begin|end|first|last|len|val|q|kv|size_\d)"
+)
 """Names that are built: of a pointer and what is derived from it, a bound, a subexpression."""
 
 _WORDS = """
@@ -16,12 +18,13 @@ _WORDS = """
     p qk qk_scale q_shift row_max row_offs row_offset row_offsets row_sum rows run start_m start_n step tile tiles total
     values
 
-    ddecay_cols ddecay_rows decay_kernels has_key share unrounded
+    ddecay_cols ddecay_rows decay_kernels has_key lag share sums unrounded
 
-    aligned arch_of at_least autocast_inputs cdiv check_float check_inputs check_int check_tensor clamp_index
-    config_text config_words custom_op empty_like_layout floor_div floor_mod has_tanh_instruction interpreter_dtype
-    launches_directly load_vector next_power_of_2 on_device once_differentiable parse_config positive_scale
-    query_offset reduce_gradient reference runs_reference tiles_for unit_strides
+    add_diagonals aligned arch_of at_least autocast_inputs cdiv check_float check_inputs check_int check_tensor
+    clamp_index config_text config_words custom_op diagonal_sums empty_like_layout floor_div floor_mod
+    has_tanh_instruction interpreter_dtype launches_directly load_vector next_power_of_2 on_device once_differentiable
+    parse_config place_pairs place_sums positive_scale query_offset reduce_gradient reference runs_reference tiles_for
+    unit_strides
 
     Any BLOCK_D BLOCK_DV BLOCK_M BLOCK_N FLOAT_DTYPES FP32 HARDWARE_TANH HAS_DLSE HAS_TRITON HEAD_DIM HEAD_DIM_V
     LN2 LOG2E NAME NAMESPACE Q_OFFSET_PER_BATCH RAGGED Tensor UNIT
