@@ -33,6 +33,7 @@ EXPRESSIONS = (
     "score * ((q_idx - kv_idx) % 4) + (q_idx - kv_idx) // 3",
     "1.5 if h == 1 and not kv_idx < 2 else score",
     "tanh(table[h, kv_idx] * score) + table[h, q_idx]",
+    "score * (where(table[h, q_idx] > 0, 1, 2) * kv_idx) + table[h, 2]",
 )
 
 
@@ -67,7 +68,7 @@ def test_derivatives_agree_with_autograd(text: str) -> None:
     gathered = torch.zeros_like(table)
     for load in expr.loads(e):
         local = (_torch(derivative(e, load), values) * weights).detach()
-        index = [eval(torch_printer(_never_exact).text(i), {**values}) for i in load.indices]
+        index = [torch.as_tensor(eval(torch_printer(_never_exact).text(i), {**values})) for i in load.indices]
         clamped = [i.expand(local.shape).clamp(0, n - 1) for i, n in zip(index, table.shape, strict=True)]
         gathered.index_put_(tuple(clamped), local, accumulate=True)
     torch.testing.assert_close(gathered, dtable)
