@@ -136,6 +136,10 @@ def draw_inputs(
     for leaf in (q, k, v, *(tensors[name] for name in trained if own_grads)):
         leaf.requires_grad_()
     suited = {name: shape.seq // 3 if kind == "int" else 0.5 for name, kind in entry["scalars"].items()}
+    numbers = dict(scalars) if scalars else suited
+    if entry["dropout"]:
+        # A scale of two is exact: the bounds on errors stay those of a call without dropout.
+        numbers = {"dropout_p": 0.5, "seed": 2**40 + seed} | numbers
     return Inputs(
         q=q,
         k=k,
@@ -143,7 +147,7 @@ def draw_inputs(
         do=normal(*q.shape, dtype=dtype),
         dlse=normal(shape.batch, shape.heads, shape.seq),
         tensors=tensors,
-        scalars=dict(scalars) if scalars else suited,
+        scalars=numbers,
     )
 
 

@@ -166,7 +166,7 @@ def _render_command(args: argparse.Namespace) -> str:
 
 
 def _row(variant: Variant) -> tuple[str, ...]:
-    extras = [name for name in ("decay", "sink") if getattr(variant, name)]
+    extras = [name for name in ("decay", "dropout", "sink") if getattr(variant, name)]
     return (
         variant.name,
         _one_line(variant.mask_text),

@@ -17,7 +17,7 @@ from codegen.yaml_tree import Document, Item, one_line
 ExtraChecks = Callable[[Variant], Iterable[tuple[str, str]]]
 """Further rules on a variant: pairs of a field's path below the variant (`tensors.slope.grad`) and a message."""
 
-VARIANT_KEYS = ("doc", "mask", "score", "tensors", "scalars", "sink", "decay", "archs")
+VARIANT_KEYS = ("doc", "mask", "score", "tensors", "scalars", "sink", "decay", "dropout", "archs")
 TENSOR_KEYS = ("dims", "dtype", "grad")
 SCALAR_TYPES = tuple(t.value for t in ScalarType)
 FLOAT_DTYPES = tuple(dtype for dtype in TENSOR_DTYPES if "float" in dtype)
@@ -78,7 +78,7 @@ class _VariantReader:
         mask, mask_text = self._expression("mask", scope, Type.BOOL)
         score, score_text = self._expression("score", scope, Type.FLOAT)
         doc = self.doc.text(self.keys["doc"]) if "doc" in self.keys else None
-        sink, decay = self._flag(self.keys, "sink"), self._flag(self.keys, "decay")
+        sink, decay, dropout = (self._flag(self.keys, key) for key in ("sink", "decay", "dropout"))
         own_archs = self._own_archs()
         if not self.doc.has_problem_in(self.item):
             self._check_used(tensors, mask, score)
@@ -98,6 +98,7 @@ class _VariantReader:
             scalars=scalars,
             sink=sink,
             decay=decay,
+            dropout=dropout,
         )
 
     def _flag(self, keys: Mapping[str, Item], key: str) -> bool:

@@ -142,6 +142,7 @@ def manifest_entries(spec: Spec) -> dict[str, Any]:
             "scalars": {s.name: s.type.value for s in v.scalars.values()},
             "sink": v.sink,
             "decay": v.decay,
+            "dropout": v.dropout,
             "head_dims": list(spec.defaults.head_dims),
             "dtypes": list(spec.defaults.dtypes),
             "hash": _entry_hash(v.entry),

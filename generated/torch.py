@@ -1,10 +1,11 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/torch_init.py.jinja
-# hash: cd212bbf106f3bb3
+# hash: e0a23e26bd013491
 """The attention ops for PyTorch, one function per variant."""
 
 from .alibi.torch_op import alibi
 from .causal.torch_op import causal
+from .causal_dropout.torch_op import causal_dropout
 from .forgetting.torch_op import forgetting
 from .full.torch_op import full
 from .gemma2_local.torch_op import gemma2_local
@@ -14,6 +15,7 @@ from .window.torch_op import window
 __all__ = [
     "alibi",
     "causal",
+    "causal_dropout",
     "forgetting",
     "full",
     "gemma2_local",

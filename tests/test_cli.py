@@ -22,6 +22,7 @@ variants:
   alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
   window: {mask: causal and window(size), scalars: {size: int}}
   gpt_oss: {mask: causal and window(128), sink: true}
+  dropped: {decay: true, dropout: true}
 """
 
 TABLE = """\
@@ -30,6 +31,7 @@ causal   causal                   -      -                        -          -
 alibi    causal                   alibi  slope[h] float32 (grad)  -          -
 window   causal and window(size)  -      -                        size: int  -
 gpt_oss  causal and window(128)   -      -                        -          sink
+dropped  -                        -      -                        -          decay, dropout
 """
 
 

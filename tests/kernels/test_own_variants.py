@@ -36,6 +36,14 @@ variants:
     tensors: {key: {dims: [h, n], grad: true}, query: {dims: [b, n], grad: true}}
   temper: {score: "score * t[hkv] + u", tensors: {t: {dims: [hkv], grad: true}, u: {dims: [], grad: true}}}
   poison: {mask: causal, score: "where(score > 0, log(score), 1 / score)"}
+  dropout_bias:
+    mask: q_idx != kv_idx
+    score: score + bias[h, kv_idx]
+    tensors: {bias: {dims: [h, n], grad: true}}
+    dropout: true
+  dropout_decay: {mask: causal, decay: true, dropout: true}
+  dropout_sink: {mask: causal and window(40), score: softcap(20.0), sink: true, dropout: true}
+  dropout_decay_sink: {mask: causal, score: "score * abs(score)", decay: true, sink: true, dropout: true}
   decay_sink: {mask: causal and window(40), score: "relu(score) - 0.1 * abs(score) ** 1.5", decay: true, sink: true}
 """
 BATCH, HEADS, KV_HEADS, Q_LEN, KV_LEN, DIM = 2, 4, 2, 70, 90, 16
@@ -65,6 +73,7 @@ def _arguments(spec: Any) -> dict[str, Any]:
         else:
             own[tensor.name] = torch.randn(shape, device=DEVICE, requires_grad=tensor.grad)
     own |= dict.fromkeys(spec.scalars, 17)
+    own |= {"dropout_p": 0.3, "seed": 5} if spec.dropout else {}
     if spec.decay:
         own["g"] = (-0.2 * torch.rand(BATCH, 100, HEADS, device=DEVICE)).requires_grad_()
     if spec.sink:
@@ -97,6 +106,10 @@ NAMES = (
     "temper",
     "poison",
     "decay_sink",
+    "dropout_bias",
+    "dropout_decay",
+    "dropout_sink",
+    "dropout_decay_sink",
 )
 
 
