@@ -29,23 +29,26 @@ class ExtremeText:
 
 @dataclass(frozen=True, kw_only=True)
 class ExtremesKernel:
-    """The kernel that reduces, for each block of one axis, every tensor value the mask compares."""
+    """The kernel that reduces every tensor value the mask compares, over small parts of the queries and of the keys."""
 
     kernel: KernelPlan
-    values: Sequence[ExtremeText]
+    queries: Sequence[ExtremeText]
+    query_prologue: Sequence[str]
+    keys: Sequence[ExtremeText]
+    key_prologue: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListKernel:
     """The kernel that lists, for each block of one axis, the blocks of the other.
 
-    `loaded` are the extremes of its own block, `gathered` those of the others; `may` and `must` decide a vector of
-    them.
+    `loaded` are the extremes of its own block, `gathered` those of the others, each with the reduction of its parts;
+    `may` and `must` decide a vector of the others.
     """
 
     kernel: KernelPlan
-    loaded: Sequence[str]
-    gathered: Sequence[str]
+    loaded: Sequence[tuple[str, str]]
+    gathered: Sequence[tuple[str, str]]
     may: str
     must: str
 
@@ -54,8 +57,7 @@ class ListKernel:
 class ListsPlan:
     """All that the file of a variant's list kernels prints, and what its op allocates."""
 
-    query_extremes: ExtremesKernel | None
-    key_extremes: ExtremesKernel | None
+    extremes: ExtremesKernel | None
     query_lists: ListKernel
     key_lists: ListKernel
     legend: str
@@ -68,7 +70,7 @@ class ListsPlan:
 
     @property
     def helpers(self) -> frozenset[str]:
-        kernels = [x.kernel for x in (self.query_extremes, self.key_extremes, self.query_lists, self.key_lists) if x]
+        kernels = [x.kernel for x in (self.extremes, self.query_lists, self.key_lists) if x is not None]
         return frozenset().union(*(kernel.helpers for kernel in kernels))
 
 
@@ -83,8 +85,7 @@ def lists_plan(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> L
     of_keys = [x for x in decision.reads if not x.of_queries]
     builder = _Builder(variant, sign, "hkv" in read)
     return ListsPlan(
-        query_extremes=builder.extremes("query", of_queries),
-        key_extremes=builder.extremes("key", of_keys),
+        extremes=builder.extremes(of_queries, of_keys),
         query_lists=builder.lists("query", of_queries, of_keys, decision.may, decision.must),
         key_lists=builder.lists("key", of_keys, of_queries, decision.may, decision.must),
         legend=_legend(variant, decision.reads),
@@ -104,37 +105,38 @@ class _Builder:
         self.group = [ArgGroup(names=("group_size",), host="group_size", varies=True)] if reads_key_head else []
         self.offset = ["Q_OFFSET_PER_BATCH"] if sign.offset else []
 
-    def extremes(self, axis: str, reads: Sequence[Extreme]) -> ExtremesKernel | None:
+    def extremes(self, of_queries: Sequence[Extreme], of_keys: Sequence[Extreme]) -> ExtremesKernel | None:
+        reads = [*of_queries, *of_keys]
         if not reads:
             return None
-        emitter = Emitter(tensors=self.variant.tensors, query_axis=0 if axis == "query" else 1)
-        texts = emitter.own_shape([x.value for x in reads])
-        length = "q_len" if axis == "query" else "kv_len"
+        values = [x.value for x in reads]
+        queries, keys = (Emitter(tensors=self.variant.tensors, query_axis=axis) for axis in (0, 1))
+        query_texts, key_texts = (
+            [_extreme_text(x, text) for x, text in zip(found, emitter.own_shape([x.value for x in found]), strict=True)]
+            for emitter, found in ((queries, of_queries), (keys, of_keys))
+        )
+        lengths = [*(["q_len"] if of_queries else []), *(["kv_len"] if of_keys else [])]
         args = [
-            *self.sign.own_tensors([x.value for x in reads]),
+            *self.sign.own_tensors(values),
             *_pointers(reads),
-            *self.sign.own_strides([x.value for x in reads]),
-            ArgGroup(names=(length, "num_heads"), host=f"{length}, list_heads", varies=True),
+            *self.sign.own_strides(values),
+            ArgGroup(names=(*lengths, "num_heads"), host=", ".join([*lengths, "list_heads"]), varies=True),
             *self.group,
-            *self._numbers([x.value for x in reads], offset=axis == "query"),
+            *self._numbers(values, offset=bool(of_queries)),
         ]
         kernel = KernelPlan(
-            name=f"{self.variant.name}_{axis}_extremes",
+            name=f"{self.variant.name}_extremes",
             args=args,
-            constants=[*(self.offset if axis == "query" else []), "BLOCK_M" if axis == "query" else "BLOCK_N"],
-            prologue=emitter.prologue,
-            helpers=frozenset(emitter.helpers),
+            constants=[*(self.offset if of_queries else []), "PART", "PARTS"],
+            helpers=frozenset(queries.helpers | keys.helpers),
         )
-        values = [
-            ExtremeText(
-                text=text if x.value.type is Type.FLOAT or text.isidentifier() else f"({text})",
-                minimum=x.minimum.name,
-                maximum=x.maximum.name,
-                is_float=x.value.type is Type.FLOAT,
-            )
-            for x, text in zip(reads, texts, strict=True)
-        ]
-        return ExtremesKernel(kernel=kernel, values=values)
+        return ExtremesKernel(
+            kernel=kernel,
+            queries=query_texts,
+            query_prologue=queries.prologue,
+            keys=key_texts,
+            key_prologue=keys.prologue,
+        )
 
     def lists(self, axis: str, own: Sequence[Extreme], others: Sequence[Extreme], may: Expr, must: Expr) -> ListKernel:
         emitter = Emitter(tensors=self.variant.tensors, query_axis=0)
@@ -151,14 +153,22 @@ class _Builder:
         kernel = KernelPlan(
             name=f"{self.variant.name}_{axis}_lists",
             args=args,
-            constants=[*self.offset, "OWN_ROOM", "FILL", "BLOCK_M", "BLOCK_N", "CHUNK"],
+            constants=[
+                *self.offset,
+                "OWN_ROOM",
+                "FILL",
+                "BLOCK_M",
+                "BLOCK_N",
+                *(["PART"] if own or others else []),
+                "CHUNK",
+            ],
             prologue=emitter.prologue,
             helpers=frozenset(emitter.helpers),
         )
         return ListKernel(
             kernel=kernel,
-            loaded=_extreme_names(own),
-            gathered=_extreme_names(others),
+            loaded=_reductions(own),
+            gathered=_reductions(others),
             may="" if may == TRUE else may_text,
             must=must_text,
         )
@@ -166,6 +176,20 @@ class _Builder:
     def _numbers(self, roots: Sequence[Expr], *, offset: bool) -> list[ArgGroup]:
         shift = [ArgGroup(names=("q_offset",), host="q_offset", varies=True)] if offset and self.offset else []
         return [*shift, *self.sign.own_scalars(roots)]
+
+
+def _extreme_text(x: Extreme, text: str) -> ExtremeText:
+    is_float = x.value.type is Type.FLOAT
+    return ExtremeText(
+        text=text if is_float or text.isidentifier() else f"({text})",
+        minimum=x.minimum.name,
+        maximum=x.maximum.name,
+        is_float=is_float,
+    )
+
+
+def _reductions(reads: Sequence[Extreme]) -> list[tuple[str, str]]:
+    return [pair for x in reads for pair in ((x.minimum.name, "min"), (x.maximum.name, "max"))]
 
 
 def _extreme_names(reads: Sequence[Extreme]) -> list[str]:
@@ -182,9 +206,9 @@ def _legend(variant: Variant, reads: Sequence[Extreme]) -> str:
     rows = [("keep", formula.text(variant.mask))]
     for x in reads:
         kind = "float32" if x.value.type is Type.FLOAT else "int64"
-        rows.append((x.minimum.name, f"[B, H, blocks]  {kind}, smallest {formula.text(x.value)} of each block"))
-        rows.append((x.maximum.name, f"[B, H, blocks]  {kind}, largest"))
+        rows.append((x.minimum.name, f"[B, H, parts]  {kind}, smallest {formula.text(x.value)} of each part"))
+        rows.append((x.maximum.name, f"[B, H, parts]  {kind}, largest"))
     rows.append(("spans", "[B, H, blocks, 4]  int32, first, partial end, full begin and end of a list"))
-    rows.append(("blocks", "[entries]  int32, all lists one after the other"))
+    rows.append(("blocks", "[entries]  int16 or int32, all lists one after the other"))
     width = max(len(symbol) for symbol, _ in rows)
     return "\n".join(legend_row(symbol, text, width) for symbol, text in rows)

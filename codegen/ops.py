@@ -60,21 +60,25 @@ class Launches:
 
 @dataclass(frozen=True, kw_only=True)
 class ExtremesLaunch:
-    """The launch of one of the kernels that reduce tensors to block extremes, and the buffers it fills."""
+    """The launch of the kernel that reduces tensors to the extremes of parts, and the buffers it fills."""
 
     kernel: str
     args: str
-    length: str
-    block: str
     has_offset: bool
-    buffers: Sequence[tuple[str, str]]  # name, dtype
+    of_queries: bool
+    of_keys: bool
+    buffers: Sequence[tuple[str, str, str]]  # name, number of parts, dtype
+
+    @property
+    def names(self) -> str:
+        return ", ".join(name for name, *_ in self.buffers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListsOp:
     """How the op makes the lists of blocks: launches, and which of its arguments the mask reads."""
 
-    extremes: Sequence[ExtremesLaunch]
+    extremes: ExtremesLaunch | None
     query_kernel: str
     key_kernel: str
     args: str
@@ -290,31 +294,32 @@ def op_plan(planned: VariantPlan) -> OpPlan:
     )
 
 
+def _extremes_launch(lists: ListsPlan) -> ExtremesLaunch | None:
+    if lists.extremes is None:
+        return None
+    plan = lists.extremes
+    return ExtremesLaunch(
+        kernel=plan.kernel.name,
+        args=_launch(plan.kernel),
+        has_offset="Q_OFFSET_PER_BATCH" in plan.kernel.constants,
+        of_queries=bool(plan.queries),
+        of_keys=bool(plan.keys),
+        buffers=[
+            (name, parts, "torch.float32" if value.is_float else "torch.int64")
+            for values, parts in ((plan.queries, "query_parts"), (plan.keys, "key_parts"))
+            for value in values
+            for name in (value.minimum, value.maximum)
+        ],
+    )
+
+
 def _lists_op(variant: Variant, lists: ListsPlan | None, arguments: Sequence[Argument]) -> ListsOp | None:
     if lists is None or variant.mask is None:
         return None
     read = expr.names(variant.mask) | {load.tensor for load in expr.loads(variant.mask)}
     own = [a for a in arguments if a.name in read]
     return ListsOp(
-        extremes=[
-            ExtremesLaunch(
-                kernel=x.kernel.name,
-                args=_launch(x.kernel),
-                length=length,
-                block=block,
-                has_offset="Q_OFFSET_PER_BATCH" in x.kernel.constants,
-                buffers=[
-                    (name, "torch.float32" if value.is_float else "torch.int64")
-                    for value in x.values
-                    for name in (value.minimum, value.maximum)
-                ],
-            )
-            for x, length, block in (
-                (lists.query_extremes, "q_len", "block_m"),
-                (lists.key_extremes, "kv_len", "block_n"),
-            )
-            if x is not None
-        ],
+        extremes=_extremes_launch(lists),
         query_kernel=lists.query_lists.kernel.name,
         key_kernel=lists.key_lists.kernel.name,
         args=_launch(lists.query_lists.kernel),

@@ -29,7 +29,7 @@ _SHAPES = {
     "dsink": "[B, Hq, blocks]  fp32, partial sums",
     "decay": "[B, Hq, P]  fp32, cumulative log-decay times log2(e)",
     "spans": "[B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list",
-    "blocks": "[entries]  int32, lists of the blocks to visit",
+    "blocks": "[entries]  int16 or int32, lists of the blocks to visit",
 }
 
 

@@ -13,6 +13,9 @@ from .configs import PASSES, Tiles
 DENSE_ENTRIES = 2**22
 """Lists of so many entries at most get the room they could need; beyond it the entries are counted first."""
 
+LEAST_BLOCK, PARTS = 16, 64
+"""Tensors are reduced over parts of the smallest block there is, so many parts by one program."""
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R", covariant=True)
 
@@ -25,7 +28,7 @@ class Schedule:
     """The blocks that the kernels of one op visit, for calls of one size. Make it with `op.schedule(...)`.
 
     It holds what the mask's tensors and scalars were when it was made. `tables` are, for each pass in the order of
-    `passes`, the spans int32 `[B or 1, Hq or 1, blocks, 4]` of its lists and the lists themselves, int32.
+    `passes`, the spans int32 `[B or 1, Hq or 1, blocks, 4]` of its lists and the lists themselves, int16 or int32.
     """
 
     op: str
@@ -69,9 +72,10 @@ def call_sizes(q: Tensor, k: Tensor, row_offset: int, row_offsets: Tensor | None
 def list_blocks(launch: Launch, lead: tuple[int, int], own: int, others: int, device: torch.device) -> list[Tensor]:
     """Spans and entries of the lists of `lead[0] * lead[1] * own` blocks, each of at most `others` entries."""
     count = lead[0] * lead[1] * own
+    dtype = torch.int16 if others < 2**15 else torch.int32
     spans = torch.empty((*lead, own, 4), dtype=torch.int32, device=device)
     if count * others <= DENSE_ENTRIES:
-        blocks = torch.empty(count * others, dtype=torch.int32, device=device)
+        blocks = torch.empty(count * others, dtype=dtype, device=device)
         launch(spans, blocks, True, True)
         return [spans, blocks]
     launch(spans, spans, False, False)
@@ -82,7 +86,7 @@ def list_blocks(launch: Launch, lead: tuple[int, int], own: int, others: int, de
         raise ValueError(f"the lists of blocks have {total} entries, more than the 2**31 they can be numbered with")
     spans.view(-1, 4)[:, 0] = ends - room
     spans.view(-1, 4)[:, 3] = ends
-    blocks = torch.empty(total, dtype=torch.int32, device=device)
+    blocks = torch.empty(total, dtype=dtype, device=device)
     launch(spans, blocks, False, True)
     return [spans, blocks]
 

@@ -2,16 +2,16 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/block_lists.py.jinja
-# hash: 1b95034a003731b9
+# hash: ddeb5b165b650656
 """Which blocks of keys a block of queries visits under `document`, and the other way round.
 
     keep        q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
-    doc_q_min   [B, H, blocks]  int64, smallest doc[b, q_idx] of each block
-    doc_q_max   [B, H, blocks]  int64, largest
-    doc_kv_min  [B, H, blocks]  int64, smallest doc[b, kv_idx] of each block
-    doc_kv_max  [B, H, blocks]  int64, largest
+    doc_q_min   [B, H, parts]  int64, smallest doc[b, q_idx] of each part
+    doc_q_max   [B, H, parts]  int64, largest
+    doc_kv_min  [B, H, parts]  int64, smallest doc[b, kv_idx] of each part
+    doc_kv_max  [B, H, parts]  int64, largest
     spans       [B, H, blocks, 4]  int32, first, partial end, full begin and end of a list
-    blocks      [entries]  int32, all lists one after the other
+    blocks      [entries]  int16 or int32, all lists one after the other
 
 A block is decided by interval arithmetic, at a cost that does not depend on its size: empty where no pair can be kept,
 full where every pair is, else partial. Each program lists one row of blocks, in its own room of `blocks`: the partial
@@ -32,66 +32,59 @@ def clamp_index(index, size):
     do_not_specialize=[
         "doc_size_1",
         "q_len",
+        "kv_len",
         "num_heads",
         "q_offset",
     ]
 )
-def document_query_extremes(
+def document_extremes(
     doc_ptr,
     doc_q_min_ptr,
     doc_q_max_ptr,
-    stride_doc_0,
-    stride_doc_1,
-    doc_size_1,
-    q_len,
-    num_heads,
-    q_offset,
-    Q_OFFSET_PER_BATCH: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
-    num_blocks = tl.cdiv(q_len, BLOCK_M)
-    block = tl.program_id(0) % num_blocks
-    head = tl.program_id(0) // num_blocks
-    b = (head // num_heads).to(tl.int64)
-
-    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-    # Beyond the end the last position stands in for itself once more.
-    q_idx = tl.minimum(block * BLOCK_M + tl.arange(0, BLOCK_M), q_len - 1) + q_shift
-    doc_q = tl.load(doc_ptr + b * stride_doc_0 + clamp_index(q_idx, doc_size_1).to(tl.int64) * stride_doc_1)
-    value = doc_q.to(tl.int64)
-    tl.store(doc_q_min_ptr + tl.program_id(0), tl.min(value, 0))
-    tl.store(doc_q_max_ptr + tl.program_id(0), tl.max(value, 0))
-
-
-@triton.jit(
-    do_not_specialize=[
-        "doc_size_1",
-        "kv_len",
-        "num_heads",
-    ]
-)
-def document_key_extremes(
-    doc_ptr,
     doc_kv_min_ptr,
     doc_kv_max_ptr,
     stride_doc_0,
     stride_doc_1,
     doc_size_1,
+    q_len,
     kv_len,
     num_heads,
-    BLOCK_N: tl.constexpr,
+    q_offset,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
-    num_blocks = tl.cdiv(kv_len, BLOCK_N)
-    block = tl.program_id(0) % num_blocks
-    head = tl.program_id(0) // num_blocks
+    # One program reduces PARTS parts of PART positions each, of the queries or of the keys.
+    num_q = tl.cdiv(q_len, PART)
+    query_programs = tl.cdiv(num_q, PARTS)
+    num_kv = tl.cdiv(kv_len, PART)
+    programs = query_programs + tl.cdiv(num_kv, PARTS)
+    head = tl.program_id(0) // programs
+    index = tl.program_id(0) % programs
     b = (head // num_heads).to(tl.int64)
 
-    # Beyond the end the last position stands in for itself once more.
-    kv_idx = tl.minimum(block * BLOCK_N + tl.arange(0, BLOCK_N), kv_len - 1)
-    doc_kv = tl.load(doc_ptr + b * stride_doc_0 + clamp_index(kv_idx, doc_size_1).to(tl.int64) * stride_doc_1)
-    value = doc_kv.to(tl.int64)
-    tl.store(doc_kv_min_ptr + tl.program_id(0), tl.min(value, 0))
-    tl.store(doc_kv_max_ptr + tl.program_id(0), tl.max(value, 0))
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    if index < query_programs:
+        parts = index * PARTS + tl.arange(0, PARTS)
+        # Beyond the end the last position stands in for itself once more.
+        q_idx = tl.minimum(parts[:, None] * PART + tl.arange(0, PART)[None, :], q_len - 1) + q_shift
+        doc_q = tl.load(doc_ptr + b * stride_doc_0 + clamp_index(q_idx, doc_size_1).to(tl.int64) * stride_doc_1)
+        offs = head * num_q + parts
+        inside = parts < num_q
+        value = doc_q.to(tl.int64)
+        tl.store(doc_q_min_ptr + offs, tl.min(value, 1), mask=inside)
+        tl.store(doc_q_max_ptr + offs, tl.max(value, 1), mask=inside)
+
+    else:
+        parts = (index - query_programs) * PARTS + tl.arange(0, PARTS)
+        # Beyond the end the last position stands in for itself once more.
+        kv_idx = tl.minimum(parts[:, None] * PART + tl.arange(0, PART)[None, :], kv_len - 1)
+        doc_kv = tl.load(doc_ptr + b * stride_doc_0 + clamp_index(kv_idx, doc_size_1).to(tl.int64) * stride_doc_1)
+        offs = head * num_kv + parts
+        inside = parts < num_kv
+        value = doc_kv.to(tl.int64)
+        tl.store(doc_kv_min_ptr + offs, tl.min(value, 1), mask=inside)
+        tl.store(doc_kv_max_ptr + offs, tl.max(value, 1), mask=inside)
 
 
 @triton.jit(
@@ -118,6 +111,7 @@ def document_query_lists(
     FILL: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PART: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     num_blocks = tl.cdiv(q_len, BLOCK_M)
@@ -129,8 +123,11 @@ def document_query_lists(
     q_first = block * BLOCK_M + q_shift
     q_last = tl.minimum(block * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
 
-    doc_q_min = tl.load(doc_q_min_ptr + tl.program_id(0))
-    doc_q_max = tl.load(doc_q_max_ptr + tl.program_id(0))
+    num_q = tl.cdiv(q_len, PART)
+    parts = tl.minimum(block * (BLOCK_M // PART) + tl.arange(0, BLOCK_M // PART), num_q - 1)
+    doc_q_min = tl.min(tl.load(doc_q_min_ptr + head * num_q + parts), 0)
+    doc_q_max = tl.max(tl.load(doc_q_max_ptr + head * num_q + parts), 0)
+    num_kv = tl.cdiv(kv_len, PART)
     num_others = tl.cdiv(kv_len, BLOCK_N)
     span = spans_ptr + tl.program_id(0).to(tl.int64) * 4
     begin = tl.program_id(0) * num_others if OWN_ROOM else 0
@@ -144,8 +141,10 @@ def document_query_lists(
         kv_last = tl.minimum(others * BLOCK_N + BLOCK_N, kv_len) - 1
 
         visited = others < num_others
-        doc_kv_min = tl.load(doc_kv_min_ptr + head * num_others + others, mask=visited, other=0)
-        doc_kv_max = tl.load(doc_kv_max_ptr + head * num_others + others, mask=visited, other=0)
+        parts = others[:, None] * (BLOCK_N // PART) + tl.arange(0, BLOCK_N // PART)[None, :]
+        offs = head * num_kv + tl.minimum(parts, num_kv - 1)
+        doc_kv_min = tl.min(tl.load(doc_kv_min_ptr + offs), 1)
+        doc_kv_max = tl.max(tl.load(doc_kv_max_ptr + offs), 1)
         visited = visited & ((q_last >= kv_first) & (doc_q_min <= doc_kv_max) & (doc_q_max >= doc_kv_min))
         # A cut last block is never full: full blocks are read without bounds.
         full = (
@@ -156,8 +155,9 @@ def document_query_lists(
         visited, full = visited.to(tl.int32), full.to(tl.int32)
         partial = visited - full
         if FILL:
-            tl.store(blocks_ptr + partial_end + tl.cumsum(partial, 0) - 1, others, mask=partial > 0)
-            tl.store(blocks_ptr + full_begin - tl.cumsum(full, 0), others, mask=full > 0)
+            entries = others.to(blocks_ptr.dtype.element_ty)
+            tl.store(blocks_ptr + partial_end + tl.cumsum(partial, 0) - 1, entries, mask=partial > 0)
+            tl.store(blocks_ptr + full_begin - tl.cumsum(full, 0), entries, mask=full > 0)
         partial_end += tl.sum(partial, 0)
         full_begin -= tl.sum(full, 0)
     if FILL:
@@ -195,6 +195,7 @@ def document_key_lists(
     FILL: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PART: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
@@ -206,8 +207,11 @@ def document_key_lists(
     kv_first = block * BLOCK_N
     kv_last = tl.minimum(block * BLOCK_N + BLOCK_N, kv_len) - 1
 
-    doc_kv_min = tl.load(doc_kv_min_ptr + tl.program_id(0))
-    doc_kv_max = tl.load(doc_kv_max_ptr + tl.program_id(0))
+    num_kv = tl.cdiv(kv_len, PART)
+    parts = tl.minimum(block * (BLOCK_N // PART) + tl.arange(0, BLOCK_N // PART), num_kv - 1)
+    doc_kv_min = tl.min(tl.load(doc_kv_min_ptr + head * num_kv + parts), 0)
+    doc_kv_max = tl.max(tl.load(doc_kv_max_ptr + head * num_kv + parts), 0)
+    num_q = tl.cdiv(q_len, PART)
     num_others = tl.cdiv(q_len, BLOCK_M)
     span = spans_ptr + tl.program_id(0).to(tl.int64) * 4
     begin = tl.program_id(0) * num_others if OWN_ROOM else 0
@@ -221,8 +225,10 @@ def document_key_lists(
         q_last = tl.minimum(others * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
 
         visited = others < num_others
-        doc_q_min = tl.load(doc_q_min_ptr + head * num_others + others, mask=visited, other=0)
-        doc_q_max = tl.load(doc_q_max_ptr + head * num_others + others, mask=visited, other=0)
+        parts = others[:, None] * (BLOCK_M // PART) + tl.arange(0, BLOCK_M // PART)[None, :]
+        offs = head * num_q + tl.minimum(parts, num_q - 1)
+        doc_q_min = tl.min(tl.load(doc_q_min_ptr + offs), 1)
+        doc_q_max = tl.max(tl.load(doc_q_max_ptr + offs), 1)
         visited = visited & ((q_last >= kv_first) & (doc_q_min <= doc_kv_max) & (doc_q_max >= doc_kv_min))
         # A cut last block is never full: full blocks are read without bounds.
         full = (
@@ -233,8 +239,9 @@ def document_key_lists(
         visited, full = visited.to(tl.int32), full.to(tl.int32)
         partial = visited - full
         if FILL:
-            tl.store(blocks_ptr + partial_end + tl.cumsum(partial, 0) - 1, others, mask=partial > 0)
-            tl.store(blocks_ptr + full_begin - tl.cumsum(full, 0), others, mask=full > 0)
+            entries = others.to(blocks_ptr.dtype.element_ty)
+            tl.store(blocks_ptr + partial_end + tl.cumsum(partial, 0) - 1, entries, mask=partial > 0)
+            tl.store(blocks_ptr + full_begin - tl.cumsum(full, 0), entries, mask=full > 0)
         partial_end += tl.sum(partial, 0)
         full_begin -= tl.sum(full, 0)
     if FILL:

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 427a58d2609bb4b0
+# hash: ce83ad4bc67b6fc8
 """Gradients of `document` with respect to k and v.
 
     keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -16,7 +16,7 @@
     dk      [B, Hkv, Skv, D]
     dv      [B, Hkv, Skv, Dv]
     spans   [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
-    blocks  [entries]  int32, lists of the blocks to visit
+    blocks  [entries]  int16 or int32, lists of the blocks to visit
 
 One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
 order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product as
@@ -180,7 +180,7 @@ def document_bwd_dkdv(
         do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
         row_base = (b * num_heads + h) * q_len
         for entry in range(begin, partial_end):
-            start_m = tl.load(blocks_ptr + entry) * BLOCK_M
+            start_m = tl.load(blocks_ptr + entry).to(tl.int32) * BLOCK_M
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, RAGGED)
             do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, RAGGED)
             rows = start_m + tl.arange(0, BLOCK_M)
@@ -203,7 +203,7 @@ def document_bwd_dkdv(
             dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
 
         for entry in range(full_begin, end):
-            start_m = tl.load(blocks_ptr + entry) * BLOCK_M
+            start_m = tl.load(blocks_ptr + entry).to(tl.int32) * BLOCK_M
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, False)
             do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, False)
             rows = start_m + tl.arange(0, BLOCK_M)

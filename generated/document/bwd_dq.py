@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 0ef3fb075367fdc9
+# hash: 78ee9fd486714c02
 """Gradient of `document` with respect to q.
 
     keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -15,7 +15,7 @@
     doc     [b, kv_idx]  int32
     dq      [B, Hq, Sq, D]
     spans   [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
-    blocks  [entries]  int32, lists of the blocks to visit
+    blocks  [entries]  int16 or int32, lists of the blocks to visit
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
 `ds = p * (dp - delta)` is the gradient of a score.
@@ -167,7 +167,7 @@ def document_bwd_dq(
 
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for entry in range(begin, partial_end):
-        start_n = tl.load(blocks_ptr + entry) * BLOCK_N
+        start_n = tl.load(blocks_ptr + entry).to(tl.int32) * BLOCK_N
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
@@ -183,7 +183,7 @@ def document_bwd_dq(
         dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
 
     for entry in range(full_begin, end):
-        start_n = tl.load(blocks_ptr + entry) * BLOCK_N
+        start_n = tl.load(blocks_ptr + entry).to(tl.int32) * BLOCK_N
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]

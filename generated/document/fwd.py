@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/fwd.py.jinja
-# hash: 1eb0cee529f9c752
+# hash: f59f976d0267ad1a
 """Forward of `document`: `o = softmax(score) v`.
 
     keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -13,7 +13,7 @@
     o       [B, Hq, Sq, Dv]
     lse     [B, Hq, Sq]  fp32, log of the softmax denominator
     spans   [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
-    blocks  [entries]  int32, lists of the blocks to visit
+    blocks  [entries]  int16 or int32, lists of the blocks to visit
 
 One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
 softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
@@ -158,7 +158,7 @@ def document_fwd(
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     for entry in range(begin, partial_end):
-        start_n = tl.load(blocks_ptr + entry) * BLOCK_N
+        start_n = tl.load(blocks_ptr + entry).to(tl.int32) * BLOCK_N
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
@@ -178,7 +178,7 @@ def document_fwd(
         row_max = max_new
 
     for entry in range(full_begin, end):
-        start_n = tl.load(blocks_ptr + entry) * BLOCK_N
+        start_n = tl.load(blocks_ptr + entry).to(tl.int32) * BLOCK_N
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)

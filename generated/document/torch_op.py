@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_op.py.jinja
-# hash: ed9060a547024f4c
+# hash: 42a9ed917e5cc4d9
 """`document` for PyTorch. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from typing import Any
@@ -15,6 +15,8 @@ from torch.library import custom_op
 from .._runtime.checks import at_least
 from .._runtime.configs import Tile, Tiles, cdiv, next_power_of_2, tiles_for
 from .._runtime.torch_schedule import (
+    LEAST_BLOCK,
+    PARTS,
     Schedule,
     call_sizes,
     list_blocks,
@@ -81,9 +83,10 @@ def _schedule(
         return Schedule(op=NAME, call=call, tiles={}, tables=())
     tiles = _tiles(q, v, config_text(NAME, config))
     passes = ("fwd", "dkdv", "dq") if backward else ("fwd",)
+    extremes = _extremes(q, k, doc, row_offset, row_offsets)
     tables: list[Tensor] = []
     for name in passes:
-        tables += _lists(q, k, doc, row_offset, row_offsets, tiles[name], name == "dkdv")
+        tables += _lists(q, k, doc, row_offset, row_offsets, extremes, tiles[name], name == "dkdv")
     blocks = {name: (tiles[name].block_m, tiles[name].block_n) for name in passes}
     return Schedule(op=NAME, call=call, tiles=blocks, tables=tuple(tables))
 
@@ -201,20 +204,59 @@ def _tiles(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     return tiles_for(NAME, arch_of(q), q.element_size(), max(q.shape[3], v.shape[3]), parse_config(config_words))
 
 
+def _extremes(q: Tensor, k: Tensor, doc: Tensor, row_offset: int, row_offsets: Tensor | None) -> tuple[Tensor, ...]:
+    """The smallest and the largest of each value that the mask compares, over parts of LEAST_BLOCK positions."""
+    list_batch = q.shape[0]
+    list_heads = 1
+
+    q_offset = row_offset if row_offsets is None else row_offsets
+    q_len = q.shape[2]
+    query_parts = cdiv(q_len, LEAST_BLOCK)
+    kv_len = k.shape[2]
+    key_parts = cdiv(kv_len, LEAST_BLOCK)
+    doc_q_min = q.new_empty((list_batch, list_heads, query_parts), dtype=torch.int64)
+    doc_q_max = q.new_empty((list_batch, list_heads, query_parts), dtype=torch.int64)
+    doc_kv_min = q.new_empty((list_batch, list_heads, key_parts), dtype=torch.int64)
+    doc_kv_max = q.new_empty((list_batch, list_heads, key_parts), dtype=torch.int64)
+    programs = cdiv(query_parts, PARTS) + cdiv(key_parts, PARTS)
+    with on_device(q):
+        block_lists.document_extremes[(list_batch * list_heads * programs,)](
+            doc,
+            doc_q_min,
+            doc_q_max,
+            doc_kv_min,
+            doc_kv_max,
+            *doc.stride(),
+            doc.shape[1],
+            q_len,
+            kv_len,
+            list_heads,
+            q_offset,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            PART=LEAST_BLOCK,
+            PARTS=PARTS,
+        )
+    return doc_q_min, doc_q_max, doc_kv_min, doc_kv_max
+
+
 def _lists(
-    q: Tensor, k: Tensor, doc: Tensor, row_offset: int, row_offsets: Tensor | None, tile: Tile, by_keys: bool
+    q: Tensor,
+    k: Tensor,
+    doc: Tensor,
+    row_offset: int,
+    row_offsets: Tensor | None,
+    extremes: tuple[Tensor, ...],
+    tile: Tile,
+    by_keys: bool,
 ) -> list[Tensor]:
     """List the blocks of keys for each block of queries, or `by_keys` the other way round."""
     q_len, kv_len = q.shape[2], k.shape[2]
-    q_offset = row_offset if row_offsets is None else row_offsets
     list_batch = q.shape[0]
     list_heads = 1
-    lead = (list_batch, list_heads)
+
+    q_offset = row_offset if row_offsets is None else row_offsets
+    doc_q_min, doc_q_max, doc_kv_min, doc_kv_max = extremes
     num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
-    doc_q_min = q.new_empty((*lead, num_rows), dtype=torch.int64)
-    doc_q_max = q.new_empty((*lead, num_rows), dtype=torch.int64)
-    doc_kv_min = q.new_empty((*lead, num_keys), dtype=torch.int64)
-    doc_kv_max = q.new_empty((*lead, num_keys), dtype=torch.int64)
     kernel = block_lists.document_key_lists if by_keys else block_lists.document_query_lists
     own, others = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
 
@@ -235,33 +277,12 @@ def _lists(
             FILL=fill,
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
-            CHUNK=min(1024, next_power_of_2(max(others, 32))),
+            PART=LEAST_BLOCK,
+            CHUNK=min(256, next_power_of_2(max(others, 32))),
         )
 
     with on_device(q):
-        block_lists.document_query_extremes[(list_batch * list_heads * num_rows,)](
-            doc,
-            doc_q_min,
-            doc_q_max,
-            *doc.stride(),
-            doc.shape[1],
-            q_len,
-            list_heads,
-            q_offset,
-            Q_OFFSET_PER_BATCH=row_offsets is not None,
-            BLOCK_M=tile.block_m,
-        )
-        block_lists.document_key_extremes[(list_batch * list_heads * num_keys,)](
-            doc,
-            doc_kv_min,
-            doc_kv_max,
-            *doc.stride(),
-            doc.shape[1],
-            kv_len,
-            list_heads,
-            BLOCK_N=tile.block_n,
-        )
-        return list_blocks(launch, lead, own, others, q.device)
+        return list_blocks(launch, (list_batch, list_heads), own, others, q.device)
 
 
 def _forward(
@@ -286,8 +307,11 @@ def _forward(
         return o, lse
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
-    spans, blocks = pass_table(tables, "fwd") or _lists(q, k, doc, row_offset, row_offsets, tile, False)
-    spans = spans.expand(batch, num_heads, -1, -1)
+    table = pass_table(tables, "fwd")
+    if not table:
+        extremes = _extremes(q, k, doc, row_offset, row_offsets)
+        table = _lists(q, k, doc, row_offset, row_offsets, extremes, tile, False)
+    spans, blocks = table[0].expand(batch, num_heads, -1, -1), table[1]
     with on_device(q):
         fwd.document_fwd[(cdiv(q_len, tile.block_m) * num_heads * batch,)](
             q,
@@ -354,6 +378,7 @@ def _backward(
     delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
+    extremes = () if pass_table(tables, "dq") else _extremes(q, k, doc, row_offset, row_offsets)
     with on_device(q):
         if dq.numel() > 0:
             bwd_delta.document_bwd_delta[(cdiv(q_len, delta_rows) * num_heads * batch,)](
@@ -370,8 +395,8 @@ def _backward(
                 BLOCK_DV=next_power_of_2(head_dim_v),
                 BLOCK_M=delta_rows,
             )
-            spans, blocks = pass_table(tables, "dq") or _lists(q, k, doc, row_offset, row_offsets, tiles["dq"], False)
-            spans = spans.expand(batch, num_heads, -1, -1)
+            table = pass_table(tables, "dq") or _lists(q, k, doc, row_offset, row_offsets, extremes, tiles["dq"], False)
+            spans, blocks = table[0].expand(batch, num_heads, -1, -1), table[1]
             bwd_dq.document_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
                 q,
                 k,
@@ -409,10 +434,10 @@ def _backward(
                 num_stages=tiles["dq"].num_stages,
             )
         if dk.numel() > 0:
-            spans, blocks = pass_table(tables, "dkdv") or _lists(
-                q, k, doc, row_offset, row_offsets, tiles["dkdv"], True
+            table = pass_table(tables, "dkdv") or _lists(
+                q, k, doc, row_offset, row_offsets, extremes, tiles["dkdv"], True
             )
-            spans = spans.expand(batch, num_heads, -1, -1)
+            spans, blocks = table[0].expand(batch, num_heads, -1, -1), table[1]
             bwd_dkdv.document_bwd_dkdv[(cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,)](
                 q,
                 k,

@@ -1,13 +1,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/block_lists.py.jinja
-# hash: e17b6c7e8d82bc5b
+# hash: ada60c6eeb36db25
 """Which blocks of keys a block of queries visits under `natten`, and the other way round.
 
     keep    abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx //
             128) <= 6
     spans   [B, H, blocks, 4]  int32, first, partial end, full begin and end of a list
-    blocks  [entries]  int32, all lists one after the other
+    blocks  [entries]  int16 or int32, all lists one after the other
 
 A block is decided by interval arithmetic, at a cost that does not depend on its size: empty where no pair can be kept,
 full where every pair is, else partial. Each program lists one row of blocks, in its own room of `blocks`: the partial
@@ -152,8 +152,9 @@ def natten_query_lists(
         visited, full = visited.to(tl.int32), full.to(tl.int32)
         partial = visited - full
         if FILL:
-            tl.store(blocks_ptr + partial_end + tl.cumsum(partial, 0) - 1, others, mask=partial > 0)
-            tl.store(blocks_ptr + full_begin - tl.cumsum(full, 0), others, mask=full > 0)
+            entries = others.to(blocks_ptr.dtype.element_ty)
+            tl.store(blocks_ptr + partial_end + tl.cumsum(partial, 0) - 1, entries, mask=partial > 0)
+            tl.store(blocks_ptr + full_begin - tl.cumsum(full, 0), entries, mask=full > 0)
         partial_end += tl.sum(partial, 0)
         full_begin -= tl.sum(full, 0)
     if FILL:
@@ -289,8 +290,9 @@ def natten_key_lists(
         visited, full = visited.to(tl.int32), full.to(tl.int32)
         partial = visited - full
         if FILL:
-            tl.store(blocks_ptr + partial_end + tl.cumsum(partial, 0) - 1, others, mask=partial > 0)
-            tl.store(blocks_ptr + full_begin - tl.cumsum(full, 0), others, mask=full > 0)
+            entries = others.to(blocks_ptr.dtype.element_ty)
+            tl.store(blocks_ptr + partial_end + tl.cumsum(partial, 0) - 1, entries, mask=partial > 0)
+            tl.store(blocks_ptr + full_begin - tl.cumsum(full, 0), entries, mask=full > 0)
         partial_end += tl.sum(partial, 0)
         full_begin -= tl.sum(full, 0)
     if FILL:

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 8c15841e01be5ef3
+# hash: db5df9691284a5fb
 """Gradients of `natten` with respect to k and v.
 
     keep    abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx //
@@ -15,7 +15,7 @@
     dk      [B, Hkv, Skv, D]
     dv      [B, Hkv, Skv, Dv]
     spans   [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
-    blocks  [entries]  int32, lists of the blocks to visit
+    blocks  [entries]  int16 or int32, lists of the blocks to visit
 
 One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
 order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product as
@@ -179,7 +179,7 @@ def natten_bwd_dkdv(
         do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
         row_base = (b * num_heads + h) * q_len
         for entry in range(begin, partial_end):
-            start_m = tl.load(blocks_ptr + entry) * BLOCK_M
+            start_m = tl.load(blocks_ptr + entry).to(tl.int32) * BLOCK_M
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, RAGGED)
             do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, RAGGED)
             rows = start_m + tl.arange(0, BLOCK_M)
@@ -207,7 +207,7 @@ def natten_bwd_dkdv(
             dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
 
         for entry in range(full_begin, end):
-            start_m = tl.load(blocks_ptr + entry) * BLOCK_M
+            start_m = tl.load(blocks_ptr + entry).to(tl.int32) * BLOCK_M
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, False)
             do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, False)
             rows = start_m + tl.arange(0, BLOCK_M)

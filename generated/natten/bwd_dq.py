@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/bwd_dq.py.jinja
-# hash: bb432645069014a6
+# hash: cfd879f240615c46
 """Gradient of `natten` with respect to q.
 
     keep    abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx //
@@ -14,7 +14,7 @@
     delta   [B, Hq, Sq]  fp32, sum(o * do) - dlse
     dq      [B, Hq, Sq, D]
     spans   [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
-    blocks  [entries]  int32, lists of the blocks to visit
+    blocks  [entries]  int16 or int32, lists of the blocks to visit
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
 `ds = p * (dp - delta)` is the gradient of a score.
@@ -166,7 +166,7 @@ def natten_bwd_dq(
 
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for entry in range(begin, partial_end):
-        start_n = tl.load(blocks_ptr + entry) * BLOCK_N
+        start_n = tl.load(blocks_ptr + entry).to(tl.int32) * BLOCK_N
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
@@ -187,7 +187,7 @@ def natten_bwd_dq(
         dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
 
     for entry in range(full_begin, end):
-        start_n = tl.load(blocks_ptr + entry) * BLOCK_N
+        start_n = tl.load(blocks_ptr + entry).to(tl.int32) * BLOCK_N
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/fwd.py.jinja
-# hash: 46f0bd24fbd4f92f
+# hash: 21a8969a983c5b40
 """Forward of `natten`: `o = softmax(score) v`.
 
     keep    abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx //
@@ -12,7 +12,7 @@
     o       [B, Hq, Sq, Dv]
     lse     [B, Hq, Sq]  fp32, log of the softmax denominator
     spans   [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
-    blocks  [entries]  int32, lists of the blocks to visit
+    blocks  [entries]  int16 or int32, lists of the blocks to visit
 
 One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
 softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
@@ -157,7 +157,7 @@ def natten_fwd(
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     for entry in range(begin, partial_end):
-        start_n = tl.load(blocks_ptr + entry) * BLOCK_N
+        start_n = tl.load(blocks_ptr + entry).to(tl.int32) * BLOCK_N
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
@@ -182,7 +182,7 @@ def natten_fwd(
         row_max = max_new
 
     for entry in range(full_begin, end):
-        start_n = tl.load(blocks_ptr + entry) * BLOCK_N
+        start_n = tl.load(blocks_ptr + entry).to(tl.int32) * BLOCK_N
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/torch_op.py.jinja
-# hash: 3eac13c8464a696a
+# hash: f245624d9879b860
 """`natten` for PyTorch. Neighbourhood attention on an image of 128 x 128 positions, 13 x 13 keys (Hassani et al.,
 2023, arXiv:2204.07143)."""
 
@@ -195,10 +195,10 @@ def _lists(
 ) -> list[Tensor]:
     """List the blocks of keys for each block of queries, or `by_keys` the other way round."""
     q_len, kv_len = q.shape[2], k.shape[2]
-    q_offset = row_offset if row_offsets is None else row_offsets
     list_batch = 1 if row_offsets is None else q.shape[0]
     list_heads = 1
-    lead = (list_batch, list_heads)
+
+    q_offset = row_offset if row_offsets is None else row_offsets
     num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
     kernel = block_lists.natten_key_lists if by_keys else block_lists.natten_query_lists
     own, others = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
@@ -216,11 +216,11 @@ def _lists(
             FILL=fill,
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
-            CHUNK=min(1024, next_power_of_2(max(others, 32))),
+            CHUNK=min(256, next_power_of_2(max(others, 32))),
         )
 
     with on_device(q):
-        return list_blocks(launch, lead, own, others, q.device)
+        return list_blocks(launch, (list_batch, list_heads), own, others, q.device)
 
 
 def _forward(
@@ -244,8 +244,10 @@ def _forward(
         return o, lse
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
-    spans, blocks = pass_table(tables, "fwd") or _lists(q, k, row_offset, row_offsets, tile, False)
-    spans = spans.expand(batch, num_heads, -1, -1)
+    table = pass_table(tables, "fwd")
+    if not table:
+        table = _lists(q, k, row_offset, row_offsets, tile, False)
+    spans, blocks = table[0].expand(batch, num_heads, -1, -1), table[1]
     with on_device(q):
         fwd.natten_fwd[(cdiv(q_len, tile.block_m) * num_heads * batch,)](
             q,
@@ -324,8 +326,8 @@ def _backward(
                 BLOCK_DV=next_power_of_2(head_dim_v),
                 BLOCK_M=delta_rows,
             )
-            spans, blocks = pass_table(tables, "dq") or _lists(q, k, row_offset, row_offsets, tiles["dq"], False)
-            spans = spans.expand(batch, num_heads, -1, -1)
+            table = pass_table(tables, "dq") or _lists(q, k, row_offset, row_offsets, tiles["dq"], False)
+            spans, blocks = table[0].expand(batch, num_heads, -1, -1), table[1]
             bwd_dq.natten_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
                 q,
                 k,
@@ -360,8 +362,8 @@ def _backward(
                 num_stages=tiles["dq"].num_stages,
             )
         if dk.numel() > 0:
-            spans, blocks = pass_table(tables, "dkdv") or _lists(q, k, row_offset, row_offsets, tiles["dkdv"], True)
-            spans = spans.expand(batch, num_heads, -1, -1)
+            table = pass_table(tables, "dkdv") or _lists(q, k, row_offset, row_offsets, tiles["dkdv"], True)
+            spans, blocks = table[0].expand(batch, num_heads, -1, -1), table[1]
             bwd_dkdv.natten_bwd_dkdv[(cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,)](
                 q,
                 k,
