@@ -15,13 +15,17 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from codegen.expr import TensorSpec
+from codegen.parse import parse_example
+from codegen.printers import torch_printer
 
 BOUND = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Largest error of a tensor, relative to its largest element.
@@ -125,7 +129,7 @@ def draw_inputs(
     q = normal(shape.batch, shape.heads, shape.seq, shape.dim, dtype=dtype)
     k = normal(shape.batch, shape.kv_heads, shape.seq, shape.dim, dtype=dtype)
     v = normal(shape.batch, shape.kv_heads, shape.seq, shape.dim, dtype=dtype)
-    tensors = {name: _draw_tensor(declared, shape, normal) for name, declared in entry["tensors"].items()}
+    tensors = {name: _draw_tensor(name, declared, shape, normal) for name, declared in entry["tensors"].items()}
     trained = {name for name, declared in entry["tensors"].items() if declared["grad"]}
     if entry["sink"]:
         tensors["sink"] = normal(shape.heads)
@@ -135,7 +139,6 @@ def draw_inputs(
         trained.add("g")
     for leaf in (q, k, v, *(tensors[name] for name in trained if own_grads)):
         leaf.requires_grad_()
-    suited = {name: shape.seq // 3 if kind == "int" else 0.5 for name, kind in entry["scalars"].items()}
     return Inputs(
         q=q,
         k=k,
@@ -143,16 +146,45 @@ def draw_inputs(
         do=normal(*q.shape, dtype=dtype),
         dlse=normal(shape.batch, shape.heads, shape.seq),
         tensors=tensors,
-        scalars=dict(scalars) if scalars else suited,
+        scalars=dict(scalars) if scalars else {name: _suited(entry, name, shape.seq) for name in entry["scalars"]},
     )
 
 
-def _draw_tensor(declared: Mapping[str, Any], shape: Shape, normal: Callable[..., Tensor]) -> Tensor:
-    """A tensor of the declared dims. A free dim has four elements; integers are 0 or 1, so that they may index it."""
-    sizes = {"b": shape.batch, "h": shape.heads, "hkv": shape.kv_heads, "q_idx": shape.seq, "kv_idx": shape.seq}
-    values = normal(*(dim if isinstance(dim, int) else sizes.get(dim, 4) for dim in declared["dims"]))
+def _suited(entry: Mapping[str, Any], name: str, seq: int) -> int | float:
+    """A scalar's example, or a number that suits most. No int is above a third of the sequence, for a window to cut,
+    unless its range asks for more."""
+    low, high = entry["scalar_ranges"][name]
+    example = entry["scalar_examples"][name]
+    value: int | float = 0.5 if example is None else example
+    if entry["scalars"][name] == "int":
+        value = seq // 3 if example is None else min(example, seq // 3)
+    value = value if low is None else max(value, low)
+    return value if high is None else min(value, high)
+
+
+def _draw_tensor(name: str, declared: Mapping[str, Any], shape: Shape, normal: Callable[..., Tensor]) -> Tensor:
+    """A tensor of the declared dims, filled with its example; without one, integers are 0 or 1, so that they may index
+    a free dim, which has four elements."""
+    known = {"b": shape.batch, "h": shape.heads, "hkv": shape.kv_heads, "q_idx": shape.seq, "kv_idx": shape.seq}
+    sizes = [dim if isinstance(dim, int) else known.get(dim, 4) for dim in declared["dims"]]
+    values = normal(*sizes)
     dtype: torch.dtype = getattr(torch, declared["dtype"])
+    if declared["example"]:
+        return _example(name, declared, sizes).to(values.device, dtype)
     return (values * 0.1).to(dtype) if dtype.is_floating_point else (values > 0).to(dtype)
+
+
+def _example(name: str, declared: Mapping[str, Any], sizes: Sequence[int]) -> Tensor:
+    """The example of a tensor, computed in int64 and float64."""
+    tensor = TensorSpec(name=name, dims=tuple(declared["dims"]), dtype=declared["dtype"])
+    printer = torch_printer(lambda *_: True, float_cast=lambda text: f"{text}.double()")
+    text = printer.text(parse_example(declared["example"], tensor))
+    # Printed from a parsed expression, the text holds arithmetic and functions of torch alone.
+    ranks = range(len(sizes))
+    axes = [torch.arange(sizes[axis]).view([-1 if other == axis else 1 for other in ranks]) for axis in ranks]
+    named = {f"i{axis}": positions for axis, positions in enumerate(axes)}
+    named |= {str(dim): positions for dim, positions in zip(tensor.dims, axes, strict=True)}
+    return torch.as_tensor(eval(text, {"torch": torch, **named})).expand(sizes).clone()
 
 
 def evaluate(op: Callable[..., Any], inputs: Inputs, **options: Any) -> dict[str, Tensor]:

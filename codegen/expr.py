@@ -38,12 +38,29 @@ SCORE = "score"
 
 @dataclass(frozen=True, kw_only=True)
 class TensorSpec:
-    """A variant's own tensor. A dim is one of `INDEX_NAMES` (its size is the call's), a free name, or an integer."""
+    """A variant's own tensor. A dim is one of `INDEX_NAMES` (its size is the call's), a free name, or an integer.
+
+    `example` gives typical contents, an expression over `axes`: what tests, demo and benchmarks fill the tensor with.
+    """
 
     name: str
     dims: tuple[str | int, ...]
     dtype: str = "float32"
     grad: bool = False
+    example: Expr | None = None
+
+    @property
+    def element(self) -> Type:
+        """What an element is to an expression."""
+        if self.dtype == "bool":
+            return Type.BOOL
+        return Type.INT if self.dtype.startswith("int") else Type.FLOAT
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The integers an example may read: an index name where one axis has it, and `i0`, `i1`, ... for every axis."""
+        named = (dim for dim in self.dims if dim in INDEX_NAMES and self.dims.count(dim) == 1)
+        return (*map(str, named), *(f"i{axis}" for axis in range(len(self.dims))))
 
 
 @dataclass(frozen=True)
@@ -81,9 +98,7 @@ class Op(Expr):
     args: tuple[Expr, ...]
 
 
-COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
 NEGATED = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt", "eq": "ne", "ne": "eq"}
-FLOAT_FUNCTIONS = {"exp", "log", "sqrt", "tanh", "sigmoid", "sin", "cos", "erf"}
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
@@ -201,6 +216,17 @@ def to_float(e: Expr) -> Expr:
     if isinstance(e, Op) and e.op == "where":
         return where(e.args[0], to_float(e.args[1]), to_float(e.args[2]))
     return Op(Type.FLOAT, "float", (e,))
+
+
+def to_integer(e: Expr) -> Expr:
+    """The integer part, toward zero, of a number that 32 bits hold."""
+    if e.type is Type.INT:
+        return e
+    if isinstance(e, Const):
+        return const(int(e.value))
+    if isinstance(e, Op) and e.op == "float":
+        return e.args[0]
+    return Op(Type.INT, "int", (e,))
 
 
 def _unify(a: Expr, b: Expr) -> tuple[Expr, Expr]:
@@ -389,10 +415,37 @@ def power(a: Expr, exponent: float) -> Expr:
     return function("exp", mul(const(float(exponent)), function("log", a)))
 
 
+_FUNCTIONS: dict[str, Callable[[float], float]] = {
+    "exp": math.exp,
+    "log": math.log,
+    "sqrt": math.sqrt,
+    "tanh": math.tanh,
+    "sigmoid": lambda x: 0.5 + 0.5 * math.tanh(0.5 * x),
+    "sin": math.sin,
+    "cos": math.cos,
+    "erf": math.erf,
+}
+FLOAT_FUNCTIONS = frozenset(_FUNCTIONS)
+
+
 def function(name: str, a: Expr) -> Expr:
-    """exp, log, sqrt, tanh, sigmoid, sin, cos or erf of a float."""
+    """exp, log, sqrt, tanh, sigmoid, sin, cos or erf of a float.
+
+    Raises ValueError or OverflowError where that of a literal is no number, such as `log(0)`.
+    """
     a = to_float(a)
-    return Op(Type.FLOAT, name, (a,))
+    return const(_FUNCTIONS[name](a.value)) if isinstance(a, Const) else Op(Type.FLOAT, name, (a,))
+
+
+_COMPARE: dict[str, Callable[[float, float], bool]] = {
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "eq": operator.eq,
+    "ne": operator.ne,
+}
+COMPARISONS = frozenset(_COMPARE)
 
 
 def compare(op: str, a: Expr, b: Expr) -> Expr:
@@ -470,6 +523,7 @@ _MAKE: dict[str, Callable[..., Expr]] = {
     "max": maximum,
     "abs": absolute,
     "float": to_float,
+    "int": to_integer,
     "not": logical_not,
     "and": logical_and,
     "or": logical_or,

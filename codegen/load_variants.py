@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from codegen import expr
 from codegen.checks import argument_problem, dim_problem, variant_problem
+from codegen.derive import ZERO, derivative
 from codegen.errors import ExprError
 from codegen.expr import INDEX_NAMES, Expr, ScalarType, TensorSpec, Type
 from codegen.load_archs import read_archs
 from codegen.load_macros import expression_text
-from codegen.parse import Macro, Scope, parse
+from codegen.parse import Macro, Scope, parse, parse_example
 from codegen.spec import TENSOR_DTYPES, ArchSpec, ScalarSpec, Variant
 from codegen.yaml_tree import Document, Item, one_line
 
@@ -18,8 +20,11 @@ ExtraChecks = Callable[[Variant], Iterable[tuple[str, str]]]
 """Further rules on a variant: pairs of a field's path below the variant (`tensors.slope.grad`) and a message."""
 
 VARIANT_KEYS = ("doc", "mask", "score", "tensors", "scalars", "sink", "decay", "archs")
-TENSOR_KEYS = ("dims", "dtype", "grad")
+TENSOR_KEYS = ("dims", "dtype", "grad", "example")
+SCALAR_KEYS = ("type", "min", "max", "example")
 SCALAR_TYPES = tuple(t.value for t in ScalarType)
+INT_LIMIT = 2**30
+"""Largest integer scalar either way that an op takes: half of 32 bits leaves room for sums."""
 FLOAT_DTYPES = tuple(dtype for dtype in TENSOR_DTYPES if "float" in dtype)
 
 
@@ -76,6 +81,8 @@ class _VariantReader:
         self._check_names(tensors)
         scope = Scope(tensors=tensors, scalars={s.name: s.type for s in scalars.values()}, macros=self.macros)
         mask, mask_text = self._expression("mask", scope, Type.BOOL)
+        if mask == expr.FALSE:
+            self.doc.note(self.keys["mask"], f"no query attends to any key: {mask_text.strip()!r} is always false")
         score, score_text = self._expression("score", scope, Type.FLOAT)
         doc = self.doc.text(self.keys["doc"]) if "doc" in self.keys else None
         sink, decay = self._flag(self.keys, "sink"), self._flag(self.keys, "decay")
@@ -90,7 +97,7 @@ class _VariantReader:
             line=self.item.line,
             entry=f"{self.name}: {one_line(self.item, leave_out=('doc', 'archs'))}",
             doc=(doc or "").strip(),
-            mask=mask,
+            mask=None if mask == expr.TRUE else mask,
             score=score,
             mask_text=mask_text,
             score_text=score_text,
@@ -120,8 +127,43 @@ class _VariantReader:
     # ------------------------------------------------------------------------------------------- tensors and scalars
 
     def _scalars(self) -> dict[str, ScalarSpec]:
-        kinds = {name: self.doc.choice(item, SCALAR_TYPES) for name, item in self.scalar_items.items()}
-        return {name: ScalarSpec(name=name, type=ScalarType(kind)) for name, kind in kinds.items() if kind is not None}
+        read = (self._scalar(name, item) for name, item in self.scalar_items.items())
+        return {scalar.name: scalar for scalar in read if scalar is not None}
+
+    def _scalar(self, name: str, item: Item) -> ScalarSpec | None:
+        """Its type alone, or a mapping of it and a range."""
+        if item.kind != "mapping":
+            kind = self.doc.choice(item, SCALAR_TYPES)
+            return None if kind is None else ScalarSpec(name=name, type=ScalarType(kind))
+        before = len(self.doc.problems)
+        keys = self.doc.mapping(item, SCALAR_KEYS)
+        if "type" not in keys:
+            if len(self.doc.problems) == before:
+                self.doc.note(item, f"a scalar needs a type, one of {' '.join(SCALAR_TYPES)}")
+            return None
+        kind = self.doc.choice(keys["type"], SCALAR_TYPES)
+        if kind is None:
+            return None
+        type_ = ScalarType(kind)
+        values = {key: self._number(keys[key], type_) for key in SCALAR_KEYS[1:] if key in keys}
+        low, high, example = values.get("min"), values.get("max"), values.get("example")
+        if low is not None and high is not None and low > high:
+            self.doc.note(keys["max"], f"must be at least min, {low}, got {high}")
+        elif example is not None and not (low is None or low <= example):
+            self.doc.note(keys["example"], f"must be at least min, {low}, got {example}")
+        elif example is not None and not (high is None or example <= high):
+            self.doc.note(keys["example"], f"must be at most max, {high}, got {example}")
+        if len(self.doc.problems) > before:
+            return None
+        return ScalarSpec(name=name, type=type_, minimum=low, maximum=high, example=example)
+
+    def _number(self, item: Item, kind: ScalarType) -> float | None:
+        if kind is ScalarType.FLOAT:
+            return self.doc.number(item)
+        value = self.doc.integer(item)
+        if value is not None and abs(value) > INT_LIMIT:
+            self.doc.note(item, f"an int is at most 2**30 either way, got {value}")
+        return value
 
     def _own_archs(self) -> dict[str, ArchSpec]:
         """The architectures whose block sizes the variant changes, each completed from the shared ones."""
@@ -146,7 +188,18 @@ class _VariantReader:
             self.doc.note(keys["grad"], f"a gradient needs a dtype of {' '.join(FLOAT_DTYPES)}, got {dtype}")
         if dtype is None or len(self.doc.problems) > before:
             return None
-        return TensorSpec(name=name, dims=tuple(d for d in dims if d is not None), dtype=dtype, grad=grad)
+        tensor = TensorSpec(name=name, dims=tuple(d for d in dims if d is not None), dtype=dtype, grad=grad)
+        return replace(tensor, example=self._example(keys["example"], tensor)) if "example" in keys else tensor
+
+    def _example(self, item: Item, tensor: TensorSpec) -> Expr | None:
+        text = expression_text(self.doc, item)
+        if text is None:
+            return None
+        try:
+            return parse_example(text, tensor)
+        except ExprError as error:
+            self.doc.note(item, str(error))
+            return None
 
     def _dim(self, item: Item) -> str | int | None:
         if item.kind == "int":
@@ -183,11 +236,20 @@ class _VariantReader:
     def _check_used(self, tensors: Mapping[str, TensorSpec], mask: Expr | None, score: Expr | None) -> None:
         """What is declared must be read, and what has a gradient must be read by the score."""
         expressions = [e for e in (mask, score) if e is not None]
-        in_score = {load.tensor for load in expr.loads(score)} if score is not None else set()
+        in_score: dict[str, bool] = {}  # and whether its elements move the score
+        for load in expr.loads(score) if score is not None else ():
+            moves = score is not None and derivative(score, load) != ZERO
+            in_score[load.tensor] = in_score.get(load.tensor, False) or moves
         read = {load.tensor for load in expr.loads(*expressions)}.union(*map(expr.names, expressions))
         for name, item in [*self.tensor_items.items(), *self.scalar_items.items()]:
             if name not in read:
                 self.doc.note(item, "neither mask nor score reads it; read it or remove it")
             elif name in tensors and tensors[name].grad and name not in in_score:
                 message = "only the mask reads this tensor, and a mask has no gradient; remove 'grad'"
+                self.doc.note_below(self.item, f"tensors.{name}.grad", message)
+            elif name in tensors and tensors[name].grad and not in_score[name]:
+                message = (
+                    "the score's derivative with respect to it is zero: only an index, a condition or int(...) "
+                    "reads it; remove 'grad'"
+                )
                 self.doc.note_below(self.item, f"tensors.{name}.grad", message)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from codegen import expr
 from codegen.emit import exact_index
-from codegen.expr import Expr, ScalarType, Var
+from codegen.expr import Expr, Var
 from codegen.lists import ListsPlan
 from codegen.model import GradientKind, GradientTerm, KernelPlan
 from codegen.plan import VariantPlan
-from codegen.printers import FormulaPrinter, torch_printer
+from codegen.printers import ArrayPrinter, FormulaPrinter, torch_printer
 from codegen.signature import reads_query_position, tensor_reads, uses_tanh
-from codegen.spec import ArchSpec, PassConfigs, Variant
+from codegen.spec import ArchSpec, PassConfigs, ScalarSpec, Variant
 from codegen.text import docstring
 
 
@@ -22,7 +22,7 @@ class Argument:
     """One of the variant's own arguments: a tensor, the sink, the log-decay, or a scalar.
 
     `shape` is Python source for a tuple of expected sizes, an entry `at_least(n)` where longer is fine and None where
-    the call decides; `doc` is its line in the op's docstring.
+    the call decides; `limits` are further arguments of a scalar's check; `doc` is its line in the op's docstring.
     """
 
     name: str
@@ -31,6 +31,7 @@ class Argument:
     shape: str = ""
     dtypes: str = ""
     grad: bool = False
+    limits: str = ""
     doc: str = ""
 
     @property
@@ -231,7 +232,10 @@ def _launch(kernel: KernelPlan) -> str:
 def op_plan(planned: VariantPlan) -> OpPlan:
     """Everything the torch op's templates need besides the kernels."""
     variant = planned.variant
-    printer = torch_printer(lambda tensor, axis, index: exact_index(variant.tensors, tensor, axis, index))
+    printer = torch_printer(
+        lambda tensor, axis, index: exact_index(variant.tensors, tensor, axis, index),
+        numbers=frozenset(variant.scalars),
+    )
     parts = [e for e in (variant.mask, variant.score) if e is not None]
     reads = frozenset().union(*(expr.names(e) for e in parts)) if parts else frozenset()
     arguments = _arguments(variant)
@@ -248,7 +252,7 @@ def op_plan(planned: VariantPlan) -> OpPlan:
         decay=variant.decay,
         formula=_formula(variant),
         reference_score=printer.text(variant.score) if variant.score is not None else "",
-        reference_mask=printer.text(variant.mask) if variant.mask is not None else "",
+        reference_mask=_reference_mask(variant, printer),
         reference_reads=reads | ({"b", "h", "q_idx", "kv_idx"} if variant.decay else set()),
         lists=_lists_op(variant, planned.lists, arguments),
     )
@@ -291,6 +295,13 @@ def _lists_op(variant: Variant, lists: ListsPlan | None, arguments: Sequence[Arg
     )
 
 
+def _reference_mask(variant: Variant, printer: ArrayPrinter) -> str:
+    if variant.mask is None:
+        return ""
+    text = printer.text(variant.mask)
+    return f"torch.tensor({text}, device=q.device)" if printer.is_number(variant.mask) else text
+
+
 def _formula(variant: Variant) -> str:
     """The mathematics of the variant, as lines of a docstring."""
     formula = FormulaPrinter()
@@ -309,7 +320,7 @@ def _formula(variant: Variant) -> str:
 def _check(a: Argument) -> str:
     if a.is_tensor:
         return f'{a.name} = check_tensor(NAME, "{a.name}", {a.name}, {a.shape}, {a.dtypes}, q)'
-    return f'{a.name} = check_{a.required}(NAME, "{a.name}", {a.name})'
+    return f'{a.name} = check_{a.required}(NAME, "{a.name}", {a.name}{a.limits})'
 
 
 _SIZES = {"b": "q.shape[0]", "h": "q.shape[1]", "hkv": "k.shape[1]"}
@@ -322,6 +333,7 @@ def _arguments(variant: Variant) -> list[Argument]:
     for spec in variant.tensors.values():
         sizes = [_axis_size(variant, spec.name, axis, dim) for axis, dim in enumerate(spec.dims)]
         dims = ", ".join(str(d) for d in spec.dims)
+        example = f", such as `{FormulaPrinter().text(spec.example)}`" if spec.example is not None else ""
         trained = "; differentiable" if spec.grad else ""
         found.append(
             Argument(
@@ -331,7 +343,7 @@ def _arguments(variant: Variant) -> list[Argument]:
                 shape=f"({', '.join(sizes)}{',' * (len(sizes) == 1)})",
                 dtypes=f'("{spec.dtype}",)',
                 grad=spec.grad,
-                doc=f"{spec.dtype} `[{dims}]`{trained}.",
+                doc=f"{spec.dtype} `[{dims}]`{example}{trained}.",
             )
         )
     if variant.decay:
@@ -341,9 +353,24 @@ def _arguments(variant: Variant) -> list[Argument]:
         doc = "`[Hq]`, any float dtype: a logit per query head in the softmax denominator only; differentiable."
         found.append(_float_argument("sink", "(q.shape[1],)", doc))
     for scalar in variant.scalars.values():
-        kind = "int" if scalar.type is ScalarType.INT else "float"
-        found.append(Argument(name=scalar.name, kind="scalar", annotation=f"{kind} | None", doc=f"{kind}."))
+        kind = scalar.type.value
+        limits = "".join(
+            f", {name}={value!r}"
+            for name, value in (("minimum", scalar.minimum), ("maximum", scalar.maximum))
+            if value is not None
+        )
+        doc = f"{kind}{_range_text(scalar)}."
+        found.append(Argument(name=scalar.name, kind="scalar", annotation=f"{kind} | None", limits=limits, doc=doc))
     return found
+
+
+def _range_text(scalar: ScalarSpec) -> str:
+    low, high = scalar.minimum, scalar.maximum
+    if low is not None and high is not None:
+        text = f" from {low} to {high}"
+    else:
+        text = f", at least {low}" if low is not None else f", at most {high}" if high is not None else ""
+    return text if scalar.example is None else f"{text}, such as {scalar.example}"
 
 
 def _float_argument(name: str, shape: str, doc: str) -> Argument:

@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from codegen import expr
 from codegen.errors import ExprError, did_you_mean
@@ -21,7 +22,7 @@ from codegen.expr import INDEX_NAMES, SCORE, Expr, Load, ScalarType, TensorSpec,
 
 @dataclass(frozen=True, kw_only=True)
 class Macro:
-    """A named, parametrised expression of `masks:` or `scores:`."""
+    """A named, parametrised expression of `masks:` or `scores:`. The latter may be of integers: FLOAT is any number."""
 
     name: str
     params: tuple[str, ...]
@@ -31,13 +32,17 @@ class Macro:
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """The names an expression may read besides the indices."""
+    """The names an expression may read besides the indices.
+
+    `axes`, where given, are all there is: the expression is the example of a tensor.
+    """
 
     tensors: Mapping[str, TensorSpec] = field(default_factory=dict)
     scalars: Mapping[str, ScalarType] = field(default_factory=dict)
     macros: Mapping[str, Macro] = field(default_factory=dict)
     bound: Mapping[str, Expr] = field(default_factory=dict)
     expanding: tuple[str, ...] = ()
+    axes: tuple[str, ...] | None = None
 
 
 def _silu(x: Expr) -> Expr:
@@ -68,6 +73,7 @@ FUNCTIONS: dict[str, tuple[int, int, Callable[..., Expr]]] = {
     "relu": (1, 1, lambda x: expr.maximum(x, expr.const(0))),
     "silu": (1, 1, lambda x: _silu(expr.to_float(x))),
     "gelu": (1, 1, lambda x: _gelu(expr.to_float(x))),
+    "int": (1, 1, expr.to_integer),
     **{name: (1, 1, lambda x, name=name: expr.function(name, x)) for name in sorted(expr.FLOAT_FUNCTIONS)},
 }
 
@@ -79,7 +85,14 @@ _BINARY = {
     ast.FloorDiv: ("//", expr.floordiv),
     ast.Mod: ("%", expr.mod),
 }
-_COMPARE = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"}
+_COMPARE = {
+    ast.Lt: ("<", "lt"),
+    ast.LtE: ("<=", "le"),
+    ast.Gt: (">", "gt"),
+    ast.GtE: (">=", "ge"),
+    ast.Eq: ("==", "eq"),
+    ast.NotEq: ("!=", "ne"),
+}
 
 _HEADER = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\(([^()]*)\))?\s*$", re.ASCII)
 
@@ -108,17 +121,48 @@ def parse(text: str, scope: Scope, want: Type) -> Expr:
 
     Raises `ExprError` with the column (from 1) of the offending part of `text`.
     """
+    e = _read(text, scope, want, allow_score=want is Type.FLOAT and scope.axes is None)
+    return expr.to_float(e) if want is Type.FLOAT else e
+
+
+def _read(text: str, scope: Scope, want: Type, *, allow_score: bool) -> Expr:
+    """`parse`, but where a number is wanted an integer stays one."""
     tree = _tree(text)
     try:
-        e = _Parser(text, scope, allow_score=want is Type.FLOAT).read(tree)
+        e = _Parser(text, scope, allow_score=allow_score).read(tree)
     except RecursionError:
         raise ExprError(_TOO_DEEP, 1) from None
-    if want is Type.FLOAT and e.type is Type.INT:
-        e = expr.to_float(e)
-    if e.type is not want:
-        kind = "a mask must be a boolean" if want is Type.BOOL else "a score must be a number"
-        raise ExprError(f"{kind}, got {_article(e.type)}: {text.strip()!r}", 1)
+    if e.type is not want and (want is not Type.FLOAT or e.type is Type.BOOL):
+        raise ExprError(f"{_rule(scope, want)}, got {_article(e.type)}: {_flat(text)!r}{_remedy(e.type, want)}", 1)
     return e
+
+
+def parse_example(text: str, tensor: TensorSpec) -> Expr:
+    """The typical contents of a tensor: an expression over its own axes, of the type of its elements.
+
+    >>> parse_example("kv_idx // 300", TensorSpec(name="doc", dims=("b", "kv_idx"), dtype="int32")).type
+    <Type.INT: 'integer'>
+    """
+    return parse(text, Scope(axes=tensor.axes), tensor.element)
+
+
+def _rule(scope: Scope, want: Type) -> str:
+    if scope.axes is not None:
+        kind = {Type.BOOL: "a bool", Type.INT: "an integer", Type.FLOAT: "a float"}[want]
+        return f"the example of {kind} tensor must be {_KINDS[want]}"
+    return f"{'a mask' if want is Type.BOOL else 'a score'} must be {_KINDS[want]}"
+
+
+_KINDS = {Type.BOOL: "a boolean", Type.INT: "an integer", Type.FLOAT: "a number"}
+
+
+def _remedy(got: Type, want: Type) -> str:
+    """How to make one type of another, as the tail of an error message."""
+    if want is Type.BOOL:
+        return "; write a comparison"
+    if got is Type.BOOL:
+        return "; use where(condition, a, b)"
+    return "; use // or int(...)"
 
 
 def _article(t: Type) -> str:
@@ -193,6 +237,10 @@ class _Parser:
     def read_name(self, node: ast.expr, name: str) -> Expr:
         if name in self.scope.bound:
             return self.scope.bound[name]
+        if self.scope.axes is not None:
+            if name in self.scope.axes:
+                return expr.int_var(name)
+            raise self.not_an_axis(node)
         if name in INDEX_NAMES:
             return expr.int_var(name)
         if name == SCORE:
@@ -217,6 +265,10 @@ class _Parser:
             node, f"unknown name '{name}'{hint}" + ("" if hint else "; declare it under tensors: or scalars:")
         )
 
+    def not_an_axis(self, node: ast.expr) -> ExprError:
+        axes = " ".join(self.scope.axes or ("of which it has none",))
+        return self.fail(node, f"an example reads only its tensor's axes, {axes}; got {_source(node)!r}")
+
     def number(self, node: ast.expr, op: str) -> Expr:
         e = self.read(node)
         if e.type is Type.BOOL:
@@ -228,9 +280,9 @@ class _Parser:
     def boolean(self, node: ast.expr, op: str) -> Expr:
         e = self.read(node)
         if e.type is not Type.BOOL:
-            raise self.fail(
-                node, f"'{op}' needs booleans, got {_article(e.type)}: {_source(node)!r}; write a comparison"
-            )
+            # & and | bind tighter than comparisons: `a & b < c` is `(a & b) < c`.
+            remedy = f"put comparisons beside '{op}' in parentheses" if op in ("&", "|") else "write a comparison"
+            raise self.fail(node, f"'{op}' needs booleans, got {_article(e.type)}: {_source(node)!r}; {remedy}")
         return e
 
     def read_unary(self, op: ast.unaryop, operand: ast.expr) -> Expr:
@@ -258,28 +310,31 @@ class _Parser:
                 raise self.fail(node, f"'**' divides by the constant zero in {_source(node)!r}")
             if base.type is Type.INT and (exponent.type is not Type.INT or exponent.value < 0):
                 base = expr.to_float(base)
-            return expr.power(base, exponent.value)
+            return self.build(node, expr.power, base, exponent.value)
         if type(op) not in _BINARY:
-            raise self.fail(node, f"{_source(node)!r} uses an operator that is not part of the expression language")
+            operators = " ".join([symbol for symbol, _ in _BINARY.values()] + ["**", "&", "|"])
+            raise self.fail(
+                node,
+                f"{_source(node)!r} uses an operator that is not part of the expression language; it has {operators}",
+            )
         symbol, build = _BINARY[type(op)]
         a, b = self.number(left, symbol), self.number(right, symbol)
         if symbol in ("//", "%"):
             for side, e in ((left, a), (right, b)):
                 if e.type is not Type.INT:
-                    raise self.fail(side, f"'{symbol}' needs integers, got the float {_source(side)!r}")
+                    raise self.fail(side, f"'{symbol}' needs integers, got the float {_source(side)!r}; use int(...)")
         if symbol in ("/", "//", "%") and expr.is_const(b, 0):
             raise self.fail(right, f"'{symbol}' divides by the constant zero in {_source(node)!r}")
         return build(a, b)
 
     def read_compare(self, node: ast.Compare) -> Expr:
-        sides = [node.left, *node.comparators]
-        values = [self.number(side, "comparison") for side in sides]
-        parts = []
-        for op, a, b in zip(node.ops, values, values[1:], strict=False):
-            if type(op) not in _COMPARE:
-                raise self.fail(node, f"{_source(node)!r}: only < <= > >= == != compare values")
-            parts.append(expr.compare(_COMPARE[type(op)], a, b))
-        return expr.logical_and(*parts)
+        if not all(type(op) in _COMPARE for op in node.ops):
+            raise self.fail(node, f"{_source(node)!r}: only < <= > >= == != compare values")
+        symbols = [_COMPARE[type(op)][0] for op in node.ops]
+        sides = zip([node.left, *node.comparators], [symbols[0], *symbols], strict=True)
+        values = [self.number(side, symbol) for side, symbol in sides]
+        pairs = zip(node.ops, values, values[1:], strict=False)
+        return expr.logical_and(*(expr.compare(_COMPARE[type(op)][1], a, b) for op, a, b in pairs))
 
     def read_where(self, node: ast.expr, test: ast.expr, body: ast.expr, orelse: ast.expr) -> Expr:
         condition, a, b = self.boolean(test, "where"), self.read(body), self.read(orelse)
@@ -307,9 +362,18 @@ class _Parser:
         if not fewest <= len(args) <= most:
             wanted = str(fewest) if fewest == most else f"{fewest} to {most}"
             raise self.fail(node, f"{name}() takes {wanted} argument{'s' * (wanted != '1')}, got {len(args)}")
-        return build(*(self.number(a, name) for a in args))
+        return self.build(node, build, *(self.number(a, name) for a in args))
+
+    def build(self, node: ast.expr, build: Callable[..., Expr], *args: Any) -> Expr:
+        """`build(*args)`, where literals may have no value."""
+        try:
+            return build(*args)
+        except (ValueError, OverflowError):
+            raise self.fail(node, f"{_source(node)!r} has no finite value") from None
 
     def read_load(self, node: ast.Subscript, name: str, index: ast.expr) -> Expr:
+        if self.scope.axes is not None:
+            raise self.not_an_axis(node)
         if name not in self.scope.tensors:
             hint = did_you_mean(name, self.scope.tensors) or "; declare it under tensors:"
             raise self.fail(node, f"'{name}' is no tensor of this variant{hint}")
@@ -318,25 +382,22 @@ class _Parser:
         if len(items) != len(dims):
             raise self.fail(
                 node,
-                f"tensor '{name}' has {len(dims)} dims and must be indexed with as many, "
+                f"tensor '{name}' has {len(dims)} dim{'s' * (len(dims) != 1)} and must be indexed with as many, "
                 f"got {len(items)}: {_example(name, dims)}",
             )
         indices = []
         for item in items:
             e = self.read(item)
             if e.type is not Type.INT:
-                raise self.fail(
-                    item, f"an index must be an integer, got {_article(e.type)}: {_source(item)!r} in '{name}'"
-                )
+                got = f"{_article(e.type)}: {_source(item)!r} in '{name}'"
+                raise self.fail(item, f"an index must be an integer, got {got}{_remedy(e.type, Type.INT)}")
             if SCORE in expr.names(e):
                 raise self.fail(item, f"an index of '{name}' cannot depend on 'score'")
             indices.append(e)
         return self.load(name, tuple(indices))
 
     def load(self, name: str, indices: tuple[Expr, ...]) -> Load:
-        dtype = self.scope.tensors[name].dtype
-        kind = Type.BOOL if dtype == "bool" else Type.INT if dtype.startswith("int") else Type.FLOAT
-        return Load(kind, name, indices)
+        return Load(self.scope.tensors[name].element, name, indices)
 
     def expand(self, node: ast.expr, name: str, args: list[ast.expr]) -> Expr:
         macro = self.scope.macros[name]
@@ -346,12 +407,11 @@ class _Parser:
             raise self.fail(node, f"'{name}' takes {wanted}, got {len(args)}; write {usage}")
         if name in self.scope.expanding:
             raise self.fail(node, f"'{name}' is defined by itself: {' -> '.join((*self.scope.expanding, name))}")
-        if macro.type is Type.FLOAT and not self.allow_score:
-            raise self.fail(node, f"'{name}' is a score and cannot be part of a mask")
         bound = {param: self.read(a) for param, a in zip(macro.params, args, strict=True)}
         scope = replace(self.scope, bound=bound, expanding=(*self.scope.expanding, name))
         try:
-            return parse(macro.body, scope, macro.type)
+            allow_score = self.allow_score and macro.type is Type.FLOAT
+            return _read(macro.body, scope, macro.type, allow_score=allow_score)
         except ExprError as error:
             raise self.fail(node, f"in '{name}': {error.message}") from None
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from codegen.expr import Const, Expr, Level, Load, Op, Var, level
+from codegen.expr import FLOAT_FUNCTIONS, Const, Expr, Level, Load, Op, Var, level, loads, names
 
 # Binding strength of Python's operators, loosest first.
 COMPARE, OR, AND, SUM, PRODUCT, UNARY, ATOM = range(1, 8)
@@ -106,15 +107,38 @@ class FormulaPrinter(Printer):
         return f"{e.tensor}[{', '.join(self.text(i) for i in e.indices)}]" if e.indices else e.tensor
 
 
+@dataclass
+class NumberPrinter(FormulaPrinter):
+    """Plain Python, for what only scalars and literals decide: torch's functions take no Python numbers."""
+
+    def operation(self, e: Op) -> tuple[str, int]:
+        if e.op == "not":
+            return f"(not {self.operand(e.args[0], UNARY)})", ATOM
+        return super().operation(e)
+
+    def call(self, e: Op) -> str:
+        if e.op == "where":
+            condition, a, b = (self.text(x) for x in e.args)
+            return f"({a} if {condition} else {b})"
+        if e.op == "sigmoid":
+            return f"(0.5 + 0.5 * math.tanh(0.5 * {self.operand(e.args[0], PRODUCT)}))"
+        return f"math.{super().call(e)}" if e.op in FLOAT_FUNCTIONS else super().call(e)
+
+
 _MODULE_FUNCTIONS = ("exp", "log", "sqrt", "tanh", "sin", "cos", "abs", "minimum", "maximum", "where")
 
 
 @dataclass
 class ArrayPrinter(Printer):
-    """torch or jnp. `sizes` names the size of each tensor axis, for clamping an index that may leave the tensor."""
+    """torch or jnp. An index that may leave its tensor is clamped to the ends.
+
+    `numbers` are the variables that are Python numbers and no arrays.
+    """
 
     module: str = "torch"
+    numbers: frozenset[str] = frozenset()
     float_cast: Callable[[str], str] = lambda x: f"{x}.to(score.dtype)"
+    int_cast: Callable[[str], str] = lambda x: f"{x}.to(torch.int64)"
     clamp: Callable[[str, str], str] = lambda x, size: f"{x}.clamp(0, {size} - 1)"
     exact_dims: Callable[[str, int, Expr], bool] = lambda tensor, axis, index: False
 
@@ -130,18 +154,30 @@ class ArrayPrinter(Printer):
         }
         self.infix = {**_INFIX, **_PYTHON_INTEGER}
 
+    def is_number(self, e: Expr) -> bool:
+        """Whether `e` is a Python number, or a Python bool."""
+        return self.numbers >= names(e) and not loads(e)
+
+    def operation(self, e: Op) -> tuple[str, int]:
+        return NumberPrinter().operation(e) if self.is_number(e) else super().operation(e)
+
     def call(self, e: Op) -> str:
         if e.op == "float":
             return self.float_cast(self.operand(e.args[0], ATOM))
+        if e.op == "int":
+            return self.int_cast(self.operand(e.args[0], ATOM))
         if e.op in ("min", "max"):
             return self._extreme(e)
+        if e.op == "where" and self.module == "torch" and self.is_number(e.args[0]):
+            condition, a, b = (self.text(x) for x in e.args)
+            return f"({a} if {condition} else {b})"
         return super().call(e)
 
     def _extreme(self, e: Op) -> str:
         """torch.minimum takes no Python numbers, clamp does; jnp.minimum takes both."""
         if self.module == "torch":
             for x, bound in (e.args, e.args[::-1]):
-                if isinstance(bound, Const):
+                if self.is_number(bound):
                     side = "max" if e.op == "min" else "min"
                     return f"{self.operand(x, ATOM)}.clamp({side}={self.text(bound)})"
         return super().call(e)
@@ -150,18 +186,26 @@ class ArrayPrinter(Printer):
         parts = []
         for axis, index in enumerate(e.indices):
             text, exact = self.text(index), self.exact_dims(e.tensor, axis, index)
-            parts.append(text if exact else self.clamp(self.operand(index, ATOM), f"{e.tensor}.shape[{axis}]"))
+            clamp = self.clamp
+            if self.module == "torch" and self.is_number(index):
+                clamp = _clamp_number
+            parts.append(text if exact else clamp(self.operand(index, ATOM), f"{e.tensor}.shape[{axis}]"))
         return f"{e.tensor}[{', '.join(parts)}]" if parts else e.tensor
 
 
-def torch_printer(exact_dims: Callable[[str, int, Expr], bool]) -> ArrayPrinter:
-    return ArrayPrinter(exact_dims=exact_dims)
+def _clamp_number(index: str, size: str) -> str:
+    return f"min(max({index}, 0), {size} - 1)"
+
+
+def torch_printer(exact_dims: Callable[[str, int, Expr], bool], **options: Any) -> ArrayPrinter:
+    return ArrayPrinter(exact_dims=exact_dims, **options)
 
 
 def jnp_printer(exact_dims: Callable[[str, int, Expr], bool]) -> ArrayPrinter:
     return ArrayPrinter(
         module="jnp",
         float_cast=lambda x: f"jnp.asarray({x}, score.dtype)",
+        int_cast=lambda x: f"jnp.asarray({x}).astype(jnp.int32)",
         clamp=lambda x, size: f"jnp.clip({x}, 0, {size} - 1)",
         exact_dims=exact_dims,
     )
@@ -210,9 +254,18 @@ class TritonPrinter(Printer):
             return self.named[e], ATOM
         return super()._print(e)
 
+    def operation(self, e: Op) -> tuple[str, int]:
+        if e.op == "not" and level(e) is Level.UNIFORM:
+            # A comparison of scalars is a Python bool in Triton's interpreter: `~` would make an integer of it.
+            return f"{self.operand(e.args[0], SUM)} == 0", COMPARE
+        return super().operation(e)
+
     def call(self, e: Op) -> str:
         if e.op == "float":
             return f"{self.operand(e.args[0], ATOM)}.to(tl.float32)"
+        if e.op == "int":
+            # A scalar is a plain number in Triton's interpreter: no `.to`.
+            return f"tl.cast({self.text(e.args[0])}, tl.int32)"
         if e.op == "tanh":
             return f"tanh({self.text(e.args[0])}, HARDWARE_TANH)"
         return super().call(e)

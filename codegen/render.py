@@ -16,8 +16,10 @@ from typing import Any
 import jinja2
 
 from codegen.errors import CodegenError
+from codegen.expr import TensorSpec
 from codegen.ops import OpPlan, arch_tables, op_plan
 from codegen.plan import VariantPlan, plan
+from codegen.printers import FormulaPrinter
 from codegen.spec import Spec
 from codegen.text import LINE_LENGTH, comment, docstring
 from codegen.tiles import own_archs
@@ -140,8 +142,10 @@ def manifest_entries(spec: Spec) -> dict[str, Any]:
             "doc": v.doc,
             "mask": v.mask_text,
             "score": v.score_text,
-            "tensors": {t.name: {"dims": list(t.dims), "dtype": t.dtype, "grad": t.grad} for t in v.tensors.values()},
+            "tensors": {t.name: _tensor_entry(t) for t in v.tensors.values()},
             "scalars": {s.name: s.type.value for s in v.scalars.values()},
+            "scalar_ranges": {s.name: [s.minimum, s.maximum] for s in v.scalars.values()},
+            "scalar_examples": {s.name: s.example for s in v.scalars.values()},
             "sink": v.sink,
             "decay": v.decay,
             "head_dims": list(spec.defaults.head_dims),
@@ -150,6 +154,11 @@ def manifest_entries(spec: Spec) -> dict[str, Any]:
         }
         for name, v in spec.variants.items()
     }
+
+
+def _tensor_entry(tensor: TensorSpec) -> dict[str, Any]:
+    example = "" if tensor.example is None else FormulaPrinter().text(tensor.example)
+    return {"dims": list(tensor.dims), "dtype": tensor.dtype, "grad": tensor.grad, "example": example}
 
 
 def _entry_hash(entry: str) -> str:

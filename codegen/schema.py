@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from codegen.checks import IDENTIFIER
-from codegen.expr import INDEX_NAMES
+from codegen.expr import INDEX_NAMES, ScalarType
 from codegen.load_archs import FLOAT32
-from codegen.load_variants import SCALAR_TYPES
+from codegen.load_variants import INT_LIMIT, SCALAR_KEYS, SCALAR_TYPES
 from codegen.spec import ARCHS, DTYPES, MAX_HEAD_DIM, MIN_HEAD_DIM, TENSOR_DTYPES, Pass
 from codegen.tiles import TILE_FIELDS
 
@@ -49,7 +49,13 @@ def json_schema() -> Schema:
             },
             required=["variants"],
         ),
-        "$defs": {"variant": _variant(), "tensor": _tensor(), "passes": _passes(), "tile": _tile()},
+        "$defs": {
+            "variant": _variant(),
+            "tensor": _tensor(),
+            "scalar": _scalar(),
+            "passes": _passes(),
+            "tile": _tile(),
+        },
     }
 
 
@@ -136,7 +142,7 @@ def _variant() -> Schema:
             "mask": _expression("True where a query attends to a key. Reads b h hkv q_idx kv_idx; left out: always."),
             "score": _expression("The new score from `score`: scaled, natural log. Left out: unchanged."),
             "tensors": _named("Tensors each call gives, by name.", {"$ref": "#/$defs/tensor"}),
-            "scalars": _named("Numbers each call gives, by name.", {"enum": list(SCALAR_TYPES)}),
+            "scalars": _named("Numbers each call gives, by name.", {"$ref": "#/$defs/scalar"}),
             "sink": _flag("Adds an argument `sink [Hq]`: a logit per head in the denominator only."),
             "decay": _flag("Adds an argument `g [B, S, Hq]`: a log-decay, summed along the sequence."),
             "archs": _archs(),
@@ -160,6 +166,23 @@ def _tensor() -> Schema:
             "dims": {"description": dims, "type": "array", "items": dim},
             "dtype": {"description": "Element type.", "enum": list(TENSOR_DTYPES), "default": "float32"},
             "grad": _flag("Whether the backward returns a gradient; float dtypes only."),
+            "example": _expression("Typical contents, over the tensor's index names and i0 i1 ..., one per axis."),
         },
         required=["dims"],
     )
+
+
+def _scalar() -> Schema:
+    integer: Schema = {"type": "integer", "minimum": -INT_LIMIT, "maximum": INT_LIMIT}
+    ranges = [
+        _object(
+            f"{noun} that a call gives, from `min` to `max`; tests and benchmarks give `example`.",
+            {"type": {"enum": [kind.value]}, **dict.fromkeys(SCALAR_KEYS[1:], value)},
+            required=["type"],
+        )
+        for noun, kind, value in (
+            ("An integer", ScalarType.INT, integer),
+            ("A number", ScalarType.FLOAT, {"type": "number"}),
+        )
+    ]
+    return {"anyOf": [{"enum": list(SCALAR_TYPES)}, *ranges]}

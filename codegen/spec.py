@@ -71,10 +71,13 @@ class Defaults:
 
 @dataclass(frozen=True, kw_only=True)
 class ScalarSpec:
-    """A number given at each call."""
+    """A number given at each call, from `minimum` to `maximum` where they are given; `example` is a typical one."""
 
     name: str
     type: ScalarType
+    minimum: float | None = None
+    maximum: float | None = None
+    example: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

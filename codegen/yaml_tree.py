@@ -6,6 +6,8 @@ that one run reports everything. Only a file that is no YAML at all ends the rea
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ import yaml
 from codegen.errors import Problem, SpecError, did_you_mean
 
 _TAG = "tag:yaml.org,2002:"
+_EXPONENT = re.compile(r"[-+]?\d+[eE][-+]?\d+")
 _NOUNS = {"int": "integer", "float": "number", "bool": "boolean", "str": "text", "timestamp": "date"}
 
 
@@ -155,6 +158,8 @@ class Document:
                 self.note(key, f"duplicate {noun} '{name}', first given in line {first[name]}")
             elif keys is not None and name not in keys:
                 hint = did_you_mean(name, keys) or f"; expected one of {' '.join(keys)}"
+                if any(bracket in name for bracket in "()[]"):
+                    hint = "; quote an expression that holds any of , : [ ] { }"
                 self.note(key, f"unknown {noun} {name!r}{hint}")
             else:
                 found[name], first[name] = value, key.line
@@ -181,6 +186,17 @@ class Document:
         if isinstance(value, int):
             return value
         self.note(item, f"must be an integer, got {item.got}")
+        return None
+
+    def number(self, item: Item) -> float | None:
+        """A finite number. YAML 1.1 takes `1e-3` for text; here it is the number it looks like."""
+        value = _constructed(item.node) if item.kind in ("int", "float") else None
+        node = item.node
+        if isinstance(node, yaml.ScalarNode) and node.style is None and _EXPONENT.fullmatch(node.value):
+            value = float(node.value)
+        if isinstance(value, (int, float)) and math.isfinite(value):
+            return float(value)
+        self.note(item, f"must be a finite number, got {item.got}")
         return None
 
     def boolean(self, item: Item) -> bool | None:

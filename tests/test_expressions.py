@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from codegen import expr
 from codegen.derive import derivative
-from codegen.expr import Expr, TensorSpec, Type
+from codegen.expr import Expr, ScalarType, TensorSpec, Type
 from codegen.parse import Scope, parse
 from codegen.printers import FormulaPrinter, jnp_printer, torch_printer
 
@@ -33,7 +34,32 @@ EXPRESSIONS = (
     "score * ((q_idx - kv_idx) % 4) + (q_idx - kv_idx) // 3",
     "1.5 if h == 1 and not kv_idx < 2 else score",
     "tanh(table[h, kv_idx] * score) + table[h, q_idx]",
+    "score * int(3.0 * score) + int(q_idx / 2 - kv_idx)",
+    "score * table[h, int(log(1.0 + abs(q_idx - kv_idx)) * 2)] + table[2, 1]",
+    "where(table[h, int(2 * table[h, kv_idx])] > 0, score, int(table[h, 1]) * score)",
 )
+
+NUMBERS = (
+    "sqrt(cap) + log(cap) - exp(-cap) * sin(cap) / cos(cap) + tanh(cap) * erf(cap)",
+    "sigmoid(-(cap - 3))",
+    "abs(-size) ** 2 + min(size, 3, cap) - max(size // 2, size % 3)",
+    "1.5 if not cap > 3.0 and size < 9 or cap == size else cap",
+    "int(cap * 7.5) / size + int(-cap)",
+)
+
+
+@pytest.mark.parametrize("text", NUMBERS)
+def test_numbers_are_printed_as_python(text: str) -> None:
+    """What scalars alone decide, beside a tensor: torch's functions take tensors only."""
+    scalars = {"size": 5, "cap": 0.7}
+    kinds = {"size": ScalarType.INT, "cap": ScalarType.FLOAT}
+    functions = {name: getattr(math, name) for name in ("sqrt", "log", "exp", "sin", "cos", "tanh", "erf")}
+    want = eval(text, {**functions, "sigmoid": lambda x: 1 / (1 + math.exp(-x)), **scalars})
+    printer = torch_printer(_never_exact, numbers=frozenset(scalars))
+    score = torch.randn(HEADS, LENGTH, KEYS, dtype=torch.float64)
+    for whole, wanted in ((f"score + ({text})", score + want), (f"min(score, {text})", score.clamp(max=want))):
+        printed = printer.text(parse(whole, Scope(scalars=kinds), Type.FLOAT))
+        torch.testing.assert_close(eval(printed, {"torch": torch, "math": math, "score": score, **scalars}), wanted)
 
 
 def _values() -> dict[str, torch.Tensor]:
@@ -67,8 +93,10 @@ def test_derivatives_agree_with_autograd(text: str) -> None:
     gathered = torch.zeros_like(table)
     for load in expr.loads(e):
         local = (_torch(derivative(e, load), values) * weights).detach()
-        index = [eval(torch_printer(_never_exact).text(i), {**values}) for i in load.indices]
-        clamped = [i.expand(local.shape).clamp(0, n - 1) for i, n in zip(index, table.shape, strict=True)]
+        index = [eval(torch_printer(_never_exact).text(i), {"torch": torch, **values}) for i in load.indices]
+        clamped = [
+            torch.as_tensor(i).expand(local.shape).clamp(0, n - 1) for i, n in zip(index, table.shape, strict=True)
+        ]
         gathered.index_put_(tuple(clamped), local, accumulate=True)
     torch.testing.assert_close(gathered, dtable)
 

@@ -12,11 +12,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from codegen import expr
 from codegen.errors import Problem, SpecError
 from codegen.expr import Op, ScalarType, TensorSpec, Type
 from codegen.load import library_path, load
-from codegen.parse import Scope, parse
-from codegen.spec import ARCHS, MAX_HEAD_DIM, Pass, Spec, TileConfig, Variant
+from codegen.parse import Scope, parse, parse_example
+from codegen.render import manifest_entries
+from codegen.spec import ARCHS, MAX_HEAD_DIM, Pass, ScalarSpec, Spec, TileConfig, Variant
 from codegen.tiles import TILE_FIELDS, tile_problems
 
 BAD = Path(__file__).parent / "specs" / "bad"
@@ -215,6 +217,57 @@ variants:
         "tensors: {doc: {dims: [b, kv_idx], dtype: int32}, slope: {dims: [h], grad: true}, table: {dims: [h, 4]}}, "
         "scalars: {strength: float}, sink: true, decay: false}"
     )
+
+
+def test_scalars_with_a_range(tmp_path: Path) -> None:
+    variant = only(
+        tmp_path,
+        """
+variants:
+  ranges:
+    mask: window(size) and window(plain)
+    score: softcap(cap) * low
+    scalars:
+      size: {type: int, min: 1, max: 65536, example: 256}
+      plain: {type: int}
+      cap: {type: float, min: 1e-3, example: 50}
+      low: {type: float, max: 1.5}
+""",
+    )
+    assert variant.scalars == {
+        "size": ScalarSpec(name="size", type=ScalarType.INT, minimum=1, maximum=65536, example=256),
+        "plain": ScalarSpec(name="plain", type=ScalarType.INT),
+        "cap": ScalarSpec(name="cap", type=ScalarType.FLOAT, minimum=0.001, example=50.0),
+        "low": ScalarSpec(name="low", type=ScalarType.FLOAT, maximum=1.5),
+    }
+    assert isinstance(variant.scalars["size"].example, int)
+    assert isinstance(variant.scalars["cap"].example, float)
+
+
+def test_tensors_with_an_example(tmp_path: Path) -> None:
+    variant = only(
+        tmp_path,
+        """
+variants:
+  examples:
+    mask: doc[b, q_idx] == doc[b, kv_idx]
+    score: score + bias[b, b, h]
+    tensors:
+      doc: {dims: [b, kv_idx], dtype: int32, example: kv_idx // 300}
+      bias: {dims: [b, b, n], example: "tanh(i2 - i0)"}
+""",
+    )
+    kv_idx, i0, i2 = (expr.int_var(name) for name in ("kv_idx", "i0", "i2"))
+    assert variant.tensors["doc"].example == expr.floordiv(kv_idx, expr.const(300))
+    assert variant.tensors["bias"].example == expr.function("tanh", expr.sub(i2, i0))
+    assert len({*variant.tensors.values()}) == 2, "hashable"
+    entries = manifest_entries(load(tmp_path / "spec.yaml"))["examples"]["tensors"]
+    assert entries["doc"]["example"] == "kv_idx // 300"
+    assert parse_example(entries["bias"]["example"], variant.tensors["bias"]) == variant.tensors["bias"].example
+
+
+def test_a_mask_that_is_always_true_is_none(tmp_path: Path) -> None:
+    assert only(tmp_path, "variants:\n  all: {mask: q_idx >= kv_idx or 1 < 2}\n").mask is None
 
 
 def test_entry_is_yaml_that_reads_back(tmp_path: Path) -> None:

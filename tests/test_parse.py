@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from codegen import expr
+from codegen import parse as parse_module
 from codegen.errors import ExprError
 from codegen.expr import Expr, Load, Op, ScalarType, TensorSpec, Type, const, float_var, int_var
-from codegen.parse import FUNCTIONS, Macro, Scope, check_syntax, parse, parse_header
+from codegen.parse import FUNCTIONS, Macro, Scope, check_syntax, parse, parse_example, parse_header
 
 Q, KV, H, SCORE = int_var("q_idx"), int_var("kv_idx"), int_var("h"), float_var("score")
 
@@ -28,6 +32,8 @@ SCOPE = Scope(
         "window": Macro(name="window", params=("size",), body="q_idx - kv_idx < size", type=Type.BOOL),
         "both": Macro(name="both", params=("n",), body="causal and window(n)", type=Type.BOOL),
         "softcap": Macro(name="softcap", params=("cap",), body="cap * tanh(score / cap)", type=Type.FLOAT),
+        "bucket": Macro(name="bucket", params=("n",), body="n if n < 8 else 8 + int(log(n / 8))", type=Type.FLOAT),
+        "kept": Macro(name="kept", params=("n",), body="where(both(2 * n), softcap(n), 0)", type=Type.FLOAT),
         "lost": Macro(name="lost", params=(), body="kv_idx < sise", type=Type.BOOL),
     },
 )
@@ -86,6 +92,16 @@ def test_every_function_parses() -> None:
             score(f"{name}({', '.join(['score'] * (most + 1))})")
 
 
+def test_the_readme_lists_every_function_and_operator() -> None:
+    readme = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+    section = readme.partition("## The language\n")[2].partition("\n## ")[0]
+    table = "\n".join(line for line in section.splitlines() if line.startswith("|"))
+    words = set(re.findall(r"[\w]+|[^\w\s`]+", " ".join(re.findall(r"`[^`]*`", table))))
+    symbols = {symbol for symbol, _ in [*parse_module._BINARY.values(), *parse_module._COMPARE.values()]}
+    operators = symbols | {"**", "and", "or", "not", "&", "\\|", "~", "if", "else"}
+    assert {*FUNCTIONS, "where", "score", *expr.INDEX_NAMES, *operators} - words == set()
+
+
 # -------------------------------------------------------------------------------------------------------- structure
 
 
@@ -142,6 +158,37 @@ def test_named_expressions_expand_in_place() -> None:
     assert score("softcap(50.0)") == score("50.0 * tanh(score / 50.0)")
 
 
+def test_a_score_calls_masks_and_scores() -> None:
+    window = "q_idx >= kv_idx and q_idx - kv_idx < 6"
+    assert score("kept(3)") == score(f"where({window}, 3 * tanh(score / 3), 0)")
+
+
+def test_a_named_number_keeps_its_type_and_serves_masks_and_indices() -> None:
+    assert expr.children(mask("bucket(h) > 3"))[0].type is Type.INT
+    assert score("slope[bucket(3)]") == Load(Type.FLOAT, "slope", (const(3),))
+    assert mask("bucket(6) < bucket(kv_idx)") == mask("6 < bucket(kv_idx)")
+
+
+def test_tensors_index_tensors() -> None:
+    inner = Load(Type.INT, "doc", (int_var("b"), Q))
+    assert score("slope[doc[b, q_idx]]") == Load(Type.FLOAT, "slope", (inner,))
+
+
+def test_literals_fold() -> None:
+    assert score("log(8) / log(2) + int(2.9) + int(-2.9)") == const(math.log(8) / math.log(2))
+    assert mask("where(3 > 2, causal, keep[kv_idx])") == mask("causal")
+    assert mask("int(h) == int(cap * 1.0)") == expr.compare("eq", H, expr.to_integer(float_var("cap")))
+
+
+def test_an_example_reads_the_axes_of_its_tensor() -> None:
+    tensor = TensorSpec(name="map", dims=("kv_idx", "n", 4, "h", "h"), dtype="bool")
+    assert tensor.axes == ("kv_idx", "i0", "i1", "i2", "i3", "i4")
+    assert parse_example("kv_idx < i2 and i0 == i3", tensor).type is Type.BOOL
+    for text in ("n < 4", "h < 4", "q_idx < 1", "i5 < 1", "score > 0", "map[0] > 1"):
+        with pytest.raises(ExprError, match="an example reads only its tensor's axes, kv_idx i0 i1 i2 i3 i4; got"):
+            parse_example(text, tensor)
+
+
 def test_a_parameter_hides_a_name_of_the_variant_and_arguments_do_not_leak() -> None:
     assert mask("window(7)") == mask("q_idx - kv_idx < 7")
     assert mask("window(size + 1)") == mask("q_idx - kv_idx < size + 1")
@@ -179,17 +226,29 @@ def test_bad_header(text: str) -> None:
         ("h < doc[b]", 5, "tensor 'doc' has 2 dims and must be indexed with as many, got 1: doc[b, kv_idx]"),
         ("h < doc(b)", 5, "tensor 'doc' is indexed, not called: doc[b, kv_idx]"),
         ("h < slope", 5, "tensor 'slope' must be indexed: slope[h]"),
-        ("h < slope[cap]", 11, "an index must be an integer, got a float: 'cap' in 'slope'"),
-        ("keep[h < 1]", 6, "an index must be an integer, got a boolean"),
+        ("h < slope[cap]", 11, "an index must be an integer, got a float: 'cap' in 'slope'; use // or int(...)"),
+        ("keep[h < 1]", 6, "got a boolean: 'h < 1' in 'keep'; use where(condition, a, b)"),
+        ("keep[h, h]", 1, "tensor 'keep' has 1 dim and must be indexed with as many, got 2: keep[kv_idx]"),
         ("h < slop[h]", 5, "'slop' is no tensor of this variant; did you mean 'slope'?"),
         ("causal and h", 12, "'and' needs booleans, got an integer: 'h'; write a comparison"),
         ("causal & h", 10, "'&' needs booleans"),
+        ("causal & h < 4", 10, "got an integer: 'h'; put comparisons beside '&' in parentheses"),
         ("not h", 5, "'not' needs booleans"),
-        ("h < causal", 5, "'comparison' needs numbers, got the boolean 'causal'"),
+        ("h < causal", 5, "'<' needs numbers, got the boolean 'causal'; use where(condition, a, b)"),
+        ("1 < h == causal", 10, "'==' needs numbers, got the boolean 'causal'"),
         ("h < 2 + causal", 9, "'+' needs numbers"),
         ("h < +causal", 6, "'+' needs numbers"),
         ("h % cap == 0", 5, "'%' needs integers, got the float 'cap'"),
         ("h % (3 - 3) == 0", 6, "'%' divides by the constant zero"),
+        ("h // (2 - 2) == 0", 7, "'//' divides by the constant zero in 'h // (2 - 2)'"),
+        ("1 / (2 - 2) < h", 6, "'/' divides by the constant zero in '1 / (2 - 2)'"),
+        ("cap / log(1) < h", 7, "'/' divides by the constant zero in 'cap / log(1)'"),
+        ("cap < log(3 - 3)", 7, "'log(3 - 3)' has no finite value"),
+        ("cap < sqrt(-1)", 7, "'sqrt(-1)' has no finite value"),
+        ("cap < exp(1000)", 7, "'exp(1000)' has no finite value"),
+        ("cap < (0 - 2) ** 0.5", 7, "'(0 - 2) ** 0.5' has no finite value"),
+        ("h < int(1e10)", 5, "an integer must fit 32 bits, got int(10000000000.0)"),
+        ("h < int(causal)", 9, "'int' needs numbers, got the boolean 'causal'; use where(condition, a, b)"),
         ("h < 0 ** -1", 5, "'**' divides by the constant zero"),
         ("h < 2 ** h", 10, "the exponent of '**' must be a literal number"),
         ("h < 2 ** 33", 10, "the exponent of '**' must be from -32 to 32, got 33"),
@@ -199,7 +258,8 @@ def test_bad_header(text: str) -> None:
         ("h << 2 < 4", 1, "'h << 2' uses an operator that is not part of the expression language"),
         ("h < max", 5, "'max' is a function and must be called: max(...)"),
         ("h < max(1)", 5, "max() takes 2 to 8 arguments, got 1"),
-        ("h in (1, 2)", 6, "'(1, 2)' is not part of the expression language"),
+        ("h in (1, 2)", 1, "'h in (1, 2)': only < <= > >= == != compare values"),
+        ("h == (1, 2)", 6, "'(1, 2)' is not part of the expression language"),
         ("h < max(*h, 1)", 9, "'*h' is not part of the expression language"),
         ("h < max(h, key=1)", 5, "'max(h, key=1)' is not part of the expression language"),
         ("h.real > 1", 1, "'h.real' is not part of the expression language"),
@@ -214,7 +274,7 @@ def test_bad_header(text: str) -> None:
         ("5if causal else 3", 1, "not a Python expression: '5if causal else 3' (invalid decimal literal)"),
         ("-" * 5000 + "h", 1, "the expression is nested too deeply"),
         ("h + 1", 1, "a mask must be a boolean, got an integer: 'h + 1'"),
-        ("softcap(2) < 1", 1, "'softcap' is a score and cannot be part of a mask"),
+        ("softcap(2) < 1", 1, "in 'softcap': a mask cannot read 'score': it decides before any score is known"),
     ],
 )
 def test_error_names_the_column(text: str, column: int, message: str) -> None:

@@ -9,15 +9,23 @@ from typing import Any
 import pytest
 import yaml
 
-from codegen.expr import INDEX_NAMES
+from codegen.expr import INDEX_NAMES, ScalarType
 from codegen.load import SECTIONS, library_path
-from codegen.load_variants import TENSOR_KEYS, VARIANT_KEYS
+from codegen.load_variants import SCALAR_KEYS, TENSOR_KEYS, VARIANT_KEYS
 from codegen.schema import json_schema
 from codegen.spec import MAX_HEAD_DIM, MIN_HEAD_DIM
 
 BAD = Path(__file__).parent / "specs" / "bad"
 
-JSON_TYPES = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool, "null": type(None)}
+JSON_TYPES: dict[str, set[type]] = {
+    "object": {dict},
+    "array": {list},
+    "string": {str},
+    "integer": {int},
+    "number": {int, float},
+    "boolean": {bool},
+    "null": {type(None)},
+}
 KEYWORDS = {"$schema", "$defs", "$ref", "title", "description", "default", "type", "enum", "anyOf", "items", "pattern"}
 KEYWORDS |= {"properties", "patternProperties", "additionalProperties", "required"}
 KEYWORDS |= {"minItems", "uniqueItems", "minLength", "minimum", "maximum", "minProperties"}
@@ -37,7 +45,7 @@ def fits(value: object, schema: dict[str, Any], root: dict[str, Any]) -> bool:
     if "enum" in schema and value not in schema["enum"]:
         return False
     wanted = schema.get("type", [])
-    if wanted and type(value) not in [JSON_TYPES[name] for name in ([wanted] if isinstance(wanted, str) else wanted)]:
+    if wanted and not any(type(value) in JSON_TYPES[n] for n in ([wanted] if isinstance(wanted, str) else wanted)):
         return False
     if isinstance(value, dict):
         return fits_object(value, schema, root)
@@ -55,7 +63,8 @@ def fits_object(value: dict[object, object], schema: dict[str, Any], root: dict[
         patterns = [sub for p, sub in schema.get("patternProperties", {}).items() if re.search(p, str(key))]
         named = schema.get("properties", {}).get(key)
         options = patterns + ([named] if named is not None else [])
-        if not options or not all(fits(item, option, root) for option in options):
+        unheard = not options and not schema.get("additionalProperties", True)
+        if unheard or not all(fits(item, option, root) for option in options):
             return False
     return True
 
@@ -69,6 +78,7 @@ def test_schema_accepts_the_library() -> None:
     "name",
     [
         "bad_scalar",
+        "bad_scalar_range",
         "bad_tensor",
         "block_sizes",
         "defaults",
@@ -93,6 +103,8 @@ def test_schema_lists_what_the_loader_reads() -> None:
     assert tuple(schema["properties"]) == SECTIONS
     assert tuple(schema["$defs"]["variant"]["properties"]) == VARIANT_KEYS
     assert tuple(schema["$defs"]["tensor"]["properties"]) == TENSOR_KEYS
+    _, *ranges = schema["$defs"]["scalar"]["anyOf"]
+    assert [tuple(option["properties"]) for option in ranges] == [SCALAR_KEYS] * len(ScalarType)
     assert schema["$defs"]["tensor"]["properties"]["dims"]["items"]["anyOf"][0]["enum"] == list(INDEX_NAMES)
 
 

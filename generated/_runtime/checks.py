@@ -76,17 +76,33 @@ def check_scale(op: str, scale: object) -> None:
         fail(op, "scale", "a finite number or None", repr(scale))
 
 
-def check_int(op: str, argument: str, value: Any) -> int:
+def range_text(minimum: float | None, maximum: float | None) -> str:
+    """A range for people: `from 1 to 8`, `of at least 1`, or nothing."""
+    if minimum is None and maximum is None:
+        return ""
+    if minimum is None:
+        return f" of at most {maximum}"
+    return f" of at least {minimum}" if maximum is None else f" from {minimum} to {maximum}"
+
+
+def in_range(value: float, minimum: float | None, maximum: float | None) -> bool:
+    """Whether a number lies in its declared range; NaN lies in none."""
+    return (minimum is None or value >= minimum) and (maximum is None or value <= maximum)
+
+
+def check_int(op: str, argument: str, value: Any, minimum: int | None = None, maximum: int | None = None) -> int:
     """An integer argument of the kernels, checked."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        fail(op, argument, "an int", repr(value))
+    if isinstance(value, bool) or not isinstance(value, int) or not in_range(value, minimum, maximum):
+        fail(op, argument, f"an int{range_text(minimum, maximum)}", repr(value))
     if not -INT_LIMIT <= value <= INT_LIMIT:
         fail(op, argument, "an int of at most 2**30 either way", value)
     return value
 
 
-def check_float(op: str, argument: str, value: Any) -> float:
+def check_float(
+    op: str, argument: str, value: Any, minimum: float | None = None, maximum: float | None = None
+) -> float:
     """A floating-point argument of the kernels, checked."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        fail(op, argument, "a number", repr(value))
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not in_range(value, minimum, maximum):
+        fail(op, argument, f"a number{range_text(minimum, maximum)}", repr(value))
     return value

@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
-#     int32}}}
+#     int32, example: kv_idx // 300}}}
 # template: kernels/bwd_delta.py.jinja
-# hash: 769ab1ababbf4e85
+# hash: fa0872584261fa00
 """First step of the backward of `document`.
 
 `delta = sum(o * do) - dlse` is the part of the softmax gradient that a whole row shares.

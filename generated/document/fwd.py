@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
-#     int32}}}
+#     int32, example: kv_idx // 300}}}
 # template: kernels/fwd.py.jinja
-# hash: c449a2e831f7b151
+# hash: 1eb0cee529f9c752
 """Forward of `document`: `o = softmax(score) v`.
 
     keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]

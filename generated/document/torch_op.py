@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
-#     int32}}}
+#     int32, example: kv_idx // 300}}}
 # template: ops/torch_op.py.jinja
-# hash: 318726f953997eb6
+# hash: ed9060a547024f4c
 """`document` for PyTorch. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from typing import Any
@@ -112,7 +112,7 @@ def document(
         q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 16 to 256.
         k: `[B, Hkv, Skv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Hkv, Skv, Dv]`.
-        doc: int32 `[b, kv_idx]`.
+        doc: int32 `[b, kv_idx]`, such as `kv_idx // 300`.
         scale: factor of `q @ k^T`, by default `D ** -0.5`.
         layout: `"bhsd"` as above, or `"bshd"` for q, k, v and o of `[B, S, H, D]`.
         return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.

@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
-#     int32}}}
+#     int32, example: kv_idx // 300}}}
 # template: ops/torch_reference.py.jinja
-# hash: 0e17ef7e4cfba997
+# hash: 32f12f28c77dd044
 """`document` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.

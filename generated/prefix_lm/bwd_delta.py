@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
-# variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: int}}
+# variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: kernels/bwd_delta.py.jinja
-# hash: 25bd285a108c17ef
+# hash: f515a76f00368e0c
 """First step of the backward of `prefix_lm`.
 
 `delta = sum(o * do) - dlse` is the part of the softmax gradient that a whole row shares.

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
-# variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: int}}
+# variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 0f69ee2334325267
+# hash: d7fbde2b6c2b541b
 """Gradients of `prefix_lm` with respect to k and v.
 
     keep   q_idx >= kv_idx or kv_idx < length

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
-# variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: int}}
+# variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 8e8811edb6c5db40
+# hash: 647c8c3e9c6fb7eb
 """Gradient of `prefix_lm` with respect to q.
 
     keep   q_idx >= kv_idx or kv_idx < length

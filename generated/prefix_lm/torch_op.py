@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
-# variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: int}}
+# variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: ops/torch_op.py.jinja
-# hash: a700119d6151ec10
+# hash: dc148c9a7c56a06a
 """`prefix_lm` for PyTorch. Causal, but for a prefix of `length` keys that every query attends to (Raffel et al.,
 2020, arXiv:1910.10683)."""
 
@@ -64,7 +64,7 @@ def prefix_lm(
         q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 16 to 256.
         k: `[B, Hkv, Skv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Hkv, Skv, Dv]`.
-        length: int.
+        length: int, at least 0, such as 128.
         scale: factor of `q @ k^T`, by default `D ** -0.5`.
         layout: `"bhsd"` as above, or `"bshd"` for q, k, v and o of `[B, S, H, D]`.
         return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.
@@ -86,7 +86,7 @@ def prefix_lm(
     if layout == "bshd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], k.shape[2])
-    length = check_int(NAME, "length", length)
+    length = check_int(NAME, "length", length, minimum=0)
     config_words = config_text(NAME, config)
     if runs_reference(q):
         q_offset = row_offset if row_offsets is None else row_offsets

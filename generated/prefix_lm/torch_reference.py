@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
-# variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: int}}
+# variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: ops/torch_reference.py.jinja
-# hash: cf174436846148fc
+# hash: eee748500594afad
 """`prefix_lm` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.

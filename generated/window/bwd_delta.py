@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
-# variant: window: {mask: causal and window(size), scalars: {size: int}}
+# variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: kernels/bwd_delta.py.jinja
-# hash: 620caa0d71bcd300
+# hash: 9f7cfd20062f0e7c
 """First step of the backward of `window`.
 
 `delta = sum(o * do) - dlse` is the part of the softmax gradient that a whole row shares.

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
-# variant: window: {mask: causal and window(size), scalars: {size: int}}
+# variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: kernels/fwd.py.jinja
-# hash: 2d5764682cd41a6c
+# hash: 6fa7447cb8fd6f97
 """Forward of `window`: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx and q_idx - kv_idx < size

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
-# variant: window: {mask: causal and window(size), scalars: {size: int}}
+# variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: ops/torch_op.py.jinja
-# hash: dca76c29a9dad5b7
+# hash: 77f83719e60070e8
 """`window` for PyTorch. Causal with a window of `size` keys, the query's own included (Mistral 7B,
 arXiv:2310.06825)."""
 
@@ -64,7 +64,7 @@ def window(
         q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 16 to 256.
         k: `[B, Hkv, Skv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Hkv, Skv, Dv]`.
-        size: int.
+        size: int, at least 1, such as 256.
         scale: factor of `q @ k^T`, by default `D ** -0.5`.
         layout: `"bhsd"` as above, or `"bshd"` for q, k, v and o of `[B, S, H, D]`.
         return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.
@@ -86,7 +86,7 @@ def window(
     if layout == "bshd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], k.shape[2])
-    size = check_int(NAME, "size", size)
+    size = check_int(NAME, "size", size, minimum=1)
     config_words = config_text(NAME, config)
     if runs_reference(q):
         q_offset = row_offset if row_offsets is None else row_offsets

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
-# variant: window: {mask: causal and window(size), scalars: {size: int}}
+# variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: ops/torch_reference.py.jinja
-# hash: 6ef17e577ef69da2
+# hash: 77d279c08932002a
 """`window` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bench import golden
-from generated._runtime.checks import ArgumentError
+from generated._runtime.checks import ArgumentError, check_float, check_int
 
 from .cases import DEVICE, INTERPRET, MANIFEST, VARIANTS, Shape, draw, own_names, with_variants
 
@@ -239,9 +239,11 @@ OWN: list[tuple[str, str, Callable[[], Any], str]] = [
         lambda: zeros(2, 8, 4, dtype=torch.bool),
         "expected dtype float16 or bfloat16 or float32, got torch.bool",
     ),
-    ("window", "size", lambda: None, "expected an int, got None"),
-    ("window", "size", lambda: 3.0, "expected an int, got 3.0"),
-    ("window", "size", lambda: True, "expected an int, got True"),
+    ("window", "size", lambda: None, "expected an int of at least 1, got None"),
+    ("window", "size", lambda: 3.0, "expected an int of at least 1, got 3.0"),
+    ("window", "size", lambda: True, "expected an int of at least 1, got True"),
+    ("window", "size", lambda: 0, "expected an int of at least 1, got 0"),
+    ("window", "size", lambda: -3, "expected an int of at least 1, got -3"),
     ("window", "size", lambda: 2**31, "expected an int of at most 2**30 either way, got 2147483648"),
 ]
 
@@ -251,6 +253,25 @@ def test_own_arguments(variant: str, name: str, value: Callable[[], Any], text: 
     if variant not in VARIANTS:
         pytest.skip(f"the package has no variant {variant}")
     assert message(variant, arguments(variant) | {name: value()}) == f"{variant}: {name}: {text}"
+
+
+@pytest.mark.parametrize(
+    ("check", "value", "limits", "text"),
+    [
+        (check_int, 9, {"minimum": 1, "maximum": 8}, "an int from 1 to 8, got 9"),
+        (check_int, 9, {"maximum": 8}, "an int of at most 8, got 9"),
+        (check_int, "9", {"maximum": 8}, "an int of at most 8, got '9'"),
+        (check_float, 0, {"minimum": 0.5}, "a number of at least 0.5, got 0"),
+        (check_float, 2.5, {"minimum": -1.0, "maximum": 1.5}, "a number from -1.0 to 1.5, got 2.5"),
+        (check_float, float("nan"), {"maximum": 1.5}, "a number of at most 1.5, got nan"),
+        (check_float, None, {}, "a number, got None"),
+    ],
+)
+def test_ranges_of_scalars(check: Callable[..., Any], value: object, limits: dict[str, Any], text: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        check("op", "x", value, **limits)
+    assert str(caught.value) == f"op: x: expected {text}"
+    assert check("op", "x", 1, **limits) == 1
 
 
 def test_a_decay_reaches_as_far_as_the_offset_takes_the_queries() -> None:

@@ -23,7 +23,16 @@ pytest.importorskip("yaml", reason="rendering needs pyyaml")
 pytest.importorskip("ruff", reason="rendering needs ruff, the formatter")
 
 SPEC = """
+masks:
+  even_distance(period): (q_idx - kv_idx) % period == 0
+  sparse(period): causal and even_distance(2 * period)
+scores:
+  bucket(n): n if n < 16 else min(16 + int(log(n / 16) / log(8) * 16), 31)
+  bits(x): x % 2 + 4 * (x // 2 % 2) + 16 * (x // 4 % 2)
+  morton(i): 2 * bits(i // 8) + bits(i % 8)
+  kept(factor): where(sparse(factor), score, factor * score)
 variants:
+  nested: {mask: causal and not sparse(3), score: kept(2) - 0.5}
   toeplitz: {mask: causal, score: "score + bias[h, q_idx - kv_idx]", tensors: {bias: {dims: [h, 100]}}}
   document: {mask: "causal and doc[b, q_idx] == doc[b, kv_idx]", tensors: {doc: {dims: [b, 100], dtype: int32}}}
   prefix_lm: {mask: causal or prefix(length), scalars: {length: int}}
@@ -36,10 +45,39 @@ variants:
     tensors: {key: {dims: [h, n], grad: true}, query: {dims: [b, n], grad: true}}
   temper: {score: "score * t[hkv] + u", tensors: {t: {dims: [hkv], grad: true}, u: {dims: [], grad: true}}}
   poison: {mask: causal, score: "where(score > 0, log(score), 1 / score)"}
+  t5:
+    score: "score + bias[h, bucket(max(q_idx - kv_idx, 0))]"
+    tensors: {bias: {dims: [h, 32]}}
+  mapped:
+    mask: seen[b, kv_idx] | (kv_idx < 3)
+    score: score + bias[h, dist[b, q_idx, kv_idx]] * where(seen[b, q_idx], 1, 0.5)
+    tensors:
+      bias: {dims: [h, n]}
+      dist: {dims: [b, q_idx, kv_idx], dtype: int64, example: "min(abs(q_idx - kv_idx), 9)"}
+      seen: {dims: [b, 100], dtype: bool, example: (i1 + b) % 3 != 0}
+  both_heads:
+    mask: causal & ~(h == 1 and hkv == 0 and q_idx - kv_idx == 2)
+    score: (score if h % 2 == 0 else 0.5 * score) * temper[hkv] + slope[h] * (kv_idx - q_idx) / 64
+    tensors: {temper: {dims: [hkv], grad: true}, slope: {dims: [h], grad: true}}
+  grid:
+    mask: 0 <= q_idx % width - kv_idx % width < 5
+    score: score - cap * sqrt((q_idx % width - kv_idx % width) ** 2 + (q_idx // width - kv_idx // width) ** 2 + 0.25)
+    scalars: {width: {type: int, min: 1, example: 8}, cap: {type: float, min: 0, max: 1, example: 0.1}}
+  morton: {mask: morton(q_idx) >= morton(kv_idx)}
+  numbers:
+    mask: "causal and not cap > 3.0"
+    score: >-
+      where(size > 3, score, cap * score) + sqrt(cap) * min(score, cap) * (1 / size) + max(abs(size), 2) * bias[h, size]
+      - clamp(score, -cap, cap) * bias[h, 2] + log(4.0) * (1.0 if cap < 0.5 and not size == 4 else int(cap * 7.5) / 2)
+    tensors: {bias: {dims: [h, 4]}}
+    scalars: {size: {type: int, example: 5}, cap: {type: float, example: 0.7}}
+  by_head: {mask: h < 3 or size < 0, scalars: {size: int}}
+  by_scalar: {mask: size > 3, scalars: {size: int}}
+  by_query: {mask: q_idx < 60}
   decay_sink: {mask: causal and window(40), score: "relu(score) - 0.1 * abs(score) ** 1.5", decay: true, sink: true}
 """
 BATCH, HEADS, KV_HEADS, Q_LEN, KV_LEN, DIM = 2, 4, 2, 70, 90, 16
-SIZES = {"b": BATCH, "h": HEADS, "hkv": KV_HEADS, "n": 100}
+SIZES = {"b": BATCH, "h": HEADS, "hkv": KV_HEADS, "q_idx": 100, "kv_idx": 100, "n": 100}
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +98,12 @@ def _arguments(spec: Any) -> dict[str, Any]:
     own: dict[str, Any] = {}
     for tensor in spec.tensors.values():
         shape = [SIZES.get(dim, dim) for dim in tensor.dims]
-        if tensor.dtype == "int32":
-            own[tensor.name] = torch.randint(0, 3, shape, dtype=torch.int32, device=DEVICE)
+        dtype = getattr(torch, tensor.dtype)
+        if not dtype.is_floating_point:
+            own[tensor.name] = torch.randint(0, 3, shape, device=DEVICE).to(dtype)
         else:
             own[tensor.name] = torch.randn(shape, device=DEVICE, requires_grad=tensor.grad)
-    own |= dict.fromkeys(spec.scalars, 17)
+    own |= {name: 17 if s.example is None else s.example for name, s in spec.scalars.items()}
     if spec.decay:
         own["g"] = (-0.2 * torch.rand(BATCH, 100, HEADS, device=DEVICE)).requires_grad_()
     if spec.sink:
@@ -87,6 +126,7 @@ def _double(x: Any) -> Any:
 
 
 NAMES = (
+    "nested",
     "toeplitz",
     "document",
     "prefix_lm",
@@ -96,6 +136,15 @@ NAMES = (
     "products",
     "temper",
     "poison",
+    "t5",
+    "mapped",
+    "both_heads",
+    "grid",
+    "morton",
+    "numbers",
+    "by_head",
+    "by_scalar",
+    "by_query",
     "decay_sink",
 )
 
