@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from codegen.errors import CodegenError, did_you_mean
-from codegen.evaluate import Array
-from codegen.expr import ScalarType, TensorSpec
+from codegen.evaluate import Array, evaluate
+from codegen.expr import ScalarType, TensorSpec, Type
 from codegen.spec import ScalarSpec, Variant
 
 POSITIONS = ("q_idx", "kv_idx")
@@ -94,22 +94,31 @@ def make_call(
 
 
 def example_scalar(spec: ScalarSpec, kv_len: int) -> int | float:
-    """A value for a scalar that was not given."""
-    return kv_len // 4 if spec.type is ScalarType.INT else 1.0
+    """The spec's example, or a value for a scalar that has none: a quarter of the keys, or 1."""
+    if spec.example is not None:
+        return spec.example
+    value = kv_len // 4 if spec.type is ScalarType.INT else 1.0
+    at_least = value if spec.minimum is None else max(value, spec.minimum)
+    return at_least if spec.maximum is None else min(at_least, spec.maximum)
 
 
 def example_tensor(spec: TensorSpec, sizes: Mapping[str, int]) -> Array:
-    """A tensor that was not given: integers count segments along the positions, every 16th flag is set, floats are 0.
+    """The spec's example, or contents for a tensor that has none: integers count segments along the positions, every
+    16th flag is set, floats are 0.
 
     `sizes` are those of the call by dim; a free size that no tensor gives is as long as the positions.
     """
     shape = tuple(dim if isinstance(dim, int) else sizes.get(dim, sizes["q_idx"]) for dim in spec.dims)
+    axes = [np.arange(size).reshape(-1, *(1,) * (len(shape) - 1 - axis)) for axis, size in enumerate(shape)]
+    if spec.example is not None:
+        indices = {str(dim): axis for dim, axis in zip(spec.dims, axes, strict=True)}
+        indices |= {f"i{n}": axis for n, axis in enumerate(axes)}
+        return np.broadcast_to(evaluate(spec.example, indices, {}), shape)
+    if not shape or spec.element is Type.FLOAT:
+        return np.zeros(shape)
     along = next((axis for axis, dim in enumerate(spec.dims) if dim in POSITIONS), len(shape) - 1)
-    if not shape or "float" in spec.dtype:
-        return np.broadcast_to(np.zeros((), dtype=bool if spec.dtype == "bool" else np.int64), shape)
-    index = np.arange(shape[along]).reshape(-1, *(1,) * (len(shape) - 1 - along))
-    values = index % 16 == 0 if spec.dtype == "bool" else index // max(1, shape[along] // SEGMENTS)
-    return np.broadcast_to(values, shape)
+    segments = axes[along] // max(1, shape[along] // SEGMENTS)
+    return np.broadcast_to(axes[along] % 16 == 0 if spec.element is Type.BOOL else segments, shape)
 
 
 def _check_known(kind: str, given: Mapping[str, object], declared: Mapping[str, object]) -> None:
@@ -123,9 +132,15 @@ def _scalar(spec: ScalarSpec, text: str | None, kv_len: int) -> int | float:
     if text is None:
         return example_scalar(spec, kv_len)
     try:
-        return int(text) if spec.type is ScalarType.INT else float(text)
+        value = int(text) if spec.type is ScalarType.INT else float(text)
     except ValueError:
         raise CodegenError(f"--set {spec.name}: expected {spec.type.value}, got {text!r}") from None
+    # Written so that a NaN is refused by either.
+    if spec.minimum is not None and not value >= spec.minimum:
+        raise CodegenError(f"--set {spec.name}: expected at least {spec.minimum}, got {text}")
+    if spec.maximum is not None and not value <= spec.maximum:
+        raise CodegenError(f"--set {spec.name}: expected at most {spec.maximum}, got {text}")
+    return value
 
 
 def _read(spec: TensorSpec, path: Path) -> Array:

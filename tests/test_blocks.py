@@ -114,7 +114,6 @@ def test_nothing_wrong_is_proven_of_a_nan_an_infinity_or_a_negative_scalar(text:
 @st.composite
 def library_calls(draw: st.DrawFn, variant: Variant) -> Call:
     """Any lengths, scalars and tensors: documents and segments, but noise too."""
-    scalars = {name: str(draw(st.integers(-20, 40))) for name in variant.scalars}
     call = make_call(
         variant,
         q_len=draw(st.integers(1, 40)),
@@ -122,9 +121,10 @@ def library_calls(draw: st.DrawFn, variant: Variant) -> Call:
         q_offset=draw(st.integers(-20, 40)),
         batch=0,
         head=draw(st.integers(0, 3)),
-        scalars=scalars,
+        scalars={},
         files={},
     )
+    call = replace(call, scalars={name: draw(st.integers(-20, 40)) for name in variant.scalars})
     tensors = {
         name: np.array(draw(st.lists(DRAWN[spec.dtype], min_size=tensor.size, max_size=tensor.size)))
         .astype(spec.dtype)

@@ -171,6 +171,12 @@ def test_a_picture_of_too_many_pairs_is_by_block_analysis(capsys: pytest.Capture
     assert "pairs kept        not counted, there are 17179869184\nwork skipped      48.4%\n" in out
 
 
+def test_examples_of_the_spec_stand_in(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "scalars   length: int = 128\n" in shown(capsys, "prefix_lm")
+    out = shown(capsys, "document", "--q-len", "900", "--block", "300")  # documents of 300
+    assert "\n▒▒....\n..▒▒..\n....▒▒\n" in out
+
+
 def test_what_block_analysis_cannot_see_is_drawn_beside(capsys: pytest.CaptureFixture[str], own: Path) -> None:
     out = shown(capsys, "odd", "--variants", str(own), "--q-len", "128")
     assert "tensors   w[h, kv_idx] float32\n          seen[hkv] bool\n" in out
@@ -224,6 +230,7 @@ def test_an_image_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Path)
         (["window", "--set", "sise=3"], "the variant has no scalar 'sise'; did you mean 'size'?"),
         (["causal", "--set", "size=3"], "the variant has no scalar 'size'; it has none"),
         (["window", "--set", "size=1.5"], "--set size: expected int, got '1.5'"),
+        (["window", "--set", "size=0"], "--set size: expected at least 1, got 0"),
         (["document", "--tensor", "docs=x.npy"], "the variant has no tensor 'docs'; did you mean 'doc'?"),
         (["document", "--tensor", "doc=none.npy"], "none.npy: No such file or directory"),
     ],
