@@ -273,7 +273,10 @@ def _render_command(args: argparse.Namespace) -> str:
 
 
 def _row(variant: Variant) -> tuple[str, ...]:
+    from codegen.gradients import is_deterministic
+
     extras = [name for name in ("decay", "sink") if getattr(variant, name)]
+    extras += [] if is_deterministic(variant) else ["atomic"]
     return (
         variant.name,
         _one_line(variant.mask_text),

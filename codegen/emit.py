@@ -49,6 +49,7 @@ class Emitter:
         self._hoisted: dict[Expr, str] = {}
         self._taken: set[str] = set()
         self._whole = False
+        self._printer = TritonPrinter(query_axis=self.query_axis)
 
     @property
     def _vector_in_loop(self) -> Level:
@@ -63,6 +64,7 @@ class Emitter:
         self._whole = whole
         wanted = [r for r in roots if r is not None]
         printer = TritonPrinter(query_axis=self.query_axis, named=dict(self._hoisted), address=self._address)
+        self._printer = printer
         statements: list[str] = []
         taken = set(self._taken)
         for node in _worth_naming(wanted):
@@ -78,6 +80,13 @@ class Emitter:
         self.block(*wanted)
         printer = TritonPrinter(query_axis=self.query_axis, named=dict(self._hoisted), address=self._address)
         return [printer.shaped(r, tile=False) for r in wanted]
+
+    def place(self, load: Load, buffer: str, *, tile: bool) -> str:
+        """The offset of an element in a buffer of the tensor's shape, in the names of the latest block."""
+        outer, self._printer.in_tile = self._printer.in_tile, tile
+        offsets = self._offsets(load, self._printer, buffer, narrow=False)
+        self._printer.in_tile = outer
+        return " + ".join(offsets)
 
     def _define(self, node: Expr, printer: TritonPrinter, statements: list[str], taken: set[str]) -> None:
         own = level(node)
@@ -103,21 +112,30 @@ class Emitter:
                     self.helpers.add("clamp_index")
 
     def _address(self, e: Load, printer: TritonPrinter) -> str:
-        terms = [f"{e.tensor}_ptr"]
-        spec = self.tensors[e.tensor]
+        # 64-bit arithmetic on tiles costs twice the instructions; each call checks that such an axis fits 32 bits.
+        terms = [f"{e.tensor}_ptr", *self._offsets(e, printer, e.tensor, narrow=True)]
+        cast = ".to(tl.float32)" if self.tensors[e.tensor].dtype in ("float16", "bfloat16") else ""
+        return f"tl.load({' + '.join(terms)}){cast}"
+
+    def _offsets(self, e: Load, printer: TritonPrinter, strides: str, *, narrow: bool) -> list[str]:
+        """The offset along each axis; those that differ between the pairs of a tile come last, and only they have 32
+        bits if `narrow`."""
+        dims = self.tensors[e.tensor].dims
+        offsets, last = [], []
         for axis, index in enumerate(e.indices):
             if exact_index(self.tensors, e.tensor, axis, index):
-                terms.append(f"{printer.operand(index, PRODUCT)} * stride_{e.tensor}_{axis}")
+                offsets.append(f"{printer.operand(index, PRODUCT)} * stride_{strides}_{axis}")
                 continue
-            inside = (
-                self._whole and self.query_axis == 0 and index == int_var("kv_idx") and spec.dims[axis] in POSITIONS
-            )
+            inside = self._whole and self.query_axis == 0 and index == int_var("kv_idx") and dims[axis] in POSITIONS
             text = printer.text(index) if inside else f"clamp_index({printer.text(index)}, {e.tensor}_size_{axis})"
-            # A position times an unknown stride may pass 32 bits; the cumulative decay is dense.
-            dense = e.tensor == DECAY.name
-            terms.append(text if dense else f"{text}.to(tl.int64) * stride_{e.tensor}_{axis}")
-        cast = ".to(tl.float32)" if spec.dtype in ("float16", "bfloat16") else ""
-        return f"tl.load({' + '.join(terms)}){cast}"
+            if e.tensor == DECAY.name:  # dense, so a position is its offset
+                offsets.append(text)
+            elif level(index) is Level.TILE:
+                last.append(f"{text}.to(tl.{'int32' if narrow else 'int64'}) * stride_{strides}_{axis}")
+            else:
+                # A position times an unknown stride may pass 32 bits.
+                offsets.append(f"{text}.to(tl.int64) * stride_{strides}_{axis}")
+        return [*offsets, *last]
 
 
 def _stem(node: Expr) -> str:

@@ -456,16 +456,6 @@ def compare(op: str, a: Expr, b: Expr) -> Expr:
     return Op(Type.BOOL, op, (a, b))
 
 
-_COMPARE: dict[str, Callable[[float, float], bool]] = {
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "eq": operator.eq,
-    "ne": operator.ne,
-}
-
-
 def logical_not(a: Expr) -> Expr:
     """Negation, pushed down to the comparisons. NaN is never kept either way: `not (x < y)` is `x >= y`."""
     if isinstance(a, Const):

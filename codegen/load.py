@@ -14,9 +14,8 @@ from pathlib import Path
 from codegen.errors import SpecError
 from codegen.load_archs import read_archs, read_defaults
 from codegen.load_macros import read_macros
-from codegen.load_variants import ExtraChecks, read_variants
+from codegen.load_variants import read_variants
 from codegen.parse import Macro
-from codegen.plan import unsupported
 from codegen.spec import ArchSpec, Defaults, Spec
 from codegen.yaml_tree import Document, Item
 
@@ -32,15 +31,9 @@ class _Inherited:
     macros: Mapping[str, Macro] = field(default_factory=dict)
 
 
-def load(
-    path: str | os.PathLike[str],
-    *,
-    library: str | os.PathLike[str] | None = None,
-    extra_checks: ExtraChecks = unsupported,
-) -> Spec:
+def load(path: str | os.PathLike[str], *, library: str | os.PathLike[str] | None = None) -> Spec:
     """Read a spec file; what it does not say comes from `library` (by default the one of `library_path`).
 
-    `extra_checks` is asked about every variant that is well-formed: by default, whether the templates can render it.
     Raises `SpecError` with every problem of the file, and of the library if that has any.
     """
     base = library_path() if library is None else Path(library)
@@ -54,7 +47,7 @@ def load(
     values = _read_shared(doc, sections, inherited)
     variants = {}
     if "variants" in sections:
-        variants = read_variants(doc, sections["variants"], values.macros, values.archs, extra_checks)
+        variants = read_variants(doc, sections["variants"], values.macros, values.archs)
     elif all("." in p.where for p in doc.problems):  # else a top-level problem, such as a misspelt key, explains it
         doc.note(doc.root, "the file needs the key 'variants'")
     problems += doc.problems

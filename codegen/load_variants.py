@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from codegen import expr
@@ -16,9 +16,6 @@ from codegen.parse import Macro, Scope, parse, parse_example
 from codegen.spec import TENSOR_DTYPES, ArchSpec, ScalarSpec, Variant
 from codegen.yaml_tree import Document, Item, one_line
 
-ExtraChecks = Callable[[Variant], Iterable[tuple[str, str]]]
-"""Further rules on a variant: pairs of a field's path below the variant (`tensors.slope.grad`) and a message."""
-
 VARIANT_KEYS = ("doc", "mask", "score", "tensors", "scalars", "sink", "decay", "archs")
 TENSOR_KEYS = ("dims", "dtype", "grad", "example")
 SCALAR_KEYS = ("type", "min", "max", "example")
@@ -29,7 +26,7 @@ FLOAT_DTYPES = tuple(dtype for dtype in TENSOR_DTYPES if "float" in dtype)
 
 
 def read_variants(
-    doc: Document, item: Item, macros: Mapping[str, Macro], archs: Mapping[str, ArchSpec], extra_checks: ExtraChecks
+    doc: Document, item: Item, macros: Mapping[str, Macro], archs: Mapping[str, ArchSpec]
 ) -> dict[str, Variant]:
     """Every variant without problems, in file order.
 
@@ -43,8 +40,6 @@ def read_variants(
         variant = _VariantReader(doc, name, entry, macros, archs).read()
         if variant is not None:
             variants[name] = variant
-            for path, message in extra_checks(variant):
-                doc.note_below(entry, path, message)
     if not variants and len(doc.problems) == before:
         doc.note(item, "needs at least one variant, got none")
     return variants
@@ -227,7 +222,12 @@ class _VariantReader:
                 problem = f"'{name}' is declared under tensors already; choose another name"
             if problem is not None:
                 self.doc.note(item, problem)
+        trained: dict[str, str] = {}
         for tensor in tensors.values():
+            twin = trained.setdefault(tensor.name.upper(), tensor.name) if tensor.grad else tensor.name
+            if twin != tensor.name:
+                message = f"differs from '{twin}' in case only, and trained tensors share a flag GRAD_NAME"
+                self.doc.note(self.tensor_items[tensor.name], f"{message}; choose another name")
             for dim in tensor.dims:
                 if dim in self.tensor_items or dim in self.scalar_items:
                     message = f"the free size '{dim}' has the name of a declared argument; choose another name"

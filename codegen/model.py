@@ -8,51 +8,84 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from codegen.bounds import BoundsText
-from codegen.expr import Expr, Load
+from codegen.expr import Expr, Load, names
 
 
 class GradientKind(StrEnum):
-    """How the gradient of one tensor element is gathered without atomics."""
+    """How the gradient through one read of a tensor is gathered."""
 
-    HEAD = "head"  # one sum per query head, from the dq kernel
-    ROW = "row"  # row sums, from the dq kernel
-    COLUMN = "col"  # column sums, from the dkdv kernel
+    HEAD = "heads"  # one sum per query head, from the dq kernel
+    ROW = "rows"  # row sums, from the dq kernel
+    COLUMN = "cols"  # column sums, from the dkdv kernel
+    PAIR = "pairs"  # every element is read by one pair of a query and a key: stored by the dq kernel
+    DIAGONAL = "diagonals"  # sums along the diagonals of a tile, added by the dq kernel with atomics
+    SCATTER = "scatter"  # every pair's own, added by the dq kernel with atomics
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientTerm:
-    """The gradient through one read of a tensor: `local` is d score / d element, `axis` the positional one."""
+    """The gradient through one read of a tensor: `local` is d score / d element.
+
+    `number` counts the tensor's terms of one kind. The sums of a `direct` term are stored where the tensor has its
+    elements, those of others by head, row or key. A `trained` tensor's gradient is gathered only where a call wants it.
+    """
 
     tensor: str
     kind: GradientKind
     local: Expr
     load: Load
-    axis: int | None
+    number: int = 1
+    direct: bool = False
+    trained: bool = False
 
     @property
     def accumulator(self) -> str:
-        suffix = {GradientKind.HEAD: "heads", GradientKind.ROW: "rows", GradientKind.COLUMN: "cols"}
-        return f"d{self.tensor}_{suffix[self.kind]}"
+        """The local sum, and the buffer it is stored in; what is added with atomics has one buffer per tensor."""
+        if self.atomic:
+            return f"d{self.tensor}_atomic"
+        return f"d{self.tensor}_{self.kind}" + (f"_{self.number}" if self.number > 1 else "")
 
     @property
     def buffer(self) -> str:
         return f"{self.accumulator}_ptr"
 
     @property
-    def size(self) -> str:
-        return f"{self.tensor}_size_{self.axis}"
+    def flag(self) -> str:
+        """The constant that says whether a call wants the gradient; empty where every call does."""
+        return f"GRAD_{self.tensor.upper()}" if self.trained else ""
+
+    @property
+    def atomic(self) -> bool:
+        return self.kind in (GradientKind.DIAGONAL, GradientKind.SCATTER)
+
+    @property
+    def summed(self) -> bool:
+        """Whether a program keeps a vector of sums over its loop."""
+        return self.kind in (GradientKind.HEAD, GradientKind.ROW, GradientKind.COLUMN)
 
     @property
     def per_row(self) -> bool:
-        return self.kind is not GradientKind.HEAD
+        return self.kind is GradientKind.ROW
+
+    @property
+    def axis(self) -> int:
+        """The positional axis of a direct term."""
+        return next(i for i, index in enumerate(self.load.indices) if names(index) & {"q_idx", "kv_idx"})
+
+    @property
+    def size(self) -> str:
+        """The parameter with the length of the axis along which column sums, or direct ones, are stored."""
+        return f"{self.tensor}_size_{self.axis}" if self.direct else "kv_len"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientText:
-    """A gradient term inside one loop body: `accumulator += sum(text)`."""
+    """A gradient term inside one loop body: `text` is the gradient of each pair; `place`, of a term with atomics, its
+    offset in the buffer."""
 
-    accumulator: str
+    term: GradientTerm
     text: str
+    place: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +131,21 @@ class KernelPlan:
     gradients: Sequence[GradientTerm] = ()
     reads_query_index: bool = False
     reads_key_index: bool = False
+
+    @property
+    def flags(self) -> dict[str, str]:
+        """Constants that say which gradients a call wants, and the op's parameter for each."""
+        return {t.flag: t.flag.lower() for t in self.gradients if t.flag}
+
+    @property
+    def stores(self) -> list[GradientTerm]:
+        """The terms that are stored after the loop."""
+        return [t for t in self.gradients if t.summed]
+
+    @property
+    def atomic(self) -> str:
+        """The tensors whose gradients are added with atomics, as text; empty if none is."""
+        return " and ".join(dict.fromkeys(t.tensor for t in self.gradients if t.atomic))
 
     @property
     def has_offset(self) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from codegen import expr
+from codegen import expr, op_gradients
 from codegen.emit import exact_index
-from codegen.expr import Expr, Var
+from codegen.expr import Level, Var, level
 from codegen.lists import ListsPlan
-from codegen.model import GradientKind, GradientTerm, KernelPlan
+from codegen.model import GradientTerm, KernelPlan
+from codegen.op_gradients import Buffer, Grid
 from codegen.plan import VariantPlan
 from codegen.printers import ArrayPrinter, FormulaPrinter, torch_printer
 from codegen.signature import reads_query_position, tensor_reads, uses_tanh
@@ -22,7 +23,9 @@ class Argument:
     """One of the variant's own arguments: a tensor, the sink, the log-decay, or a scalar.
 
     `shape` is Python source for a tuple of expected sizes, an entry `at_least(n)` where longer is fine and None where
-    the call decides; `limits` are further arguments of a scalar's check; `doc` is its line in the op's docstring.
+    the call decides; `limits` are further arguments of a scalar's check; `doc` is its line in the op's docstring. Of a
+    `trained` one the backward is told whether a call wants the gradient. Each pair of a query and a key may have an
+    index of its own into one of the `tile_axes`.
     """
 
     name: str
@@ -30,8 +33,9 @@ class Argument:
     annotation: str
     shape: str = ""
     dtypes: str = ""
-    grad: bool = False
     limits: str = ""
+    trained: bool = False
+    tile_axes: tuple[int, ...] = ()
     doc: str = ""
 
     @property
@@ -42,14 +46,6 @@ class Argument:
     def required(self) -> str:
         """The annotation where the argument is there."""
         return self.annotation.split(" ")[0]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Buffer:
-    """A buffer of partial gradient sums, and the source that allocates it."""
-
-    name: str
-    allocate: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +103,8 @@ class OpPlan:
     arguments: Sequence[Argument]
     buffers: Sequence[Buffer]
     gradients: Mapping[str, str]  # tensor argument -> source of its gradient
+    grids: Sequence[Grid]
+    placed: Sequence[str]
     launches: Launches
     checks: Sequence[str]
     has_offset: bool
@@ -147,7 +145,7 @@ class OpPlan:
     @property
     def _backward_parameters(self) -> list[str]:
         tensors = [f"{name}: Tensor" for name in (*self.saved, "o", "lse")]
-        return ["do: Tensor", "dlse: Tensor | None", *tensors, *self._numbers]
+        return ["do: Tensor", "dlse: Tensor | None", *tensors, *self._numbers, *(f"{n}: bool" for n in self.flags)]
 
     @property
     def parameters(self) -> str:
@@ -164,7 +162,7 @@ class OpPlan:
 
     @property
     def fake_backward_parameters(self) -> str:
-        return _only(self._backward_parameters, {"q", "k", "v", *self.gradients})
+        return _only(self._backward_parameters, {"q", "k", "v", *self.gradients, *self.flags})
 
     @property
     def tensor_values(self) -> str:
@@ -174,6 +172,27 @@ class OpPlan:
     def number_values(self) -> str:
         """The arguments for what every pass takes after the tensors."""
         return ", ".join(_name(p) for p in self._numbers)
+
+    @property
+    def flags(self) -> dict[str, int]:
+        """Whether a call wants the gradient of each trained tensor: the parameter, and the input of the forward."""
+        return {f"grad_{a.name.lower()}": 3 + i for i, a in enumerate(self.tensors) if a.trained}
+
+    @property
+    def backward_numbers(self) -> str:
+        """The arguments of the backward after the tensors."""
+        return ", ".join([self.number_values, *self.flags])
+
+    @property
+    def fake_gradients(self) -> str:
+        """Gradients of the variant's own tensors, for a trace: shapes without values."""
+        return "".join(f", {self._fake_gradient(a)}" for a in self.tensors if a.name in self.gradients)
+
+    @staticmethod
+    def _fake_gradient(a: Argument) -> str:
+        if not a.trained:
+            return f"torch.empty_like({a.name})"
+        return f"{a.name}.new_empty({a.name}.shape if grad_{a.name.lower()} else (0,))"
 
     @property
     def saved_numbers(self) -> str:
@@ -192,8 +211,13 @@ class OpPlan:
     @property
     def returned_gradients(self) -> str:
         """What autograd's backward returns: one entry per input of the forward, None where it has no gradient."""
-        own = [f"d{a.name}" if a.name in self.gradients else "None" for a in self.tensors]
+        own = [self._returned(a) for a in self.tensors]
         return ", ".join(["dq", "dk", "dv", *own, *["None"] * len(self._numbers)])
+
+    def _returned(self, a: Argument) -> str:
+        if a.trained:
+            return f"d{a.name} if grad_{a.name.lower()} else None"
+        return f"d{a.name}" if a.name in self.gradients else "None"
 
     @property
     def forward_type(self) -> str:
@@ -204,8 +228,10 @@ class OpPlan:
         return f"tuple[{', '.join(['Tensor'] * len(self.gradient_names))}]"
 
     @property
-    def reduces(self) -> bool:
-        return any("reduce_gradient" in source for source in self.gradients.values())
+    def reductions(self) -> list[str]:
+        """The functions that make gradients of gathered sums."""
+        used = " ".join(self.gradients.values())
+        return [name for name in ("place_pairs", "place_sums", "reduce_gradient") if name in used]
 
     @property
     def runtime_checks(self) -> list[str]:
@@ -238,11 +264,13 @@ def op_plan(planned: VariantPlan) -> OpPlan:
     )
     parts = [e for e in (variant.mask, variant.score) if e is not None]
     reads = frozenset().union(*(expr.names(e) for e in parts)) if parts else frozenset()
-    arguments = _arguments(variant)
+    arguments = _arguments(variant, planned.terms)
     return OpPlan(
         arguments=arguments,
-        buffers=[_buffer(t) for t in planned.terms],
-        gradients=_gradients(planned),
+        buffers=op_gradients.buffers(planned.terms),
+        gradients=op_gradients.gradients(variant, planned.terms),
+        grids=op_gradients.grids(planned.terms),
+        placed=op_gradients.placed(planned.terms),
         launches=Launches(
             fwd=_launch(planned.fwd), delta=_launch(planned.delta), dq=_launch(planned.dq), dkdv=_launch(planned.dkdv)
         ),
@@ -319,7 +347,8 @@ def _formula(variant: Variant) -> str:
 
 def _check(a: Argument) -> str:
     if a.is_tensor:
-        return f'{a.name} = check_tensor(NAME, "{a.name}", {a.name}, {a.shape}, {a.dtypes}, q)'
+        narrow = f", tile_axes={a.tile_axes}" if a.tile_axes else ""
+        return f'{a.name} = check_tensor(NAME, "{a.name}", {a.name}, {a.shape}, {a.dtypes}, q{narrow})'
     return f'{a.name} = check_{a.required}(NAME, "{a.name}", {a.name}{a.limits})'
 
 
@@ -328,13 +357,16 @@ _POSITIONS = {"q_idx": "row_offset + q.shape[2]", "kv_idx": "k.shape[2]"}
 _FURTHEST = f"max({', '.join(_POSITIONS.values())})"
 
 
-def _arguments(variant: Variant) -> list[Argument]:
+def _arguments(variant: Variant, terms: Sequence[GradientTerm]) -> list[Argument]:
+    atomic = {t.tensor for t in terms if t.atomic}
     found = []
     for spec in variant.tensors.values():
         sizes = [_axis_size(variant, spec.name, axis, dim) for axis, dim in enumerate(spec.dims)]
         dims = ", ".join(str(d) for d in spec.dims)
         example = f", such as `{FormulaPrinter().text(spec.example)}`" if spec.example is not None else ""
         trained = "; differentiable" if spec.grad else ""
+        if spec.name in atomic:
+            trained += ", its gradient added with fp32 atomics, in any order: not deterministic"
         found.append(
             Argument(
                 name=spec.name,
@@ -342,7 +374,8 @@ def _arguments(variant: Variant) -> list[Argument]:
                 annotation="Tensor | None",
                 shape=f"({', '.join(sizes)}{',' * (len(sizes) == 1)})",
                 dtypes=f'("{spec.dtype}",)',
-                grad=spec.grad,
+                trained=spec.grad,
+                tile_axes=_tile_axes(variant, spec.name),
                 doc=f"{spec.dtype} `[{dims}]`{example}{trained}.",
             )
         )
@@ -374,9 +407,12 @@ def _range_text(scalar: ScalarSpec) -> str:
 
 
 def _float_argument(name: str, shape: str, doc: str) -> Argument:
-    return Argument(
-        name=name, kind="tensor", annotation="Tensor | None", shape=shape, dtypes="FLOAT_DTYPES", grad=True, doc=doc
-    )
+    return Argument(name=name, kind="tensor", annotation="Tensor | None", shape=shape, dtypes="FLOAT_DTYPES", doc=doc)
+
+
+def _tile_axes(variant: Variant, tensor: str) -> tuple[int, ...]:
+    indices = [load.indices for load in tensor_reads(variant) if load.tensor == tensor]
+    return tuple(sorted({axis for of in indices for axis, index in enumerate(of) if level(index) is Level.TILE}))
 
 
 def _axis_size(variant: Variant, tensor: str, axis: int, dim: str | int) -> str:
@@ -393,37 +429,6 @@ def _axis_size(variant: Variant, tensor: str, axis: int, dim: str | int) -> str:
     if not needed:
         return "at_least(1)"
     return f"at_least({needed.pop()})" if len(needed) == 1 else f"at_least({_FURTHEST})"
-
-
-def _buffer(term: GradientTerm) -> Buffer:
-    if term.kind is GradientKind.HEAD:
-        size = 'cdiv(q_len, tiles["dq"].block_m)'
-        return Buffer(name=term.accumulator, allocate=f"q.new_empty((batch, num_heads, {size}), dtype=FP32)")
-    size = f"{term.tensor}.shape[{term.axis}]"
-    return Buffer(name=term.accumulator, allocate=f"q.new_zeros((batch, num_heads, {size}), dtype=FP32)")
-
-
-def _gradients(planned: VariantPlan) -> dict[str, str]:
-    """Source of each tensor's gradient from its buffers."""
-    found = {}
-    for tensor in dict.fromkeys(t.tensor for t in planned.terms if t.tensor != "decay"):
-        parts = []
-        for term in (t for t in planned.terms if t.tensor == tensor):
-            total = f"{term.accumulator}.sum(-1)" if term.kind is GradientKind.HEAD else term.accumulator
-            axes = "".join(_axis_letter(i) for i in term.load.indices)
-            parts.append(f'reduce_gradient({total}, "{axes}", num_kv_heads)')
-        total = f"({' + '.join(parts)})" if len(parts) > 1 else parts[0]
-        found[tensor] = f"{total}.to({tensor}.dtype)"
-    if planned.variant.decay:
-        found["g"] = "dg"
-    if planned.variant.sink:
-        found["sink"] = "dsink_heads.sum((0, 2))"
-    return found
-
-
-def _axis_letter(index: Expr) -> str:
-    assert isinstance(index, Var)
-    return {"b": "b", "h": "h", "hkv": "k", "q_idx": "s", "kv_idx": "s"}[index.name]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,80 +12,14 @@ from codegen import blocks, expr
 from codegen.bounds import key_bounds, query_bounds
 from codegen.derive import derivative
 from codegen.emit import DECAY, Emitter
-from codegen.expr import Expr, Load, TensorSpec, Var, const, float_var
+from codegen.expr import Expr, const, float_var
+from codegen.gradients import by_lag, decay_load, gradient_terms
 from codegen.lists import ListsPlan, lists_plan
 from codegen.model import BlockText, GradientKind, GradientTerm, GradientText, KernelPlan
-from codegen.printers import FormulaPrinter
 from codegen.signature import Signatures, legend
 from codegen.spec import Variant
 
 LOG2E = const(1.4426950408889634)
-
-
-def gradient_kind(load: Load, spec: TensorSpec) -> tuple[GradientKind, int | None] | None:
-    """How to gather the gradient of `load`, with its positional axis; None if the templates cannot.
-
-    Every index must be a plain name, each at most once, over a dim of the same name (a position over any
-    positional or free dim).
-    """
-    indices = [i.name for i in load.indices if isinstance(i, Var)]
-    if len(indices) < len(load.indices) or len(set(indices)) < len(indices):
-        return None
-    if "h" in indices and "hkv" in indices:
-        return None
-    positional = [axis for axis, name in enumerate(indices) if name in ("q_idx", "kv_idx")]
-    for axis, name in enumerate(indices):
-        if axis not in positional and spec.dims[axis] != name:
-            return None
-        if axis in positional and (isinstance(spec.dims[axis], int) or spec.dims[axis] in ("b", "h", "hkv")):
-            return None
-    if not positional:
-        return GradientKind.HEAD, None
-    if len(positional) > 1:
-        return None
-    axis = positional[0]
-    return (GradientKind.ROW if indices[axis] == "q_idx" else GradientKind.COLUMN), axis
-
-
-def unsupported(variant: Variant) -> list[tuple[str, str]]:
-    """Combinations the templates cannot render, as (field, message); the loader reports them with the spec's line."""
-    found = []
-    for name, spec in variant.tensors.items():
-        if not spec.grad:
-            continue
-        reads = [x for x in expr.loads(variant.score) if x.tensor == name] if variant.score is not None else []
-        kinds = [gradient_kind(x, spec) for x in reads]
-        if None in kinds or len(set(kinds)) < len(kinds):
-            got = " and ".join(FormulaPrinter().text(x) for x, kind in zip(reads, kinds, strict=True) if kind is None)
-            rule = (
-                "a gradient is gathered where every index is one of b h hkv q_idx kv_idx, over the dim of that name, "
-                "with one position at most, and in one read per kind of index"
-            )
-            found.append((f"tensors.{name}.grad", f"{rule}, got {got or 'two reads of one kind'}; set grad: false"))
-    return found
-
-
-def gradient_terms(variant: Variant) -> tuple[GradientTerm, ...]:
-    """One term per read of a tensor that wants a gradient, those of the log-decay last."""
-    terms = []
-    if variant.score is not None:
-        for load in expr.loads(variant.score):
-            spec = variant.tensors[load.tensor]
-            if spec.grad:
-                found = gradient_kind(load, spec)
-                assert found is not None, "the loader refuses such a variant"
-                local = derivative(variant.score, load)
-                terms.append(GradientTerm(tensor=load.tensor, kind=found[0], local=local, load=load, axis=found[1]))
-    if variant.decay:
-        for name, kind, sign in (("q_idx", GradientKind.ROW, 1.0), ("kv_idx", GradientKind.COLUMN, -1.0)):
-            terms.append(
-                GradientTerm(tensor="decay", kind=kind, local=const(sign), load=_decay_load(name), axis=2),
-            )
-    return tuple(terms)
-
-
-def _decay_load(position: str) -> Load:
-    return Load(expr.Type.FLOAT, "decay", (expr.int_var("b"), expr.int_var("h"), expr.int_var(position)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +40,7 @@ def logits(variant: Variant) -> Logits:
     logit = expr.scaled(LOG2E, expr.substitute(modified, value))
     linear = logit == expr.mul(expr.mul(LOG2E, scale), qk) and not variant.decay
     if variant.decay:
-        difference = expr.sub(_decay_load("q_idx"), _decay_load("kv_idx"))
+        difference = expr.sub(decay_load("q_idx"), decay_load("kv_idx"))
         logit = expr.add(logit, difference)
     dscore = expr.substitute(derivative(modified, score), value)
     terms = tuple(replace(t, local=expr.substitute(t.local, value)) for t in gradient_terms(variant))
@@ -130,6 +64,7 @@ class KernelBuilder:
         locals_ = [t.local for t in terms]
         statements, texts = self.emitter.block(self.logits.logit, dscore, keep, *locals_, whole=not partial)
         logit, dscore_text, keep_text, *local_texts = texts
+        places = [self._place(t) for t in terms]
         read = frozenset().union(*(expr.names(e) for e in (self.logits.logit, dscore, keep, *locals_) if e is not None))
         if self.logits.linear:
             logit = "qk * qk_scale"
@@ -141,26 +76,38 @@ class KernelBuilder:
             logit=logit,
             keep=keep_text,
             dscore=f"tl.where(keep, {product}, 0.0)" if guard else product,
-            gradients=[_gradient_text(t, text, partial) for t, text in zip(terms, local_texts, strict=True)],
+            gradients=[
+                GradientText(term=t, text=_gradient_text(t, text, partial), place=place)
+                for t, text, place in zip(terms, local_texts, places, strict=True)
+            ],
             reads_key_index="kv_idx" in read or (partial and not self.transposed),
             reads_query_index="q_idx" in read,
         )
+
+    def _place(self, term: GradientTerm) -> str:
+        """Where the block's statements have led to, the offset of a term in its buffer; empty without atomics."""
+        if not term.atomic:
+            return ""
+        if term.kind is GradientKind.SCATTER:
+            return self.emitter.place(term.load, term.accumulator, tile=True)
+        self.emitter.helpers.add("diagonals")
+        along = by_lag(term.load)
+        assert along is not None
+        return self.emitter.place(along, term.accumulator, tile=False)
 
 
 def _factor(text: str) -> str:
     return text if text.replace("_", "").isalnum() else f"({text})"
 
 
-def _gradient_text(term: GradientTerm, local: str, partial: bool) -> GradientText:
+def _gradient_text(term: GradientTerm, local: str, partial: bool) -> str:
+    """The gradient of each pair, 0 where the mask keeps none."""
     if expr.is_const(term.local, 1):
-        text = "ds"
-    elif expr.is_const(term.local, -1):
-        text = "-ds"
-    else:
-        text = f"ds * {_factor(local)}"
-        if partial:
-            text = f"tl.where(keep, {text}, 0.0)"
-    return GradientText(accumulator=term.accumulator, text=text)
+        return "ds"
+    if expr.is_const(term.local, -1):
+        return "-ds"
+    text = f"ds * {_factor(local)}"
+    return f"tl.where(keep, {text}, 0.0)" if partial else text
 
 
 # ------------------------------------------------------------------------------------------------------------ kernels
@@ -214,7 +161,7 @@ def _query_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signat
         name=f"{variant.name}_{'bwd_dq' if backward else 'fwd'}",
         args=args,
         constants=sign.dq_constants() if backward else sign.constants(),
-        legend=legend(variant, args),
+        legend=legend(variant, args, terms),
         also=_also(terms),
         linear=builder.logits.linear,
         longest_first=analysis.keys.main.end is not None and analysis.keys.main.first is None,
@@ -224,7 +171,7 @@ def _query_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signat
         full=full,
         partial=partial,
         gradients=terms,
-        reads_query_index=partial.reads_query_index or "q_idx" in hoisted or any(t.per_row for t in terms),
+        reads_query_index=partial.reads_query_index or "q_idx" in hoisted or any(t.per_row and t.direct for t in terms),
     )
 
 
@@ -240,8 +187,8 @@ def _key_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signatur
     return KernelPlan(
         name=f"{variant.name}_bwd_dkdv",
         args=args,
-        constants=sign.constants(),
-        legend=legend(variant, args),
+        constants=sign.dkdv_constants(),
+        legend=legend(variant, args, terms),
         also=_also(terms),
         linear=builder.logits.linear,
         helpers=frozenset(emitter.helpers),

@@ -183,18 +183,19 @@ class ArrayPrinter(Printer):
         return super().call(e)
 
     def load(self, e: Load) -> str:
-        parts = []
-        for axis, index in enumerate(e.indices):
-            text, exact = self.text(index), self.exact_dims(e.tensor, axis, index)
-            clamp = self.clamp
-            if self.module == "torch" and self.is_number(index):
-                clamp = _clamp_number
-            parts.append(text if exact else clamp(self.operand(index, ATOM), f"{e.tensor}.shape[{axis}]"))
-        return f"{e.tensor}[{', '.join(parts)}]" if parts else e.tensor
+        return f"{e.tensor}[{', '.join(self.indices(e))}]" if e.indices else e.tensor
 
+    def indices(self, e: Load) -> list[str]:
+        """The indices of a read, clamped to the tensor."""
+        return [self._index(e.tensor, axis, index) for axis, index in enumerate(e.indices)]
 
-def _clamp_number(index: str, size: str) -> str:
-    return f"min(max({index}, 0), {size} - 1)"
+    def _index(self, tensor: str, axis: int, index: Expr) -> str:
+        if self.exact_dims(tensor, axis, index):
+            return self.text(index)
+        size = f"{tensor}.shape[{axis}]"
+        if self.module == "torch" and self.is_number(index):
+            return f"min(max({self.operand(index, ATOM)}, 0), {size} - 1)"
+        return self.clamp(self.operand(index, ATOM), size)
 
 
 def torch_printer(exact_dims: Callable[[str, int, Expr], bool], **options: Any) -> ArrayPrinter:

@@ -17,6 +17,7 @@ import jinja2
 
 from codegen.errors import CodegenError
 from codegen.expr import TensorSpec
+from codegen.gradients import is_deterministic
 from codegen.ops import OpPlan, arch_tables, op_plan
 from codegen.plan import VariantPlan, plan
 from codegen.printers import FormulaPrinter
@@ -148,6 +149,7 @@ def manifest_entries(spec: Spec) -> dict[str, Any]:
             "scalar_examples": {s.name: s.example for s in v.scalars.values()},
             "sink": v.sink,
             "decay": v.decay,
+            "deterministic": is_deterministic(v),
             "head_dims": list(spec.defaults.head_dims),
             "dtypes": list(spec.defaults.dtypes),
             "hash": _entry_hash(v.entry),

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 
 _FAMILIES = re.compile(
-    r"(stride|bwd)_\w+|(term|gap|full_gap)(_\d+)?|\w+_(ptrs?|base|tile|begin|end|first|last|len|val|q|kv|size_\d)(_\d)?"
+    r"(stride|bwd|grad|GRAD)_\w+|(term|gap|full_gap)(_\d+)?"
+    r"|\w+_(ptrs?|base|tile|begin|end|first|last|len|val|q|kv|size_\d)(_\d)?"
 )
 """Names that are built: of a pointer and what is derived from it, a bound, a subexpression."""
 
@@ -21,12 +22,13 @@ _WORDS = """
     begin blocks call entry fill full kernel launch lead list_batch list_heads num_keys num_others num_rows others own
     own_room partial partial_end passes span spans tables value visited
 
-    ddecay_cols ddecay_rows decay_kernels has_key share unrounded
+    ddecay_cols ddecay_rows decay_kernels has_key lag share sums unrounded
 
-    aligned arch_of at_least autocast_inputs cdiv check_float check_inputs check_int check_tensor clamp_index
-    config_text config_words custom_op empty_like_layout floor_div floor_mod has_tanh_instruction interpreter_dtype
-    launches_directly load_vector next_power_of_2 on_device once_differentiable parse_config positive_scale
-    query_offset reduce_gradient reference runs_reference tiles_for unit_strides
+    add_diagonals aligned arch_of at_least autocast_inputs cdiv check_float check_inputs check_int check_tensor
+    clamp_index config_text config_words custom_op diagonal_sums empty_like_layout floor_div floor_mod
+    has_tanh_instruction interpreter_dtype launches_directly load_vector next_power_of_2 on_device once_differentiable
+    parse_config place_pairs place_sums positive_scale query_offset reduce_gradient reference runs_reference tiles_for
+    unit_strides
 
     Any BLOCK_D BLOCK_DV BLOCK_M BLOCK_N FLOAT_DTYPES FP32 HARDWARE_TANH HAS_DLSE HAS_TRITON HEAD_DIM HEAD_DIM_V
     LN2 LOG2E NAME NAMESPACE Q_OFFSET_PER_BATCH RAGGED Schedule Tensor Tile Tiles UNIT

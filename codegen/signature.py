@@ -128,16 +128,23 @@ class Signatures:
         ]
 
     def dq(self) -> list[ArgGroup]:
-        kinds = (GradientKind.HEAD, GradientKind.ROW)
         dlse = [ArgGroup(names=("dlse_ptr",), host="dlse")] if self.variant.decay else []
         sink = [ArgGroup(names=("sink_ptr",), host="sink")] if self.variant.decay and self.variant.sink else []
-        return [*dlse, *sink, *self._backward(("dq",), kinds)]
+        return [*dlse, *sink, *self._backward(("dq",), self._gathered(in_dq=True))]
 
     def dq_constants(self) -> list[str]:
-        return [*(["HAS_DLSE"] if self.variant.decay else []), *self.constants()]
+        dlse = ["HAS_DLSE"] if self.variant.decay else []
+        return [*dlse, *_flags(self._gathered(in_dq=True)), *self.constants()]
 
     def dkdv(self) -> list[ArgGroup]:
-        return self._backward(("dk", "dv"), (GradientKind.COLUMN,))
+        return self._backward(("dk", "dv"), self._gathered(in_dq=False))
+
+    def dkdv_constants(self) -> list[str]:
+        return [*_flags(self._gathered(in_dq=False)), *self.constants()]
+
+    def _gathered(self, *, in_dq: bool) -> list[GradientTerm]:
+        """The terms that a kernel gathers: column sums in dkdv, all others in dq."""
+        return [t for t in self.terms if (t.kind is not GradientKind.COLUMN) == in_dq]
 
     def constants(self) -> list[str]:
         offset = ["Q_OFFSET_PER_BATCH"] if self.offset else []
@@ -147,8 +154,8 @@ class Signatures:
     def delta_constants(self) -> list[str]:
         return ["HAS_DLSE", "HEAD_DIM_V", "BLOCK_DV", "BLOCK_M"]
 
-    def _backward(self, outputs: tuple[str, ...], kinds: tuple[GradientKind, ...]) -> list[ArgGroup]:
-        buffers = [t.accumulator for t in self.terms if t.kind in kinds]
+    def _backward(self, outputs: tuple[str, ...], terms: Sequence[GradientTerm]) -> list[ArgGroup]:
+        buffers = dict.fromkeys(t.accumulator for t in terms)
         return [
             ArgGroup(
                 names=("q_ptr", "k_ptr", "v_ptr", "do_ptr", "lse_ptr", "delta_ptr"), host="q, k, v, do, lse, delta"
@@ -160,6 +167,7 @@ class Signatures:
             *(_strides(x) for x in outputs),
             *self._tensor_strides(),
             *self._list_strides(),
+            *self._buffer_strides(terms),
             *self._numbers(),
         ]
 
@@ -172,6 +180,14 @@ class Signatures:
         if self.lists_per_head:
             return [ArgGroup(names=("stride_spans_b", "stride_spans_h"), host="*spans.stride()[:2]", varies=True)]
         return [ArgGroup(names=("stride_spans_b",), host="spans.stride(0)", varies=True)]
+
+    def _buffer_strides(self, terms: Sequence[GradientTerm]) -> list[ArgGroup]:
+        """Strides of the buffers of whole tensors, which atomics add to."""
+        dims = {t.accumulator: len(t.load.indices) for t in terms if t.atomic}
+        return [
+            ArgGroup(names=tuple(f"stride_{name}_{axis}" for axis in range(n)), host=f"*{name}.stride()")
+            for name, n in dims.items()
+        ]
 
     def _all_tensors(self) -> dict[str, TensorSpec]:
         return {**self.variant.tensors, **({"decay": DECAY} if self.variant.decay else {})}
@@ -219,7 +235,11 @@ class Signatures:
         return groups
 
 
-def legend(variant: Variant, args: Sequence[ArgGroup]) -> str:
+def _flags(terms: Sequence[GradientTerm]) -> list[str]:
+    return list(dict.fromkeys(t.flag for t in terms if t.flag))
+
+
+def legend(variant: Variant, args: Sequence[ArgGroup], terms: Sequence[GradientTerm] = ()) -> str:
     """The symbols of a kernel with their shapes, and the variant's formulas, as the body of a docstring."""
     formula = FormulaPrinter()
     rows = []
@@ -227,7 +247,7 @@ def legend(variant: Variant, args: Sequence[ArgGroup]) -> str:
         rows.append(("keep", formula.text(variant.mask)))
     if variant.score is not None:
         rows.append(("score", formula.text(variant.score)))
-    gradients = {f"d{name}" for name in variant.tensors} | {"ddecay"}
+    buffers = {t.accumulator: _buffer_text(variant, t) for t in terms}
     for group in args:
         for name in group.names:
             if not name.endswith("_ptr"):
@@ -236,10 +256,21 @@ def legend(variant: Variant, args: Sequence[ArgGroup]) -> str:
             if symbol in variant.tensors:
                 spec = variant.tensors[symbol]
                 rows.append((symbol, f"[{', '.join(map(str, spec.dims))}]  {spec.dtype}"))
-            elif symbol.rpartition("_")[0] in gradients:
-                axis = "blocks" if symbol.endswith("_heads") else "positions"
-                rows.append((symbol, f"[B, Hq, {axis}]  fp32, partial sums"))
+            elif symbol in buffers:
+                rows.append((symbol, buffers[symbol]))
             else:
                 rows.append((symbol, _SHAPES[symbol]))
     width = max(len(symbol) for symbol, _ in rows)
     return "\n".join(legend_row(symbol, text, width) for symbol, text in rows)
+
+
+def _buffer_text(variant: Variant, term: GradientTerm) -> str:
+    if term.atomic:
+        return f"[{', '.join(map(str, variant.tensors[term.tensor].dims))}]  fp32, added to with atomics"
+    axes = {
+        GradientKind.HEAD: "blocks",
+        GradientKind.ROW: "positions" if term.direct else "Sq",
+        GradientKind.COLUMN: "positions" if term.direct else "Skv",
+        GradientKind.PAIR: "Sq, Skv",
+    }
+    return f"[B, Hq, {axes[term.kind]}]  fp32" + (", partial sums" if term.summed else "")

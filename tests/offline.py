@@ -19,7 +19,7 @@ from triton.backends.driver import DriverBase
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from bench.golden import Inputs, evaluate, load_op
+from bench.golden import Inputs, evaluate
 
 
 def target_of(arch: str) -> GPUTarget:
@@ -63,7 +63,7 @@ class AbsentGPU(DriverBase):  # type: ignore[misc]  # Triton has no types
 
 
 @contextmanager
-def _believing_in(arch: str, variant: str) -> Iterator[dict[str, Any]]:
+def _believing_in(arch: str, variant: str, package: str) -> Iterator[dict[str, Any]]:
     """Launches compile and are noted by the kernel's name, instead of being launched."""
     compiled: dict[str, Any] = {}
     run = JITFunction.run
@@ -72,7 +72,7 @@ def _believing_in(arch: str, variant: str) -> Iterator[dict[str, Any]]:
         compiled[kernel.__name__] = result = run(kernel, *args, **options | {"warmup": True})
         return result
 
-    ops = importlib.import_module(f"generated.{variant}.torch_op")
+    ops = importlib.import_module(f"{package}.{variant}.torch_op")
     with (
         # Not `driver.reset_active()` at the end: that looks for a real GPU.
         mock.patch.object(driver, "_active", AbsentGPU(arch)),
@@ -83,8 +83,11 @@ def _believing_in(arch: str, variant: str) -> Iterator[dict[str, Any]]:
         yield compiled
 
 
-def compile_call(variant: str, arch: str, inputs: Inputs, **options: Any) -> dict[str, Any]:
+def compile_call(
+    variant: str, arch: str, inputs: Inputs, *, package: str = "generated", **options: Any
+) -> dict[str, Any]:
     """The compiled kernels of a forward and backward, by name; what the call returns is not filled in."""
-    with _believing_in(arch, variant) as compiled:
-        evaluate(load_op(variant), inputs, **options)
+    op = getattr(importlib.import_module(f"{package}.torch"), variant)
+    with _believing_in(arch, variant, package) as compiled:
+        evaluate(op, inputs, **options)
     return compiled

@@ -21,15 +21,17 @@ variants:
   causal: {mask: causal}
   alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
   window: {mask: causal and window(size), scalars: {size: int}}
+  t5: {score: "score + t[q_idx - kv_idx]", tensors: {t: {dims: [n], grad: true}}}
   gpt_oss: {mask: causal and window(128), sink: true}
 """
 
 TABLE = """\
-name     mask                     score  tensors                  scalars    extras
-causal   causal                   -      -                        -          -
-alibi    causal                   alibi  slope[h] float32 (grad)  -          -
-window   causal and window(size)  -      -                        size: int  -
-gpt_oss  causal and window(128)   -      -                        -          sink
+name     mask                     score                      tensors                  scalars    extras
+causal   causal                   -                          -                        -          -
+alibi    causal                   alibi                      slope[h] float32 (grad)  -          -
+window   causal and window(size)  -                          -                        size: int  -
+t5       -                        score + t[q_idx - kv_idx]  t[n] float32 (grad)      -          atomic
+gpt_oss  causal and window(128)   -                          -                        -          sink
 """
 
 

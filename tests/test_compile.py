@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from bench.golden import Shape, draw_inputs, load_manifest
+from codegen import cli
 from codegen.spec import ARCHS, SMEM_LIMIT
 from generated._runtime.torch_support import INTERPRET
 from tests.offline import compile_call
@@ -16,8 +20,7 @@ from tests.offline import compile_call
 pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 nothing is compiled")
 
 GENERATED = Path(__file__).resolve().parents[1] / "generated"
-MANIFEST = load_manifest()
-VARIANTS = tuple(MANIFEST)
+VARIANTS = tuple(load_manifest())
 
 # Every variant on sm_90; elsewhere two head_dims of three and a variant for each, in turn: compiling is slow.
 EVERYWHERE = [
@@ -28,20 +31,55 @@ EVERYWHERE = [
 ]
 
 
-def kernels_of(variant: str) -> set[str]:
+def kernels_of(variant: str, package: Path) -> set[str]:
     """The names of a variant's kernels: the jitted functions that carry its name."""
-    source = "".join(path.read_text(encoding="utf-8") for path in sorted((GENERATED / variant).glob("*.py")))
+    source = "".join(path.read_text(encoding="utf-8") for path in sorted((package / variant).glob("*.py")))
     return set(re.findall(rf"^def ({variant}_\w+)\(", source, re.MULTILINE))
 
 
-def check(variant: str, arch: str, dim: int, dtype: torch.dtype) -> None:
+def check(variant: str, arch: str, dim: int, dtype: torch.dtype, package: Path = GENERATED) -> None:
+    entry = json.loads((package / "MANIFEST.json").read_text(encoding="utf-8"))["variants"][variant]
     shape = Shape(batch=1, heads=4, kv_heads=2, seq=128, dim=dim)
-    inputs = draw_inputs(MANIFEST[variant], shape, dtype=dtype, device="cpu")
-    compiled = compile_call(variant, arch, inputs)
-    assert compiled.keys() == kernels_of(variant)
+    inputs = draw_inputs(entry, shape, dtype=dtype, device="cpu")
+    compiled = compile_call(variant, arch, inputs, package=package.name)
+    assert compiled.keys() == kernels_of(variant, package)
     for name, kernel in compiled.items():
         shared = kernel.metadata.shared
         assert shared <= SMEM_LIMIT[arch], f"{name}: {shared} bytes of shared memory, {SMEM_LIMIT[arch]} on {arch}"
+
+
+GATHERING = """
+variants:
+  vectors:
+    score: score + t[h, q_idx // 2] * u[b, kv_idx % 3]
+    tensors: {t: {dims: [h, n], grad: true}, u: {dims: [b, n], grad: true}}
+  pairs:
+    mask: causal
+    score: score + t[b, h, q_idx, kv_idx]
+    tensors: {t: {dims: [b, h, q_idx, kv_idx], grad: true}}
+  diagonals: {mask: causal, score: "score + t[h, q_idx - kv_idx]", tensors: {t: {dims: [h, n], grad: true}}}
+  scatter:
+    mask: causal
+    score: score + t[h, i[q_idx, kv_idx]]
+    tensors: {t: {dims: [h, n], grad: true}, i: {dims: [q_idx, kv_idx], dtype: int32}}
+"""
+
+
+@pytest.fixture(scope="module")
+def gathering(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A package with a variant for each way to gather a gradient that the library's variants do not use."""
+    folder = tmp_path_factory.mktemp("gathering")
+    (folder / "spec.yaml").write_text(GATHERING)
+    assert cli.main(["render", "--variants", str(folder / "spec.yaml"), "--out", str(folder / "gathering")]) == 0
+    sys.path.insert(0, str(folder))
+    yield folder / "gathering"
+    sys.path.remove(str(folder))
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("variant", ["vectors", "pairs", "diagonals", "scatter"])
+def test_every_way_to_gather_a_gradient(gathering: Path, variant: str, dim: int) -> None:
+    check(variant, "sm_90", dim, torch.bfloat16, gathering)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -37,6 +37,7 @@ EXPRESSIONS = (
     "score * int(3.0 * score) + int(q_idx / 2 - kv_idx)",
     "score * table[h, int(log(1.0 + abs(q_idx - kv_idx)) * 2)] + table[2, 1]",
     "where(table[h, int(2 * table[h, kv_idx])] > 0, score, int(table[h, 1]) * score)",
+    "score * (where(table[h, q_idx] > 0, 1, 2) * kv_idx) + table[h, 2]",
 )
 
 NUMBERS = (

@@ -94,28 +94,20 @@ def test_problems_of_the_library_are_reported_under_its_own_name(tmp_path: Path)
     ]
 
 
-def test_extra_checks_are_reported_at_the_line_of_the_field(tmp_path: Path) -> None:
+def test_trained_tensors_that_differ_in_case_only(tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text(
         "variants:\n"
-        "  broken: {mask: causl}\n"
-        "  alibi:\n"
-        "    score: alibi\n"
+        "  twins:\n"
+        "    score: score + t[h] + T[h] + u[h] + U[h]\n"
         "    tensors:\n"
-        "      slope:\n"
-        "        dims: [h]\n"
-        "        grad: true\n"
+        "      t: {dims: [h], grad: true}\n"
+        "      T: {dims: [h], grad: true}\n"
+        "      u: {dims: [h], grad: true}\n"
+        "      U: {dims: [h]}\n"
     )
-
-    def refuse(variant: Variant) -> list[tuple[str, str]]:
-        return [("tensors.slope.grad", "cannot"), ("tensors.slope.dtype", "default"), ("", variant.name)]
-
-    found = problems(path, extra_checks=refuse)
-    assert [(p.line, p.where, p.message) for p in found[1:]] == [
-        (3, "variants.alibi", "alibi"),
-        (6, "variants.alibi.tensors.slope.dtype", "default"),
-        (8, "variants.alibi.tensors.slope.grad", "cannot"),
-    ], "a variant with problems is not handed to the checks"
+    message = "differs from 't' in case only, and trained tensors share a flag GRAD_NAME; choose another name"
+    assert [(p.line, p.where, p.message) for p in problems(path)] == [(6, "variants.twins.tensors.T", message)]
 
 
 def test_expressions_are_not_blamed_for_bad_declarations(tmp_path: Path) -> None:

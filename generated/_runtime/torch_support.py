@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import os
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -72,8 +73,16 @@ def unit_strides(x: Tensor) -> tuple[int, int, int]:
     return b // step, h // step, s
 
 
-def check_tensor(op: str, name: str, x: Any, shape: tuple[Size, ...], dtypes: tuple[str, ...], like: Tensor) -> Tensor:
-    """One of a variant's own tensors, checked."""
+def check_tensor(
+    op: str,
+    name: str,
+    x: Any,
+    shape: tuple[Size, ...],
+    dtypes: tuple[str, ...],
+    like: Tensor,
+    tile_axes: tuple[int, ...] = (),
+) -> Tensor:
+    """One of a variant's own tensors, checked. Offsets along `tile_axes` are 32-bit in the kernels."""
     if not isinstance(x, Tensor):
         got = "nothing" if x is None else type(x).__name__
         fail(op, name, f"a torch.Tensor of shape {sizes_text(shape)}", got)
@@ -82,6 +91,10 @@ def check_tensor(op: str, name: str, x: Any, shape: tuple[Size, ...], dtypes: tu
     if x.device != like.device:
         fail(op, name, f"device {like.device}, that of q", x.device)
     check_sizes(op, name, x.shape, shape)
+    for axis in tile_axes:
+        if (x.shape[axis] - 1) * x.stride(axis) >= 2**31:
+            got = f"size {x.shape[axis]} and stride {x.stride(axis)}"
+            fail(op, name, f"(size - 1) * stride of axis {axis} below 2**31", got)
     return x
 
 
@@ -188,7 +201,7 @@ def empty_like_layout(x: Tensor, last: int) -> Tensor:
 
 
 def reduce_gradient(total: Tensor, axes: str, num_kv_heads: int) -> Tensor:
-    """Sum `[B, Hq]` or `[B, Hq, S]` down to the axes a tensor has, in its order: `b`, `h`, `k` (key heads), `s`."""
+    """Sum `[B, Hq]` or `[B, Hq, Skv]` down to a tensor's axes, in its order: `b`, `h`, `k` (key heads), `s` (keys)."""
     have = "bh" if total.dim() == 2 else "bhs"
     if "k" in axes:
         total = total.unflatten(1, (num_kv_heads, -1)).sum(2)
@@ -197,4 +210,26 @@ def reduce_gradient(total: Tensor, axes: str, num_kv_heads: int) -> Tensor:
     if drop:
         total = total.sum(drop)
         have = "".join(axis for axis in have if axis in axes)
-    return total.permute([have.index(axis) for axis in axes]) if axes else total
+    return total.permute([have.index(axis) for axis in axes]).contiguous() if axes else total
+
+
+def place_sums(sums: Tensor, shape: Sequence[int], places: Sequence[Tensor | int]) -> Tensor:
+    """Add sums `[B, Hq, S]` to the elements of a tensor that `places`, an index per axis, name; in a fixed order."""
+    index = torch.broadcast_tensors(*(torch.as_tensor(i, dtype=torch.int64, device=sums.device) for i in places))
+    # What no index tells apart goes to one element: summed here, it need not be sorted.
+    return sums.new_zeros(shape).index_put_(index, sums.sum_to_size(index[0].shape), accumulate=True)
+
+
+def place_pairs(pairs: Tensor, shape: Sequence[int], axes: str, q_offset: int | Tensor) -> Tensor:
+    """`[B, Hq, Sq, Skv]` as the gradient of a tensor of these axes, `bhqs` in some order, at its query positions."""
+    batch, rows, keys = (axes.index(axis) for axis in "bqs")
+    pairs = pairs.permute(["bhqs".index(axis) for axis in axes])
+    if isinstance(q_offset, int) and q_offset == 0 and pairs.shape == shape:
+        return pairs.contiguous()
+    total = pairs.new_zeros(shape)
+    b = torch.arange(shape[batch], device=pairs.device)[:, None]
+    shift = q_offset[:, None] if isinstance(q_offset, Tensor) else q_offset
+    q_idx = (torch.arange(pairs.shape[rows], device=pairs.device) + shift).clamp(0, shape[rows] - 1)
+    met = total.narrow(keys, 0, pairs.shape[keys]).movedim((batch, rows), (0, 1))
+    met.index_put_((b, q_idx), pairs.movedim((batch, rows), (0, 1)), accumulate=True)
+    return total

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 224cb400ae4e19ad
+# hash: ef4168da8c358263
 """Gradient of `alibi` with respect to q and slope.
 
     keep          q_idx >= kv_idx
@@ -113,6 +113,7 @@ def alibi_bwd_dq(
     group_size,
     q_offset,
     scale,
+    GRAD_SLOPE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -157,7 +158,8 @@ def alibi_bwd_dq(
     full_end = tl.maximum(full_end, 0)
 
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    dslope_heads = tl.zeros([BLOCK_M], tl.float32)
+    if GRAD_SLOPE:
+        dslope_heads = tl.zeros([BLOCK_M], tl.float32)
     for start_n in range(full_end, kv_end, BLOCK_N):
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
@@ -171,7 +173,8 @@ def alibi_bwd_dq(
         p = tl.where(keep, p, 0.0)
         dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
         ds = p * (dp - delta[:, None])
-        dslope_heads += tl.sum(tl.where(keep, ds * term, 0.0), 1)
+        if GRAD_SLOPE:
+            dslope_heads += tl.sum(tl.where(keep, ds * term, 0.0), 1)
         dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
 
     for start_n in range(0, full_end, BLOCK_N):
@@ -183,11 +186,13 @@ def alibi_bwd_dq(
         p = tl.exp2(1.4426950408889634 * scale * qk + 1.4426950408889634 * slope_val * term - lse[:, None])
         dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
         ds = p * (dp - delta[:, None])
-        dslope_heads += tl.sum(ds * term, 1)
+        if GRAD_SLOPE:
+            dslope_heads += tl.sum(ds * term, 1)
         dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
 
     dq_base = dq_ptr + b * stride_dqb + h * stride_dqh
     store_tile(dq_base, dq * scale, start_m, q_len, stride_dqs, BLOCK_M, HEAD_DIM, BLOCK_D)
-    # One partial sum per program; their sum in a fixed order is the gradient.
-    dslope_heads_sum = tl.sum(tl.where(in_rows, dslope_heads, 0.0), 0)
-    tl.store(dslope_heads_ptr + (b * num_heads + h) * num_blocks + start_m // BLOCK_M, dslope_heads_sum)
+    if GRAD_SLOPE:
+        # One partial sum per program; their sum in a fixed order is the gradient.
+        dslope_heads_sum = tl.sum(tl.where(in_rows, dslope_heads, 0.0), 0)
+        tl.store(dslope_heads_ptr + (b * num_heads + h) * num_blocks + start_m // BLOCK_M, dslope_heads_sum)

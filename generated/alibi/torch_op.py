@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/torch_op.py.jinja
-# hash: 4112c59034cc6ac4
+# hash: eb8d7375335cc779
 """`alibi` for PyTorch. Attention with linear biases; the slopes may be trained (Press et al., 2022,
 arXiv:2108.12409)."""
 
@@ -139,9 +139,12 @@ class _Attention(torch.autograd.Function):
         q, k, v, slope, o, lse, row_offsets = ctx.saved_tensors
         row_offset, scale, config_words = ctx.numbers
         do = torch.zeros_like(o) if do is None else do
+        grad_slope = ctx.needs_input_grad[3]
         run = _backward if launches_directly(q) else _backward_op
-        dq, dk, dv, dslope = run(do, dlse, q, k, v, slope, o, lse, row_offset, row_offsets, scale, config_words)
-        return dq, dk, dv, dslope, None, None, None, None
+        dq, dk, dv, dslope = run(
+            do, dlse, q, k, v, slope, o, lse, row_offset, row_offsets, scale, config_words, grad_slope
+        )
+        return dq, dk, dv, dslope if grad_slope else None, None, None, None, None
 
 
 def _tiles(q: Tensor, v: Tensor, config_words: str) -> Tiles:
@@ -216,6 +219,7 @@ def _backward(
     row_offsets: Tensor | None,
     scale: float,
     config_words: str,
+    grad_slope: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Launch the backward: delta, then dq, then dk and dv."""
     batch, num_heads, q_len, head_dim = q.shape
@@ -229,7 +233,7 @@ def _backward(
     dv = empty_like_layout(v, head_dim_v)
     # As many rows as keep a tile of o and one of do in registers.
     delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
-    dslope_heads = q.new_empty((batch, num_heads, cdiv(q_len, tiles["dq"].block_m)), dtype=FP32)
+    dslope_heads = q.new_empty((batch, num_heads, cdiv(q_len, tiles["dq"].block_m)) if grad_slope else (0,), dtype=FP32)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
     with on_device(q):
@@ -270,6 +274,7 @@ def _backward(
                 group_size,
                 q_offset,
                 scale,
+                GRAD_SLOPE=grad_slope,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 RAGGED=kv_len % tiles["dq"].block_n != 0,
                 HEAD_DIM=head_dim,
@@ -316,7 +321,9 @@ def _backward(
                 num_warps=tiles["dkdv"].num_warps,
                 num_stages=tiles["dkdv"].num_stages,
             )
-    dslope = reduce_gradient(dslope_heads.sum(-1), "h", num_kv_heads).to(slope.dtype)
+    dslope = (
+        reduce_gradient(dslope_heads.sum(-1), "h", num_kv_heads).to(slope.dtype) if grad_slope else slope.new_empty(0)
+    )
     return dq, dk, dv, dslope
 
 
@@ -327,11 +334,24 @@ def _fake_forward(q: Tensor, _k: Tensor, v: Tensor, *_: object) -> tuple[Tensor,
 
 
 def _fake_backward(
-    _do: Tensor, _dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, slope: Tensor, *_: object
+    _do: Tensor,
+    _dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slope: Tensor,
+    _o: Tensor,
+    _lse: Tensor,
+    _row_offset: int,
+    _row_offsets: Tensor | None,
+    _scale: float,
+    _config_words: str,
+    grad_slope: bool,
+    *_: object,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dq, dk = empty_like_layout(q, q.shape[3]), empty_like_layout(k, k.shape[3])
     dv = empty_like_layout(v, v.shape[3])
-    return dq, dk, dv, torch.empty_like(slope)
+    return dq, dk, dv, slope.new_empty(slope.shape if grad_slope else (0,))
 
 
 # What torch.compile, torch.export and fake tensors see in place of the launches.

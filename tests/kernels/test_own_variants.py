@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import importlib
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -74,6 +76,66 @@ variants:
   by_head: {mask: h < 3 or size < 0, scalars: {size: int}}
   by_scalar: {mask: size > 3, scalars: {size: int}}
   by_query: {mask: q_idx < 60}
+  shared_heads:
+    score: score * t[hkv, h // 2] + bias[h % 3, length - 16] + bias[2, b]
+    scalars: {length: int}
+    tensors: {t: {dims: [hkv, 2], grad: true}, bias: {dims: [3, 2], grad: true}}
+  rows:
+    mask: q_idx + 30 >= kv_idx
+    score: score * place[b, q_idx] + bias[q_idx // 16] * row[offset[q_idx], h]
+    tensors:
+      place: {dims: [b, n], grad: true}
+      bias: {dims: [7], grad: true}
+      row: {dims: [3, h], grad: true}
+      offset: {dims: [n], dtype: int32}
+  keys:
+    mask: causal
+    score: score + table[b, kv_idx % 7] * key[kv_idx, hkv]
+    tensors: {table: {dims: [b, 7], grad: true}, key: {dims: [n, hkv], grad: true}}
+  pairs:
+    mask: q_idx + 20 >= kv_idx
+    score: softcap(20.0) * bias[b, h, q_idx, kv_idx] + other[kv_idx, h, b, q_idx]
+    tensors: {bias: {dims: [b, h, n, n], grad: true}, other: {dims: [n, h, b, n], grad: true}}
+  relative:
+    mask: causal
+    score: score + bias[h, q_idx - kv_idx + 3] + far[2 * kv_idx - 2 * q_idx + shift[b] + 40]
+    tensors: {bias: {dims: [h, 80], grad: true}, far: {dims: [64], grad: true}, shift: {dims: [b], dtype: int32}}
+  clamped:
+    mask: window(60)
+    score: score * bias[clamp(q_idx - kv_idx + 5, 0, 10)]
+    tensors: {bias: {dims: [11], grad: true}}
+  buckets:
+    score: score + bias[bucket[abs(q_idx - kv_idx)], h] + far[b, q_idx // 1000, (q_idx - kv_idx) // 8 + 8]
+    tensors:
+      bias: {dims: [3, h], grad: true}
+      bucket: {dims: [n], dtype: int32}
+      far: {dims: [b, 1, 16], grad: true}
+  distances:
+    mask: q_idx + 30 >= kv_idx
+    score: score + bias[h, dist[b, q_idx, kv_idx]] + both[h, q_idx, kv_idx] * anti[q_idx + kv_idx, b]
+    tensors:
+      bias: {dims: [h, 3], grad: true}
+      dist: {dims: [b, n, n], dtype: int32}
+      both: {dims: [h, n, n], grad: true}
+      anti: {dims: [130, b], grad: true}
+  many_reads:
+    mask: causal
+    score: >-
+      score * t[h, q_idx] + t[h, kv_idx] * u + t[h, q_idx // 2] + t[0, 3] * t[h, b] + t[h, q_idx - kv_idx]
+      + t[b, (q_idx * kv_idx) % 5] + t[h, min(kv_idx, 20)]
+    tensors: {t: {dims: [h, n], grad: true}, u: {dims: [], grad: true}}
+  poles:
+    mask: causal
+    score: score + (bias[h, q_idx - kv_idx] + t[q_idx, kv_idx] + u[b, kv_idx]) / (q_idx - kv_idx + 1)
+    tensors: {bias: {dims: [h, n], grad: true}, t: {dims: [n, n], grad: true}, u: {dims: [b, n], grad: true}}
+  # The same wherever the mask keeps a pair: autograd of `poles` itself has 0 / 0 on the masked ones.
+  no_poles:
+    mask: causal
+    score: score + (bias[h, q_idx - kv_idx] + t[q_idx, kv_idx] + u[b, kv_idx]) / (max(q_idx - kv_idx, 0) + 1)
+    tensors: {bias: {dims: [h, n], grad: true}, t: {dims: [n, n], grad: true}, u: {dims: [b, n], grad: true}}
+  condition:
+    score: "(score if t[h] > 0 else 0.5 * score) + where(t[b] > 0, 1, 2) * (q_idx % 3) * u[hkv]"
+    tensors: {t: {dims: [n], grad: true}, u: {dims: [hkv], grad: true}}
   decay_sink: {mask: causal and window(40), score: "relu(score) - 0.1 * abs(score) ** 1.5", decay: true, sink: true}
 """
 BATCH, HEADS, KV_HEADS, Q_LEN, KV_LEN, DIM = 2, 4, 2, 70, 90, 16
@@ -92,6 +154,15 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     sys.path.insert(0, str(folder))
     yield name
     sys.path.remove(str(folder))
+
+
+def _variants() -> Any:
+    from codegen.load import load
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "spec.yaml"
+        path.write_text(SPEC)
+        return load(path).variants
 
 
 def _arguments(spec: Any) -> dict[str, Any]:
@@ -145,26 +216,106 @@ NAMES = (
     "by_head",
     "by_scalar",
     "by_query",
+    "shared_heads",
+    "rows",
+    "keys",
+    "pairs",
+    "relative",
+    "clamped",
+    "buckets",
+    "distances",
+    "many_reads",
+    "poles",
     "decay_sink",
 )
+REFERENCES = {"poles": "no_poles"}
 
 
-@pytest.mark.parametrize("q_offset", [0, 20])
-@pytest.mark.parametrize("name", NAMES)
-def test_own_variant(package: str, tmp_path: Path, name: str, q_offset: int) -> None:
-    from codegen.load import load
-
-    (tmp_path / "spec.yaml").write_text(SPEC)
+def check(package: str, name: str, block_m: int, block_n: int, q_offset: int | list[int]) -> None:
+    """Every result of a call against the reference."""
     torch.manual_seed(0)
-    own = _arguments(load(tmp_path / "spec.yaml").variants[name])
+    own = _arguments(_variants()[name])
     shapes = ((HEADS, Q_LEN), (KV_HEADS, KV_LEN), (KV_HEADS, KV_LEN))
     inputs = [torch.randn(BATCH, *shape, DIM, device=DEVICE, requires_grad=True) for shape in shapes]
+    offset = q_offset if isinstance(q_offset, int) else torch.tensor(q_offset, dtype=torch.int32, device=DEVICE)
     op = getattr(importlib.import_module(f"{package}.torch"), name)
-    reference = importlib.import_module(f"{package}.{name}.torch_reference").reference
-    got = _results(op, inputs, own, q_offset=q_offset, config=tiles(32, 16))
-    want = _results(reference, [_double(x) for x in inputs], {n: _double(x) for n, x in own.items()}, q_offset=q_offset)
+    reference = importlib.import_module(f"{package}.{REFERENCES.get(name, name)}.torch_reference").reference
+    got = _results(op, inputs, own, q_offset=offset, config=tiles(block_m, block_n))
+    want = _results(reference, [_double(x) for x in inputs], {n: _double(x) for n, x in own.items()}, q_offset=offset)
     for index, (mine, wanted) in enumerate(zip(got, want, strict=True)):
         assert not mine.isnan().any(), index
         # float32 throughout: a few roundings of terms that may cancel.
         error = (mine.double() - wanted).norm() / wanted.norm()
         assert error < 2e-6, f"result {index}: relative error {error:.1e}"
+
+
+@pytest.mark.parametrize("q_offset", [0, 20])
+@pytest.mark.parametrize("name", NAMES)
+def test_own_variant(package: str, name: str, q_offset: int) -> None:
+    check(package, name, 32, 16, q_offset)
+
+
+@pytest.mark.parametrize(("block_m", "block_n"), [(16, 64), (32, 32), (64, 16)])
+@pytest.mark.parametrize("name", ["relative", "clamped"])
+def test_diagonals_of_every_tile(package: str, name: str, block_m: int, block_n: int) -> None:
+    check(package, name, block_m, block_n, 3)
+
+
+@pytest.mark.parametrize("name", ["rows", "pairs", "clamped", "distances"])
+def test_gradients_of_clamped_reads(package: str, name: str) -> None:
+    """Rows before the first element of a tensor, and behind the last, read that one, and their gradients go there."""
+    check(package, name, 32, 32, [-15, 50])
+
+
+def test_a_tensor_that_only_a_condition_reads(package: str) -> None:
+    """Its gradient is zero; autograd of the reference would not know the tensor."""
+    own = _arguments(_variants()["condition"])
+    q, k = (torch.randn(BATCH, heads, 20, DIM, device=DEVICE) for heads in (HEADS, KV_HEADS))
+    op = importlib.import_module(f"{package}.torch").condition
+    dt, du = torch.autograd.grad(op(q, k, k, **own).square().sum(), [own["t"], own["u"]])
+    assert dt.shape == own["t"].shape
+    assert not dt.any()
+    assert du.any()
+
+
+@pytest.mark.parametrize("name", ["shared_heads", "rows", "keys", "pairs", "relative", "distances", "many_reads"])
+def test_gradients_that_a_call_does_not_want(package: str, name: str) -> None:
+    """Each trained tensor alone: its own gradient is what it is among others, and theirs are None."""
+    own = _arguments(_variants()[name])
+    inputs = [torch.randn(BATCH, heads, 20, DIM, device=DEVICE) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+    op = getattr(importlib.import_module(f"{package}.torch"), name)
+    trained = [n for n, x in own.items() if isinstance(x, Tensor) and x.requires_grad]
+    together = torch.autograd.grad(op(*inputs, **own).square().sum(), [own[n] for n in trained])
+    for n, want in zip(trained, together, strict=True):
+        alone = {m: x.detach().requires_grad_(m == n) if m in trained else x for m, x in own.items()}
+        op(*inputs, **alone).square().sum().backward()
+        torch.testing.assert_close(alone[n].grad, want)
+        assert all(x.grad is None for m, x in alone.items() if isinstance(x, Tensor) and m != n)
+
+
+def test_a_span_that_32_bits_cannot_hold(package: str) -> None:
+    """Offsets of tiles are 32-bit: a stride too large for them is refused by name."""
+    own = _arguments(_variants()["clamped"])
+    q = torch.randn(1, 1, 16, DIM, device="meta")
+    own["bias"] = torch.empty(1, device="meta").as_strided((11,), (2**28,))
+    module = importlib.import_module(f"{package}.clamped.torch_op")
+    message = (
+        r"^clamped: bias: expected \(size - 1\) \* stride of axis 0 below 2\*\*31, got size 11 and stride 268435456$"
+    )
+    # No memory is needed for tensors without a device, which autocast does not know.
+    with mock.patch.object(module, "autocast_inputs", lambda *x: x), pytest.raises(ValueError, match=message):
+        module.clamped(q, q, q, **own)
+
+
+@pytest.mark.parametrize("name", ["relative", "pairs", "many_reads"])
+def test_gradients_of_the_registered_operator(package: str, name: str) -> None:
+    """Traced calls see the shapes that the kernels give, with and without each gradient."""
+    module = importlib.import_module(f"{package}.{name}.torch_op")
+    own = _arguments(_variants()[name])
+    trained = [n for n, x in own.items() if x.requires_grad]
+    q = torch.randn(BATCH, HEADS, 20, DIM, device=DEVICE)
+    o, lse = module._forward(q, q, q, *own.values(), 0, None, 1.0, "")
+    for wanted in ([True] * len(trained), [False] * len(trained)):
+        arguments = (o, None, q, q, q, *own.values(), o, lse, 0, None, 1.0, "", *wanted)
+        real, fake = module._backward_op(*arguments), module._fake_backward(*arguments)
+        assert [(x.shape, x.stride(), x.dtype) for x in real] == [(x.shape, x.stride(), x.dtype) for x in fake]

@@ -1,0 +1,97 @@
+"""How the gradient of each trained tensor is gathered: one term per read, its kind decided by what the indices read."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from codegen import expr
+from codegen.affine import linear
+from codegen.derive import derivative
+from codegen.emit import exact_index
+from codegen.expr import Expr, Level, Load, TensorSpec, Type, Var, const, int_var
+from codegen.model import GradientKind, GradientTerm
+from codegen.spec import Variant
+
+POSITIONS = frozenset(("q_idx", "kv_idx"))
+
+LAG = int_var("lag")
+"""q_idx - kv_idx, of which a kernel that sums along diagonals has one number per diagonal."""
+
+
+def gradient_terms(variant: Variant) -> tuple[GradientTerm, ...]:
+    """One term per read of a trained tensor that the score changes with, those of the log-decay last."""
+    terms: list[GradientTerm] = []
+    seen: Counter[tuple[str, GradientKind]] = Counter()
+    for load in expr.loads(variant.score) if variant.score is not None else ():
+        spec = variant.tensors[load.tensor]
+        local = derivative(variant.score, load) if spec.grad and variant.score is not None else const(0.0)
+        if expr.is_const(local, 0):
+            continue
+        kind = gradient_kind(load, spec)
+        seen[load.tensor, kind] += 1
+        terms.append(
+            GradientTerm(
+                tensor=load.tensor,
+                kind=kind,
+                local=local,
+                load=load,
+                number=seen[load.tensor, kind],
+                # A query position may leave the tensor, and then its gradient goes where the read is clamped to.
+                direct=kind in (GradientKind.HEAD, GradientKind.COLUMN) and _is_plain(load, spec),
+                trained=True,
+            )
+        )
+    if variant.decay:
+        for name, kind, sign in (("q_idx", GradientKind.ROW, 1.0), ("kv_idx", GradientKind.COLUMN, -1.0)):
+            load = decay_load(name)
+            terms.append(GradientTerm(tensor="decay", kind=kind, local=const(sign), load=load, direct=True))
+    return tuple(terms)
+
+
+def is_deterministic(variant: Variant) -> bool:
+    """Whether no gradient is added with atomics, so that equal inputs give equal bits."""
+    return not any(t.atomic for t in gradient_terms(variant))
+
+
+def decay_load(position: str) -> Load:
+    """The cumulative log-decay at a position."""
+    return Load(Type.FLOAT, "decay", (int_var("b"), int_var("h"), int_var(position)))
+
+
+def gradient_kind(load: Load, spec: TensorSpec) -> GradientKind:
+    """The cheapest way to gather the gradient of `load`."""
+    level = expr.level(load)
+    if level is not Level.TILE:
+        return {Level.UNIFORM: GradientKind.HEAD, Level.QUERY: GradientKind.ROW, Level.KEY: GradientKind.COLUMN}[level]
+    if len(load.indices) == 4 and expr.names(load) == {"b", "h", *POSITIONS} and _is_plain(load, spec):
+        return GradientKind.PAIR
+    return GradientKind.DIAGONAL if by_lag(load) is not None else GradientKind.SCATTER
+
+
+def _is_plain(load: Load, spec: TensorSpec) -> bool:
+    """Whether every index is a name of its own over the dim of that name, or a position over a dim that holds all."""
+    names = [i.name for i in load.indices if isinstance(i, Var)]
+    if len(names) < len(load.indices) or len(set(names)) < len(names) or {"h", "hkv"} <= set(names):
+        return False
+    return all(
+        exact_index({spec.name: spec}, spec.name, axis, index)
+        or (name in POSITIONS and isinstance(spec.dims[axis], str) and spec.dims[axis] not in ("b", "h", "hkv"))
+        for axis, (name, index) in enumerate(zip(names, load.indices, strict=True))
+    )
+
+
+def by_lag(load: Load) -> Load | None:
+    """The read in terms of `LAG`; None if it depends on positions in another way than through their difference."""
+    rewritten = expr.rebuild(load, _lag_form)
+    assert isinstance(rewritten, Load)
+    return None if expr.names(rewritten) & POSITIONS else rewritten
+
+
+def _lag_form(e: Expr) -> Expr | None:
+    """`2 * q_idx - 2 * kv_idx + rest` as `2 * lag + rest`."""
+    if e.type is not Type.INT or not expr.names(e) >= POSITIONS:
+        return None
+    form = linear(e)
+    if form is None or form.q != -form.kv:
+        return None
+    return expr.add(expr.mul(const(form.q), LAG), form.rest)
