@@ -139,6 +139,10 @@ def draw_inputs(
         trained.add("g")
     for leaf in (q, k, v, *(tensors[name] for name in trained if own_grads)):
         leaf.requires_grad_()
+    numbers = dict(scalars) if scalars else {name: _suited(entry, name, shape.seq) for name in entry["scalars"]}
+    if entry["dropout"]:
+        # A scale of two is exact: the bounds on errors stay those of a call without dropout.
+        numbers = {"dropout_p": 0.5, "seed": 2**40 + seed} | numbers
     return Inputs(
         q=q,
         k=k,
@@ -146,7 +150,7 @@ def draw_inputs(
         do=normal(*q.shape, dtype=dtype),
         dlse=normal(shape.batch, shape.heads, shape.seq),
         tensors=tensors,
-        scalars=dict(scalars) if scalars else {name: _suited(entry, name, shape.seq) for name in entry["scalars"]},
+        scalars=numbers,
     )
 
 

@@ -26,8 +26,10 @@ OP_ARGUMENTS = (
     "schedule",
     "sink",
     "g",
+    "dropout_p",
+    "seed",
 )
-"""Arguments every op has, or has when its variant asks for a sink or a decay."""
+"""Arguments every op has, or has when its variant asks for a sink, a decay or dropout."""
 
 PACKAGE_NAMES = ("torch", "jax", "tuned", "manifest")
 """What stands beside the variants' folders in a generated package, in lower case."""

@@ -275,7 +275,7 @@ def _render_command(args: argparse.Namespace) -> str:
 def _row(variant: Variant) -> tuple[str, ...]:
     from codegen.gradients import is_deterministic
 
-    extras = [name for name in ("decay", "sink") if getattr(variant, name)]
+    extras = [name for name in ("decay", "dropout", "sink") if getattr(variant, name)]
     extras += [] if is_deterministic(variant) else ["atomic"]
     return (
         variant.name,

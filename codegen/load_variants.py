@@ -16,7 +16,7 @@ from codegen.parse import Macro, Scope, parse, parse_example
 from codegen.spec import TENSOR_DTYPES, ArchSpec, ScalarSpec, Variant
 from codegen.yaml_tree import Document, Item, one_line
 
-VARIANT_KEYS = ("doc", "mask", "score", "tensors", "scalars", "sink", "decay", "archs")
+VARIANT_KEYS = ("doc", "mask", "score", "tensors", "scalars", "sink", "decay", "dropout", "archs")
 TENSOR_KEYS = ("dims", "dtype", "grad", "example")
 SCALAR_KEYS = ("type", "min", "max", "example")
 SCALAR_TYPES = tuple(t.value for t in ScalarType)
@@ -80,7 +80,7 @@ class _VariantReader:
             self.doc.note(self.keys["mask"], f"no query attends to any key: {mask_text.strip()!r} is always false")
         score, score_text = self._expression("score", scope, Type.FLOAT)
         doc = self.doc.text(self.keys["doc"]) if "doc" in self.keys else None
-        sink, decay = self._flag(self.keys, "sink"), self._flag(self.keys, "decay")
+        sink, decay, dropout = (self._flag(self.keys, key) for key in ("sink", "decay", "dropout"))
         own_archs = self._own_archs()
         if not self.doc.has_problem_in(self.item):
             self._check_used(tensors, mask, score)
@@ -100,6 +100,7 @@ class _VariantReader:
             scalars=scalars,
             sink=sink,
             decay=decay,
+            dropout=dropout,
         )
 
     def _flag(self, keys: Mapping[str, Item], key: str) -> bool:

@@ -103,11 +103,15 @@ class BlockText:
 
 @dataclass(frozen=True, kw_only=True)
 class ArgGroup:
-    """Kernel parameters that are passed together: their names, and the host expression that gives them."""
+    """Kernel parameters that are passed together: their names, and the host expression that gives them.
+
+    `type`: Triton's, where it must not follow from the value.
+    """
 
     names: tuple[str, ...]
     host: str
     varies: bool = False
+    type: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +166,12 @@ class KernelPlan:
         """Arguments compiled in: the strides between rows. They depend on layout and head count, not on lengths, and as
         literals they leave the tiles' addresses to the instructions' immediate fields."""
         return [name for group in self.args for name in group.names if re.fullmatch(r"stride_\w+s", name)]
+
+    @property
+    def types(self) -> dict[str, str]:
+        """Argument -> its annotation, of those that have one."""
+        typed = {name: group.type for group in self.args if group.type for name in group.names}
+        return typed | dict.fromkeys(self.compiled, "tl.constexpr")
 
     @property
     def varying(self) -> list[str]:

@@ -110,6 +110,7 @@ class OpPlan:
     has_offset: bool
     uses_tanh: bool
     decay: bool
+    dropout: bool
     formula: str
     reference_score: str
     reference_mask: str
@@ -128,9 +129,10 @@ class OpPlan:
     def _numbers(self) -> list[str]:
         """Parameters that every pass takes after the tensors."""
         offset = ["row_offset: int", "row_offsets: Tensor | None"] if self.has_offset else []
+        dropout = ["dropout_p: float", "seed: int"] if self.dropout else []
         own = [f"{a.name}: {a.required}" for a in self.scalars]
         tables = ["tables: list[Tensor]"] if self.lists is not None else []
-        return [*own, *offset, "scale: float", "config_words: str", *tables]
+        return [*own, *dropout, *offset, "scale: float", "config_words: str", *tables]
 
     @property
     def _forward_parameters(self) -> list[str]:
@@ -237,7 +239,8 @@ class OpPlan:
     def runtime_checks(self) -> list[str]:
         """What the op imports from the runtime's checks."""
         used = " ".join(self.checks)
-        return [n for n in ("FLOAT_DTYPES", "at_least", "check_float", "check_int") if n in used]
+        own = [n for n in ("FLOAT_DTYPES", "at_least", "check_float", "check_int") if n in used]
+        return sorted([*own, *(["check_dropout_p", "keep_numbers"] if self.dropout else [])])
 
 
 def _name(parameter: str) -> str:
@@ -278,6 +281,7 @@ def op_plan(planned: VariantPlan) -> OpPlan:
         has_offset=reads_query_position(variant),
         uses_tanh=uses_tanh(variant),
         decay=variant.decay,
+        dropout=variant.dropout,
         formula=_formula(variant),
         reference_score=printer.text(variant.score) if variant.score is not None else "",
         reference_mask=_reference_mask(variant, printer),
@@ -341,7 +345,7 @@ def _formula(variant: Variant) -> str:
     if variant.mask is not None:
         lines.append(f"keep = {formula.text(variant.mask)}")
     total = "(sum(exp(score)) + exp(sink))" if variant.sink else "sum(exp(score))"
-    lines.append(f"o = exp(score) @ v / {total}")
+    lines.append(f"o = dropout(exp(score) / {total}) @ v" if variant.dropout else f"o = exp(score) @ v / {total}")
     return "\n".join(docstring(line, indent=8, hanging=12) for line in lines)
 
 

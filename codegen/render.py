@@ -150,6 +150,7 @@ def manifest_entries(spec: Spec) -> dict[str, Any]:
             "sink": v.sink,
             "decay": v.decay,
             "deterministic": is_deterministic(v),
+            "dropout": v.dropout,
             "head_dims": list(spec.defaults.head_dims),
             "dtypes": list(spec.defaults.dtypes),
             "hash": _entry_hash(v.entry),

@@ -145,6 +145,7 @@ def _variant() -> Schema:
             "scalars": _named("Numbers each call gives, by name.", {"$ref": "#/$defs/scalar"}),
             "sink": _flag("Adds an argument `sink [Hq]`: a logit per head in the denominator only."),
             "decay": _flag("Adds an argument `g [B, S, Hq]`: a log-decay, summed along the sequence."),
+            "dropout": _flag("Adds arguments `dropout_p` and `seed`: dropout on the probabilities."),
             "archs": _archs(),
         },
     )

@@ -149,7 +149,9 @@ class Signatures:
     def constants(self) -> list[str]:
         offset = ["Q_OFFSET_PER_BATCH"] if self.offset else []
         tanh = ["HARDWARE_TANH"] if uses_tanh(self.variant) else []
-        return [*offset, *tanh, "RAGGED", "HEAD_DIM", "HEAD_DIM_V", "BLOCK_D", "BLOCK_DV", "BLOCK_M", "BLOCK_N"]
+        dropout = ["DROPOUT"] if self.variant.dropout else []
+        sizes = ["HEAD_DIM", "HEAD_DIM_V", "BLOCK_D", "BLOCK_DV", "BLOCK_M", "BLOCK_N"]
+        return [*offset, *tanh, *dropout, "RAGGED", *sizes]
 
     def delta_constants(self) -> list[str]:
         return ["HAS_DLSE", "HEAD_DIM_V", "BLOCK_DV", "BLOCK_M"]
@@ -229,6 +231,11 @@ class Signatures:
         if self.offset:
             groups.append(ArgGroup(names=("q_offset",), host="q_offset", varies=True))
         groups.append(ArgGroup(names=("scale",), host="scale"))
+        if self.variant.dropout:
+            # Small and large numbers would otherwise be of two types, and the kernel compiled for each.
+            groups.append(ArgGroup(names=("seed",), host="seed", varies=True, type="tl.uint64"))
+            groups.append(ArgGroup(names=("threshold",), host="threshold", varies=True, type="tl.uint32"))
+            groups.append(ArgGroup(names=("keep_scale",), host="keep_scale"))
         if self.variant.scalars:
             names = tuple(self.variant.scalars)
             groups.append(ArgGroup(names=names, host=", ".join(names), varies=True))
@@ -247,6 +254,8 @@ def legend(variant: Variant, args: Sequence[ArgGroup], terms: Sequence[GradientT
         rows.append(("keep", formula.text(variant.mask)))
     if variant.score is not None:
         rows.append(("score", formula.text(variant.score)))
+    if variant.dropout and any("threshold" in group.names for group in args):
+        rows.append(("drop", "word < threshold, a random word of seed, b * Hq + h, row and key"))
     buffers = {t.accumulator: _buffer_text(variant, t) for t in terms}
     for group in args:
         for name in group.names:

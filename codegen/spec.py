@@ -101,6 +101,7 @@ class Variant:
     scalars: Mapping[str, ScalarSpec] = field(default_factory=dict)
     sink: bool = False
     decay: bool = False
+    dropout: bool = False
     archs: Mapping[str, ArchSpec] = field(default_factory=dict)
 
 

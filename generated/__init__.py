@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/package_init.py.jinja
-# hash: e98d601decc4da4b
+# hash: 45542917ad8550c5
 """Attention ops as Triton kernels, those for PyTorch in the module `torch`.
 
 Importing the package itself imports no framework.
@@ -9,6 +9,7 @@ Importing the package itself imports no framework.
 VARIANTS = (
     "full",
     "causal",
+    "causal_dropout",
     "window",
     "prefix_lm",
     "document",

@@ -1,10 +1,11 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/torch_init.py.jinja
-# hash: 83b64afd3a1ac852
+# hash: 86fc278bbdc4cb3b
 """The attention ops for PyTorch, one function per variant."""
 
 from .alibi.torch_op import alibi
 from .causal.torch_op import causal
+from .causal_dropout.torch_op import causal_dropout
 from .document.torch_op import document
 from .forgetting.torch_op import forgetting
 from .full.torch_op import full
@@ -18,6 +19,7 @@ from .window.torch_op import window
 __all__ = [
     "alibi",
     "causal",
+    "causal_dropout",
     "document",
     "forgetting",
     "full",

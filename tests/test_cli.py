@@ -23,6 +23,7 @@ variants:
   window: {mask: causal and window(size), scalars: {size: int}}
   t5: {score: "score + t[q_idx - kv_idx]", tensors: {t: {dims: [n], grad: true}}}
   gpt_oss: {mask: causal and window(128), sink: true}
+  dropped: {decay: true, dropout: true}
 """
 
 TABLE = """\
@@ -32,6 +33,7 @@ alibi    causal                   alibi                      slope[h] float32 (g
 window   causal and window(size)  -                          -                        size: int  -
 t5       -                        score + t[q_idx - kv_idx]  t[n] float32 (grad)      -          atomic
 gpt_oss  causal and window(128)   -                          -                        -          sink
+dropped  -                        -                          -                        -          decay, dropout
 """
 
 

@@ -187,6 +187,7 @@ variants:
     scalars: {strength: float}
     sink: true
     decay: false
+    dropout: true
 """,
     )
     assert variant.doc == "Two lines of words."
@@ -202,12 +203,12 @@ variants:
         "table": TensorSpec(name="table", dims=("h", 4)),
     }
     assert variant.scalars["strength"].type is ScalarType.FLOAT
-    assert (variant.sink, variant.decay) == (True, False)
+    assert (variant.sink, variant.decay, variant.dropout) == (True, False, True)
     assert variant.entry == (
         "everything: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', "
         "score: 'score + slope[h] * table[h, 2] * strength', "
         "tensors: {doc: {dims: [b, kv_idx], dtype: int32}, slope: {dims: [h], grad: true}, table: {dims: [h, 4]}}, "
-        "scalars: {strength: float}, sink: true, decay: false}"
+        "scalars: {strength: float}, sink: true, decay: false, dropout: true}"
     )
 
 

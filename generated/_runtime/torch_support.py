@@ -11,7 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import Size, check_int, check_layout, check_scale, check_shapes, check_sizes, fail, sizes_text
+from .checks import (
+    SEED_END,
+    Size,
+    check_int,
+    check_layout,
+    check_scale,
+    check_seed,
+    check_shapes,
+    check_sizes,
+    fail,
+    sizes_text,
+)
 from .configs import INTERPRETER, Tile, Tiles, checked_tile
 
 FP32 = torch.float32
@@ -110,6 +121,17 @@ def query_offset(op: str, q_offset: Any, q: Tensor, q_len: int, kv_len: int) -> 
             fail(op, "q_offset", "an int, 'end' or an int32 tensor", repr(q_offset))
         return kv_len - q_len, None
     return check_int(op, "q_offset", q_offset), None
+
+
+def dropout_seed(op: str, dropout_p: float, seed: object) -> int:
+    """The seed of a call, checked; where none is given, one from torch's default CPU generator."""
+    if seed is not None:
+        return check_seed(op, seed)
+    if dropout_p == 0:
+        return 0  # Nothing is drawn: the generator stays where it is.
+    if torch.compiler.is_compiling():
+        fail(op, "seed", "an int under torch.compile, which would draw one seed for all calls", None)
+    return int(torch.randint(SEED_END - 1, (), device="cpu").item())
 
 
 def autocast_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,6 +8,7 @@ LAYOUTS = ("bhsd", "bshd")
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 # Positions, offsets and integer scalars are 32-bit in the kernels; half the range leaves room for their sums.
 INT_LIMIT = 2**30
+SEED_END = 2**63
 
 
 class ArgumentError(TypeError, ValueError):
@@ -106,3 +107,26 @@ def check_float(
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not in_range(value, minimum, maximum):
         fail(op, argument, f"a number{range_text(minimum, maximum)}", repr(value))
     return value
+
+
+def check_dropout_p(op: str, dropout_p: object) -> float:
+    """The probability of dropout, checked."""
+    if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float)) or not 0 <= dropout_p < 1:
+        fail(op, "dropout_p", "a number from 0 to below 1", repr(dropout_p))
+    return float(dropout_p)
+
+
+def check_seed(op: str, seed: object) -> int:
+    """The seed of dropout, checked. One bit less than the random numbers take: operators carry signed integers."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < SEED_END:
+        fail(op, "seed", "an int from 0 to 2**63 - 1 or None", repr(seed))
+    return seed
+
+
+def keep_numbers(dropout_p: float) -> tuple[int, float]:
+    """The least 32-bit random word that keeps a probability, and the factor that leaves the mean as it was.
+
+    Both are those of `dropout_p` rounded to a multiple of 2**-32.
+    """
+    threshold = min(round(dropout_p * 2**32), 2**32 - 1)
+    return threshold, 2**32 / (2**32 - threshold)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from bench.golden import Inputs
+from generated._runtime.philox import dropout
 
 Entry = Mapping[str, Any]
 
@@ -82,7 +83,7 @@ def _attend(
     call = _Call.of(entry, q, k, scale, q_offset, own)
     scores = call.scores(_rounded(call.products(q, k), q.dtype))
     probs, lse, _ = call.softmax(scores)
-    o = _heads(_rounded(probs, q.dtype), k.shape[1]) @ _wide(v).unsqueeze(2)
+    o = _heads(_rounded(call.dropped(probs), q.dtype), k.shape[1]) @ _wide(v).unsqueeze(2)
     return o.flatten(1, 2).to(q.dtype), lse
 
 
@@ -187,6 +188,10 @@ class _Call:
         lse = (top + safe.log()).masked_fill(empty, float("-inf")).squeeze(-1)
         return weights / safe, lse, None if sink_weight is None else sink_weight / safe
 
+    def dropped(self, probs: Tensor) -> Tensor:
+        """The probabilities after a dropout, whose random words are those of the kernels."""
+        return dropout(probs, self.own["dropout_p"], self.own["seed"]) if self.own.get("dropout_p") else probs
+
 
 def term_sizes(
     entry: Entry, inputs: Inputs, dtype: torch.dtype, *, scale: float | None = None, q_offset: Any = 0
@@ -208,9 +213,10 @@ def term_sizes(
     with torch.no_grad():
         probs, lse, sink_probs = call.softmax(scores)
         probs = probs.clamp(min=tiny) * keep
-        value_sizes = (_heads(probs, kv_heads) @ x.v.abs().unsqueeze(2)).flatten(1, 2)
+        factor = call.dropped(keep.expand_as(probs))
+        value_sizes = (_heads(probs * factor, kv_heads) @ x.v.abs().unsqueeze(2)).flatten(1, 2)
         row = (x.do.abs() * value_sizes).sum(-1, keepdim=True) + x.dlse.abs()[..., None]
-        score_sizes = (probs * (_products(x.do.abs(), x.v.abs()) + row)).clamp(min=tiny) * keep
+        score_sizes = (probs * (_products(x.do.abs(), x.v.abs()) * factor + row)).clamp(min=tiny) * keep
     grads = torch.autograd.grad(scores, [products, *trained.values()], score_sizes, allow_unused=True)
     with torch.no_grad():
         # Not only times the derivative of a score expression: 1 - tanh(x)**2 has terms of 1, however small it is.
@@ -219,7 +225,7 @@ def term_sizes(
             "o": value_sizes,
             "dq": (product_sizes @ x.k.abs().unsqueeze(2)).flatten(1, 2),
             "dk": (product_sizes.mT @ _heads(x.q.abs(), kv_heads)).sum(2),
-            "dv": (_heads(probs, kv_heads).mT @ _heads(x.do.abs(), kv_heads)).sum(2),
+            "dv": (_heads(probs * factor, kv_heads).mT @ _heads(x.do.abs(), kv_heads)).sum(2),
         }
         for name, grad in zip(trained, grads[1:], strict=True):
             sizes[f"d{name}"] = torch.zeros_like(trained[name]) if grad is None else grad.abs()

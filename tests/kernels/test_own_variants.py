@@ -136,6 +136,14 @@ variants:
   condition:
     score: "(score if t[h] > 0 else 0.5 * score) + where(t[b] > 0, 1, 2) * (q_idx % 3) * u[hkv]"
     tensors: {t: {dims: [n], grad: true}, u: {dims: [hkv], grad: true}}
+  dropout_bias:
+    mask: q_idx != kv_idx
+    score: score + bias[h, kv_idx]
+    tensors: {bias: {dims: [h, n], grad: true}}
+    dropout: true
+  dropout_decay: {mask: causal, decay: true, dropout: true}
+  dropout_sink: {mask: causal and window(40), score: softcap(20.0), sink: true, dropout: true}
+  dropout_decay_sink: {mask: causal, score: "score * abs(score)", decay: true, sink: true, dropout: true}
   decay_sink: {mask: causal and window(40), score: "relu(score) - 0.1 * abs(score) ** 1.5", decay: true, sink: true}
 """
 BATCH, HEADS, KV_HEADS, Q_LEN, KV_LEN, DIM = 2, 4, 2, 70, 90, 16
@@ -175,6 +183,7 @@ def _arguments(spec: Any) -> dict[str, Any]:
         else:
             own[tensor.name] = torch.randn(shape, device=DEVICE, requires_grad=tensor.grad)
     own |= {name: 17 if s.example is None else s.example for name, s in spec.scalars.items()}
+    own |= {"dropout_p": 0.3, "seed": 5} if spec.dropout else {}
     if spec.decay:
         own["g"] = (-0.2 * torch.rand(BATCH, 100, HEADS, device=DEVICE)).requires_grad_()
     if spec.sink:
@@ -227,6 +236,10 @@ NAMES = (
     "many_reads",
     "poles",
     "decay_sink",
+    "dropout_bias",
+    "dropout_decay",
+    "dropout_sink",
+    "dropout_decay_sink",
 )
 REFERENCES = {"poles": "no_poles"}
 

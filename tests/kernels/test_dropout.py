@@ -1,0 +1,168 @@
+"""Dropout on the probabilities: which are dropped, in every kernel the same, and what of a call that depends on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bench import golden
+from generated._runtime.checks import ArgumentError
+from generated._runtime.philox import dropout_words
+
+from .cases import DEVICE, DTYPES, INTERPRET, MANIFEST, Shape, draw, evaluate, tiles, variants_where
+
+with_dropout = pytest.mark.parametrize("variant", variants_where(lambda name: MANIFEST[name]["dropout"]))
+SHAPE = Shape(batch=2, kv_heads=2, group=2, q_len=70)
+KEPT = 2**31 + 2**30  # words from here on are kept at dropout_p = 0.75
+
+
+def with_numbers(inputs: golden.Inputs, **numbers: Any) -> golden.Inputs:
+    return replace(inputs, scalars=inputs.scalars | numbers)
+
+
+def kept_by_forward_and_backward(variant: str, shape: Shape, dtype: torch.dtype, **options: Any) -> list[Tensor]:
+    """The pairs `[B, Hq, Sq, Skv]` that keep their probability, as o and as dv tell: v and do are unit matrices."""
+    inputs = draw(variant, shape, dtype)
+    v, do = torch.zeros_like(inputs.v), torch.zeros_like(inputs.do)
+    v.diagonal(dim1=2, dim2=3).fill_(1)
+    do.diagonal(dim1=2, dim2=3).fill_(1)
+    inputs = with_numbers(replace(inputs, v=v.requires_grad_(), do=do), dropout_p=0.75, seed=17)
+    # So far to the right that a causal mask hides no key.
+    got = evaluate(variant, inputs, q_offset=shape.keys, **options)
+    return [got["o"] > 0, got["dv"].mT > 0]
+
+
+@pytest.mark.parametrize(("block_m", "block_n"), [(16, 16), (64, 32), (32, 128)])
+@with_dropout
+def test_forward_and_backward_drop_the_same_whatever_the_tiles(variant: str, block_m: int, block_n: int) -> None:
+    shape = Shape(batch=2, kv_heads=3, group=1, q_len=90, dim=32, dim_v=90)
+    words = dropout_words(17, (2, 3, 90, 90), torch.device(DEVICE))
+    for kept in kept_by_forward_and_backward(variant, shape, DTYPES[0], config=tiles(block_m, block_n)):
+        assert torch.equal(kept, words >= KEPT)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group", [1, 3])
+@with_dropout
+def test_neither_dtype_nor_head_groups_change_what_is_dropped(variant: str, group: int, dtype: torch.dtype) -> None:
+    shape = Shape(batch=2, kv_heads=6 // group, group=group, q_len=20, kv_len=40, dim=16, dim_v=40)
+    kept, _ = kept_by_forward_and_backward(variant, shape, dtype)
+    assert torch.equal(kept, dropout_words(17, (2, 6, 20, 40), torch.device(DEVICE)) >= KEPT)
+
+
+@with_dropout
+def test_layouts_drop_the_same(variant: str) -> None:
+    inputs = draw(variant, SHAPE)
+    want = inputs.call(golden.load_op(variant))
+    q, k, v = (x.detach().transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v))
+    swapped = replace(inputs, q=q, k=k, v=v).call(golden.load_op(variant), layout="bshd")
+    assert torch.equal(swapped.transpose(1, 2), want)
+
+
+@with_dropout
+def test_the_seed_decides(variant: str) -> None:
+    """All of its bits do; lse knows nothing of what is dropped."""
+    inputs = draw(variant, SHAPE)
+    found = [evaluate(variant, with_numbers(inputs, seed=seed)) for seed in (0, 0, 1, 2**32, 2**63 - 1)]
+    for name in ("o", "dq", "dk", "dv"):
+        assert torch.equal(found[0][name], found[1][name]), name
+    for i, one in enumerate(found[1:]):
+        assert torch.equal(one["lse"], found[0]["lse"])
+        for other in found[i + 2 :]:
+            assert not torch.equal(one["o"], other["o"])
+            assert not torch.equal(one["dk"], other["dk"])
+
+
+def _without_dropout(variant: str) -> str | None:
+    """The variant that is the same but for the dropout."""
+    same = ("mask", "score", "tensors", "scalars", "sink", "decay")
+    twins = variants_where(lambda name: not MANIFEST[name]["dropout"])
+    return next((name for name in twins if all(MANIFEST[name][key] == MANIFEST[variant][key] for key in same)), None)
+
+
+@with_dropout
+def test_a_dropout_of_zero_is_none(variant: str) -> None:
+    """Bit for bit. Compiled, dk may differ in its last bit: without dropout its sums start elsewhere."""
+    twin = _without_dropout(variant)
+    if twin is None:
+        pytest.skip(f"the package has no {variant} without dropout")
+    inputs = draw(variant, SHAPE)
+    plain = replace(
+        inputs, scalars={name: x for name, x in inputs.scalars.items() if name not in ("dropout_p", "seed")}
+    )
+    want = evaluate(twin, plain)
+    for numbers in ({}, {"dropout_p": 0}, {"dropout_p": 0.0, "seed": 5}, {"dropout_p": 2.0**-34, "seed": 5}):
+        got = evaluate(variant, with_numbers(plain, **numbers))
+        for name in want if INTERPRET else want.keys() - {"dk"}:
+            assert torch.equal(got[name], want[name]), (name, numbers)
+
+
+@with_dropout
+def test_a_seed_not_given_comes_from_torch(variant: str) -> None:
+    inputs = with_numbers(draw(variant, Shape(q_len=40)), seed=None)
+    torch.manual_seed(3)
+    first, second = evaluate(variant, inputs), evaluate(variant, inputs)
+    assert not torch.equal(first["o"], second["o"])
+    torch.manual_seed(3)
+    for name, got in evaluate(variant, inputs).items():
+        assert torch.equal(got, first[name]), name
+    state = torch.get_rng_state()
+    for numbers in ({"dropout_p": 0.0}, {"seed": 1}):
+        evaluate(variant, with_numbers(inputs, **numbers))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@with_dropout
+def test_compiled_once_for_all_seeds(variant: str) -> None:
+    graphs = 0
+
+    def counting(graph: Any, _examples: Any) -> Any:
+        nonlocal graphs
+        graphs += 1
+        return graph.forward
+
+    torch.compiler.reset()
+    op = golden.load_op(variant)
+    compiled = torch.compile(op, fullgraph=True, backend=counting)
+    inputs = draw(variant, Shape(q_len=40))
+    with torch.no_grad():
+        for seed in (5, 6, 2**40, 2**63 - 1):
+            same = with_numbers(inputs, seed=seed)
+            assert torch.equal(same.call(compiled), same.call(op))
+    assert graphs <= 2
+
+
+@with_dropout
+def test_compiled_without_a_seed(variant: str) -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(golden.load_op(variant), fullgraph=True, backend="eager")
+    inputs = with_numbers(draw(variant, Shape(q_len=9)), seed=None)
+    with pytest.raises(Exception, match=r"seed: expected an int under torch\.compile"):
+        inputs.call(compiled)
+
+
+BAD = [
+    ("dropout_p", 1, "a number from 0 to below 1, got 1"),
+    ("dropout_p", -0.1, "a number from 0 to below 1, got -0.1"),
+    ("dropout_p", float("nan"), "a number from 0 to below 1, got nan"),
+    ("dropout_p", True, "a number from 0 to below 1, got True"),
+    ("dropout_p", "0.1", "a number from 0 to below 1, got '0.1'"),
+    ("dropout_p", None, "a number from 0 to below 1, got None"),
+    ("seed", 0.5, "an int from 0 to 2**63 - 1 or None, got 0.5"),
+    ("seed", False, "an int from 0 to 2**63 - 1 or None, got False"),
+    ("seed", -1, "an int from 0 to 2**63 - 1 or None, got -1"),
+    ("seed", 2**63, "an int from 0 to 2**63 - 1 or None, got 9223372036854775808"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "text"), BAD)
+@with_dropout
+def test_bad_arguments(variant: str, name: str, value: object, text: str) -> None:
+    inputs = with_numbers(draw(variant, Shape(q_len=9)), **{name: value})
+    with pytest.raises(ArgumentError) as caught:
+        inputs.call(golden.load_op(variant))
+    assert str(caught.value) == f"{variant}: {name}: expected {text}"

@@ -1,0 +1,116 @@
+"""The random words of dropout: those of the published Philox, those of Triton's, and how they lie in a mask."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from generated._runtime.checks import keep_numbers
+from generated._runtime.philox import dropout, dropout_words, philox4x32
+
+from .cases import DEVICE
+
+CPU = torch.device("cpu")
+
+
+def word(x: int) -> Tensor:
+    return torch.tensor(x, dtype=torch.int64)
+
+
+# Salmon et al., Random123: kat_vectors, the lines of philox4x32 with 10 rounds.
+KNOWN = [
+    ((0, 0), (0, 0, 0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((0xFFFFFFFF,) * 2, (0xFFFFFFFF,) * 4, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0xA4093822, 0x299F31D0),
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+
+
+@pytest.mark.parametrize(("key", "counter", "words"), KNOWN)
+def test_known_answers(key: tuple[int, int], counter: tuple[int, ...], words: tuple[int, ...]) -> None:
+    seed = key[1] << 32 | key[0]
+    seed -= 2**64 if seed >= 2**63 else 0
+    c0, c1, c2, c3 = (word(c) for c in counter)
+    assert tuple(int(x) for x in philox4x32(seed, c0, c1, c2, c3)) == words
+
+
+@triton.jit(do_not_specialize=["seed"])  # type: ignore[untyped-decorator]  # Triton has no types
+def _philox_kernel(words_ptr, seed: tl.uint64, c1, c2, c3, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    offs = tl.arange(0, BLOCK)
+    w0, w1, w2, w3 = tl.philox(seed, offs, c1, c2, c3)
+    tl.store(words_ptr + offs, w0.to(tl.int64))
+    tl.store(words_ptr + BLOCK + offs, w1.to(tl.int64))
+    tl.store(words_ptr + 2 * BLOCK + offs, w2.to(tl.int64))
+    tl.store(words_ptr + 3 * BLOCK + offs, w3.to(tl.int64))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32 + 7, 2**63 - 1])
+def test_the_words_are_those_of_triton(seed: int) -> None:
+    got = torch.empty((4, 64), dtype=torch.int64, device=DEVICE)
+    _philox_kernel[(1,)](got, seed, 5, 2**31 - 1, 0, BLOCK=64)
+    want = philox4x32(seed, torch.arange(64), word(5), word(2**31 - 1), word(0))
+    assert torch.equal(got.cpu(), torch.stack(want))
+
+
+def test_a_word_for_each_pair() -> None:
+    """The four words of a counter go to rows and keys 8 apart; every other bit of their indices is in the counter."""
+    words = dropout_words(3, (2, 3, 40, 50), CPU)
+    assert words.shape == (2, 3, 40, 50)
+    for b, h, row, key in ((0, 0, 0, 0), (0, 2, 7, 8), (1, 0, 8, 7), (1, 1, 31, 41), (1, 2, 39, 49)):
+        counter = (row // 16 * 8 + row % 8, key // 16 * 8 + key % 8)
+        four = philox4x32(3, word(counter[1]), word(counter[0]), word(b * 3 + h), word(0))
+        assert words[b, h, row, key] == four[row // 8 % 2 * 2 + key // 8 % 2]
+    assert len(words.unique()) >= words.numel() - 1  # twelve thousand words, of four billion
+
+
+def test_a_longer_call_has_the_same_words() -> None:
+    words = dropout_words(9, (2, 3, 64, 70), CPU)
+    assert torch.equal(dropout_words(9, (1, 3, 33, 17), CPU), words[:1, :, :33, :17])
+
+
+@pytest.mark.parametrize("dropout_p", [0.05, 0.5, 0.9])
+def test_statistics(dropout_p: float) -> None:
+    """The share of dropped pairs, and of pairs of them along each axis, within four standard deviations."""
+    threshold, _ = keep_numbers(dropout_p)
+    dropped = (dropout_words(11, (4, 4, 128, 128), CPU) < threshold).double()
+    sigma = (dropout_p * (1 - dropout_p)) ** 0.5
+    assert abs(dropped.mean() - dropout_p) <= 4 * sigma / dropped.numel() ** 0.5
+    by_row = dropped.mean(3)
+    assert (by_row - dropout_p).abs().max() <= 5.5 * sigma / 128**0.5  # the largest of 2048 means
+    centred = (dropped - dropout_p) / sigma
+    for axis, steps in ((0, (1, 2)), (1, (1, 2)), (2, (1, 2, 8, 16, 64)), (3, (1, 2, 8, 16, 64))):
+        for step in steps:
+            count = centred.shape[axis] - step
+            products = centred.narrow(axis, 0, count) * centred.narrow(axis, step, count)
+            assert abs(products.mean()) <= 4 / products.numel() ** 0.5, (axis, step)
+    below = torch.ones(128, 128).tril(-1).bool()
+    transposed = (centred * centred.mT)[..., below]
+    assert abs(transposed.mean()) <= 4 / transposed.numel() ** 0.5
+    other = ((dropout_words(12, (4, 4, 128, 128), CPU) < threshold).double() - dropout_p) / sigma
+    assert abs((centred * other).mean()) <= 4 / centred.numel() ** 0.5
+
+
+def test_what_is_kept_is_scaled() -> None:
+    probs = torch.rand(1, 2, 128, 128, dtype=torch.float64)
+    got = dropout(probs, 0.25, 5)
+    kept = dropout_words(5, probs.shape, CPU) >= 2**30
+    torch.testing.assert_close(got, torch.where(kept, probs / 0.75, 0.0), rtol=1e-15, atol=0)
+    assert 0.74 < kept.double().mean() < 0.76
+
+
+@pytest.mark.parametrize(
+    ("dropout_p", "threshold"),
+    [(0.0, 0), (2**-34, 0), (2**-32, 1), (0.1, 429496730), (0.5, 2**31), (1 - 2**-32, 2**32 - 1)],
+)
+def test_keep_numbers(dropout_p: float, threshold: int) -> None:
+    assert keep_numbers(dropout_p) == (threshold, 1 / (1 - threshold / 2**32))
+
+
+def test_no_dropout_p_below_one_drops_all() -> None:
+    assert keep_numbers(1 - 2**-53) == (2**32 - 1, 2.0**32)
