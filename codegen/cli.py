@@ -1,4 +1,4 @@
-"""The command line: `python -m codegen render | check | list | schema`.
+"""The command line: `python -m codegen render | check | list | show | schema`.
 
 A subcommand is one function with the `@command` decorator; its docstring is its help. Modules that take time to import
 are imported by the command that needs them.
@@ -11,18 +11,20 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from codegen import __version__, files
-from codegen.errors import CodegenError, SpecError
+from codegen.errors import CodegenError, SpecError, did_you_mean
+from codegen.text import describe_tensor
 
 if TYPE_CHECKING:
-    from codegen.expr import TensorSpec
-    from codegen.spec import Variant
+    from codegen.spec import Spec, Variant
 
 DEFAULT_VARIANTS = Path("variants.yaml")
 DEFAULT_OUT = "generated"
@@ -78,6 +80,60 @@ def force_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def name_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="a variant of the spec")
+
+
+def call_options(parser: argparse.ArgumentParser) -> None:
+    """What a call would say, and the head of it to look at."""
+    add = parser.add_argument
+    add("--q-len", type=_at_least(1), default=1024, metavar="N", help="queries (default: 1024)")
+    add("--kv-len", type=_at_least(1), metavar="N", help="keys (default: as many as queries)")
+    add("--q-offset", type=_offset, default=0, metavar="N|end", help="position of the first query (default: 0)")
+    add("--batch", type=_at_least(0), default=0, metavar="B", help="batch row (default: 0)")
+    add("--head", type=_at_least(0), default=0, metavar="H", help="query head (default: 0)")
+    add("--set", type=_assignment, action="append", default=[], metavar="NAME=VALUE", help="a scalar")
+    add("--tensor", type=_assignment, action="append", default=[], metavar="NAME=FILE.npy", help="a tensor")
+
+
+def picture_options(parser: argparse.ArgumentParser) -> None:
+    size = "queries by keys of a block (default: from 64 on, such that every block is drawn)"
+    parser.add_argument("--block", type=_block, metavar="M[xN]", help=size)
+    parser.add_argument("--png", type=Path, metavar="FILE", help="also draw an image; needs matplotlib")
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"expected an integer of at least {least}, got {text!r}")
+        return int(text)
+
+    return read
+
+
+def _offset(text: str) -> int | Literal["end"]:
+    if text == "end":
+        return "end"
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected an integer or 'end', got {text!r}") from None
+
+
+def _block(text: str) -> tuple[int, int]:
+    sides = text.split("x")
+    if len(sides) > 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
+        raise argparse.ArgumentTypeError(f"expected a positive size such as 128 or 128x64, got {text!r}")
+    return int(sides[0]), int(sides[-1])
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    return name, value
+
+
 # ------------------------------------------------------------------------------------------------------------ commands
 
 
@@ -111,13 +167,44 @@ def check(args: argparse.Namespace) -> int:
 @command("list", variants_option)
 def list_variants(args: argparse.Namespace) -> int:
     """Print a table of the variants: the spec's, or the library's where there is no spec."""
-    from codegen.load import library_path, load
-
-    default = DEFAULT_VARIANTS if DEFAULT_VARIANTS.is_file() else library_path()
-    spec = load(args.variants or default)
+    spec = _spec_or_library(args)
     header = ("name", "mask", "score", "tensors", "scalars", "extras")
     for line in _table([header, *(_row(variant) for variant in spec.variants.values())]):
         print(line)
+    return EXIT_OK
+
+
+@command("show", name_argument, call_options, picture_options, variants_option)
+def show(args: argparse.Namespace) -> int:
+    """Print a variant's formulas and draw which blocks its mask skips."""
+    spec = _spec_or_library(args)
+    if args.name not in spec.variants:
+        hint = did_you_mean(args.name, spec.variants) or f"; it has {', '.join(spec.variants)}"
+        raise CodegenError(f"{spec.path} has no variant '{args.name}'{hint}")
+    variant = spec.variants[args.name]
+    with _extra("show"):
+        from codegen import show as shown
+        from codegen.block_status import Grid
+        from codegen.call import make_call
+
+        if args.png is not None:
+            from codegen import plot
+    kv_len = args.kv_len or args.q_len
+    call = make_call(
+        variant,
+        q_len=args.q_len,
+        kv_len=kv_len,
+        q_offset=kv_len - args.q_len if args.q_offset == "end" else args.q_offset,
+        batch=args.batch,
+        head=args.head,
+        scalars=dict(args.set),
+        files={name: Path(file) for name, file in args.tensor},
+    )
+    block_m, block_n = args.block or (shown.default_block(call),) * 2
+    picture = shown.picture(variant, Grid(call=call, block_m=block_m, block_n=block_n))
+    if args.png is not None:
+        plot.save(picture, args.png)
+    print(shown.report(picture, columns=shutil.get_terminal_size().columns, encoding=sys.stdout.encoding))
     return EXIT_OK
 
 
@@ -137,6 +224,26 @@ def _variants_path(args: argparse.Namespace) -> Path:
     if given is None and not DEFAULT_VARIANTS.is_file():
         raise CodegenError(f"no {DEFAULT_VARIANTS} in this folder: write one, or name a spec with --variants FILE")
     return given or DEFAULT_VARIANTS
+
+
+def _spec_or_library(args: argparse.Namespace) -> Spec:
+    """The spec that `args` name, the one of this folder, or where there is none the library's."""
+    from codegen.load import library_path, load
+
+    default = DEFAULT_VARIANTS if DEFAULT_VARIANTS.is_file() else library_path()
+    return load(args.variants or default)
+
+
+@contextmanager
+def _extra(name: str) -> Iterator[None]:
+    """Around imports of what the optional dependency `name` of this package installs."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").split(".")[0]
+        if package == "codegen":
+            raise
+        raise CodegenError(f"{package} is not installed: pip install 'attention-codegen[{name}]'") from None
 
 
 def _out_path(args: argparse.Namespace, variants: Path) -> Path:
@@ -174,16 +281,10 @@ def _row(variant: Variant) -> tuple[str, ...]:
         variant.name,
         _one_line(variant.mask_text),
         _one_line(variant.score_text),
-        ", ".join(_describe_tensor(tensor) for tensor in variant.tensors.values()) or "-",
+        ", ".join(describe_tensor(tensor) for tensor in variant.tensors.values()) or "-",
         ", ".join(f"{scalar.name}: {scalar.type.value}" for scalar in variant.scalars.values()) or "-",
         ", ".join(extras) or "-",
     )
-
-
-def _describe_tensor(tensor: TensorSpec) -> str:
-    """`slope[h] float32 (grad)`"""
-    dims = ", ".join(str(dim) for dim in tensor.dims)
-    return f"{tensor.name}[{dims}] {tensor.dtype}" + (" (grad)" if tensor.grad else "")
 
 
 def _one_line(text: str) -> str:

@@ -19,6 +19,10 @@ LEAST_BLOCK = 16
 """No block is smaller (`tiles.BLOCK_SIZES`): a residue below it takes every value in each."""
 
 
+LARGEST = 3.4028234663852886e38
+"""The largest finite float32."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Extreme:
     """A value per query or per key that depends on a tensor: its smallest and largest over a block are computed once.
@@ -126,18 +130,37 @@ class _Analyser:
             # q_idx on either side: their difference may have it once, or not at all.
             a, b = expr.sub(a, b), const(0)
         x, y = self.interval(a), self.interval(b)
+        ordered = expr.logical_and(self._numbers(a), self._numbers(b))
         match e.op:
             case "lt":
-                return _Truth(_unless("ge", x.low, y.high), _provided("lt", x.high, y.low))
+                return _Truth(_unless("ge", x.low, y.high), expr.logical_and(_provided("lt", x.high, y.low), ordered))
             case "le":
-                return _Truth(_unless("gt", x.low, y.high), _provided("le", x.high, y.low))
+                return _Truth(_unless("gt", x.low, y.high), expr.logical_and(_provided("le", x.high, y.low), ordered))
             case "gt":
-                return _Truth(_unless("le", x.high, y.low), _provided("gt", x.low, y.high))
+                return _Truth(_unless("le", x.high, y.low), expr.logical_and(_provided("gt", x.low, y.high), ordered))
             case "ge":
-                return _Truth(_unless("lt", x.high, y.low), _provided("ge", x.low, y.high))
+                return _Truth(_unless("lt", x.high, y.low), expr.logical_and(_provided("ge", x.low, y.high), ordered))
         meet = expr.logical_and(_unless("gt", x.low, y.high), _unless("lt", x.high, y.low))
-        same = expr.logical_and(_provided("ge", x.low, y.high), _provided("le", x.high, y.low))
+        same = expr.logical_and(_provided("ge", x.low, y.high), _provided("le", x.high, y.low), ordered)
         return _Truth(meet, same) if e.op == "eq" else _negated(_Truth(meet, same))
+
+    def _numbers(self, e: Expr) -> Expr:
+        """Whether no value of the block is a NaN, which no comparison but `!=` keeps. One that a tensor holds, or that
+        inf - inf gives, leaves an infinite end to the interval it first appears in; a uniform one shows itself."""
+        if e.type is not Type.FLOAT or level(e) is Level.UNIFORM:
+            return TRUE
+        parts: list[Expr] = []
+        if isinstance(e, Op) and not _needs_extremes(e):
+            if e.op == "float":
+                return TRUE
+            parts = [self._numbers(a) for a in e.args]
+            if e.op in ("neg", "abs", "min", "max", "where"):
+                return expr.logical_and(*parts)
+        x = self.interval(e)
+        if x.low is None or x.high is None:
+            return FALSE
+        finite = expr.compare("ge", x.low, const(-LARGEST)), expr.compare("le", x.high, const(LARGEST))
+        return expr.logical_and(*finite, *parts)
 
     # -------------------------------------------------------------------------------------------------------- numbers
 

@@ -1,9 +1,13 @@
-"""Prose in generated files: wrapped to the line length, and safe where it stands."""
+"""Prose: in generated files wrapped to the line length, and safe where it stands."""
 
 from __future__ import annotations
 
 import re
 import textwrap
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from codegen.expr import TensorSpec
 
 LINE_LENGTH = 120
 """Of every generated file. The formatter breaks code at it; comments and docstrings are broken here."""
@@ -45,3 +49,9 @@ def _filled(text: str, first: str, others: str, width: int) -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def describe_tensor(tensor: TensorSpec) -> str:
+    """A declared tensor in one phrase: `slope[h] float32 (grad)`."""
+    dims = ", ".join(str(dim) for dim in tensor.dims)
+    return f"{tensor.name}[{dims}] {tensor.dtype}" + (" (grad)" if tensor.grad else "")

@@ -1,0 +1,184 @@
+"""A call of a variant, as far as its mask goes: lengths, offset, head, scalars and tensors.
+
+What the caller does not give gets an example value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from codegen.errors import CodegenError, did_you_mean
+from codegen.evaluate import Array, evaluate
+from codegen.expr import ScalarType, TensorSpec, Type
+from codegen.spec import ScalarSpec, Variant
+
+POSITIONS = ("q_idx", "kv_idx")
+
+EXAMPLE_HEADS = 8
+"""Query and key heads where no tensor says how many there are."""
+
+SEGMENTS = 4
+"""Runs of equal values in an example of integers."""
+
+_NPY = b"\x93NUMPY"
+"""What a .npy file begins with."""
+
+_KINDS = {"bool": "b", "float": "f", "int": "iu"}
+"""What a declared dtype is one of -> the kinds of numpy's dtypes that a file may hold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One head of a call. Query rows are at the positions from `q_offset` on, keys at those from 0 on."""
+
+    q_len: int
+    kv_len: int
+    q_offset: int
+    b: int
+    h: int
+    hkv: int
+    scalars: Mapping[str, int | float]
+    tensors: Mapping[str, Array]
+
+    @property
+    def uniform(self) -> dict[str, int | float]:
+        """The variables that are the same for all pairs."""
+        return {"b": self.b, "h": self.h, "hkv": self.hkv, **self.scalars}
+
+
+def make_call(
+    variant: Variant,
+    *,
+    q_len: int,
+    kv_len: int,
+    q_offset: int,
+    batch: int,
+    head: int,
+    scalars: Mapping[str, str],
+    files: Mapping[str, Path],
+) -> Call:
+    """The call with these scalars, as text, and these tensors, as files of numpy; examples stand in for the others.
+
+    Raises `CodegenError` for a name the variant does not have, and for a value that does not fit its declaration.
+    """
+    _check_known("scalar", scalars, variant.scalars)
+    _check_known("tensor", files, variant.tensors)
+    given = {name: _read(variant.tensors[name], path) for name, path in files.items()}
+    # Queries and keys may read the same tensor, so that an example reaches as far as either.
+    positions = max(q_len + q_offset, kv_len)
+    least = {"q_idx": q_len + q_offset, "kv_idx": kv_len}
+    sizes = _sizes([(variant.tensors[name], tensor) for name, tensor in given.items()], least)
+    heads = sizes.get("h", sizes.get("hkv", max(EXAMPLE_HEADS, head + 1)))
+    kv_heads = sizes.get("hkv", heads)
+    batches = sizes.get("b", batch + 1)
+    if heads % kv_heads:
+        raise CodegenError(f"query heads must be a multiple of key heads, got tensors for {heads} and {kv_heads}")
+    for option, index, size in (("--head", head, heads), ("--batch", batch, batches)):
+        if index >= size:
+            raise CodegenError(f"{option} must be below {size}, the size of the given tensors, got {index}")
+    sizes |= {"b": batches, "h": heads, "hkv": kv_heads, "q_idx": positions, "kv_idx": positions}
+    return Call(
+        q_len=q_len,
+        kv_len=kv_len,
+        q_offset=q_offset,
+        b=batch,
+        h=head,
+        hkv=head // (heads // kv_heads),
+        scalars={name: _scalar(spec, scalars.get(name), kv_len) for name, spec in variant.scalars.items()},
+        tensors={name: given.get(name, example_tensor(spec, sizes)) for name, spec in variant.tensors.items()},
+    )
+
+
+def example_scalar(spec: ScalarSpec, kv_len: int) -> int | float:
+    """The spec's example, or a value for a scalar that has none: a quarter of the keys, or 1."""
+    if spec.example is not None:
+        return spec.example
+    value = kv_len // 4 if spec.type is ScalarType.INT else 1.0
+    at_least = value if spec.minimum is None else max(value, spec.minimum)
+    return at_least if spec.maximum is None else min(at_least, spec.maximum)
+
+
+def example_tensor(spec: TensorSpec, sizes: Mapping[str, int]) -> Array:
+    """The spec's example, or contents for a tensor that has none: integers count segments along the positions, every
+    16th flag is set, floats are 0.
+
+    `sizes` are those of the call by dim; a free size that no tensor gives is as long as the positions.
+    """
+    shape = tuple(dim if isinstance(dim, int) else sizes.get(dim, sizes["q_idx"]) for dim in spec.dims)
+    axes = [np.arange(size).reshape(-1, *(1,) * (len(shape) - 1 - axis)) for axis, size in enumerate(shape)]
+    if spec.example is not None:
+        indices = {str(dim): axis for dim, axis in zip(spec.dims, axes, strict=True)}
+        indices |= {f"i{n}": axis for n, axis in enumerate(axes)}
+        return np.broadcast_to(evaluate(spec.example, indices, {}), shape)
+    if not shape or spec.element is Type.FLOAT:
+        return np.zeros(shape)
+    along = next((axis for axis, dim in enumerate(spec.dims) if dim in POSITIONS), len(shape) - 1)
+    segments = axes[along] // max(1, shape[along] // SEGMENTS)
+    return np.broadcast_to(axes[along] % 16 == 0 if spec.element is Type.BOOL else segments, shape)
+
+
+def _check_known(kind: str, given: Mapping[str, object], declared: Mapping[str, object]) -> None:
+    for name in given:
+        if name not in declared:
+            listed = f"; it has {', '.join(declared)}" if declared else "; it has none"
+            raise CodegenError(f"the variant has no {kind} '{name}'{did_you_mean(name, declared) or listed}")
+
+
+def _scalar(spec: ScalarSpec, text: str | None, kv_len: int) -> int | float:
+    if text is None:
+        return example_scalar(spec, kv_len)
+    try:
+        value = int(text) if spec.type is ScalarType.INT else float(text)
+    except ValueError:
+        raise CodegenError(f"--set {spec.name}: expected {spec.type.value}, got {text!r}") from None
+    # Written so that a NaN is refused by either.
+    if spec.minimum is not None and not value >= spec.minimum:
+        raise CodegenError(f"--set {spec.name}: expected at least {spec.minimum}, got {text}")
+    if spec.maximum is not None and not value <= spec.maximum:
+        raise CodegenError(f"--set {spec.name}: expected at most {spec.maximum}, got {text}")
+    return value
+
+
+def _read(spec: TensorSpec, path: Path) -> Array:
+    """The tensor in a `.npy` file, its kind of number and its rank checked."""
+    where = f"--tensor {spec.name}: {path}"
+    with path.open("rb") as file:
+        if file.read(len(_NPY)) != _NPY:
+            raise CodegenError(f"{where}: expected a .npy file, as numpy.save writes it")
+    try:
+        tensor: Array = np.load(path, allow_pickle=False)
+    except ValueError as error:
+        raise CodegenError(f"{where}: {error}") from None
+    # numpy has no bfloat16, and makes int64 and float64 of what says no more: only the kind must agree.
+    kind = next(kind for kind in _KINDS if kind in spec.dtype)
+    if tensor.dtype.kind not in _KINDS[kind]:
+        raise CodegenError(f"{where}: expected dtype {spec.dtype} or another {kind}, got {tensor.dtype}")
+    if tensor.ndim != len(spec.dims):
+        raise CodegenError(f"{where}: expected shape {_dims(spec)}, got {list(tensor.shape)}")
+    return tensor
+
+
+def _sizes(given: list[tuple[TensorSpec, Array]], least: Mapping[str, int]) -> dict[str, int]:
+    """The size of each dim that is no position, from the given tensors; they must agree, and cover the positions."""
+    sizes: dict[str, int] = {}
+    for spec, tensor in given:
+        for dim, size in zip(spec.dims, tensor.shape, strict=True):
+            if isinstance(dim, int):
+                fits, rule = size == dim, ""
+            elif dim in POSITIONS:
+                fits, rule = size >= least[dim], f" with {dim} of at least {least[dim]}"
+            else:
+                wanted = sizes.setdefault(dim, max(size, 1))
+                fits, rule = size == wanted, f" with {dim} of {wanted}"
+            if not fits or not size:
+                got = list(tensor.shape)
+                raise CodegenError(f"--tensor {spec.name}: expected shape {_dims(spec)}{rule}, got {got}")
+    return sizes
+
+
+def _dims(spec: TensorSpec) -> str:
+    return f"[{', '.join(str(dim) for dim in spec.dims)}]"

@@ -1,0 +1,78 @@
+"""Random expressions of the spec's language, and the names they read."""
+
+from __future__ import annotations
+
+import re
+
+from hypothesis import strategies as st
+
+from codegen.expr import ScalarType, TensorSpec
+from codegen.parse import Scope
+
+TENSORS = {
+    "doc": TensorSpec(name="doc", dims=("b", "kv_idx"), dtype="int32"),
+    "place": TensorSpec(name="place", dims=("kv_idx",), dtype="int32"),
+    "weight": TensorSpec(name="weight", dims=("h", "kv_idx")),
+    "level": TensorSpec(name="level", dims=("h",)),
+    "flag": TensorSpec(name="flag", dims=("kv_idx",), dtype="bool"),
+}
+SCOPE = Scope(tensors=TENSORS, scalars={"size": ScalarType.INT, "cap": ScalarType.FLOAT})
+
+LEAVES = {
+    "int": ["q_idx", "kv_idx", "(q_idx - kv_idx)", "doc[b, <pos>]", "place[<pos>]", "h", "hkv", "size", "<literal>"],
+    "float": ["weight[h, <pos>]", "level[h]", "cap", "(cap - level[h])", "0.5", "(-1.5)"],
+    "mask": ["(<int> <order> <int>)", "(<float> <order> <float>)", "(<float> <order> <int>)", "flag[<pos>]"],
+    "score": ["score", "<float>"],
+    "pos": ["q_idx", "kv_idx"],
+    "literal": ["0", "1", "2", "7", "16", "33", "(-1)", "(-3)", "(-20)"],
+    "divisor": ["2", "3", "16", "17", "(-1)", "(-4)", "(abs(size) + 1)", "(-1 - abs(size))"],
+    "order": ["<", "<=", ">", ">=", "==", "!="],
+    "sum": ["+", "-"],
+    "div": ["//", "%"],
+    "extreme": ["min", "max"],
+    "join": ["and", "or"],
+    "function": ["exp", "sqrt", "log", "tanh", "sigmoid", "sin", "cos", "erf", "relu", "silu"],
+}
+"""What an expression of each kind is made of at its innermost; `<kind>` stands for an expression of that kind."""
+
+BRANCHES = {
+    "int": [
+        "(<int> <sum> <int>)",
+        "(<literal> * <int>)",
+        "(<int> * h)",
+        "(<int> * size)",
+        "(<int> * <pos>)",
+        "(<int> <div> <divisor>)",
+        "<extreme>(<int>, <int>)",
+        "abs(<int>)",
+        "(<int> if <mask> else <int>)",
+        "doc[b, <int>]",
+        "place[<int>]",
+    ],
+    "float": [
+        "(<float> <sum> <float>)",
+        "(<float> <sum> <int>)",
+        "(<float> * <float>)",
+        "<extreme>(<float>, <float>)",
+        "<extreme>(<float>, <int>)",
+        "abs(<float>)",
+        "(<float> if <mask> else <int>)",
+    ],
+    "mask": ["(<mask> <join> <mask>)", "(not <mask>)", "where(<mask>, <mask>, <mask>)"],
+    "score": [
+        "(<score> <sum> <score>)",
+        "(<score> * <float>)",
+        "(<score> / (1 + abs(<score>)))",
+        "(<score> ** 3)",
+        "<function>(<score>)",
+        "(<score> if <mask> else <int>)",
+    ],
+}
+"""What it may be made of where it is nested deeper. Masks hold no function that libraries round differently."""
+
+
+@st.composite
+def texts(draw: st.DrawFn, kind: str, depth: int) -> str:
+    """An expression of a kind, nested at most about `depth` deep."""
+    form = draw(st.sampled_from(LEAVES[kind] + (BRANCHES.get(kind, []) if depth else [])))
+    return re.sub(r"<(\w+)>", lambda part: draw(texts(part[1], max(depth - 1, 0))), form)
