@@ -150,18 +150,11 @@ class _Builder:
             *self.group,
             *self._numbers([may, must], offset=True),
         ]
+        part = ["PART"] if own or others else []
         kernel = KernelPlan(
             name=f"{self.variant.name}_{axis}_lists",
             args=args,
-            constants=[
-                *self.offset,
-                "OWN_ROOM",
-                "FILL",
-                "BLOCK_M",
-                "BLOCK_N",
-                *(["PART"] if own or others else []),
-                "CHUNK",
-            ],
+            constants=[*self.offset, "OWN_ROOM", "FILL", "BLOCK_M", "BLOCK_N", *part, "CHUNK"],
             prologue=emitter.prologue,
             helpers=frozenset(emitter.helpers),
         )

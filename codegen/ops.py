@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -81,7 +82,7 @@ class ListsOp:
     extremes: ExtremesLaunch | None
     query_kernel: str
     key_kernel: str
-    args: str
+    kernel_args: str
     per_batch: bool
     per_head: bool
     has_offset: bool
@@ -90,14 +91,33 @@ class ListsOp:
     checks: Sequence[str]
 
     @property
-    def parameters(self) -> str:
-        """Parameters of the function that makes them, behind q and k."""
-        offset = ["row_offset: int", "row_offsets: Tensor | None"] if self.has_offset else []
-        return ", ".join([*(f"{a.name}: {a.required}" for a in self.arguments), *offset])
+    def parameters(self) -> list[str]:
+        """Parameters of the function that lists blocks, behind q and k."""
+        return _own_parameters(self.kernel_args, self.arguments, self._offset(self.has_offset))
 
     @property
-    def values(self) -> str:
-        return ", ".join(_name(p) for p in self.parameters.split(", ") if p)
+    def extreme_parameters(self) -> list[str]:
+        """Those of the function that reduces tensors."""
+        assert self.extremes is not None
+        return _own_parameters(self.extremes.args, self.arguments, self._offset(self.extremes.has_offset))
+
+    def _offset(self, used: bool) -> list[str]:
+        rows = ["row_offsets: Tensor | None"] if self.has_offset and (used or not self.per_batch) else []
+        return ["row_offset: int", *rows] if used else rows
+
+    @property
+    def values(self) -> list[str]:
+        return [_name(p) for p in self.parameters]
+
+    @property
+    def extreme_values(self) -> list[str]:
+        return [_name(p) for p in self.extreme_parameters]
+
+
+def _own_parameters(launched: str, arguments: Sequence[Argument], offset: list[str]) -> list[str]:
+    """The parameters of a function that makes a launch: of the variant's arguments those that the launch names."""
+    named = set(re.findall(r"\w+", launched))
+    return [*(f"{a.name}: {a.required}" for a in arguments if a.name in named), *offset]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,7 +342,7 @@ def _lists_op(variant: Variant, lists: ListsPlan | None, arguments: Sequence[Arg
         extremes=_extremes_launch(lists),
         query_kernel=lists.query_lists.kernel.name,
         key_kernel=lists.key_lists.kernel.name,
-        args=_launch(lists.query_lists.kernel),
+        kernel_args=_launch(lists.query_lists.kernel),
         per_batch=lists.per_batch,
         per_head=lists.per_head,
         has_offset=lists.has_offset,

@@ -19,9 +19,9 @@ _WORDS = """
     p qk qk_scale q_shift row_max row_offs row_offset row_offsets row_sum rows run start_m start_n step tile tiles total
     values
 
-    begin blocks call entry fill full kernel launch lead list_batch list_heads num_keys num_others num_rows others own
-    own_room partial partial_end passes entries extremes index inside key_parts num_kv num_q offs parts programs query_parts query_programs span spans
-    table tables value visited
+    backward begin blocks by_keys call end entries entry extremes fill full index inside kernel key_parts launch
+    lead list_batch list_heads name num_keys num_kv num_others num_q num_rows offs others own own_room partial
+    partial_end parts passes programs query_parts query_programs span spans table tables value visited
 
     ddecay_cols ddecay_rows decay_kernels has_key lag share sums unrounded
 
@@ -36,7 +36,8 @@ _WORDS = """
     Any BLOCK_D BLOCK_DV BLOCK_M BLOCK_N DROPOUT FLOAT_DTYPES FP32 HARDWARE_TANH HAS_DLSE HAS_TRITON HEAD_DIM HEAD_DIM_V
     LN2 LOG2E NAME NAMESPACE Q_OFFSET_PER_BATCH RAGGED Schedule Tensor Tile Tiles UNIT
 
-    CHUNK FILL LEAST_BLOCK OWN_ROOM PART PARTS block_lists call_sizes list_blocks pass_table schedule schedule_tables scheduled
+    CHUNK FILL LEAST_BLOCK OWN_ROOM PART PARTS
+    block_lists call_sizes list_blocks pass_table schedule schedule_tables scheduled
 """
 _USED = frozenset(_WORDS.split())
 

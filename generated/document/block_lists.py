@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/block_lists.py.jinja
-# hash: ddeb5b165b650656
+# hash: 722593f928ced257
 """Which blocks of keys a block of queries visits under `document`, and the other way round.
 
     keep        q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -124,9 +124,11 @@ def document_query_lists(
     q_last = tl.minimum(block * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
 
     num_q = tl.cdiv(q_len, PART)
-    parts = tl.minimum(block * (BLOCK_M // PART) + tl.arange(0, BLOCK_M // PART), num_q - 1)
-    doc_q_min = tl.min(tl.load(doc_q_min_ptr + head * num_q + parts), 0)
-    doc_q_max = tl.max(tl.load(doc_q_max_ptr + head * num_q + parts), 0)
+    # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
+    parts = block * (BLOCK_M // PART) + tl.arange(0, BLOCK_M // PART)[None, :]
+    offs = head * num_q + tl.minimum(parts, num_q - 1)
+    doc_q_min = tl.min(tl.load(doc_q_min_ptr + offs), 1)
+    doc_q_max = tl.max(tl.load(doc_q_max_ptr + offs), 1)
     num_kv = tl.cdiv(kv_len, PART)
     num_others = tl.cdiv(kv_len, BLOCK_N)
     span = spans_ptr + tl.program_id(0).to(tl.int64) * 4
@@ -208,9 +210,11 @@ def document_key_lists(
     kv_last = tl.minimum(block * BLOCK_N + BLOCK_N, kv_len) - 1
 
     num_kv = tl.cdiv(kv_len, PART)
-    parts = tl.minimum(block * (BLOCK_N // PART) + tl.arange(0, BLOCK_N // PART), num_kv - 1)
-    doc_kv_min = tl.min(tl.load(doc_kv_min_ptr + head * num_kv + parts), 0)
-    doc_kv_max = tl.max(tl.load(doc_kv_max_ptr + head * num_kv + parts), 0)
+    # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
+    parts = block * (BLOCK_N // PART) + tl.arange(0, BLOCK_N // PART)[None, :]
+    offs = head * num_kv + tl.minimum(parts, num_kv - 1)
+    doc_kv_min = tl.min(tl.load(doc_kv_min_ptr + offs), 1)
+    doc_kv_max = tl.max(tl.load(doc_kv_max_ptr + offs), 1)
     num_q = tl.cdiv(q_len, PART)
     num_others = tl.cdiv(q_len, BLOCK_M)
     span = spans_ptr + tl.program_id(0).to(tl.int64) * 4

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_op.py.jinja
-# hash: 42a9ed917e5cc4d9
+# hash: ee204ad91a5629e2
 """`document` for PyTorch. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from typing import Any
@@ -86,7 +86,7 @@ def _schedule(
     extremes = _extremes(q, k, doc, row_offset, row_offsets)
     tables: list[Tensor] = []
     for name in passes:
-        tables += _lists(q, k, doc, row_offset, row_offsets, extremes, tiles[name], name == "dkdv")
+        tables += _lists(q, k, row_offset, row_offsets, extremes, tiles[name], name == "dkdv")
     blocks = {name: (tiles[name].block_m, tiles[name].block_n) for name in passes}
     return Schedule(op=NAME, call=call, tiles=blocks, tables=tuple(tables))
 
@@ -242,7 +242,6 @@ def _extremes(q: Tensor, k: Tensor, doc: Tensor, row_offset: int, row_offsets: T
 def _lists(
     q: Tensor,
     k: Tensor,
-    doc: Tensor,
     row_offset: int,
     row_offsets: Tensor | None,
     extremes: tuple[Tensor, ...],
@@ -310,7 +309,7 @@ def _forward(
     table = pass_table(tables, "fwd")
     if not table:
         extremes = _extremes(q, k, doc, row_offset, row_offsets)
-        table = _lists(q, k, doc, row_offset, row_offsets, extremes, tile, False)
+        table = _lists(q, k, row_offset, row_offsets, extremes, tile, False)
     spans, blocks = table[0].expand(batch, num_heads, -1, -1), table[1]
     with on_device(q):
         fwd.document_fwd[(cdiv(q_len, tile.block_m) * num_heads * batch,)](
@@ -395,7 +394,7 @@ def _backward(
                 BLOCK_DV=next_power_of_2(head_dim_v),
                 BLOCK_M=delta_rows,
             )
-            table = pass_table(tables, "dq") or _lists(q, k, doc, row_offset, row_offsets, extremes, tiles["dq"], False)
+            table = pass_table(tables, "dq") or _lists(q, k, row_offset, row_offsets, extremes, tiles["dq"], False)
             spans, blocks = table[0].expand(batch, num_heads, -1, -1), table[1]
             bwd_dq.document_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
                 q,
@@ -434,9 +433,7 @@ def _backward(
                 num_stages=tiles["dq"].num_stages,
             )
         if dk.numel() > 0:
-            table = pass_table(tables, "dkdv") or _lists(
-                q, k, doc, row_offset, row_offsets, extremes, tiles["dkdv"], True
-            )
+            table = pass_table(tables, "dkdv") or _lists(q, k, row_offset, row_offsets, extremes, tiles["dkdv"], True)
             spans, blocks = table[0].expand(batch, num_heads, -1, -1), table[1]
             bwd_dkdv.document_bwd_dkdv[(cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,)](
                 q,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/torch_op.py.jinja
-# hash: f245624d9879b860
+# hash: a1259d927f15680f
 """`natten` for PyTorch. Neighbourhood attention on an image of 128 x 128 positions, 13 x 13 keys (Hassani et al.,
 2023, arXiv:2204.07143)."""
 
@@ -191,7 +191,12 @@ def _tiles(q: Tensor, v: Tensor, config_words: str) -> Tiles:
 
 
 def _lists(
-    q: Tensor, k: Tensor, row_offset: int, row_offsets: Tensor | None, tile: Tile, by_keys: bool
+    q: Tensor,
+    k: Tensor,
+    row_offset: int,
+    row_offsets: Tensor | None,
+    tile: Tile,
+    by_keys: bool,
 ) -> list[Tensor]:
     """List the blocks of keys for each block of queries, or `by_keys` the other way round."""
     q_len, kv_len = q.shape[2], k.shape[2]
