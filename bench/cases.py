@@ -83,4 +83,5 @@ def paper_cases(seq: int = 16384, dim: int = 64) -> list[Case]:
         cases += [
             Case(variant=name, shape=shape, scalars=dict(scalars.get(name, {})), own_grads=False) for name in names
         ]
+        cases.append(Case(variant="relative_bias", shape=shape))
     return cases

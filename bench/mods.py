@@ -17,6 +17,7 @@ Scalars = Mapping[str, Any]
 
 DOCUMENTS = 12
 CANVAS, KERNEL = 128, 13
+DISTANCES = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +64,7 @@ def _alibi(inputs: Inputs) -> ScoreMod:
 
 def _relative(inputs: Inputs) -> ScoreMod:
     bias = inputs.tensors["bias"]
-    reach = bias.shape[1] // 2
-    return lambda score, b, h, q_idx, kv_idx: score + bias[h, (q_idx - kv_idx + reach).clamp(0, 2 * reach)]
+    return lambda score, b, h, q_idx, kv_idx: score + bias[h, (q_idx - kv_idx).clamp(0, DISTANCES - 1)]
 
 
 def _lengths(seq: int) -> list[int]:
@@ -78,6 +78,10 @@ def _documents(shape: Shape, device: str) -> dict[str, Tensor]:
     lengths = torch.tensor(_lengths(shape.seq), device=device)
     doc = torch.repeat_interleave(torch.arange(DOCUMENTS, device=device, dtype=torch.int32), lengths)
     return {"doc": doc.repeat(shape.batch, 1)}
+
+
+def _biases(shape: Shape, device: str) -> dict[str, Tensor]:
+    return {"bias": (0.1 * torch.randn(shape.heads, DISTANCES, device=device)).requires_grad_()}
 
 
 def _windowed(seq: int, size: int) -> int:
@@ -117,5 +121,5 @@ MODS: dict[str, Mods] = {
     "alibi": Mods(pairs=_triangle, mask=lambda inputs: _causal, score=_alibi),
     "gpt_oss": Mods(pairs=_band(128), mask=lambda inputs: _window(128)),
     "forgetting": Mods(pairs=_triangle, mask=lambda inputs: _causal),
-    "relative_bias": Mods(pairs=_triangle, mask=lambda inputs: _causal, score=_relative),
+    "relative_bias": Mods(pairs=_triangle, mask=lambda inputs: _causal, score=_relative, tensors=_biases),
 }

@@ -88,7 +88,7 @@ def _block_mask(case: Case, inputs: Inputs) -> BlockMask | None:
         return None
     seq = case.shape.seq
     # Only a mask that reads a tensor may differ from row to row.
-    rows = case.shape.batch if MODS[case.variant].tensors is not None else None
+    rows = case.shape.batch if "doc" in inputs.tensors else None
     create = create_block_mask if seq <= EAGER_MASK_LIMIT else torch.compile(create_block_mask)
     mask: BlockMask = create(make(inputs), rows, None, seq, seq, device=inputs.q.device)
     return mask

@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/package_init.py.jinja
-# hash: 45542917ad8550c5
+# hash: 9d8050114f58528d
 """Attention ops as Triton kernels, those for PyTorch in the module `torch`.
 
 Importing the package itself imports no framework.
@@ -17,6 +17,7 @@ VARIANTS = (
     "softcap",
     "gemma2_local",
     "alibi",
+    "relative_bias",
     "forgetting",
     "gpt_oss",
 )

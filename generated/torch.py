@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/torch_init.py.jinja
-# hash: 86fc278bbdc4cb3b
+# hash: f5b88d915f378a56
 """The attention ops for PyTorch, one function per variant."""
 
 from .alibi.torch_op import alibi
@@ -13,6 +13,7 @@ from .gemma2_local.torch_op import gemma2_local
 from .gpt_oss.torch_op import gpt_oss
 from .natten.torch_op import natten
 from .prefix_lm.torch_op import prefix_lm
+from .relative_bias.torch_op import relative_bias
 from .softcap.torch_op import softcap
 from .window.torch_op import window
 
@@ -27,6 +28,7 @@ __all__ = [
     "gpt_oss",
     "natten",
     "prefix_lm",
+    "relative_bias",
     "softcap",
     "window",
 ]
