@@ -120,7 +120,7 @@ def draw_inputs(
     own_grads: bool = True,
     seed: int = 0,
 ) -> Inputs:
-    """Random arguments for the variant of one manifest entry; `scalars` suit the length when they are not given."""
+    """Random arguments for the variant of one manifest entry; scalars that are not given suit the length."""
     generator = torch.Generator(device=device).manual_seed(seed)
 
     def normal(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -139,7 +139,7 @@ def draw_inputs(
         trained.add("g")
     for leaf in (q, k, v, *(tensors[name] for name in trained if own_grads)):
         leaf.requires_grad_()
-    numbers = dict(scalars) if scalars else {name: _suited(entry, name, shape.seq) for name in entry["scalars"]}
+    numbers = {name: _suited(entry, name, shape.seq) for name in entry["scalars"]} | dict(scalars or {})
     if entry["dropout"]:
         # A scale of two is exact: the bounds on errors stay those of a call without dropout.
         numbers = {"dropout_p": 0.5, "seed": 2**40 + seed} | numbers

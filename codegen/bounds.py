@@ -174,7 +174,8 @@ def _two_ranges(union: Union, main: BoundsText, emitter: Emitter, axis: _Axis) -
         lines.insert(0, f"{names.end} = {axis.length}")
     if main.has_full and main.full_begin == "0":
         lines.append("full_begin = 0")
-    lines.append(f"{names.stop} = tl.cdiv(tl.maximum({names.end}, {names.begin}), {axis.block}) * {axis.block}")
+    if union.behind:
+        lines.append(f"{names.stop} = tl.cdiv(tl.maximum({names.end}, {names.begin}), {axis.block}) * {axis.block}")
     assert union.other is not None
     ranges = [names]
     if union.before:
@@ -223,7 +224,8 @@ def _clipped(r: Range, number: str, emitter: Emitter, axis: _Axis, low: str, hig
     begin = aligned if low == "0" else low if aligned == "0" else f"tl.maximum({aligned}, {low})"
     end = high if r.end is None else f"tl.minimum({_text(emitter, r.end)}, {high})"
     lines = [f"{names.begin} = {begin}", f"{names.end} = tl.maximum({end}, {names.begin})"]
-    lines.append(f"{names.stop} = tl.cdiv({names.end}, {size}) * {size}")
+    if low == "0" or (r.has_full and r.full_first is not None):  # of the last range, only its full blocks ask for it
+        lines.append(f"{names.stop} = tl.cdiv({names.end}, {size}) * {size}")
     if r.has_full:
         full_first = names.begin
         if r.full_first is not None:

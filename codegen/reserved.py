@@ -9,7 +9,7 @@ import re
 
 _FAMILIES = re.compile(
     r"(stride|bwd|grad|GRAD)_\w+|(term|gap|full_gap)(_\d+)?"
-    r"|\w+_(ptrs?|base|tile|begin|end|first|last|len|val|q|kv|size_\d)(_\d)?"
+    r"|\w+_(ptrs?|base|tile|begin|end|first|last|len|stop|val|q|kv|size_\d)(_\d)?"
 )
 """Names that are built: of a pointer and what is derived from it, a bound, a subexpression."""
 

@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/package_init.py.jinja
-# hash: 9d8050114f58528d
+# hash: ca3fcbf1a622de99
 """Attention ops as Triton kernels, those for PyTorch in the module `torch`.
 
 Importing the package itself imports no framework.
@@ -13,6 +13,8 @@ VARIANTS = (
     "window",
     "prefix_lm",
     "document",
+    "padding",
+    "streaming_llm",
     "natten",
     "softcap",
     "gemma2_local",

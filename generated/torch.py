@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/torch_init.py.jinja
-# hash: f5b88d915f378a56
+# hash: 8be036e3476fc653
 """The attention ops for PyTorch, one function per variant."""
 
 from .alibi.torch_op import alibi
@@ -12,9 +12,11 @@ from .full.torch_op import full
 from .gemma2_local.torch_op import gemma2_local
 from .gpt_oss.torch_op import gpt_oss
 from .natten.torch_op import natten
+from .padding.torch_op import padding
 from .prefix_lm.torch_op import prefix_lm
 from .relative_bias.torch_op import relative_bias
 from .softcap.torch_op import softcap
+from .streaming_llm.torch_op import streaming_llm
 from .window.torch_op import window
 
 __all__ = [
@@ -27,8 +29,10 @@ __all__ = [
     "gemma2_local",
     "gpt_oss",
     "natten",
+    "padding",
     "prefix_lm",
     "relative_bias",
     "softcap",
+    "streaming_llm",
     "window",
 ]
