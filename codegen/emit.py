@@ -110,11 +110,15 @@ class Emitter:
                     self.helpers.add(node.op)
                 if isinstance(node, Load) and needs_clamp(self.tensors, node):
                     self.helpers.add("clamp_index")
+                if isinstance(node, Load) and level(node) is Level.TILE:
+                    self.helpers.add("load_pairs")
 
     def _address(self, e: Load, printer: TritonPrinter) -> str:
         # 64-bit arithmetic on tiles costs twice the instructions; each call checks that such an axis fits 32 bits.
         terms = [f"{e.tensor}_ptr", *self._offsets(e, printer, e.tensor, narrow=True)]
         cast = ".to(tl.float32)" if self.tensors[e.tensor].dtype in ("float16", "bfloat16") else ""
+        if level(e) is Level.TILE:
+            return f"load_pairs({' + '.join(terms)}, PTX){cast}"
         return f"tl.load({' + '.join(terms)}){cast}"
 
     def _offsets(self, e: Load, printer: TritonPrinter, strides: str, *, narrow: bool) -> list[str]:

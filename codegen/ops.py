@@ -14,7 +14,7 @@ from codegen.model import GradientTerm, KernelPlan
 from codegen.op_gradients import Buffer, Grid
 from codegen.plan import VariantPlan
 from codegen.printers import ArrayPrinter, FormulaPrinter, torch_printer
-from codegen.signature import reads_query_position, tensor_reads, uses_tanh
+from codegen.signature import reads_pairs, reads_query_position, tensor_reads, uses_tanh
 from codegen.spec import ArchSpec, PassConfigs, ScalarSpec, Variant
 from codegen.text import docstring
 
@@ -133,6 +133,7 @@ class OpPlan:
     checks: Sequence[str]
     has_offset: bool
     uses_tanh: bool
+    reads_pairs: bool
     decay: bool
     dropout: bool
     formula: str
@@ -304,6 +305,7 @@ def op_plan(planned: VariantPlan) -> OpPlan:
         checks=[_check(a) for a in arguments],
         has_offset=reads_query_position(variant),
         uses_tanh=uses_tanh(variant),
+        reads_pairs=reads_pairs(variant),
         decay=variant.decay,
         dropout=variant.dropout,
         formula=_formula(variant),

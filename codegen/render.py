@@ -23,7 +23,6 @@ from codegen.plan import VariantPlan, plan
 from codegen.printers import FormulaPrinter
 from codegen.spec import Spec
 from codegen.text import LINE_LENGTH, comment, docstring
-from codegen.tiles import own_archs
 
 _PLACEHOLDER = "0" * 16
 
@@ -73,7 +72,7 @@ def render(spec: Spec) -> dict[str, str]:
     names = list(spec.variants)
     files["__init__.py"] = _fill(env, "ops/package_init.py.jinja", variants=names)
     files["torch.py"] = _fill(env, "ops/torch_init.py.jinja", variants=names)
-    own = {name: arch_tables(archs) for name, v in spec.variants.items() if (archs := own_archs(v, spec.archs))}
+    own = {name: arch_tables(v.archs) for name, v in spec.variants.items() if v.archs}
     files["_runtime/archs.py"] = _fill(env, "ops/archs.py.jinja", archs=arch_tables(spec.archs), variant_archs=own)
     for source in sorted((templates_path() / "runtime").glob("*.py")):
         files[f"_runtime/{source.name}"] = source.read_text(encoding="utf-8")

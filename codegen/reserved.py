@@ -16,12 +16,13 @@ _FAMILIES = re.compile(
 _WORDS = """
     acc alpha batch block ctx decay delta delta_rows dk dlse do dp dq ds dtype dv finite fwd gap group_size head
     head_dim head_dim_v in_rows keep keys last logit lse max_new max_ref member num_blocks num_heads num_kv_heads o
-    p qk qk_scale q_shift row_max row_offs row_offset row_offsets row_sum rows run start_m start_n step tile tiles total
-    values
+    p qk qk_scale q_shift row_max row_offs row_offset row_offsets row_sum rows run start_m start_n step tile tiles
+    total values
 
     backward begin blocks by_keys call end entries entry extremes fill full index inside kernel key_parts launch
     lead list_batch list_heads name num_keys num_kv num_others num_q num_rows offs others own own_room partial
-    partial_end parts passes programs query_parts query_programs span spans table tables value visited
+    partial_end parts passes programs query_parts query_programs span spans table tables their_offs their_parts
+    value visited
 
     ddecay_cols ddecay_rows decay_kernels has_key lag share sums unrounded
 
@@ -29,15 +30,15 @@ _WORDS = """
 
     add_diagonals aligned arch_of at_least autocast_inputs cdiv check_float check_inputs check_int check_tensor
     clamp_index config_text config_words custom_op diagonal_sums empty_like_layout floor_div floor_mod
-    has_tanh_instruction interpreter_dtype launches_directly load_vector next_power_of_2 on_device once_differentiable
-    parse_config place_pairs place_sums positive_scale query_offset reduce_gradient reference runs_reference tiles_for
-    unit_strides
+    has_tanh_instruction interpreter_dtype is_nvidia launches_directly load_pairs load_vector next_power_of_2
+    on_device once_differentiable parse_config place_pairs place_sums positive_scale query_offset reduce_gradient
+    reference runs_reference tiles_for unit_strides
 
-    Any BLOCK_D BLOCK_DV BLOCK_M BLOCK_N DROPOUT FLOAT_DTYPES FP32 HARDWARE_TANH HAS_DLSE HAS_TRITON HEAD_DIM HEAD_DIM_V
-    LN2 LOG2E NAME NAMESPACE Q_OFFSET_PER_BATCH RAGGED Schedule Tensor Tile Tiles UNIT
+    Any BLOCK_D BLOCK_DV BLOCK_M BLOCK_N DROPOUT FLOAT_DTYPES FP32 HARDWARE_TANH HAS_DLSE HAS_TRITON HEAD_DIM
+    HEAD_DIM_V LN2 LOG2E NAME NAMESPACE Q_OFFSET_PER_BATCH RAGGED Schedule Tensor Tile Tiles UNIT
 
-    CHUNK FILL LEAST_BLOCK OWN_ROOM PART PARTS
-    block_lists call_sizes list_blocks pass_table schedule schedule_tables scheduled
+    CHUNK FILL LEAST_BLOCK OWN_ROOM PART PARTS PTX block_lists call_sizes list_blocks pass_table schedule
+    schedule_tables scheduled
 """
 _USED = frozenset(_WORDS.split())
 

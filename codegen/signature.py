@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from codegen import expr
 from codegen.blocks import BlockAnalysis, Schedule
 from codegen.emit import DECAY, exact_index
-from codegen.expr import Expr, Load, TensorSpec
+from codegen.expr import Expr, Level, Load, TensorSpec
 from codegen.model import ArgGroup, GradientKind, GradientTerm
 from codegen.printers import FormulaPrinter
 from codegen.spec import Variant
@@ -44,6 +44,11 @@ def uses_tanh(variant: Variant) -> bool:
     return variant.score is not None and any(
         isinstance(node, expr.Op) and node.op == "tanh" for node in expr.walk(variant.score)
     )
+
+
+def reads_pairs(variant: Variant) -> bool:
+    """Whether some tensor is read per pair of a query and a key."""
+    return any(expr.level(load) is Level.TILE for load in tensor_reads(variant))
 
 
 def tensor_reads(variant: Variant) -> tuple[Load, ...]:
@@ -148,10 +153,11 @@ class Signatures:
 
     def constants(self) -> list[str]:
         offset = ["Q_OFFSET_PER_BATCH"] if self.offset else []
+        ptx = ["PTX"] if reads_pairs(self.variant) else []
         tanh = ["HARDWARE_TANH"] if uses_tanh(self.variant) else []
         dropout = ["DROPOUT"] if self.variant.dropout else []
         sizes = ["HEAD_DIM", "HEAD_DIM_V", "BLOCK_D", "BLOCK_DV", "BLOCK_M", "BLOCK_N"]
-        return [*offset, *tanh, *dropout, "RAGGED", *sizes]
+        return [*offset, *ptx, *tanh, *dropout, "RAGGED", *sizes]
 
     def delta_constants(self) -> list[str]:
         return ["HAS_DLSE", "HEAD_DIM_V", "BLOCK_DV", "BLOCK_M"]

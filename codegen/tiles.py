@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-
-from codegen import expr
-from codegen.expr import Level
-from codegen.spec import ArchSpec, PassConfigs, Variant
 
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 """`tl.dot` and the tile loads need powers of two, and a matrix instruction at least 16."""
@@ -50,20 +45,3 @@ def _nearest(value: int, allowed: tuple[int, ...]) -> str:
     above = [a for a in allowed if a > value][:1]
     near = [str(a) for a in below + above]
     return f"; the nearest {'is' if len(near) == 1 else 'are'} {' and '.join(near)}"
-
-
-def own_archs(variant: Variant, shared: Mapping[str, ArchSpec]) -> dict[str, ArchSpec]:
-    """The architectures on which a variant does not run with the shared tiles.
-
-    A tensor read per (query, key) pair would be pipelined like k and v, four bytes a score in shared memory and stage:
-    more than any chip has. Such a variant keeps the block sizes and gives up the pipeline, unless it says otherwise.
-    """
-    parts = [e for e in (variant.mask, variant.score) if e is not None]
-    if not any(expr.level(load) is Level.TILE for load in expr.loads(*parts)):
-        return dict(variant.archs)
-    single = {name: replace(a, half=_unpiped(a.half), float32=_unpiped(a.float32)) for name, a in shared.items()}
-    return {**single, **variant.archs}
-
-
-def _unpiped(configs: PassConfigs) -> PassConfigs:
-    return {p: {d: replace(tile, num_stages=1) for d, tile in by_dim.items()} for p, by_dim in configs.items()}

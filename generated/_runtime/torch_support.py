@@ -200,9 +200,14 @@ def arch_of(x: Tensor) -> str:
     return INTERPRETER if x.device.type == "cpu" else _device_arch(x.device.index)
 
 
+def is_nvidia(x: Tensor) -> bool:
+    """Whether a tensor's kernels may hold PTX."""
+    return arch_of(x).startswith("sm_")
+
+
 def has_tanh_instruction(x: Tensor) -> bool:
     """Whether tanh is one instruction, exact enough for 16-bit inputs: on NVIDIA chips."""
-    return x.element_size() == 2 and arch_of(x).startswith("sm_")
+    return x.element_size() == 2 and is_nvidia(x)
 
 
 def on_device(x: Tensor) -> AbstractContextManager[Any]:

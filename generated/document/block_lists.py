@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/block_lists.py.jinja
-# hash: 722593f928ced257
+# hash: 2404a22265fb1233
 """Which blocks of keys a block of queries visits under `document`, and the other way round.
 
     keep        q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -143,10 +143,10 @@ def document_query_lists(
         kv_last = tl.minimum(others * BLOCK_N + BLOCK_N, kv_len) - 1
 
         visited = others < num_others
-        parts = others[:, None] * (BLOCK_N // PART) + tl.arange(0, BLOCK_N // PART)[None, :]
-        offs = head * num_kv + tl.minimum(parts, num_kv - 1)
-        doc_kv_min = tl.min(tl.load(doc_kv_min_ptr + offs), 1)
-        doc_kv_max = tl.max(tl.load(doc_kv_max_ptr + offs), 1)
+        their_parts = others[:, None] * (BLOCK_N // PART) + tl.arange(0, BLOCK_N // PART)[None, :]
+        their_offs = head * num_kv + tl.minimum(their_parts, num_kv - 1)
+        doc_kv_min = tl.min(tl.load(doc_kv_min_ptr + their_offs), 1)
+        doc_kv_max = tl.max(tl.load(doc_kv_max_ptr + their_offs), 1)
         visited = visited & ((q_last >= kv_first) & (doc_q_min <= doc_kv_max) & (doc_q_max >= doc_kv_min))
         # A cut last block is never full: full blocks are read without bounds.
         full = (
@@ -229,10 +229,10 @@ def document_key_lists(
         q_last = tl.minimum(others * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
 
         visited = others < num_others
-        parts = others[:, None] * (BLOCK_M // PART) + tl.arange(0, BLOCK_M // PART)[None, :]
-        offs = head * num_q + tl.minimum(parts, num_q - 1)
-        doc_q_min = tl.min(tl.load(doc_q_min_ptr + offs), 1)
-        doc_q_max = tl.max(tl.load(doc_q_max_ptr + offs), 1)
+        their_parts = others[:, None] * (BLOCK_M // PART) + tl.arange(0, BLOCK_M // PART)[None, :]
+        their_offs = head * num_q + tl.minimum(their_parts, num_q - 1)
+        doc_q_min = tl.min(tl.load(doc_q_min_ptr + their_offs), 1)
+        doc_q_max = tl.max(tl.load(doc_q_max_ptr + their_offs), 1)
         visited = visited & ((q_last >= kv_first) & (doc_q_min <= doc_kv_max) & (doc_q_max >= doc_kv_min))
         # A cut last block is never full: full blocks are read without bounds.
         full = (

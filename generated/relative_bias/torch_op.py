@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/torch_op.py.jinja
-# hash: df5802e86f1d47f9
+# hash: 331121ae0e671f9f
 """`relative_bias` for PyTorch. A learned bias per head and distance; those beyond the table have its last (Raffel et
 al., 2020, arXiv:1910.10683)."""
 
@@ -26,6 +26,7 @@ from .._runtime.torch_support import (
     config_text,
     empty_like_layout,
     interpreter_dtype,
+    is_nvidia,
     launches_directly,
     on_device,
     parse_config,
@@ -197,6 +198,7 @@ def _forward(
             q_offset,
             scale,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
+            PTX=is_nvidia(q),
             RAGGED=kv_len % tile.block_n != 0,
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
@@ -282,6 +284,7 @@ def _backward(
                 scale,
                 GRAD_BIAS=grad_bias,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
+                PTX=is_nvidia(q),
                 RAGGED=kv_len % tiles["dq"].block_n != 0,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
@@ -318,6 +321,7 @@ def _backward(
                 q_offset,
                 scale,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
+                PTX=is_nvidia(q),
                 RAGGED=q_len % tiles["dkdv"].block_m != 0,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
