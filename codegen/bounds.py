@@ -82,13 +82,13 @@ def _listed(analysis: BlockAnalysis, axis: _Axis) -> BoundsText:
         statements=[
             "# The list of this block: partial blocks from the left, full ones from the right.",
             f"span = spans_ptr + b * stride_spans_b{head} + {own} * 4",
-            "begin, partial_end = tl.load(span), tl.load(span + 1)",
-            "full_begin, end = tl.load(span + 2), tl.load(span + 3)",
+            "list_begin, partial_end = tl.load(span), tl.load(span + 1)",
+            "full_begin, list_end = tl.load(span + 2), tl.load(span + 3)",
         ],
-        begin="begin",
+        begin="list_begin",
         end="partial_end",
         full_begin="full_begin",
-        full_end="end",
+        full_end="list_end",
         lists=True,
     )
 

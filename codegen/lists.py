@@ -144,7 +144,7 @@ class _Builder:
         args = [
             *_pointers(sorted((*own, *others), key=lambda x: not x.of_queries)),
             *self.sign.own_tensors([may, must]),
-            ArgGroup(names=("spans_ptr", "blocks_ptr"), host="spans, blocks"),
+            ArgGroup(names=("spans_ptr", "block_list_ptr"), host="spans, block_list"),
             *self.sign.own_strides([may, must]),
             ArgGroup(names=("q_len", "kv_len", "num_heads"), host="q_len, kv_len, list_heads", varies=True),
             *self.group,
@@ -202,6 +202,6 @@ def _legend(variant: Variant, reads: Sequence[Extreme]) -> str:
         rows.append((x.minimum.name, f"[B, H, parts]  {kind}, smallest {formula.text(x.value)} of each part"))
         rows.append((x.maximum.name, f"[B, H, parts]  {kind}, largest"))
     rows.append(("spans", "[B, H, blocks, 4]  int32, first, partial end, full begin and end of a list"))
-    rows.append(("blocks", "[entries]  int16 or int32, all lists one after the other"))
+    rows.append(("block_list", "[entries]  int16 or int32, all lists one after the other"))
     width = max(len(symbol) for symbol, _ in rows)
     return "\n".join(legend_row(symbol, text, width) for symbol, text in rows)

@@ -156,7 +156,7 @@ class OpPlan:
         offset = ["row_offset: int", "row_offsets: Tensor | None"] if self.has_offset else []
         dropout = ["dropout_p: float", "seed: int"] if self.dropout else []
         own = [f"{a.name}: {a.required}" for a in self.scalars]
-        tables = ["tables: list[Tensor]"] if self.lists is not None else []
+        tables = ["block_tables: list[Tensor]"] if self.lists is not None else []
         return [*own, *dropout, *offset, "scale: float", "config_words: str", *tables]
 
     @property

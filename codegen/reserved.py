@@ -19,10 +19,11 @@ _WORDS = """
     p qk qk_scale q_shift row_max row_offs row_offset row_offsets row_sum rows run start_m start_n step tile tiles
     total values
 
-    backward begin blocks by_keys call end entries entry extremes fill full index inside kernel key_parts launch
-    lead list_batch list_heads name num_keys num_kv num_others num_q num_rows offs others own own_room partial
-    partial_end parts passes programs query_parts query_programs span spans table tables their_offs their_parts
-    value visited
+    backward block_extremes block_list block_table block_tables by_keys call_key chunk_first each fill_lists
+    in_parts is_full is_partial key_parts launch_lists list_batch list_begin list_end list_entries list_entry
+    list_heads list_kernel num_keys num_kv num_others num_q num_rows other_blocks own_blocks own_room part_idx
+    part_offs partial_end pass_name pass_names program programs query_parts query_programs reduced span spans
+    their_part_idx their_part_offs tile_blocks visits
 
     ddecay_cols ddecay_rows decay_kernels has_key lag share sums unrounded
 

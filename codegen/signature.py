@@ -29,7 +29,7 @@ _SHAPES = {
     "dsink": "[B, Hq, blocks]  fp32, partial sums",
     "decay": "[B, Hq, P]  fp32, cumulative log-decay times log2(e)",
     "spans": "[B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list",
-    "blocks": "[entries]  int16 or int32, lists of the blocks to visit",
+    "block_list": "[entries]  int16 or int32, lists of the blocks to visit",
 }
 
 
@@ -180,7 +180,7 @@ class Signatures:
         ]
 
     def _lists(self) -> list[ArgGroup]:
-        return [ArgGroup(names=("spans_ptr", "blocks_ptr"), host="spans, blocks")] if self.lists else []
+        return [ArgGroup(names=("spans_ptr", "block_list_ptr"), host="spans, block_list")] if self.lists else []
 
     def _list_strides(self) -> list[ArgGroup]:
         if not self.lists:

@@ -2,21 +2,21 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: ce83ad4bc67b6fc8
+# hash: 7cebd1eb254c2b53
 """Gradients of `document` with respect to k and v.
 
-    keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
-    q       [B, Hq, Sq, D]
-    k       [B, Hkv, Skv, D]
-    v       [B, Hkv, Skv, Dv]
-    do      [B, Hq, Sq, Dv]
-    lse     [B, Hq, Sq]  fp32, log of the softmax denominator
-    delta   [B, Hq, Sq]  fp32, sum(o * do) - dlse
-    doc     [b, kv_idx]  int32
-    dk      [B, Hkv, Skv, D]
-    dv      [B, Hkv, Skv, Dv]
-    spans   [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
-    blocks  [entries]  int16 or int32, lists of the blocks to visit
+    keep        q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
+    q           [B, Hq, Sq, D]
+    k           [B, Hkv, Skv, D]
+    v           [B, Hkv, Skv, Dv]
+    do          [B, Hq, Sq, Dv]
+    lse         [B, Hq, Sq]  fp32, log of the softmax denominator
+    delta       [B, Hq, Sq]  fp32, sum(o * do) - dlse
+    doc         [b, kv_idx]  int32
+    dk          [B, Hkv, Skv, D]
+    dv          [B, Hkv, Skv, Dv]
+    spans       [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
+    block_list  [entries]  int16 or int32, lists of the blocks to visit
 
 One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
 order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product as
@@ -112,7 +112,7 @@ def document_bwd_dkdv(
     dk_ptr,
     dv_ptr,
     spans_ptr,
-    blocks_ptr,
+    block_list_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -169,8 +169,8 @@ def document_bwd_dkdv(
 
     # The list of this block: partial blocks from the left, full ones from the right.
     span = spans_ptr + b * stride_spans_b + start_n // BLOCK_N * 4
-    begin, partial_end = tl.load(span), tl.load(span + 1)
-    full_begin, end = tl.load(span + 2), tl.load(span + 3)
+    list_begin, partial_end = tl.load(span), tl.load(span + 1)
+    full_begin, list_end = tl.load(span + 2), tl.load(span + 3)
 
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
@@ -179,8 +179,8 @@ def document_bwd_dkdv(
         q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
         do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
         row_base = (b * num_heads + h) * q_len
-        for entry in range(begin, partial_end):
-            start_m = tl.load(blocks_ptr + entry).to(tl.int32) * BLOCK_M
+        for list_entry in range(list_begin, partial_end):
+            start_m = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_M
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, RAGGED)
             do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, RAGGED)
             rows = start_m + tl.arange(0, BLOCK_M)
@@ -202,8 +202,8 @@ def document_bwd_dkdv(
             ds = p * dp
             dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
 
-        for entry in range(full_begin, end):
-            start_m = tl.load(blocks_ptr + entry).to(tl.int32) * BLOCK_M
+        for list_entry in range(full_begin, list_end):
+            start_m = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_M
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, False)
             do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, False)
             rows = start_m + tl.arange(0, BLOCK_M)

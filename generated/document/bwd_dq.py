@@ -2,20 +2,20 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 78ee9fd486714c02
+# hash: 501a27730c7ed7b6
 """Gradient of `document` with respect to q.
 
-    keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
-    q       [B, Hq, Sq, D]
-    k       [B, Hkv, Skv, D]
-    v       [B, Hkv, Skv, Dv]
-    do      [B, Hq, Sq, Dv]
-    lse     [B, Hq, Sq]  fp32, log of the softmax denominator
-    delta   [B, Hq, Sq]  fp32, sum(o * do) - dlse
-    doc     [b, kv_idx]  int32
-    dq      [B, Hq, Sq, D]
-    spans   [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
-    blocks  [entries]  int16 or int32, lists of the blocks to visit
+    keep        q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
+    q           [B, Hq, Sq, D]
+    k           [B, Hkv, Skv, D]
+    v           [B, Hkv, Skv, Dv]
+    do          [B, Hq, Sq, Dv]
+    lse         [B, Hq, Sq]  fp32, log of the softmax denominator
+    delta       [B, Hq, Sq]  fp32, sum(o * do) - dlse
+    doc         [b, kv_idx]  int32
+    dq          [B, Hq, Sq, D]
+    spans       [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
+    block_list  [entries]  int16 or int32, lists of the blocks to visit
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
 `ds = p * (dp - delta)` is the gradient of a score.
@@ -100,7 +100,7 @@ def document_bwd_dq(
     doc_ptr,
     dq_ptr,
     spans_ptr,
-    blocks_ptr,
+    block_list_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -162,12 +162,12 @@ def document_bwd_dq(
 
     # The list of this block: partial blocks from the left, full ones from the right.
     span = spans_ptr + b * stride_spans_b + start_m // BLOCK_M * 4
-    begin, partial_end = tl.load(span), tl.load(span + 1)
-    full_begin, end = tl.load(span + 2), tl.load(span + 3)
+    list_begin, partial_end = tl.load(span), tl.load(span + 1)
+    full_begin, list_end = tl.load(span + 2), tl.load(span + 3)
 
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for entry in range(begin, partial_end):
-        start_n = tl.load(blocks_ptr + entry).to(tl.int32) * BLOCK_N
+    for list_entry in range(list_begin, partial_end):
+        start_n = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_N
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
@@ -182,8 +182,8 @@ def document_bwd_dq(
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
 
-    for entry in range(full_begin, end):
-        start_n = tl.load(blocks_ptr + entry).to(tl.int32) * BLOCK_N
+    for list_entry in range(full_begin, list_end):
+        start_n = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_N
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]

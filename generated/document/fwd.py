@@ -2,18 +2,18 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/fwd.py.jinja
-# hash: f59f976d0267ad1a
+# hash: c6d7ecc812cbc202
 """Forward of `document`: `o = softmax(score) v`.
 
-    keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
-    q       [B, Hq, Sq, D]
-    k       [B, Hkv, Skv, D]
-    v       [B, Hkv, Skv, Dv]
-    doc     [b, kv_idx]  int32
-    o       [B, Hq, Sq, Dv]
-    lse     [B, Hq, Sq]  fp32, log of the softmax denominator
-    spans   [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
-    blocks  [entries]  int16 or int32, lists of the blocks to visit
+    keep        q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
+    q           [B, Hq, Sq, D]
+    k           [B, Hkv, Skv, D]
+    v           [B, Hkv, Skv, Dv]
+    doc         [b, kv_idx]  int32
+    o           [B, Hq, Sq, Dv]
+    lse         [B, Hq, Sq]  fp32, log of the softmax denominator
+    spans       [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
+    block_list  [entries]  int16 or int32, lists of the blocks to visit
 
 One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
 softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
@@ -98,7 +98,7 @@ def document_fwd(
     o_ptr,
     lse_ptr,
     spans_ptr,
-    blocks_ptr,
+    block_list_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -151,14 +151,14 @@ def document_fwd(
 
     # The list of this block: partial blocks from the left, full ones from the right.
     span = spans_ptr + b * stride_spans_b + start_m // BLOCK_M * 4
-    begin, partial_end = tl.load(span), tl.load(span + 1)
-    full_begin, end = tl.load(span + 2), tl.load(span + 3)
+    list_begin, partial_end = tl.load(span), tl.load(span + 1)
+    full_begin, list_end = tl.load(span + 2), tl.load(span + 3)
 
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    for entry in range(begin, partial_end):
-        start_n = tl.load(blocks_ptr + entry).to(tl.int32) * BLOCK_N
+    for list_entry in range(list_begin, partial_end):
+        start_n = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_N
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
@@ -177,8 +177,8 @@ def document_fwd(
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
         row_max = max_new
 
-    for entry in range(full_begin, end):
-        start_n = tl.load(blocks_ptr + entry).to(tl.int32) * BLOCK_N
+    for list_entry in range(full_begin, list_end):
+        start_n = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_N
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_op.py.jinja
-# hash: ee204ad91a5629e2
+# hash: c1b841b01f3e599c
 """`document` for PyTorch. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from typing import Any
@@ -78,17 +78,17 @@ def _schedule(
     doc = check_tensor(
         NAME, "doc", doc, (q.shape[0], at_least(max(row_offset + q.shape[2], k.shape[2]))), ("int32",), q
     )
-    call = call_sizes(q, k, row_offset, row_offsets)
+    call_key = call_sizes(q, k, row_offset, row_offsets)
     if runs_reference(q):
-        return Schedule(op=NAME, call=call, tiles={}, tables=())
+        return Schedule(op=NAME, call=call_key, tiles={}, tables=())
     tiles = _tiles(q, v, config_text(NAME, config))
-    passes = ("fwd", "dkdv", "dq") if backward else ("fwd",)
-    extremes = _extremes(q, k, doc, row_offset, row_offsets)
-    tables: list[Tensor] = []
-    for name in passes:
-        tables += _lists(q, k, row_offset, row_offsets, extremes, tiles[name], name == "dkdv")
-    blocks = {name: (tiles[name].block_m, tiles[name].block_n) for name in passes}
-    return Schedule(op=NAME, call=call, tiles=blocks, tables=tuple(tables))
+    pass_names = ("fwd", "dkdv", "dq") if backward else ("fwd",)
+    block_extremes = _extremes(q, k, doc, row_offset, row_offsets)
+    block_tables: list[Tensor] = []
+    for pass_name in pass_names:
+        block_tables += _lists(q, k, row_offset, row_offsets, block_extremes, tiles[pass_name], pass_name == "dkdv")
+    tile_blocks = {each: (tiles[each].block_m, tiles[each].block_n) for each in pass_names}
+    return Schedule(op=NAME, call=call_key, tiles=tile_blocks, tables=tuple(block_tables))
 
 
 @scheduled(_schedule)
@@ -143,7 +143,7 @@ def document(
     )
     config_words = config_text(NAME, config)
     tiles = None if schedule is None or runs_reference(q) else _tiles(q, v, config_words)
-    tables = schedule_tables(NAME, schedule, call_sizes(q, k, row_offset, row_offsets), tiles)
+    block_tables = schedule_tables(NAME, schedule, call_sizes(q, k, row_offset, row_offsets), tiles)
     if runs_reference(q):
         q_offset = row_offset if row_offsets is None else row_offsets
         o, lse = reference(
@@ -158,7 +158,7 @@ def document(
     else:
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
-        o, lse = _Attention.apply(q, k, v, doc, row_offset, row_offsets, scale, config_words, tables)
+        o, lse = _Attention.apply(q, k, v, doc, row_offset, row_offsets, scale, config_words, block_tables)
         o = o.to(dtype)
     if layout == "bshd":
         o = o.transpose(1, 2)
@@ -179,11 +179,11 @@ class _Attention(torch.autograd.Function):
         row_offsets: Tensor | None,
         scale: float,
         config_words: str,
-        tables: list[Tensor],
+        block_tables: list[Tensor],
     ) -> tuple[Tensor, Tensor]:
         run = _forward if launches_directly(q) else _forward_op
-        o, lse = run(q, k, v, doc, row_offset, row_offsets, scale, config_words, tables)
-        ctx.save_for_backward(q, k, v, doc, o, lse, row_offsets, *tables)
+        o, lse = run(q, k, v, doc, row_offset, row_offsets, scale, config_words, block_tables)
+        ctx.save_for_backward(q, k, v, doc, o, lse, row_offsets, *block_tables)
         ctx.numbers = (row_offset, scale, config_words)
         ctx.set_materialize_grads(False)
         return o, lse
@@ -191,11 +191,11 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, doc, o, lse, row_offsets, *tables = ctx.saved_tensors
+        q, k, v, doc, o, lse, row_offsets, *block_tables = ctx.saved_tensors
         row_offset, scale, config_words = ctx.numbers
         do = torch.zeros_like(o) if do is None else do
         run = _backward if launches_directly(q) else _backward_op
-        dq, dk, dv = run(do, dlse, q, k, v, doc, o, lse, row_offset, row_offsets, scale, config_words, tables)
+        dq, dk, dv = run(do, dlse, q, k, v, doc, o, lse, row_offset, row_offsets, scale, config_words, block_tables)
         return dq, dk, dv, None, None, None, None, None, None
 
 
@@ -244,7 +244,7 @@ def _lists(
     k: Tensor,
     row_offset: int,
     row_offsets: Tensor | None,
-    extremes: tuple[Tensor, ...],
+    block_extremes: tuple[Tensor, ...],
     tile: Tile,
     by_keys: bool,
 ) -> list[Tensor]:
@@ -254,34 +254,34 @@ def _lists(
     list_heads = 1
 
     q_offset = row_offset if row_offsets is None else row_offsets
-    doc_q_min, doc_q_max, doc_kv_min, doc_kv_max = extremes
+    doc_q_min, doc_q_max, doc_kv_min, doc_kv_max = block_extremes
     num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
-    kernel = block_lists.document_key_lists if by_keys else block_lists.document_query_lists
-    own, others = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
+    list_kernel = block_lists.document_key_lists if by_keys else block_lists.document_query_lists
+    own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
 
-    def launch(spans: Tensor, blocks: Tensor, own_room: bool, fill: bool) -> None:
-        kernel[(list_batch * list_heads * own,)](
+    def launch_lists(spans: Tensor, block_list: Tensor, own_room: bool, fill_lists: bool) -> None:
+        list_kernel[(list_batch * list_heads * own_blocks,)](
             doc_q_min,
             doc_q_max,
             doc_kv_min,
             doc_kv_max,
             spans,
-            blocks,
+            block_list,
             q_len,
             kv_len,
             list_heads,
             q_offset,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             OWN_ROOM=own_room,
-            FILL=fill,
+            FILL=fill_lists,
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
             PART=LEAST_BLOCK,
-            CHUNK=min(256, next_power_of_2(max(others, 32))),
+            CHUNK=min(256, next_power_of_2(max(other_blocks, 32))),
         )
 
     with on_device(q):
-        return list_blocks(launch, (list_batch, list_heads), own, others, q.device)
+        return list_blocks(launch_lists, (list_batch, list_heads), own_blocks, other_blocks, q.device)
 
 
 def _forward(
@@ -293,7 +293,7 @@ def _forward(
     row_offsets: Tensor | None,
     scale: float,
     config_words: str,
-    tables: list[Tensor],
+    block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
     batch, num_heads, q_len, head_dim = q.shape
@@ -306,11 +306,11 @@ def _forward(
         return o, lse
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
-    table = pass_table(tables, "fwd")
-    if not table:
-        extremes = _extremes(q, k, doc, row_offset, row_offsets)
-        table = _lists(q, k, row_offset, row_offsets, extremes, tile, False)
-    spans, blocks = table[0].expand(batch, num_heads, -1, -1), table[1]
+    block_table = pass_table(block_tables, "fwd")
+    if not block_table:
+        block_extremes = _extremes(q, k, doc, row_offset, row_offsets)
+        block_table = _lists(q, k, row_offset, row_offsets, block_extremes, tile, False)
+    spans, block_list = block_table[0].expand(batch, num_heads, -1, -1), block_table[1]
     with on_device(q):
         fwd.document_fwd[(cdiv(q_len, tile.block_m) * num_heads * batch,)](
             q,
@@ -320,7 +320,7 @@ def _forward(
             o,
             lse,
             spans,
-            blocks,
+            block_list,
             *unit_strides(q),
             *unit_strides(k),
             *unit_strides(v),
@@ -361,7 +361,7 @@ def _backward(
     row_offsets: Tensor | None,
     scale: float,
     config_words: str,
-    tables: list[Tensor],
+    block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the backward: delta, then dq, then dk and dv."""
     batch, num_heads, q_len, head_dim = q.shape
@@ -377,7 +377,7 @@ def _backward(
     delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
-    extremes = () if pass_table(tables, "dq") else _extremes(q, k, doc, row_offset, row_offsets)
+    block_extremes = () if pass_table(block_tables, "dq") else _extremes(q, k, doc, row_offset, row_offsets)
     with on_device(q):
         if dq.numel() > 0:
             bwd_delta.document_bwd_delta[(cdiv(q_len, delta_rows) * num_heads * batch,)](
@@ -394,8 +394,10 @@ def _backward(
                 BLOCK_DV=next_power_of_2(head_dim_v),
                 BLOCK_M=delta_rows,
             )
-            table = pass_table(tables, "dq") or _lists(q, k, row_offset, row_offsets, extremes, tiles["dq"], False)
-            spans, blocks = table[0].expand(batch, num_heads, -1, -1), table[1]
+            block_table = pass_table(block_tables, "dq") or _lists(
+                q, k, row_offset, row_offsets, block_extremes, tiles["dq"], False
+            )
+            spans, block_list = block_table[0].expand(batch, num_heads, -1, -1), block_table[1]
             bwd_dq.document_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
                 q,
                 k,
@@ -406,7 +408,7 @@ def _backward(
                 doc,
                 dq,
                 spans,
-                blocks,
+                block_list,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),
@@ -433,8 +435,10 @@ def _backward(
                 num_stages=tiles["dq"].num_stages,
             )
         if dk.numel() > 0:
-            table = pass_table(tables, "dkdv") or _lists(q, k, row_offset, row_offsets, extremes, tiles["dkdv"], True)
-            spans, blocks = table[0].expand(batch, num_heads, -1, -1), table[1]
+            block_table = pass_table(block_tables, "dkdv") or _lists(
+                q, k, row_offset, row_offsets, block_extremes, tiles["dkdv"], True
+            )
+            spans, block_list = block_table[0].expand(batch, num_heads, -1, -1), block_table[1]
             bwd_dkdv.document_bwd_dkdv[(cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,)](
                 q,
                 k,
@@ -446,7 +450,7 @@ def _backward(
                 dk,
                 dv,
                 spans,
-                blocks,
+                block_list,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),

@@ -1,17 +1,17 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/block_lists.py.jinja
-# hash: ada60c6eeb36db25
+# hash: 5804d3f862866a85
 """Which blocks of keys a block of queries visits under `natten`, and the other way round.
 
-    keep    abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx //
-            128) <= 6
-    spans   [B, H, blocks, 4]  int32, first, partial end, full begin and end of a list
-    blocks  [entries]  int16 or int32, all lists one after the other
+    keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
+                // 128) <= 6
+    spans       [B, H, blocks, 4]  int32, first, partial end, full begin and end of a list
+    block_list  [entries]  int16 or int32, all lists one after the other
 
 A block is decided by interval arithmetic, at a cost that does not depend on its size: empty where no pair can be kept,
-full where every pair is, else partial. Each program lists one row of blocks, in its own room of `blocks`: the partial
-ones from the left, ascending, the full ones from the right.
+full where every pair is, else partial. Each program lists one row of blocks in its own room of `block_list`: the
+partial ones from the left, ascending, the full ones from the right.
 """
 
 import triton
@@ -40,7 +40,7 @@ def floor_div(a, b):
 )
 def natten_query_lists(
     spans_ptr,
-    blocks_ptr,
+    block_list_ptr,
     q_len,
     kv_len,
     num_heads,
@@ -63,18 +63,18 @@ def natten_query_lists(
 
     num_others = tl.cdiv(kv_len, BLOCK_N)
     span = spans_ptr + tl.program_id(0).to(tl.int64) * 4
-    begin = tl.program_id(0) * num_others if OWN_ROOM else 0
-    end = begin + num_others
+    list_begin = tl.program_id(0) * num_others if OWN_ROOM else 0
+    list_end = list_begin + num_others
     if FILL and not OWN_ROOM:
-        begin, end = tl.load(span), tl.load(span + 3)
-    partial_end, full_begin = begin, end
-    for first in range(0, num_others, CHUNK):
-        others = first + tl.arange(0, CHUNK)
-        kv_first = others * BLOCK_N
-        kv_last = tl.minimum(others * BLOCK_N + BLOCK_N, kv_len) - 1
+        list_begin, list_end = tl.load(span), tl.load(span + 3)
+    partial_end, full_begin = list_begin, list_end
+    for chunk_first in range(0, num_others, CHUNK):
+        other_blocks = chunk_first + tl.arange(0, CHUNK)
+        kv_first = other_blocks * BLOCK_N
+        kv_last = tl.minimum(other_blocks * BLOCK_N + BLOCK_N, kv_len) - 1
 
-        visited = others < num_others
-        visited = visited & (
+        visits = other_blocks < num_others
+        visits = visits & (
             (
                 tl.maximum(
                     tl.maximum(
@@ -113,8 +113,8 @@ def natten_query_lists(
             )
         )
         # A cut last block is never full: full blocks are read without bounds.
-        full = (
-            visited
+        is_full = (
+            visits
             & (
                 (
                     tl.maximum(
@@ -147,20 +147,20 @@ def natten_query_lists(
                     <= 6
                 )
             )
-            & (others * BLOCK_N + BLOCK_N <= kv_len)
+            & (other_blocks * BLOCK_N + BLOCK_N <= kv_len)
         )
-        visited, full = visited.to(tl.int32), full.to(tl.int32)
-        partial = visited - full
+        visits, is_full = visits.to(tl.int32), is_full.to(tl.int32)
+        is_partial = visits - is_full
         if FILL:
-            entries = others.to(blocks_ptr.dtype.element_ty)
-            tl.store(blocks_ptr + partial_end + tl.cumsum(partial, 0) - 1, entries, mask=partial > 0)
-            tl.store(blocks_ptr + full_begin - tl.cumsum(full, 0), entries, mask=full > 0)
-        partial_end += tl.sum(partial, 0)
-        full_begin -= tl.sum(full, 0)
+            list_entries = other_blocks.to(block_list_ptr.dtype.element_ty)
+            tl.store(block_list_ptr + partial_end + tl.cumsum(is_partial, 0) - 1, list_entries, mask=is_partial > 0)
+            tl.store(block_list_ptr + full_begin - tl.cumsum(is_full, 0), list_entries, mask=is_full > 0)
+        partial_end += tl.sum(is_partial, 0)
+        full_begin -= tl.sum(is_full, 0)
     if FILL:
         if OWN_ROOM:
-            tl.store(span, begin)
-            tl.store(span + 3, end)
+            tl.store(span, list_begin)
+            tl.store(span + 3, list_end)
         tl.store(span + 1, partial_end)
         tl.store(span + 2, full_begin)
     else:
@@ -178,7 +178,7 @@ def natten_query_lists(
 )
 def natten_key_lists(
     spans_ptr,
-    blocks_ptr,
+    block_list_ptr,
     q_len,
     kv_len,
     num_heads,
@@ -201,18 +201,18 @@ def natten_key_lists(
 
     num_others = tl.cdiv(q_len, BLOCK_M)
     span = spans_ptr + tl.program_id(0).to(tl.int64) * 4
-    begin = tl.program_id(0) * num_others if OWN_ROOM else 0
-    end = begin + num_others
+    list_begin = tl.program_id(0) * num_others if OWN_ROOM else 0
+    list_end = list_begin + num_others
     if FILL and not OWN_ROOM:
-        begin, end = tl.load(span), tl.load(span + 3)
-    partial_end, full_begin = begin, end
-    for first in range(0, num_others, CHUNK):
-        others = first + tl.arange(0, CHUNK)
-        q_first = others * BLOCK_M + q_shift
-        q_last = tl.minimum(others * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
+        list_begin, list_end = tl.load(span), tl.load(span + 3)
+    partial_end, full_begin = list_begin, list_end
+    for chunk_first in range(0, num_others, CHUNK):
+        other_blocks = chunk_first + tl.arange(0, CHUNK)
+        q_first = other_blocks * BLOCK_M + q_shift
+        q_last = tl.minimum(other_blocks * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
 
-        visited = others < num_others
-        visited = visited & (
+        visits = other_blocks < num_others
+        visits = visits & (
             (
                 tl.maximum(
                     tl.maximum(
@@ -251,8 +251,8 @@ def natten_key_lists(
             )
         )
         # A cut last block is never full: full blocks are read without bounds.
-        full = (
-            visited
+        is_full = (
+            visits
             & (
                 (
                     tl.maximum(
@@ -285,20 +285,20 @@ def natten_key_lists(
                     <= 6
                 )
             )
-            & (others * BLOCK_M + BLOCK_M <= q_len)
+            & (other_blocks * BLOCK_M + BLOCK_M <= q_len)
         )
-        visited, full = visited.to(tl.int32), full.to(tl.int32)
-        partial = visited - full
+        visits, is_full = visits.to(tl.int32), is_full.to(tl.int32)
+        is_partial = visits - is_full
         if FILL:
-            entries = others.to(blocks_ptr.dtype.element_ty)
-            tl.store(blocks_ptr + partial_end + tl.cumsum(partial, 0) - 1, entries, mask=partial > 0)
-            tl.store(blocks_ptr + full_begin - tl.cumsum(full, 0), entries, mask=full > 0)
-        partial_end += tl.sum(partial, 0)
-        full_begin -= tl.sum(full, 0)
+            list_entries = other_blocks.to(block_list_ptr.dtype.element_ty)
+            tl.store(block_list_ptr + partial_end + tl.cumsum(is_partial, 0) - 1, list_entries, mask=is_partial > 0)
+            tl.store(block_list_ptr + full_begin - tl.cumsum(is_full, 0), list_entries, mask=is_full > 0)
+        partial_end += tl.sum(is_partial, 0)
+        full_begin -= tl.sum(is_full, 0)
     if FILL:
         if OWN_ROOM:
-            tl.store(span, begin)
-            tl.store(span + 3, end)
+            tl.store(span, list_begin)
+            tl.store(span + 3, list_end)
         tl.store(span + 1, partial_end)
         tl.store(span + 2, full_begin)
     else:

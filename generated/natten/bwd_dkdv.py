@@ -1,21 +1,21 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: db5df9691284a5fb
+# hash: 56a3aaca2b1e561f
 """Gradients of `natten` with respect to k and v.
 
-    keep    abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx //
-            128) <= 6
-    q       [B, Hq, Sq, D]
-    k       [B, Hkv, Skv, D]
-    v       [B, Hkv, Skv, Dv]
-    do      [B, Hq, Sq, Dv]
-    lse     [B, Hq, Sq]  fp32, log of the softmax denominator
-    delta   [B, Hq, Sq]  fp32, sum(o * do) - dlse
-    dk      [B, Hkv, Skv, D]
-    dv      [B, Hkv, Skv, Dv]
-    spans   [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
-    blocks  [entries]  int16 or int32, lists of the blocks to visit
+    keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
+                // 128) <= 6
+    q           [B, Hq, Sq, D]
+    k           [B, Hkv, Skv, D]
+    v           [B, Hkv, Skv, Dv]
+    do          [B, Hq, Sq, Dv]
+    lse         [B, Hq, Sq]  fp32, log of the softmax denominator
+    delta       [B, Hq, Sq]  fp32, sum(o * do) - dlse
+    dk          [B, Hkv, Skv, D]
+    dv          [B, Hkv, Skv, Dv]
+    spans       [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
+    block_list  [entries]  int16 or int32, lists of the blocks to visit
 
 One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
 order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product as
@@ -115,7 +115,7 @@ def natten_bwd_dkdv(
     dk_ptr,
     dv_ptr,
     spans_ptr,
-    blocks_ptr,
+    block_list_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -168,8 +168,8 @@ def natten_bwd_dkdv(
 
     # The list of this block: partial blocks from the left, full ones from the right.
     span = spans_ptr + b * stride_spans_b + start_n // BLOCK_N * 4
-    begin, partial_end = tl.load(span), tl.load(span + 1)
-    full_begin, end = tl.load(span + 2), tl.load(span + 3)
+    list_begin, partial_end = tl.load(span), tl.load(span + 1)
+    full_begin, list_end = tl.load(span + 2), tl.load(span + 3)
 
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
@@ -178,8 +178,8 @@ def natten_bwd_dkdv(
         q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
         do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
         row_base = (b * num_heads + h) * q_len
-        for entry in range(begin, partial_end):
-            start_m = tl.load(blocks_ptr + entry).to(tl.int32) * BLOCK_M
+        for list_entry in range(list_begin, partial_end):
+            start_m = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_M
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, RAGGED)
             do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, RAGGED)
             rows = start_m + tl.arange(0, BLOCK_M)
@@ -206,8 +206,8 @@ def natten_bwd_dkdv(
             ds = p * dp
             dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
 
-        for entry in range(full_begin, end):
-            start_m = tl.load(blocks_ptr + entry).to(tl.int32) * BLOCK_M
+        for list_entry in range(full_begin, list_end):
+            start_m = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_M
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, False)
             do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, False)
             rows = start_m + tl.arange(0, BLOCK_M)

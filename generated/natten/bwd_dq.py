@@ -1,20 +1,20 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/bwd_dq.py.jinja
-# hash: cfd879f240615c46
+# hash: 6e0da24c8e5db273
 """Gradient of `natten` with respect to q.
 
-    keep    abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx //
-            128) <= 6
-    q       [B, Hq, Sq, D]
-    k       [B, Hkv, Skv, D]
-    v       [B, Hkv, Skv, Dv]
-    do      [B, Hq, Sq, Dv]
-    lse     [B, Hq, Sq]  fp32, log of the softmax denominator
-    delta   [B, Hq, Sq]  fp32, sum(o * do) - dlse
-    dq      [B, Hq, Sq, D]
-    spans   [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
-    blocks  [entries]  int16 or int32, lists of the blocks to visit
+    keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
+                // 128) <= 6
+    q           [B, Hq, Sq, D]
+    k           [B, Hkv, Skv, D]
+    v           [B, Hkv, Skv, Dv]
+    do          [B, Hq, Sq, Dv]
+    lse         [B, Hq, Sq]  fp32, log of the softmax denominator
+    delta       [B, Hq, Sq]  fp32, sum(o * do) - dlse
+    dq          [B, Hq, Sq, D]
+    spans       [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
+    block_list  [entries]  int16 or int32, lists of the blocks to visit
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
 `ds = p * (dp - delta)` is the gradient of a score.
@@ -103,7 +103,7 @@ def natten_bwd_dq(
     delta_ptr,
     dq_ptr,
     spans_ptr,
-    blocks_ptr,
+    block_list_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -161,12 +161,12 @@ def natten_bwd_dq(
 
     # The list of this block: partial blocks from the left, full ones from the right.
     span = spans_ptr + b * stride_spans_b + start_m // BLOCK_M * 4
-    begin, partial_end = tl.load(span), tl.load(span + 1)
-    full_begin, end = tl.load(span + 2), tl.load(span + 3)
+    list_begin, partial_end = tl.load(span), tl.load(span + 1)
+    full_begin, list_end = tl.load(span + 2), tl.load(span + 3)
 
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for entry in range(begin, partial_end):
-        start_n = tl.load(blocks_ptr + entry).to(tl.int32) * BLOCK_N
+    for list_entry in range(list_begin, partial_end):
+        start_n = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_N
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
@@ -186,8 +186,8 @@ def natten_bwd_dq(
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
 
-    for entry in range(full_begin, end):
-        start_n = tl.load(blocks_ptr + entry).to(tl.int32) * BLOCK_N
+    for list_entry in range(full_begin, list_end):
+        start_n = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_N
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/torch_op.py.jinja
-# hash: a1259d927f15680f
+# hash: b0c1092d6882006a
 """`natten` for PyTorch. Neighbourhood attention on an image of 128 x 128 positions, 13 x 13 keys (Hassani et al.,
 2023, arXiv:2204.07143)."""
 
@@ -70,16 +70,16 @@ def _schedule(
     if layout == "bshd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], k.shape[2])
-    call = call_sizes(q, k, row_offset, row_offsets)
+    call_key = call_sizes(q, k, row_offset, row_offsets)
     if runs_reference(q):
-        return Schedule(op=NAME, call=call, tiles={}, tables=())
+        return Schedule(op=NAME, call=call_key, tiles={}, tables=())
     tiles = _tiles(q, v, config_text(NAME, config))
-    passes = ("fwd", "dkdv", "dq") if backward else ("fwd",)
-    tables: list[Tensor] = []
-    for name in passes:
-        tables += _lists(q, k, row_offset, row_offsets, tiles[name], name == "dkdv")
-    blocks = {name: (tiles[name].block_m, tiles[name].block_n) for name in passes}
-    return Schedule(op=NAME, call=call, tiles=blocks, tables=tuple(tables))
+    pass_names = ("fwd", "dkdv", "dq") if backward else ("fwd",)
+    block_tables: list[Tensor] = []
+    for pass_name in pass_names:
+        block_tables += _lists(q, k, row_offset, row_offsets, tiles[pass_name], pass_name == "dkdv")
+    tile_blocks = {each: (tiles[each].block_m, tiles[each].block_n) for each in pass_names}
+    return Schedule(op=NAME, call=call_key, tiles=tile_blocks, tables=tuple(block_tables))
 
 
 @scheduled(_schedule)
@@ -131,7 +131,7 @@ def natten(
     row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], k.shape[2])
     config_words = config_text(NAME, config)
     tiles = None if schedule is None or runs_reference(q) else _tiles(q, v, config_words)
-    tables = schedule_tables(NAME, schedule, call_sizes(q, k, row_offset, row_offsets), tiles)
+    block_tables = schedule_tables(NAME, schedule, call_sizes(q, k, row_offset, row_offsets), tiles)
     if runs_reference(q):
         q_offset = row_offset if row_offsets is None else row_offsets
         o, lse = reference(
@@ -145,7 +145,7 @@ def natten(
     else:
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
-        o, lse = _Attention.apply(q, k, v, row_offset, row_offsets, scale, config_words, tables)
+        o, lse = _Attention.apply(q, k, v, row_offset, row_offsets, scale, config_words, block_tables)
         o = o.to(dtype)
     if layout == "bshd":
         o = o.transpose(1, 2)
@@ -165,11 +165,11 @@ class _Attention(torch.autograd.Function):
         row_offsets: Tensor | None,
         scale: float,
         config_words: str,
-        tables: list[Tensor],
+        block_tables: list[Tensor],
     ) -> tuple[Tensor, Tensor]:
         run = _forward if launches_directly(q) else _forward_op
-        o, lse = run(q, k, v, row_offset, row_offsets, scale, config_words, tables)
-        ctx.save_for_backward(q, k, v, o, lse, row_offsets, *tables)
+        o, lse = run(q, k, v, row_offset, row_offsets, scale, config_words, block_tables)
+        ctx.save_for_backward(q, k, v, o, lse, row_offsets, *block_tables)
         ctx.numbers = (row_offset, scale, config_words)
         ctx.set_materialize_grads(False)
         return o, lse
@@ -177,11 +177,11 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, o, lse, row_offsets, *tables = ctx.saved_tensors
+        q, k, v, o, lse, row_offsets, *block_tables = ctx.saved_tensors
         row_offset, scale, config_words = ctx.numbers
         do = torch.zeros_like(o) if do is None else do
         run = _backward if launches_directly(q) else _backward_op
-        dq, dk, dv = run(do, dlse, q, k, v, o, lse, row_offset, row_offsets, scale, config_words, tables)
+        dq, dk, dv = run(do, dlse, q, k, v, o, lse, row_offset, row_offsets, scale, config_words, block_tables)
         return dq, dk, dv, None, None, None, None, None
 
 
@@ -205,27 +205,27 @@ def _lists(
 
     q_offset = row_offset if row_offsets is None else row_offsets
     num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
-    kernel = block_lists.natten_key_lists if by_keys else block_lists.natten_query_lists
-    own, others = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
+    list_kernel = block_lists.natten_key_lists if by_keys else block_lists.natten_query_lists
+    own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
 
-    def launch(spans: Tensor, blocks: Tensor, own_room: bool, fill: bool) -> None:
-        kernel[(list_batch * list_heads * own,)](
+    def launch_lists(spans: Tensor, block_list: Tensor, own_room: bool, fill_lists: bool) -> None:
+        list_kernel[(list_batch * list_heads * own_blocks,)](
             spans,
-            blocks,
+            block_list,
             q_len,
             kv_len,
             list_heads,
             q_offset,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             OWN_ROOM=own_room,
-            FILL=fill,
+            FILL=fill_lists,
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
-            CHUNK=min(256, next_power_of_2(max(others, 32))),
+            CHUNK=min(256, next_power_of_2(max(other_blocks, 32))),
         )
 
     with on_device(q):
-        return list_blocks(launch, (list_batch, list_heads), own, others, q.device)
+        return list_blocks(launch_lists, (list_batch, list_heads), own_blocks, other_blocks, q.device)
 
 
 def _forward(
@@ -236,7 +236,7 @@ def _forward(
     row_offsets: Tensor | None,
     scale: float,
     config_words: str,
-    tables: list[Tensor],
+    block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
     batch, num_heads, q_len, head_dim = q.shape
@@ -249,10 +249,10 @@ def _forward(
         return o, lse
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
-    table = pass_table(tables, "fwd")
-    if not table:
-        table = _lists(q, k, row_offset, row_offsets, tile, False)
-    spans, blocks = table[0].expand(batch, num_heads, -1, -1), table[1]
+    block_table = pass_table(block_tables, "fwd")
+    if not block_table:
+        block_table = _lists(q, k, row_offset, row_offsets, tile, False)
+    spans, block_list = block_table[0].expand(batch, num_heads, -1, -1), block_table[1]
     with on_device(q):
         fwd.natten_fwd[(cdiv(q_len, tile.block_m) * num_heads * batch,)](
             q,
@@ -261,7 +261,7 @@ def _forward(
             o,
             lse,
             spans,
-            blocks,
+            block_list,
             *unit_strides(q),
             *unit_strides(k),
             *unit_strides(v),
@@ -299,7 +299,7 @@ def _backward(
     row_offsets: Tensor | None,
     scale: float,
     config_words: str,
-    tables: list[Tensor],
+    block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the backward: delta, then dq, then dk and dv."""
     batch, num_heads, q_len, head_dim = q.shape
@@ -331,8 +331,8 @@ def _backward(
                 BLOCK_DV=next_power_of_2(head_dim_v),
                 BLOCK_M=delta_rows,
             )
-            table = pass_table(tables, "dq") or _lists(q, k, row_offset, row_offsets, tiles["dq"], False)
-            spans, blocks = table[0].expand(batch, num_heads, -1, -1), table[1]
+            block_table = pass_table(block_tables, "dq") or _lists(q, k, row_offset, row_offsets, tiles["dq"], False)
+            spans, block_list = block_table[0].expand(batch, num_heads, -1, -1), block_table[1]
             bwd_dq.natten_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
                 q,
                 k,
@@ -342,7 +342,7 @@ def _backward(
                 delta,
                 dq,
                 spans,
-                blocks,
+                block_list,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),
@@ -367,8 +367,8 @@ def _backward(
                 num_stages=tiles["dq"].num_stages,
             )
         if dk.numel() > 0:
-            table = pass_table(tables, "dkdv") or _lists(q, k, row_offset, row_offsets, tiles["dkdv"], True)
-            spans, blocks = table[0].expand(batch, num_heads, -1, -1), table[1]
+            block_table = pass_table(block_tables, "dkdv") or _lists(q, k, row_offset, row_offsets, tiles["dkdv"], True)
+            spans, block_list = block_table[0].expand(batch, num_heads, -1, -1), block_table[1]
             bwd_dkdv.natten_bwd_dkdv[(cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,)](
                 q,
                 k,
@@ -379,7 +379,7 @@ def _backward(
                 dk,
                 dv,
                 spans,
-                blocks,
+                block_list,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),
