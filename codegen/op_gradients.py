@@ -99,6 +99,7 @@ def _places(variant: Variant, term: GradientTerm) -> str:
     printer = ArrayPrinter(
         float_cast=lambda x: f"{x}.to(FP32)",
         exact_dims=lambda tensor, axis, index: exact_index(variant.tensors, tensor, axis, index),
+        numbers=frozenset(variant.scalars),
     )
     return ", ".join(printer.indices(term.load))
 

@@ -19,7 +19,11 @@ def tensor(dims: list[str | int], dtype: str = "float32", example: str = "", gra
 def drawn(**entry: Any) -> Inputs:
     nothing: dict[str, Any] = {"tensors": {}, "scalars": {}, "scalar_ranges": {}, "scalar_examples": {}}
     return draw_inputs(
-        {**nothing, "sink": False, "decay": False, "dropout": False, **entry}, SHAPE, dtype=torch.float32, device="cpu", seed=1
+        {**nothing, "sink": False, "decay": False, "dropout": False, **entry},
+        SHAPE,
+        dtype=torch.float32,
+        device="cpu",
+        seed=1,
     )
 
 

@@ -49,12 +49,16 @@ def default_tiles(op: str, arch: str, itemsize: int, head_dim: int) -> Tiles:
     return {name: Tile(*min(row for row in rows if row[0] >= head_dim)[1:]) for name, rows in passes.items()}
 
 
-def tiles_for(op: str, arch: str, itemsize: int, head_dim: int, own: Tiles) -> Tiles:
+def tiles_for(op: str, arch: str, itemsize: int, head_dim: int, head_dim_v: int, own: Tiles) -> Tiles:
     """The tiles of each pass; one that is not among the call's `own` keeps its default."""
-    if own.keys() >= set(PASSES):
-        return own
-    defaults = default_tiles(op, arch, itemsize, head_dim)
-    return {**defaults, **own} if own else defaults
+    tiles = own
+    if not own.keys() >= set(PASSES):
+        defaults = default_tiles(op, arch, itemsize, max(head_dim, head_dim_v))
+        tiles = {**defaults, **own} if own else defaults
+    if arch == "sm_90" and itemsize == 2 and next_power_of_2(head_dim) != next_power_of_2(head_dim_v):
+        # Triton 3.6 compiles wrong results where tiles of k and v of different width get no pipeline.
+        return {name: tile._replace(num_stages=max(tile.num_stages, 2)) for name, tile in tiles.items()}
+    return tiles
 
 
 def checked_tile(op: str, name: str, entry: Any) -> Tile:
