@@ -183,7 +183,7 @@ def terms(mask: Expr) -> list[tuple[Expr, ...]] | None:
 def _disjuncts(e: Expr) -> list[tuple[Expr, ...]] | None:
     if e == expr.FALSE:
         return []
-    e = _spread(e)
+    e = spread(e)
     if not isinstance(e, Op) or e.op not in ("and", "or"):
         return [() if e == expr.TRUE else (e,)]
     parts = [_disjuncts(a) for a in e.args]
@@ -194,8 +194,8 @@ def _disjuncts(e: Expr) -> list[tuple[Expr, ...]] | None:
     return found if len(found) <= MOST_TERMS else None
 
 
-def _spread(e: Expr) -> Expr:
-    """A comparison with `abs`, `min` or `max` on one side, or `!=`, as comparisons without."""
+def spread(e: Expr) -> Expr:
+    """A comparison of integers with `abs`, `min` or `max` on one side, or `!=`, as comparisons without."""
     if not isinstance(e, Op):
         return e
     if e.op == "where" and e.type is Type.BOOL:
@@ -208,11 +208,12 @@ def _spread(e: Expr) -> Expr:
         return expr.logical_or(expr.compare("lt", a, b), expr.compare("gt", a, b))
     for x, op, y in ((a, e.op, b), (b, _MIRRORED[e.op], a)):
         if op in ("lt", "le", "gt", "ge") and isinstance(x, Op) and x.op in ("abs", "min", "max"):
-            options = (x.args[0], expr.neg(x.args[0])) if x.op == "abs" else x.args
             # max(s, t) <= y where both are, max(s, t) >= y where one is; abs(s) is max(s, -s).
             every = (op in ("lt", "le")) == (x.op != "min")
             build = expr.logical_and if every else expr.logical_or
-            return build(*(expr.compare(op, option, y) for option in options))
+            if x.op == "abs":
+                return build(expr.compare(op, x.args[0], y), expr.compare(_MIRRORED[op], x.args[0], expr.neg(y)))
+            return build(*(expr.compare(op, option, y) for option in x.args))
     return e
 
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/block_lists.py.jinja
-# hash: 5804d3f862866a85
+# hash: 2a969777137581aa
 """Which blocks of keys a block of queries visits under `natten`, and the other way round.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -76,76 +76,54 @@ def natten_query_lists(
         visits = other_blocks < num_others
         visits = visits & (
             (
-                tl.maximum(
+                tl.minimum(
                     tl.maximum(
-                        tl.minimum(
-                            tl.maximum(
-                                tl.where(floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_first, 128), 0),
-                                6,
-                            ),
-                            121,
-                        )
-                        - tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_last, 128), 127),
-                        tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_first, 128), 0)
-                        - tl.minimum(
-                            tl.maximum(
-                                tl.where(
-                                    floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_last, 128), 127
-                                ),
-                                6,
-                            ),
-                            121,
-                        ),
+                        tl.where(floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_first, 128), 0), 6
                     ),
-                    0,
+                    121,
                 )
+                - tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_last, 128), 127)
                 <= 6
             )
             & (
-                tl.maximum(
+                tl.minimum(
                     tl.maximum(
-                        tl.minimum(tl.maximum(floor_div(q_first, 128), 6), 121) - floor_div(kv_last, 128),
-                        floor_div(kv_first, 128) - tl.minimum(tl.maximum(floor_div(q_last, 128), 6), 121),
+                        tl.where(floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_last, 128), 127), 6
                     ),
-                    0,
+                    121,
                 )
-                <= 6
+                - tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_first, 128), 0)
+                >= -6
             )
+            & (tl.minimum(tl.maximum(floor_div(q_first, 128), 6), 121) - floor_div(kv_last, 128) <= 6)
+            & (tl.minimum(tl.maximum(floor_div(q_last, 128), 6), 121) - floor_div(kv_first, 128) >= -6)
         )
         # A cut last block is never full: full blocks are read without bounds.
         is_full = (
             visits
             & (
                 (
-                    tl.maximum(
-                        tl.minimum(
-                            tl.maximum(
-                                tl.where(
-                                    floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_last, 128), 127
-                                ),
-                                6,
-                            ),
-                            121,
-                        )
-                        - tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_first, 128), 0),
-                        tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_last, 128), 127)
-                        - tl.minimum(
-                            tl.maximum(
-                                tl.where(floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_first, 128), 0),
-                                6,
-                            ),
-                            121,
+                    tl.minimum(
+                        tl.maximum(
+                            tl.where(floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_last, 128), 127), 6
                         ),
+                        121,
                     )
+                    - tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_first, 128), 0)
                     <= 6
                 )
                 & (
-                    tl.maximum(
-                        tl.minimum(tl.maximum(floor_div(q_last, 128), 6), 121) - floor_div(kv_first, 128),
-                        floor_div(kv_last, 128) - tl.minimum(tl.maximum(floor_div(q_first, 128), 6), 121),
+                    tl.minimum(
+                        tl.maximum(
+                            tl.where(floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_first, 128), 0), 6
+                        ),
+                        121,
                     )
-                    <= 6
+                    - tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_last, 128), 127)
+                    >= -6
                 )
+                & (tl.minimum(tl.maximum(floor_div(q_last, 128), 6), 121) - floor_div(kv_first, 128) <= 6)
+                & (tl.minimum(tl.maximum(floor_div(q_first, 128), 6), 121) - floor_div(kv_last, 128) >= -6)
             )
             & (other_blocks * BLOCK_N + BLOCK_N <= kv_len)
         )
@@ -214,76 +192,54 @@ def natten_key_lists(
         visits = other_blocks < num_others
         visits = visits & (
             (
-                tl.maximum(
+                tl.minimum(
                     tl.maximum(
-                        tl.minimum(
-                            tl.maximum(
-                                tl.where(floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_first, 128), 0),
-                                6,
-                            ),
-                            121,
-                        )
-                        - tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_last, 128), 127),
-                        tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_first, 128), 0)
-                        - tl.minimum(
-                            tl.maximum(
-                                tl.where(
-                                    floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_last, 128), 127
-                                ),
-                                6,
-                            ),
-                            121,
-                        ),
+                        tl.where(floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_first, 128), 0), 6
                     ),
-                    0,
+                    121,
                 )
+                - tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_last, 128), 127)
                 <= 6
             )
             & (
-                tl.maximum(
+                tl.minimum(
                     tl.maximum(
-                        tl.minimum(tl.maximum(floor_div(q_first, 128), 6), 121) - floor_div(kv_last, 128),
-                        floor_div(kv_first, 128) - tl.minimum(tl.maximum(floor_div(q_last, 128), 6), 121),
+                        tl.where(floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_last, 128), 127), 6
                     ),
-                    0,
+                    121,
                 )
-                <= 6
+                - tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_first, 128), 0)
+                >= -6
             )
+            & (tl.minimum(tl.maximum(floor_div(q_first, 128), 6), 121) - floor_div(kv_last, 128) <= 6)
+            & (tl.minimum(tl.maximum(floor_div(q_last, 128), 6), 121) - floor_div(kv_first, 128) >= -6)
         )
         # A cut last block is never full: full blocks are read without bounds.
         is_full = (
             visits
             & (
                 (
-                    tl.maximum(
-                        tl.minimum(
-                            tl.maximum(
-                                tl.where(
-                                    floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_last, 128), 127
-                                ),
-                                6,
-                            ),
-                            121,
-                        )
-                        - tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_first, 128), 0),
-                        tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_last, 128), 127)
-                        - tl.minimum(
-                            tl.maximum(
-                                tl.where(floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_first, 128), 0),
-                                6,
-                            ),
-                            121,
+                    tl.minimum(
+                        tl.maximum(
+                            tl.where(floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_last, 128), 127), 6
                         ),
+                        121,
                     )
+                    - tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_first, 128), 0)
                     <= 6
                 )
                 & (
-                    tl.maximum(
-                        tl.minimum(tl.maximum(floor_div(q_last, 128), 6), 121) - floor_div(kv_first, 128),
-                        floor_div(kv_last, 128) - tl.minimum(tl.maximum(floor_div(q_first, 128), 6), 121),
+                    tl.minimum(
+                        tl.maximum(
+                            tl.where(floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_first, 128), 0), 6
+                        ),
+                        121,
                     )
-                    <= 6
+                    - tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_last, 128), 127)
+                    >= -6
                 )
+                & (tl.minimum(tl.maximum(floor_div(q_last, 128), 6), 121) - floor_div(kv_first, 128) <= 6)
+                & (tl.minimum(tl.maximum(floor_div(q_first, 128), 6), 121) - floor_div(kv_last, 128) >= -6)
             )
             & (other_blocks * BLOCK_M + BLOCK_M <= q_len)
         )
