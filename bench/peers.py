@@ -59,11 +59,11 @@ def _ours(case: Case, inputs: Inputs) -> Runner:
     return Runner(forward=lambda: inputs.call(op, schedule=schedule), do=inputs.do, leaves=inputs.leaves())
 
 
-def make_schedule(op: Any, inputs: Inputs) -> Any:
+def make_schedule(op: Any, inputs: Inputs, **options: Any) -> Any:
     """The schedule of an op that has them, for these inputs."""
     taken = inspect.signature(op.schedule).parameters
     own = {name: value for name, value in (inputs.tensors | inputs.scalars).items() if name in taken}
-    return op.schedule(inputs.q, inputs.k, inputs.v, **own)
+    return op.schedule(inputs.q, inputs.k, inputs.v, **own, **options)
 
 
 def _sdpa(backend: SDPBackend) -> Callable[[Case, Inputs], Runner]:
