@@ -39,7 +39,8 @@ def draw(case: Case) -> Inputs:
     inputs = golden.draw_inputs(
         entry, case.shape, dtype=DTYPE, device="cuda", scalars=case.scalars, own_grads=case.own_grads
     )
-    own = MODS[case.variant].tensors
+    mods = MODS.get(case.variant)
+    own = None if mods is None else mods.tensors
     return inputs if own is None else replace(inputs, tensors=inputs.tensors | own(case.shape, "cuda"))
 
 

@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/archs.py.jinja
-# hash: 5f1e9665ad038e54
+# hash: b05cc6264cb72925
 """Default tiles per architecture and pass, from `archs:` of variants.yaml."""
 
 # architecture -> dtype class -> pass -> rows of (largest head_dim served, block_m, block_n, num_warps, num_stages)
@@ -265,44 +265,6 @@ VARIANT_ARCHS: dict[str, Archs] = {
             },
         },
     },
-    "causal": {
-        "sm_90": {
-            "half": {
-                "dkdv": (
-                    (64, 64, 64, 4, 3),
-                    (128, 64, 128, 8, 3),
-                    (256, 64, 64, 8, 2),
-                ),
-                "dq": (
-                    (64, 64, 128, 4, 2),
-                    (128, 128, 64, 8, 3),
-                    (256, 128, 32, 8, 2),
-                ),
-                "fwd": (
-                    (64, 128, 64, 4, 3),
-                    (128, 128, 128, 8, 3),
-                    (256, 128, 64, 8, 2),
-                ),
-            },
-            "float32": {
-                "dkdv": (
-                    (64, 32, 32, 4, 2),
-                    (128, 32, 32, 8, 1),
-                    (256, 16, 32, 8, 1),
-                ),
-                "dq": (
-                    (64, 32, 32, 4, 2),
-                    (128, 32, 32, 8, 1),
-                    (256, 32, 16, 8, 1),
-                ),
-                "fwd": (
-                    (64, 64, 32, 4, 2),
-                    (128, 32, 32, 4, 2),
-                    (256, 32, 32, 8, 1),
-                ),
-            },
-        },
-    },
     "window": {
         "sm_90": {
             "half": {
@@ -383,7 +345,7 @@ VARIANT_ARCHS: dict[str, Archs] = {
         "sm_90": {
             "half": {
                 "dkdv": (
-                    (64, 32, 128, 4, 3),
+                    (64, 64, 64, 4, 3),
                     (128, 64, 128, 8, 3),
                     (256, 64, 64, 8, 2),
                 ),

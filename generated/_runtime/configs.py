@@ -52,7 +52,7 @@ def default_tiles(op: str, arch: str, itemsize: int, head_dim: int) -> Tiles:
 def tiles_for(op: str, arch: str, itemsize: int, head_dim: int, head_dim_v: int, own: Tiles) -> Tiles:
     """The tiles of each pass; one that is not among the call's `own` keeps its default."""
     tiles = own
-    if not own.keys() >= set(PASSES):
+    if any(name not in own for name in PASSES):
         defaults = default_tiles(op, arch, itemsize, max(head_dim, head_dim_v))
         tiles = {**defaults, **own} if own else defaults
     if arch == "sm_90" and itemsize == 2 and next_power_of_2(head_dim) != next_power_of_2(head_dim_v):

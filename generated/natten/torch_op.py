@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/torch_op.py.jinja
-# hash: bfeb9b98129f418c
+# hash: cce724fbdb7de5ba
 """`natten` for PyTorch. Neighbourhood attention on an image of 128 x 128 positions, 13 x 13 keys (Hassani et al.,
 2023, arXiv:2204.07143)."""
 
@@ -130,7 +130,9 @@ def natten(
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], k.shape[2])
     config_words = config_text(NAME, config)
-    tiles = None if schedule is None or runs_reference(q) else _tiles(q, v, config_words)
+    # Traced, the operators alone know the chip, and with it the tiles.
+    known = schedule is not None and launches_directly(q) and not runs_reference(q)
+    tiles = _tiles(q, v, config_words) if known else None
     block_tables = schedule_tables(NAME, schedule, call_sizes(q, k, row_offset, row_offsets), tiles)
     if runs_reference(q):
         q_offset = row_offset if row_offsets is None else row_offsets

@@ -116,6 +116,15 @@ def has_word(variant: str, word: str) -> bool:
     return word in MANIFEST[variant]["mask"].replace("(", " ").split()
 
 
+def assert_same(variant: str, name: str, got: Tensor, want: Tensor) -> None:
+    """The same bits; of a gradient that atomics add up in any order, the same sums."""
+    own = name.removeprefix("d") in MANIFEST[variant]["tensors"]
+    if own and not MANIFEST[variant]["deterministic"]:
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4, msg=lambda text: f"{name}: {text}")
+    else:
+        torch.testing.assert_close(got, want, rtol=0, atol=0, msg=lambda text: f"{name}: {text}")
+
+
 def variants_where(holds: Callable[[str], bool]) -> Iterable[str]:
     """The variants a test has something to say about."""
     return [variant for variant in VARIANTS if holds(variant)]

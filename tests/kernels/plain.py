@@ -30,6 +30,7 @@ MASKS: dict[str, Callable[..., Tensor]] = {
     ),
 }
 SCORES = ("softcap", "alibi")
+RELATIVE_BIAS = "score + bias[h, q_idx - kv_idx]"
 
 
 def _near(query: Tensor, key: Tensor, size: int, kernel: int) -> Tensor:
@@ -58,9 +59,8 @@ def words(text: str) -> list[tuple[str, list[str]]]:
 def covers(entry: Entry) -> bool:
     """Whether the mathematics of a variant is written here: its named masks and scores are."""
     known = {*MASKS, *entry["tensors"], *entry["scalars"], "b", "h", "q_idx", "kv_idx", "and", "or"}
-    return set(re.findall(r"[A-Za-z_]\w*", entry["mask"])) <= known and (
-        all(name in SCORES for name, _ in words(entry["score"]))
-    )
+    known_score = entry["score"] == RELATIVE_BIAS or all(name in SCORES for name, _ in words(entry["score"]))
+    return set(re.findall(r"[A-Za-z_]\w*", entry["mask"])) <= known and known_score
 
 
 def attention(entry: Entry) -> Callable[..., Any]:
@@ -157,6 +157,11 @@ class _Call:
     def scores(self, products: Tensor) -> Tensor:
         """The scaled products after the variant's score expression and its decay."""
         scores = products
+        if self.entry["score"] == RELATIVE_BIAS:
+            bias = self.own["bias"].to(scores.dtype)
+            distance = (self.q_idx - self.kv_idx).clamp(0, bias.shape[1] - 1)  # [B or 1, 1, Sq, Skv]
+            biased: Tensor = scores + bias[:, distance[:, 0]].transpose(0, 1)
+            return biased
         for name, arguments in words(self.entry["score"]):
             if name == "softcap":
                 cap = float(arguments[0])

@@ -11,7 +11,18 @@ from torch import Tensor
 from bench import golden
 from bench.golden import Inputs
 
-from .cases import DEVICE, DTYPES, INTERPRET, MANIFEST, Shape, draw, evaluate, variants_where, with_variants
+from .cases import (
+    DEVICE,
+    DTYPES,
+    INTERPRET,
+    MANIFEST,
+    Shape,
+    assert_same,
+    draw,
+    evaluate,
+    variants_where,
+    with_variants,
+)
 
 SHAPE = Shape(batch=2, kv_heads=2, group=3, q_len=70)
 
@@ -42,7 +53,9 @@ def test_the_gradient_of_one_argument_alone(variant: str) -> None:
         arguments = {"q": alone.q, "k": alone.k, "v": alone.v, **alone.tensors}
         grads = {key: x.grad for key, x in arguments.items()}
         assert {key for key, grad in grads.items() if grad is not None} == {name}
-        assert torch.equal(grads[name], want[f"d{name}"]), name  # type: ignore[arg-type]  # None fails above
+        got = grads[name]
+        assert got is not None
+        assert_same(variant, f"d{name}", got, want[f"d{name}"])
 
 
 @with_variants
@@ -64,7 +77,7 @@ def test_a_loss_of_o_or_of_lse_alone(variant: str) -> None:
         other = replace(inputs, dlse=zero["lse"]) if alone == "o" else replace(inputs, do=zero["o"])
         want = evaluate(variant, other)
         for name, grad in zip(leaves, got, strict=True):
-            torch.testing.assert_close(grad, want[f"d{name}"], rtol=0, atol=0, msg=f"d{name} of {alone}")
+            assert_same(variant, f"d{name}", grad, want[f"d{name}"])
 
 
 @pytest.mark.parametrize("variant", variants_where(lambda name: MANIFEST[name]["deterministic"]))
@@ -112,4 +125,4 @@ def test_autocast(variant: str) -> None:
     assert torch.equal(o, want["o"])
     for (name, leaf), grad in zip(leaves.items(), got, strict=True):
         assert grad.dtype == leaf.dtype
-        assert torch.equal(grad, want[f"d{name}"].to(leaf.dtype)), name
+        assert_same(variant, f"d{name}", grad, want[f"d{name}"].to(leaf.dtype))

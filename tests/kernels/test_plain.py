@@ -24,6 +24,8 @@ def test_the_rendered_reference_is_the_plain_mathematics(variant: str, q_offset:
 
 def test_the_library_is_covered() -> None:
     """A name that these tests do not know leaves its variants to the looser bounds of `make demo`."""
-    assert plain.covers({"mask": "causal and window(size)", "score": "softcap(50.0)"})
-    assert not plain.covers({"mask": "causal and document", "score": ""})
-    assert not plain.covers({"mask": "causal or prefix(length)", "score": ""})
+    own = {"tensors": {}, "scalars": {"size": "int", "length": "int"}}
+    assert plain.covers({"mask": "causal and window(size)", "score": "softcap(50.0)", **own})
+    assert plain.covers({"mask": "causal or prefix(length)", "score": "", **own})
+    assert not plain.covers({"mask": "causal and neighbours", "score": "", **own})
+    assert not plain.covers({"mask": "causal", "score": "score * score", **own})

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bench import golden
 from bench.golden import Inputs
 
-from .cases import DEVICE, INTERPRET, Shape, draw, evaluate, tiles, with_variants
+from .cases import DEVICE, INTERPRET, Shape, assert_same, draw, evaluate, tiles, with_variants
 
 # Inductor would need a C++ compiler on the CPU, and has nothing to do with the op beyond what AOTAutograd sees.
 BACKEND = "aot_eager" if INTERPRET else "inductor"
@@ -37,9 +37,9 @@ def scaled_op(variant: str, **options: Any) -> Any:
     return model
 
 
-def assert_same(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
+def assert_all_same(variant: str, got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
     for name, wanted in want.items():
-        assert torch.equal(got[name], wanted), name
+        assert_same(variant, name, got[name], wanted)
         assert got[name].stride() == wanted.stride(), name
 
 
@@ -47,7 +47,7 @@ def assert_same(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
 def test_compiled_equals_eager(variant: str) -> None:
     inputs = draw(variant, SHAPE)
     compiled = torch.compile(scaled_op(variant), fullgraph=True, backend=BACKEND)
-    assert_same(golden.evaluate(compiled, inputs), golden.evaluate(scaled_op(variant), inputs))
+    assert_all_same(variant, golden.evaluate(compiled, inputs), golden.evaluate(scaled_op(variant), inputs))
 
 
 @with_variants
@@ -59,7 +59,7 @@ def test_compiled_with_every_option(variant: str) -> None:
     offsets = torch.tensor([-5, 20], dtype=torch.int32, device=DEVICE)
     options: dict[str, Any] = {"q_offset": offsets, "scale": -0.25}
     compiled = torch.compile(scaled_op(variant, **options), fullgraph=True, backend=BACKEND)
-    assert_same(golden.evaluate(compiled, inputs), golden.evaluate(scaled_op(variant, **options), inputs))
+    assert_all_same(variant, golden.evaluate(compiled, inputs), golden.evaluate(scaled_op(variant, **options), inputs))
 
 
 @with_variants
@@ -67,7 +67,9 @@ def test_compiled_with_tiles(variant: str) -> None:
     inputs = draw(variant, SHAPE)
     config = {name: tile for name, tile in tiles(32, 32).items() if name != "dq"}
     compiled = torch.compile(scaled_op(variant, config=config), fullgraph=True, backend=BACKEND)
-    assert_same(golden.evaluate(compiled, inputs), golden.evaluate(scaled_op(variant, config=config), inputs))
+    assert_all_same(
+        variant, golden.evaluate(compiled, inputs), golden.evaluate(scaled_op(variant, config=config), inputs)
+    )
 
 
 @with_variants
