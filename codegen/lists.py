@@ -36,6 +36,7 @@ class ExtremesKernel:
     query_prologue: Sequence[str]
     keys: Sequence[ExtremeText]
     key_prologue: Sequence[str]
+    reads: frozenset[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,7 @@ class ListKernel:
     gathered: Sequence[tuple[str, str]]
     may: str
     must: str
+    reads: frozenset[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +66,6 @@ class ListsPlan:
     per_batch: bool
     per_head: bool
     has_offset: bool
-    reads_key_head: bool
     reads_queries: bool
     reads_keys: bool
 
@@ -83,7 +84,8 @@ def lists_plan(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> L
     decided = expr.names(decision.may) | expr.names(decision.must)
     of_queries = [x for x in decision.reads if x.of_queries]
     of_keys = [x for x in decision.reads if not x.of_queries]
-    builder = _Builder(variant, sign, "hkv" in read)
+    reads_queries = bool(decided & {"q_first", "q_last"})
+    builder = _Builder(variant, sign, reads_queries=reads_queries)
     return ListsPlan(
         extremes=builder.extremes(of_queries, of_keys),
         query_lists=builder.lists("query", of_queries, of_keys, decision.may, decision.must),
@@ -92,17 +94,16 @@ def lists_plan(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> L
         per_batch="b" in read,
         per_head=analysis.lists_per_head,
         has_offset=sign.offset,
-        reads_key_head="hkv" in read,
-        reads_queries=bool(decided & {"q_first", "q_last"}),
+        reads_queries=reads_queries,
         reads_keys=bool(decided & {"kv_first", "kv_last"}),
     )
 
 
 class _Builder:
-    def __init__(self, variant: Variant, sign: Signatures, reads_key_head: bool) -> None:
+    def __init__(self, variant: Variant, sign: Signatures, *, reads_queries: bool) -> None:
         self.variant = variant
         self.sign = sign
-        self.group = [ArgGroup(names=("group_size",), host="group_size", varies=True)] if reads_key_head else []
+        self.shifts = sign.offset and reads_queries
         self.offset = ["Q_OFFSET_PER_BATCH"] if sign.offset else []
 
     def extremes(self, of_queries: Sequence[Extreme], of_keys: Sequence[Extreme]) -> ExtremesKernel | None:
@@ -120,8 +121,8 @@ class _Builder:
             *self.sign.own_tensors(values),
             *_pointers(reads),
             *self.sign.own_strides(values),
-            ArgGroup(names=(*lengths, "num_heads"), host=", ".join([*lengths, "list_heads"]), varies=True),
-            *self.group,
+            ArgGroup(names=tuple(lengths), host=", ".join(lengths), varies=True),
+            *_heads(values, shifted=bool(of_queries)),
             *self._numbers(values, offset=bool(of_queries)),
         ]
         kernel = KernelPlan(
@@ -136,6 +137,7 @@ class _Builder:
             query_prologue=queries.prologue,
             keys=key_texts,
             key_prologue=keys.prologue,
+            reads=frozenset().union(*map(expr.names, values)),
         )
 
     def lists(self, axis: str, own: Sequence[Extreme], others: Sequence[Extreme], may: Expr, must: Expr) -> ListKernel:
@@ -146,15 +148,15 @@ class _Builder:
             *self.sign.own_tensors([may, must]),
             ArgGroup(names=("spans_ptr", "block_list_ptr"), host="spans, block_list"),
             *self.sign.own_strides([may, must]),
-            ArgGroup(names=("q_len", "kv_len", "num_heads"), host="q_len, kv_len, list_heads", varies=True),
-            *self.group,
-            *self._numbers([may, must], offset=True),
+            ArgGroup(names=("q_len", "kv_len"), host="q_len, kv_len", varies=True),
+            *_heads([may, must], shifted=self.shifts),
+            *self._numbers([may, must], offset=self.shifts),
         ]
         part = ["PART"] if own or others else []
         kernel = KernelPlan(
             name=f"{self.variant.name}_{axis}_lists",
             args=args,
-            constants=[*self.offset, "OWN_ROOM", "FILL", "BLOCK_M", "BLOCK_N", *part, "CHUNK"],
+            constants=[*(self.offset if self.shifts else []), "OWN_ROOM", "FILL", "BLOCK_M", "BLOCK_N", *part, "CHUNK"],
             prologue=emitter.prologue,
             helpers=frozenset(emitter.helpers),
         )
@@ -164,11 +166,20 @@ class _Builder:
             gathered=_reductions(others),
             may="" if may == TRUE else may_text,
             must=must_text,
+            reads=expr.names(may) | expr.names(must),
         )
 
     def _numbers(self, roots: Sequence[Expr], *, offset: bool) -> list[ArgGroup]:
         shift = [ArgGroup(names=("q_offset",), host="q_offset", varies=True)] if offset and self.offset else []
         return [*shift, *self.sign.own_scalars(roots)]
+
+
+def _heads(roots: Sequence[Expr], *, shifted: bool) -> list[ArgGroup]:
+    """What tells the batch row and the head of a program, where the values (or an offset per batch row) want them."""
+    read = frozenset().union(*map(expr.names, roots))
+    heads = ArgGroup(names=("num_heads",), host="list_heads", varies=True)
+    group = ArgGroup(names=("group_size",), host="group_size", varies=True)
+    return [*([heads] if shifted or read & {"b", "h", "hkv"} else []), *([group] if "hkv" in read else [])]
 
 
 def _extreme_text(x: Extreme, text: str) -> ExtremeText:

@@ -86,14 +86,14 @@ class ListsOp:
     per_batch: bool
     per_head: bool
     has_offset: bool
-    reads_key_head: bool
+    reads_queries: bool
     arguments: Sequence[Argument]
     checks: Sequence[str]
 
     @property
     def parameters(self) -> list[str]:
         """Parameters of the function that lists blocks, behind q and k."""
-        return _own_parameters(self.kernel_args, self.arguments, self._offset(self.has_offset))
+        return _own_parameters(self.kernel_args, self.arguments, self._offset(self.reads_queries))
 
     @property
     def extreme_parameters(self) -> list[str]:
@@ -348,7 +348,7 @@ def _lists_op(variant: Variant, lists: ListsPlan | None, arguments: Sequence[Arg
         per_batch=lists.per_batch,
         per_head=lists.per_head,
         has_offset=lists.has_offset,
-        reads_key_head=lists.reads_key_head,
+        reads_queries=lists.has_offset and lists.reads_queries,
         arguments=own,
         checks=[_check(a) for a in own],
     )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
-import sys
-import sysconfig
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -127,12 +125,15 @@ def _format(files: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ruff() -> str:
-    """The ruff of this environment; its package installs a program beside the interpreter."""
-    for folder in (Path(sys.executable).parent, Path(sysconfig.get_path("scripts"))):
-        for program in (folder / "ruff", folder / "ruff.exe"):
-            if program.exists():
-                return str(program)
-    raise CodegenError("ruff, which formats rendered files, is not installed: run `pip install ruff==0.17.5`")
+    """The ruff of this environment, wherever its package installed the program."""
+    try:
+        from ruff import find_ruff_bin
+
+        return str(find_ruff_bin())
+    except (ImportError, FileNotFoundError):
+        raise CodegenError(
+            "ruff, which formats rendered files, is not installed: run `pip install ruff==0.17.5`"
+        ) from None
 
 
 def manifest_entries(spec: Spec) -> dict[str, Any]:
