@@ -210,13 +210,15 @@ class _Analyser:
         return _Interval(_either(expr.maximum, x.low, y.low), _both(expr.maximum, x.high, y.high))
 
     def _abs(self, a: Expr) -> _Interval:
-        x = self.interval(a)
+        low, high = self.interval(a).low, self.interval(a).high
         zero = expr.const(0.0 if a.type is Type.FLOAT else 0)
-        least = _either(expr.maximum, x.low, _map(expr.neg, x.high))
-        return _Interval(
-            expr.maximum(least, zero) if least is not None else zero,
-            _both(expr.maximum, x.high, _map(expr.neg, x.low)),
+        if low is None or high is None:
+            return _Interval(zero, None)
+        # Chosen, not max(low, -high, 0): see `truth`.
+        least = expr.where(
+            expr.compare("ge", low, zero), low, expr.where(expr.compare("le", high, zero), expr.neg(high), zero)
         )
+        return _Interval(least, expr.where(expr.compare("ge", expr.add(low, high), zero), high, expr.neg(low)))
 
     def _where(self, test: Expr, a: Expr, b: Expr) -> _Interval:
         condition, x, y = self.truth(test), self.interval(a), self.interval(b)
