@@ -309,7 +309,7 @@ def op_plan(planned: VariantPlan) -> OpPlan:
         decay=variant.decay,
         dropout=variant.dropout,
         formula=_formula(variant),
-        reference_score=printer.text(variant.score) if variant.score is not None else "",
+        reference_score=_reference_score(variant, printer),
         reference_mask=_reference_mask(variant, printer),
         reference_reads=reads | ({"b", "h", "q_idx", "kv_idx"} if variant.decay else set()),
         lists=_lists_op(variant, planned.lists, arguments),
@@ -359,6 +359,14 @@ def _reference_mask(variant: Variant, printer: ArrayPrinter) -> str:
         return ""
     text = printer.text(variant.mask)
     return f"torch.tensor({text}, device=q.device)" if printer.is_number(variant.mask) else text
+
+
+def _reference_score(variant: Variant, printer: ArrayPrinter) -> str:
+    if variant.score is None:
+        return ""
+    text = printer.text(variant.score)
+    # One that does not read the product has not its shape, and no path for zero gradients of q and k.
+    return text if expr.SCORE in expr.names(variant.score) else f"0.0 * score + ({text})"
 
 
 def _formula(variant: Variant) -> str:

@@ -68,6 +68,8 @@ class KernelBuilder:
         read = frozenset().union(*(expr.names(e) for e in (self.logits.logit, dscore, keep, *locals_) if e is not None))
         if self.logits.linear:
             logit = "qk * qk_scale"
+        elif expr.level(self.logits.logit) is not expr.Level.TILE:
+            logit = f"tl.zeros_like(qk) + {logit}"  # of a score that reads neither the product nor both positions
         # An infinite derivative on a masked lane times its zero ds is NaN: such lanes are cleared once more.
         guard = partial and dscore is not None
         product = f"ds * {_factor(dscore_text)}" if dscore is not None else ""

@@ -133,6 +133,8 @@ variants:
     mask: causal
     score: score + (bias[h, q_idx - kv_idx] + t[q_idx, kv_idx] + u[b, kv_idx]) / (max(q_idx - kv_idx, 0) + 1)
     tensors: {bias: {dims: [h, n], grad: true}, t: {dims: [n, n], grad: true}, u: {dims: [b, n], grad: true}}
+  positions: {mask: causal, score: "bias[h, q_idx - kv_idx]", tensors: {bias: {dims: [h, n], grad: true}}}
+  uniform: {mask: causal, score: "0.5"}
   condition:
     score: "(score if t[h] > 0 else 0.5 * score) + where(t[b] > 0, 1, 2) * (q_idx % 3) * u[hkv]"
     tensors: {t: {dims: [n]}, u: {dims: [hkv], grad: true}}
@@ -236,6 +238,8 @@ NAMES = (
     "many_reads",
     "poles",
     "condition",
+    "positions",
+    "uniform",
     "decay_sink",
     "dropout_bias",
     "dropout_decay",
@@ -259,7 +263,8 @@ def check(package: str, name: str, block_m: int, block_n: int, q_offset: int | l
     for index, (mine, wanted) in enumerate(zip(got, want, strict=True)):
         assert not mine.isnan().any(), index
         # float32 throughout: a few roundings of terms that may cancel.
-        error = (mine.double() - wanted).norm() / wanted.norm()
+        size = wanted.norm() if wanted.any() else 1.0
+        error = (mine.double() - wanted).norm() / size
         assert error < 2e-6, f"result {index}: relative error {error:.1e}"
 
 
