@@ -6,9 +6,10 @@ A mask becomes a disjunction of terms, each a conjunction of atoms. An atom like
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
+from typing import TypeVar
 
 from codegen import expr
 from codegen.expr import Expr, Level, Op, Type, const, int_var
@@ -36,19 +37,33 @@ def linear(e: Expr) -> Linear | None:
         return Linear(q=1, kv=0, rest=const(0))
     if e == int_var("kv_idx"):
         return Linear(q=0, kv=1, rest=const(0))
-    if not isinstance(e, Op):
-        return None
-    parts = [linear(a) for a in e.args]
+    return _arithmetic(e, linear, _plus, _times) if isinstance(e, Op) else None
+
+
+_Form = TypeVar("_Form")
+
+
+def _arithmetic(
+    e: Op,
+    read: Callable[[Expr], _Form | None],
+    plus: Callable[[_Form, _Form], _Form | None],
+    times: Callable[[int, _Form], _Form],
+) -> _Form | None:
+    """The form of a sum, a difference, a negation or a product with a literal, from those of its operands."""
+    parts = [read(a) for a in e.args]
     if e.op == "neg" and parts[0] is not None:
-        return _times(-1, parts[0])
+        return times(-1, parts[0])
     if e.op in ("add", "sub") and parts[0] is not None and parts[1] is not None:
-        a, b = parts[0], parts[1] if e.op == "add" else _times(-1, parts[1])
-        return Linear(q=a.q + b.q, kv=a.kv + b.kv, rest=expr.add(a.rest, b.rest))
+        return plus(parts[0], parts[1] if e.op == "add" else times(-1, parts[1]))
     if e.op == "mul":
         for factor, part in ((e.args[0], parts[1]), (e.args[1], parts[0])):
             if isinstance(factor, expr.Const) and part is not None:
-                return _times(int(factor.value), part)
+                return times(int(factor.value), part)
     return None
+
+
+def _plus(a: Linear, b: Linear) -> Linear:
+    return Linear(q=a.q + b.q, kv=a.kv + b.kv, rest=expr.add(a.rest, b.rest))
 
 
 def _times(factor: int, form: Linear) -> Linear:
@@ -127,25 +142,21 @@ def _steps(e: Expr) -> tuple[Step, Step, Expr] | None:
         return Step(factor=form.q), Step(factor=form.kv), form.rest
     if not isinstance(e, Op):
         return None
-    parts = [_steps(a) for a in e.args]
-    if e.op == "neg" and parts[0] is not None:
-        return _scaled(-1, parts[0])
-    if e.op in ("add", "sub") and parts[0] is not None and parts[1] is not None:
-        q0, kv0, rest0 = parts[0]
-        q1, kv1, rest1 = parts[1] if e.op == "add" else _scaled(-1, parts[1])
-        if (q0.factor and q1.factor) or (kv0.factor and kv1.factor):
-            return None
-        return q0 if q0.factor else q1, kv0 if kv0.factor else kv1, expr.add(rest0, rest1)
-    if e.op == "mul":
-        for factor, part in ((e.args[0], parts[1]), (e.args[1], parts[0])):
-            if isinstance(factor, expr.Const) and part is not None:
-                return _scaled(int(factor.value), part)
-    if e.op == "floordiv":
-        return _division(e)
-    return None
+    return _division(e) if e.op == "floordiv" else _arithmetic(e, _steps, _joined, _scaled)
 
 
-def _scaled(factor: int, steps: tuple[Step, Step, Expr]) -> tuple[Step, Step, Expr]:
+_Steps = tuple[Step, Step, Expr]
+
+
+def _joined(a: _Steps, b: _Steps) -> _Steps | None:
+    """The sum of two forms, unless a position has a step in both."""
+    (q0, kv0, rest0), (q1, kv1, rest1) = a, b
+    if (q0.factor and q1.factor) or (kv0.factor and kv1.factor):
+        return None
+    return q0 if q0.factor else q1, kv0 if kv0.factor else kv1, expr.add(rest0, rest1)
+
+
+def _scaled(factor: int, steps: _Steps) -> _Steps:
     q, kv, rest = steps
     q, kv = (Step(factor=factor * s.factor, shift=s.shift, period=s.period) for s in (q, kv))
     return q, kv, expr.neg(rest) if factor == -1 else expr.mul(const(factor), rest)

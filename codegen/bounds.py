@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from codegen import expr
 from codegen.blocks import BlockAnalysis, Range, Schedule, Union
@@ -71,7 +71,7 @@ def _bounds(analysis: BlockAnalysis, union: Union, emitter: Emitter, axis: _Axis
         text = _two_ranges(union, text, emitter, axis)
     used = " ".join(text.statements)
     prelude = [line for line in block if line.split(" = ")[0] in used]
-    return _replace(text, statements=[*prelude, *text.statements])
+    return replace(text, statements=[*prelude, *text.statements])
 
 
 def _listed(analysis: BlockAnalysis, axis: _Axis) -> BoundsText:
@@ -91,10 +91,6 @@ def _listed(analysis: BlockAnalysis, axis: _Axis) -> BoundsText:
         full_end="list_end",
         lists=True,
     )
-
-
-def _replace(text: BoundsText, **changes: object) -> BoundsText:
-    return BoundsText(**{**vars(text), **changes})
 
 
 def _one_range(r: Range, emitter: Emitter, axis: _Axis, schedule: Schedule) -> BoundsText:

@@ -12,7 +12,7 @@ from codegen.expr import TRUE, Expr, Type
 from codegen.intervals import Extreme
 from codegen.model import ArgGroup, KernelPlan
 from codegen.printers import FormulaPrinter
-from codegen.signature import Signatures
+from codegen.signature import SHAPES, Signatures
 from codegen.spec import Variant
 from codegen.text import legend_row
 
@@ -212,7 +212,6 @@ def _legend(variant: Variant, reads: Sequence[Extreme]) -> str:
         kind = "float32" if x.value.type is Type.FLOAT else "int64"
         rows.append((x.minimum.name, f"[B, H, parts]  {kind}, smallest {formula.text(x.value)} of each part"))
         rows.append((x.maximum.name, f"[B, H, parts]  {kind}, largest"))
-    rows.append(("spans", "[B, H, blocks, 4]  int32, first, partial end, full begin and end of a list"))
-    rows.append(("block_list", "[entries]  int16 or int32, all lists one after the other"))
+    rows += [(symbol, SHAPES[symbol]) for symbol in ("spans", "block_list")]
     width = max(len(symbol) for symbol, _ in rows)
     return "\n".join(legend_row(symbol, text, width) for symbol, text in rows)

@@ -20,7 +20,7 @@ _WORDS = """
     total values
 
     backward block_extremes block_list block_table block_tables by_keys call_key chunk_first each fill_lists
-    in_parts is_full is_partial key_parts known launch_lists list_batch list_begin list_end list_entries list_entry
+    in_parts is_full is_partial key_parts launch_lists list_batch list_begin list_end list_entries list_entry
     list_heads list_kernel num_keys num_kv num_others num_q num_rows other_blocks own_blocks own_room part_idx
     part_offs partial_end pass_name pass_names program programs query_parts query_programs reduced span spans
     their_part_idx their_part_offs tile_blocks visits

@@ -13,7 +13,7 @@ from codegen.printers import FormulaPrinter
 from codegen.spec import Variant
 from codegen.text import legend_row
 
-_SHAPES = {
+SHAPES = {
     "q": "[B, Hq, Sq, D]",
     "k": "[B, Hkv, Skv, D]",
     "v": "[B, Hkv, Skv, Dv]",
@@ -274,7 +274,7 @@ def legend(variant: Variant, args: Sequence[ArgGroup], terms: Sequence[GradientT
             elif symbol in buffers:
                 rows.append((symbol, buffers[symbol]))
             else:
-                rows.append((symbol, _SHAPES[symbol]))
+                rows.append((symbol, SHAPES[symbol]))
     width = max(len(symbol) for symbol, _ in rows)
     return "\n".join(legend_row(symbol, text, width) for symbol, text in rows)
 

@@ -92,9 +92,7 @@ def list_blocks(launch: Launch, lead: tuple[int, int], own: int, others: int, de
 
 
 def schedule_tables(op: str, schedule: object, call: Mapping[str, Any], tiles: Tiles | None) -> list[Tensor]:
-    """The tables of a call's schedule, checked to be of this op, this size and these tiles; empty if there is none."""
-    if schedule is None:
-        return []
+    """The tables of a call's schedule, checked to be of this op, this size and these tiles."""
     if not isinstance(schedule, Schedule):
         fail(op, "schedule", f"what {op}.schedule(...) returns, or None", type(schedule).__name__)
     if schedule.op != op:

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/block_lists.py.jinja
-# hash: b34acafe34232bf5
+# hash: cdf403ce0aa116b9
 """Which blocks of keys a block of queries visits under `document`, and the other way round.
 
     keep        q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -10,8 +10,8 @@
     doc_q_max   [B, H, parts]  int64, largest
     doc_kv_min  [B, H, parts]  int64, smallest doc[b, kv_idx] of each part
     doc_kv_max  [B, H, parts]  int64, largest
-    spans       [B, H, blocks, 4]  int32, first, partial end, full begin and end of a list
-    block_list  [entries]  int16 or int32, all lists one after the other
+    spans       [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
+    block_list  [entries]  int16 or int32, lists of the blocks to visit
 
 A block is decided by interval arithmetic, at a cost that does not depend on its size: empty where no pair can be kept,
 full where every pair is, else partial. Each program lists one row of blocks in its own room of `block_list`: the

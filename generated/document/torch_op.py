@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_op.py.jinja
-# hash: eb7c91cf456f94ae
+# hash: 2c03830b55ef5410
 """`document` for PyTorch. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from typing import Any
@@ -142,10 +142,11 @@ def document(
         NAME, "doc", doc, (q.shape[0], at_least(max(row_offset + q.shape[2], k.shape[2]))), ("int32",), q
     )
     config_words = config_text(NAME, config)
-    # Traced, the operators alone know the chip, and with it the tiles.
-    known = schedule is not None and launches_directly(q) and not runs_reference(q)
-    tiles = _tiles(q, v, config_words) if known else None
-    block_tables = schedule_tables(NAME, schedule, call_sizes(q, k, row_offset, row_offsets), tiles)
+    block_tables: list[Tensor] = []
+    if schedule is not None:
+        # Traced, the operators alone know the chip, and with it the tiles.
+        tiles = _tiles(q, v, config_words) if launches_directly(q) and not runs_reference(q) else None
+        block_tables = schedule_tables(NAME, schedule, call_sizes(q, k, row_offset, row_offsets), tiles)
     if runs_reference(q):
         q_offset = row_offset if row_offsets is None else row_offsets
         o, lse = reference(

@@ -1,13 +1,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/block_lists.py.jinja
-# hash: 2a969777137581aa
+# hash: ebcb0bd66d103f48
 """Which blocks of keys a block of queries visits under `natten`, and the other way round.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
                 // 128) <= 6
-    spans       [B, H, blocks, 4]  int32, first, partial end, full begin and end of a list
-    block_list  [entries]  int16 or int32, all lists one after the other
+    spans       [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
+    block_list  [entries]  int16 or int32, lists of the blocks to visit
 
 A block is decided by interval arithmetic, at a cost that does not depend on its size: empty where no pair can be kept,
 full where every pair is, else partial. Each program lists one row of blocks in its own room of `block_list`: the

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/torch_op.py.jinja
-# hash: cce724fbdb7de5ba
+# hash: 7737a4f090bf40c6
 """`natten` for PyTorch. Neighbourhood attention on an image of 128 x 128 positions, 13 x 13 keys (Hassani et al.,
 2023, arXiv:2204.07143)."""
 
@@ -130,10 +130,11 @@ def natten(
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], k.shape[2])
     config_words = config_text(NAME, config)
-    # Traced, the operators alone know the chip, and with it the tiles.
-    known = schedule is not None and launches_directly(q) and not runs_reference(q)
-    tiles = _tiles(q, v, config_words) if known else None
-    block_tables = schedule_tables(NAME, schedule, call_sizes(q, k, row_offset, row_offsets), tiles)
+    block_tables: list[Tensor] = []
+    if schedule is not None:
+        # Traced, the operators alone know the chip, and with it the tiles.
+        tiles = _tiles(q, v, config_words) if launches_directly(q) and not runs_reference(q) else None
+        block_tables = schedule_tables(NAME, schedule, call_sizes(q, k, row_offset, row_offsets), tiles)
     if runs_reference(q):
         q_offset = row_offset if row_offsets is None else row_offsets
         o, lse = reference(
