@@ -101,6 +101,16 @@ class ListsOp:
         assert self.extremes is not None
         return _own_parameters(self.extremes.args, self.arguments, self._offset(self.extremes.has_offset))
 
+    @property
+    def table_parameters(self) -> list[str]:
+        """Those of the function that makes the tables of all passes, behind q, k and v."""
+        both = [*(self.extreme_parameters if self.extremes is not None else ()), *self.parameters]
+        return sorted(dict.fromkeys(both), key=lambda p: p.startswith("row_offset"))
+
+    @property
+    def table_values(self) -> list[str]:
+        return [_name(p) for p in self.table_parameters]
+
     def _offset(self, used: bool) -> list[str]:
         rows = ["row_offsets: Tensor | None"] if self.has_offset and (used or not self.per_batch) else []
         return ["row_offset: int", *rows] if used else rows
@@ -265,7 +275,7 @@ class OpPlan:
         """What the op imports from the runtime's checks."""
         used = " ".join(self.checks)
         own = [n for n in ("FLOAT_DTYPES", "at_least", "check_float", "check_int") if n in used]
-        return sorted([*own, *(["check_dropout_p", "keep_numbers"] if self.dropout else [])])
+        return sorted([*own, *(["check_dropout_p"] if self.dropout else [])])
 
 
 def _name(parameter: str) -> str:

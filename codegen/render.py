@@ -91,6 +91,7 @@ def _variant_files(env: jinja2.Environment, name: str, planned: VariantPlan) -> 
         files[f"{name}/decay.py"] = _fill(env, "kernels/decay.py.jinja", **context)
     op: OpPlan = op_plan(planned)
     files[f"{name}/torch_op.py"] = _fill(env, "ops/torch_op.py.jinja", op=op, plan=planned, **context)
+    files[f"{name}/torch_launch.py"] = _fill(env, "ops/torch_launch.py.jinja", op=op, plan=planned, **context)
     files[f"{name}/torch_reference.py"] = _fill(env, "ops/torch_reference.py.jinja", op=op, **context)
     files[f"{name}/__init__.py"] = _fill(env, "ops/variant_init.py.jinja", **context)
     return files

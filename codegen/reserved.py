@@ -40,6 +40,10 @@ _WORDS = """
 
     CHUNK FILL LEAST_BLOCK OWN_ROOM PART PARTS PTX block_lists call_sizes list_blocks pass_table schedule
     schedule_tables scheduled
+
+    Attention PASSES make_tables tables tiles_of
+
+    cu_seqlens_k cu_seqlens_q kv_lengths kv_positions kv_segment_ids padding_id q_positions q_segment_ids
 """
 _USED = frozenset(_WORDS.split())
 

@@ -2,55 +2,29 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_op.py.jinja
-# hash: 2c03830b55ef5410
+# hash: 50ad00933813edb2
 """`document` for PyTorch. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
-from typing import Any
-
-import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.library import custom_op
 
 from .._runtime.checks import at_least
-from .._runtime.configs import Tile, Tiles, cdiv, next_power_of_2, tiles_for
-from .._runtime.torch_schedule import (
-    LEAST_BLOCK,
-    PARTS,
-    Schedule,
-    call_sizes,
-    list_blocks,
-    pass_table,
-    schedule_tables,
-    scheduled,
-)
+from .._runtime.configs import PASSES
+from .._runtime.torch_schedule import Schedule, call_sizes, schedule_tables, scheduled
 from .._runtime.torch_support import (
-    FP32,
-    HAS_TRITON,
-    aligned,
-    arch_of,
     autocast_inputs,
     check_inputs,
     check_tensor,
     config_text,
-    empty_like_layout,
     interpreter_dtype,
     launches_directly,
-    on_device,
-    parse_config,
     positive_scale,
     query_offset,
     runs_reference,
-    unit_strides,
 )
+from .torch_launch import Attention, make_tables, tiles_of
 from .torch_reference import reference
 
-if HAS_TRITON:
-    from . import block_lists, bwd_delta, bwd_dkdv, bwd_dq, fwd
-
 NAME = "document"
-# Operators are registered under the name of the package, so that two packages can live in one process.
-NAMESPACE = "_".join(__name__.split(".")[:-2])
 
 
 def _schedule(
@@ -81,14 +55,11 @@ def _schedule(
     call_key = call_sizes(q, k, row_offset, row_offsets)
     if runs_reference(q):
         return Schedule(op=NAME, call=call_key, tiles={}, tables=())
-    tiles = _tiles(q, v, config_text(NAME, config))
-    pass_names = ("fwd", "dkdv", "dq") if backward else ("fwd",)
-    block_extremes = _extremes(q, k, doc, row_offset, row_offsets)
-    block_tables: list[Tensor] = []
-    for pass_name in pass_names:
-        block_tables += _lists(q, k, row_offset, row_offsets, block_extremes, tiles[pass_name], pass_name == "dkdv")
-    tile_blocks = {each: (tiles[each].block_m, tiles[each].block_n) for each in pass_names}
-    return Schedule(op=NAME, call=call_key, tiles=tile_blocks, tables=tuple(block_tables))
+    config_words = config_text(NAME, config)
+    tables = make_tables(q, k, v, doc, row_offset, row_offsets, config_words, backward)
+    tiles = tiles_of(q, v, config_words)
+    tile_blocks = {each: (tiles[each].block_m, tiles[each].block_n) for each in (PASSES if backward else PASSES[:1])}
+    return Schedule(op=NAME, call=call_key, tiles=tile_blocks, tables=tuple(tables))
 
 
 @scheduled(_schedule)
@@ -145,7 +116,7 @@ def document(
     block_tables: list[Tensor] = []
     if schedule is not None:
         # Traced, the operators alone know the chip, and with it the tiles.
-        tiles = _tiles(q, v, config_words) if launches_directly(q) and not runs_reference(q) else None
+        tiles = tiles_of(q, v, config_words) if launches_directly(q) and not runs_reference(q) else None
         block_tables = schedule_tables(NAME, schedule, call_sizes(q, k, row_offset, row_offsets), tiles)
     if runs_reference(q):
         q_offset = row_offset if row_offsets is None else row_offsets
@@ -161,344 +132,8 @@ def document(
     else:
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
-        o, lse = _Attention.apply(q, k, v, doc, row_offset, row_offsets, scale, config_words, block_tables)
+        o, lse = Attention.apply(q, k, v, doc, row_offset, row_offsets, scale, config_words, block_tables)
         o = o.to(dtype)
     if layout == "bshd":
         o = o.transpose(1, 2)
     return (o, lse) if return_lse else o
-
-
-class _Attention(torch.autograd.Function):
-    """o and lse from `[B, H, S, D]` tensors, with the gradient of every tensor that has one."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        doc: Tensor,
-        row_offset: int,
-        row_offsets: Tensor | None,
-        scale: float,
-        config_words: str,
-        block_tables: list[Tensor],
-    ) -> tuple[Tensor, Tensor]:
-        run = _forward if launches_directly(q) else _forward_op
-        o, lse = run(q, k, v, doc, row_offset, row_offsets, scale, config_words, block_tables)
-        ctx.save_for_backward(q, k, v, doc, o, lse, row_offsets, *block_tables)
-        ctx.numbers = (row_offset, scale, config_words)
-        ctx.set_materialize_grads(False)
-        return o, lse
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, doc, o, lse, row_offsets, *block_tables = ctx.saved_tensors
-        row_offset, scale, config_words = ctx.numbers
-        do = torch.zeros_like(o) if do is None else do
-        run = _backward if launches_directly(q) else _backward_op
-        dq, dk, dv = run(do, dlse, q, k, v, doc, o, lse, row_offset, row_offsets, scale, config_words, block_tables)
-        return dq, dk, dv, None, None, None, None, None, None
-
-
-def _tiles(q: Tensor, v: Tensor, config_words: str) -> Tiles:
-    """The tiles of each pass."""
-    return tiles_for(NAME, arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
-
-
-def _extremes(q: Tensor, k: Tensor, doc: Tensor, row_offset: int, row_offsets: Tensor | None) -> tuple[Tensor, ...]:
-    """The smallest and the largest of each value that the mask compares, over parts of LEAST_BLOCK positions."""
-    list_batch = q.shape[0]
-    list_heads = 1
-
-    q_offset = row_offset if row_offsets is None else row_offsets
-    q_len = q.shape[2]
-    query_parts = cdiv(q_len, LEAST_BLOCK)
-    kv_len = k.shape[2]
-    key_parts = cdiv(kv_len, LEAST_BLOCK)
-    doc_q_min = q.new_empty((list_batch, list_heads, query_parts), dtype=torch.int64)
-    doc_q_max = q.new_empty((list_batch, list_heads, query_parts), dtype=torch.int64)
-    doc_kv_min = q.new_empty((list_batch, list_heads, key_parts), dtype=torch.int64)
-    doc_kv_max = q.new_empty((list_batch, list_heads, key_parts), dtype=torch.int64)
-    programs = cdiv(query_parts, PARTS) + cdiv(key_parts, PARTS)
-    with on_device(q):
-        block_lists.document_extremes[(list_batch * list_heads * programs,)](
-            doc,
-            doc_q_min,
-            doc_q_max,
-            doc_kv_min,
-            doc_kv_max,
-            *doc.stride(),
-            doc.shape[1],
-            q_len,
-            kv_len,
-            list_heads,
-            q_offset,
-            Q_OFFSET_PER_BATCH=row_offsets is not None,
-            PART=LEAST_BLOCK,
-            PARTS=PARTS,
-        )
-    return doc_q_min, doc_q_max, doc_kv_min, doc_kv_max
-
-
-def _lists(
-    q: Tensor,
-    k: Tensor,
-    row_offset: int,
-    row_offsets: Tensor | None,
-    block_extremes: tuple[Tensor, ...],
-    tile: Tile,
-    by_keys: bool,
-) -> list[Tensor]:
-    """List the blocks of keys for each block of queries, or `by_keys` the other way round."""
-    q_len, kv_len = q.shape[2], k.shape[2]
-    list_batch = q.shape[0]
-    list_heads = 1
-
-    q_offset = row_offset if row_offsets is None else row_offsets
-    doc_q_min, doc_q_max, doc_kv_min, doc_kv_max = block_extremes
-    num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
-    list_kernel = block_lists.document_key_lists if by_keys else block_lists.document_query_lists
-    own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
-
-    def launch_lists(spans: Tensor, block_list: Tensor, own_room: bool, fill_lists: bool) -> None:
-        list_kernel[(list_batch * list_heads * own_blocks,)](
-            doc_q_min,
-            doc_q_max,
-            doc_kv_min,
-            doc_kv_max,
-            spans,
-            block_list,
-            q_len,
-            kv_len,
-            list_heads,
-            q_offset,
-            Q_OFFSET_PER_BATCH=row_offsets is not None,
-            OWN_ROOM=own_room,
-            FILL=fill_lists,
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            PART=LEAST_BLOCK,
-            CHUNK=min(256, next_power_of_2(max(other_blocks, 32))),
-        )
-
-    with on_device(q):
-        return list_blocks(launch_lists, (list_batch, list_heads), own_blocks, other_blocks, q.device)
-
-
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    doc: Tensor,
-    row_offset: int,
-    row_offsets: Tensor | None,
-    scale: float,
-    config_words: str,
-    block_tables: list[Tensor],
-) -> tuple[Tensor, Tensor]:
-    """Launch the forward."""
-    batch, num_heads, q_len, head_dim = q.shape
-    kv_len, head_dim_v = k.shape[2], v.shape[3]
-    group_size = num_heads // k.shape[1]
-    tile = _tiles(q, v, config_words)["fwd"]
-    o = empty_like_layout(q, head_dim_v)
-    lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
-    if o.numel() == 0:
-        return o, lse
-    q_offset = row_offset if row_offsets is None else row_offsets
-    q, k, v = aligned(q), aligned(k), aligned(v)
-    block_table = pass_table(block_tables, "fwd")
-    if not block_table:
-        block_extremes = _extremes(q, k, doc, row_offset, row_offsets)
-        block_table = _lists(q, k, row_offset, row_offsets, block_extremes, tile, False)
-    spans, block_list = block_table[0].expand(batch, num_heads, -1, -1), block_table[1]
-    with on_device(q):
-        fwd.document_fwd[(cdiv(q_len, tile.block_m) * num_heads * batch,)](
-            q,
-            k,
-            v,
-            doc,
-            o,
-            lse,
-            spans,
-            block_list,
-            *unit_strides(q),
-            *unit_strides(k),
-            *unit_strides(v),
-            *o.stride()[:3],
-            *doc.stride(),
-            doc.shape[1],
-            spans.stride(0),
-            q_len,
-            kv_len,
-            num_heads,
-            group_size,
-            q_offset,
-            scale,
-            Q_OFFSET_PER_BATCH=row_offsets is not None,
-            RAGGED=kv_len % tile.block_n != 0,
-            HEAD_DIM=head_dim,
-            HEAD_DIM_V=head_dim_v,
-            BLOCK_D=next_power_of_2(head_dim),
-            BLOCK_DV=next_power_of_2(head_dim_v),
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-        )
-    return o, lse
-
-
-def _backward(
-    do: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    doc: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    row_offset: int,
-    row_offsets: Tensor | None,
-    scale: float,
-    config_words: str,
-    block_tables: list[Tensor],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Launch the backward: delta, then dq, then dk and dv."""
-    batch, num_heads, q_len, head_dim = q.shape
-    num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
-    group_size = num_heads // num_kv_heads
-    tiles = _tiles(q, v, config_words)
-    dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.empty_like(lse)
-    dq = empty_like_layout(q, head_dim)
-    dk = empty_like_layout(k, head_dim)
-    dv = empty_like_layout(v, head_dim_v)
-    # As many rows as keep a tile of o and one of do in registers.
-    delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
-    q_offset = row_offset if row_offsets is None else row_offsets
-    q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
-    block_extremes = () if pass_table(block_tables, "dq") else _extremes(q, k, doc, row_offset, row_offsets)
-    with on_device(q):
-        if dq.numel() > 0:
-            bwd_delta.document_bwd_delta[(cdiv(q_len, delta_rows) * num_heads * batch,)](
-                o,
-                do,
-                dlse,
-                delta,
-                *o.stride()[:3],
-                *do.stride()[:3],
-                q_len,
-                num_heads,
-                HAS_DLSE=dlse is not None,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_DV=next_power_of_2(head_dim_v),
-                BLOCK_M=delta_rows,
-            )
-            block_table = pass_table(block_tables, "dq") or _lists(
-                q, k, row_offset, row_offsets, block_extremes, tiles["dq"], False
-            )
-            spans, block_list = block_table[0].expand(batch, num_heads, -1, -1), block_table[1]
-            bwd_dq.document_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
-                q,
-                k,
-                v,
-                do,
-                lse,
-                delta,
-                doc,
-                dq,
-                spans,
-                block_list,
-                *unit_strides(q),
-                *unit_strides(k),
-                *unit_strides(v),
-                *unit_strides(do),
-                *dq.stride()[:3],
-                *doc.stride(),
-                doc.shape[1],
-                spans.stride(0),
-                q_len,
-                kv_len,
-                num_heads,
-                group_size,
-                q_offset,
-                scale,
-                Q_OFFSET_PER_BATCH=row_offsets is not None,
-                RAGGED=kv_len % tiles["dq"].block_n != 0,
-                HEAD_DIM=head_dim,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_D=next_power_of_2(head_dim),
-                BLOCK_DV=next_power_of_2(head_dim_v),
-                BLOCK_M=tiles["dq"].block_m,
-                BLOCK_N=tiles["dq"].block_n,
-                num_warps=tiles["dq"].num_warps,
-                num_stages=tiles["dq"].num_stages,
-            )
-        if dk.numel() > 0:
-            block_table = pass_table(block_tables, "dkdv") or _lists(
-                q, k, row_offset, row_offsets, block_extremes, tiles["dkdv"], True
-            )
-            spans, block_list = block_table[0].expand(batch, num_heads, -1, -1), block_table[1]
-            bwd_dkdv.document_bwd_dkdv[(cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,)](
-                q,
-                k,
-                v,
-                do,
-                lse,
-                delta,
-                doc,
-                dk,
-                dv,
-                spans,
-                block_list,
-                *unit_strides(q),
-                *unit_strides(k),
-                *unit_strides(v),
-                *unit_strides(do),
-                *dk.stride()[:3],
-                *dv.stride()[:3],
-                *doc.stride(),
-                doc.shape[1],
-                spans.stride(0),
-                q_len,
-                kv_len,
-                num_heads,
-                group_size,
-                q_offset,
-                scale,
-                Q_OFFSET_PER_BATCH=row_offsets is not None,
-                RAGGED=q_len % tiles["dkdv"].block_m != 0,
-                HEAD_DIM=head_dim,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_D=next_power_of_2(head_dim),
-                BLOCK_DV=next_power_of_2(head_dim_v),
-                BLOCK_M=tiles["dkdv"].block_m,
-                BLOCK_N=tiles["dkdv"].block_n,
-                num_warps=tiles["dkdv"].num_warps,
-                num_stages=tiles["dkdv"].num_stages,
-            )
-    return dq, dk, dv
-
-
-def _fake_forward(q: Tensor, _k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    o = empty_like_layout(q, v.shape[3])
-    lse = q.new_empty(q.shape[:3], dtype=FP32)
-    return o, lse
-
-
-def _fake_backward(
-    _do: Tensor, _dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *_: object
-) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk = empty_like_layout(q, q.shape[3]), empty_like_layout(k, k.shape[3])
-    dv = empty_like_layout(v, v.shape[3])
-    return dq, dk, dv
-
-
-# What torch.compile, torch.export and fake tensors see in place of the launches.
-_forward_op = custom_op(f"{NAMESPACE}::{NAME}_fwd", _forward, mutates_args=())
-_forward_op.register_fake(_fake_forward)
-_backward_op = custom_op(f"{NAMESPACE}::{NAME}_bwd", _backward, mutates_args=())
-_backward_op.register_fake(_fake_backward)

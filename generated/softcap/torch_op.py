@@ -1,44 +1,24 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: ops/torch_op.py.jinja
-# hash: c4b762953799382b
+# hash: 0cb23ec5118941e7
 """`softcap` for PyTorch. Causal with logits capped at 20 (Bello et al., 2016, arXiv:1611.09940, section 5.1)."""
 
-from typing import Any
-
-import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.library import custom_op
 
-from .._runtime.configs import Tiles, cdiv, next_power_of_2, tiles_for
 from .._runtime.torch_support import (
-    FP32,
-    HAS_TRITON,
-    aligned,
-    arch_of,
     autocast_inputs,
     check_inputs,
     config_text,
-    empty_like_layout,
-    has_tanh_instruction,
     interpreter_dtype,
-    launches_directly,
-    on_device,
-    parse_config,
     positive_scale,
     query_offset,
     runs_reference,
-    unit_strides,
 )
+from .torch_launch import Attention
 from .torch_reference import reference
 
-if HAS_TRITON:
-    from . import bwd_delta, bwd_dkdv, bwd_dq, fwd
-
 NAME = "softcap"
-# Operators are registered under the name of the package, so that two packages can live in one process.
-NAMESPACE = "_".join(__name__.split(".")[:-2])
 
 
 def softcap(
@@ -98,223 +78,8 @@ def softcap(
     else:
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
-        o, lse = _Attention.apply(q, k, v, row_offset, row_offsets, scale, config_words)
+        o, lse = Attention.apply(q, k, v, row_offset, row_offsets, scale, config_words)
         o = o.to(dtype)
     if layout == "bshd":
         o = o.transpose(1, 2)
     return (o, lse) if return_lse else o
-
-
-class _Attention(torch.autograd.Function):
-    """o and lse from `[B, H, S, D]` tensors, with the gradient of every tensor that has one."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        row_offset: int,
-        row_offsets: Tensor | None,
-        scale: float,
-        config_words: str,
-    ) -> tuple[Tensor, Tensor]:
-        run = _forward if launches_directly(q) else _forward_op
-        o, lse = run(q, k, v, row_offset, row_offsets, scale, config_words)
-        ctx.save_for_backward(q, k, v, o, lse, row_offsets)
-        ctx.numbers = (row_offset, scale, config_words)
-        ctx.set_materialize_grads(False)
-        return o, lse
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, o, lse, row_offsets = ctx.saved_tensors
-        row_offset, scale, config_words = ctx.numbers
-        do = torch.zeros_like(o) if do is None else do
-        run = _backward if launches_directly(q) else _backward_op
-        dq, dk, dv = run(do, dlse, q, k, v, o, lse, row_offset, row_offsets, scale, config_words)
-        return dq, dk, dv, None, None, None, None
-
-
-def _tiles(q: Tensor, v: Tensor, config_words: str) -> Tiles:
-    """The tiles of each pass."""
-    return tiles_for(NAME, arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
-
-
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, row_offset: int, row_offsets: Tensor | None, scale: float, config_words: str
-) -> tuple[Tensor, Tensor]:
-    """Launch the forward."""
-    batch, num_heads, q_len, head_dim = q.shape
-    kv_len, head_dim_v = k.shape[2], v.shape[3]
-    group_size = num_heads // k.shape[1]
-    tile = _tiles(q, v, config_words)["fwd"]
-    o = empty_like_layout(q, head_dim_v)
-    lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
-    if o.numel() == 0:
-        return o, lse
-    q_offset = row_offset if row_offsets is None else row_offsets
-    q, k, v = aligned(q), aligned(k), aligned(v)
-    with on_device(q):
-        fwd.softcap_fwd[(cdiv(q_len, tile.block_m) * num_heads * batch,)](
-            q,
-            k,
-            v,
-            o,
-            lse,
-            *unit_strides(q),
-            *unit_strides(k),
-            *unit_strides(v),
-            *o.stride()[:3],
-            q_len,
-            kv_len,
-            num_heads,
-            group_size,
-            q_offset,
-            scale,
-            Q_OFFSET_PER_BATCH=row_offsets is not None,
-            HARDWARE_TANH=has_tanh_instruction(q),
-            RAGGED=kv_len % tile.block_n != 0,
-            HEAD_DIM=head_dim,
-            HEAD_DIM_V=head_dim_v,
-            BLOCK_D=next_power_of_2(head_dim),
-            BLOCK_DV=next_power_of_2(head_dim_v),
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-        )
-    return o, lse
-
-
-def _backward(
-    do: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    row_offset: int,
-    row_offsets: Tensor | None,
-    scale: float,
-    config_words: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Launch the backward: delta, then dq, then dk and dv."""
-    batch, num_heads, q_len, head_dim = q.shape
-    num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
-    group_size = num_heads // num_kv_heads
-    tiles = _tiles(q, v, config_words)
-    dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.empty_like(lse)
-    dq = empty_like_layout(q, head_dim)
-    dk = empty_like_layout(k, head_dim)
-    dv = empty_like_layout(v, head_dim_v)
-    # As many rows as keep a tile of o and one of do in registers.
-    delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
-    q_offset = row_offset if row_offsets is None else row_offsets
-    q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
-    with on_device(q):
-        if dq.numel() > 0:
-            bwd_delta.softcap_bwd_delta[(cdiv(q_len, delta_rows) * num_heads * batch,)](
-                o,
-                do,
-                dlse,
-                delta,
-                *o.stride()[:3],
-                *do.stride()[:3],
-                q_len,
-                num_heads,
-                HAS_DLSE=dlse is not None,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_DV=next_power_of_2(head_dim_v),
-                BLOCK_M=delta_rows,
-            )
-            bwd_dq.softcap_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
-                q,
-                k,
-                v,
-                do,
-                lse,
-                delta,
-                dq,
-                *unit_strides(q),
-                *unit_strides(k),
-                *unit_strides(v),
-                *unit_strides(do),
-                *dq.stride()[:3],
-                q_len,
-                kv_len,
-                num_heads,
-                group_size,
-                q_offset,
-                scale,
-                Q_OFFSET_PER_BATCH=row_offsets is not None,
-                HARDWARE_TANH=has_tanh_instruction(q),
-                RAGGED=kv_len % tiles["dq"].block_n != 0,
-                HEAD_DIM=head_dim,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_D=next_power_of_2(head_dim),
-                BLOCK_DV=next_power_of_2(head_dim_v),
-                BLOCK_M=tiles["dq"].block_m,
-                BLOCK_N=tiles["dq"].block_n,
-                num_warps=tiles["dq"].num_warps,
-                num_stages=tiles["dq"].num_stages,
-            )
-        if dk.numel() > 0:
-            bwd_dkdv.softcap_bwd_dkdv[(cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,)](
-                q,
-                k,
-                v,
-                do,
-                lse,
-                delta,
-                dk,
-                dv,
-                *unit_strides(q),
-                *unit_strides(k),
-                *unit_strides(v),
-                *unit_strides(do),
-                *dk.stride()[:3],
-                *dv.stride()[:3],
-                q_len,
-                kv_len,
-                num_heads,
-                group_size,
-                q_offset,
-                scale,
-                Q_OFFSET_PER_BATCH=row_offsets is not None,
-                HARDWARE_TANH=has_tanh_instruction(q),
-                RAGGED=q_len % tiles["dkdv"].block_m != 0,
-                HEAD_DIM=head_dim,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_D=next_power_of_2(head_dim),
-                BLOCK_DV=next_power_of_2(head_dim_v),
-                BLOCK_M=tiles["dkdv"].block_m,
-                BLOCK_N=tiles["dkdv"].block_n,
-                num_warps=tiles["dkdv"].num_warps,
-                num_stages=tiles["dkdv"].num_stages,
-            )
-    return dq, dk, dv
-
-
-def _fake_forward(q: Tensor, _k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    o = empty_like_layout(q, v.shape[3])
-    lse = q.new_empty(q.shape[:3], dtype=FP32)
-    return o, lse
-
-
-def _fake_backward(
-    _do: Tensor, _dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *_: object
-) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk = empty_like_layout(q, q.shape[3]), empty_like_layout(k, k.shape[3])
-    dv = empty_like_layout(v, v.shape[3])
-    return dq, dk, dv
-
-
-# What torch.compile, torch.export and fake tensors see in place of the launches.
-_forward_op = custom_op(f"{NAMESPACE}::{NAME}_fwd", _forward, mutates_args=())
-_forward_op.register_fake(_fake_forward)
-_backward_op = custom_op(f"{NAMESPACE}::{NAME}_bwd", _backward, mutates_args=())
-_backward_op.register_fake(_fake_backward)

@@ -318,7 +318,7 @@ def test_a_span_that_32_bits_cannot_hold(package: str) -> None:
 @pytest.mark.parametrize("name", ["relative", "pairs", "many_reads"])
 def test_gradients_of_the_registered_operator(package: str, name: str) -> None:
     """Traced calls see the shapes that the kernels give, with and without each gradient."""
-    module = importlib.import_module(f"{package}.{name}.torch_op")
+    module = importlib.import_module(f"{package}.{name}.torch_launch")
     own = _arguments(_variants()[name])
     trained = [n for n, x in own.items() if x.requires_grad]
     q = torch.randn(BATCH, HEADS, 20, DIM, device=DEVICE)

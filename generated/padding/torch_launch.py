@@ -1,0 +1,232 @@
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
+# template: ops/torch_launch.py.jinja
+# hash: 90d180845ff5b007
+"""Launches of the kernels of `padding`, with their gradients, as PyTorch operators."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.library import custom_op
+
+from .._runtime.configs import Tiles, cdiv, next_power_of_2, tiles_for
+from .._runtime.torch_support import (
+    FP32,
+    HAS_TRITON,
+    aligned,
+    arch_of,
+    empty_like_layout,
+    launches_directly,
+    on_device,
+    parse_config,
+    unit_strides,
+)
+
+if HAS_TRITON:
+    from . import bwd_delta, bwd_dkdv, bwd_dq, fwd
+
+NAME = "padding"
+# Operators are registered under the name of the package, so that two packages can live in one process.
+NAMESPACE = "_".join(__name__.split(".")[:-2])
+
+
+class Attention(torch.autograd.Function):
+    """o and lse from `[B, H, S, D]` tensors, with the gradient of every tensor that has one."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, length: Tensor, scale: float, config_words: str
+    ) -> tuple[Tensor, Tensor]:
+        run = _forward if launches_directly(q) else _forward_op
+        o, lse = run(q, k, v, length, scale, config_words)
+        ctx.save_for_backward(q, k, v, length, o, lse)
+        ctx.numbers = (scale, config_words)
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, v, length, o, lse = ctx.saved_tensors
+        scale, config_words = ctx.numbers
+        do = torch.zeros_like(o) if do is None else do
+        run = _backward if launches_directly(q) else _backward_op
+        dq, dk, dv = run(do, dlse, q, k, v, length, o, lse, scale, config_words)
+        return dq, dk, dv, None, None, None
+
+
+def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
+    """The tiles of each pass."""
+    return tiles_for(NAME, arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, length: Tensor, scale: float, config_words: str) -> tuple[Tensor, Tensor]:
+    """Launch the forward."""
+    batch, num_heads, q_len, head_dim = q.shape
+    kv_len, head_dim_v = k.shape[2], v.shape[3]
+    group_size = num_heads // k.shape[1]
+    tile = tiles_of(q, v, config_words)["fwd"]
+    o = empty_like_layout(q, head_dim_v)
+    lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
+    if o.numel() == 0:
+        return o, lse
+    q, k, v = aligned(q), aligned(k), aligned(v)
+    with on_device(q):
+        fwd.padding_fwd[(cdiv(q_len, tile.block_m) * num_heads * batch,)](
+            q,
+            k,
+            v,
+            length,
+            o,
+            lse,
+            *unit_strides(q),
+            *unit_strides(k),
+            *unit_strides(v),
+            *o.stride()[:3],
+            *length.stride(),
+            q_len,
+            kv_len,
+            num_heads,
+            group_size,
+            scale,
+            RAGGED=kv_len % tile.block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=next_power_of_2(head_dim),
+            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
+    return o, lse
+
+
+def _backward(
+    do: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    length: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    scale: float,
+    config_words: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Launch the backward: delta, then dq, then dk and dv."""
+    batch, num_heads, q_len, head_dim = q.shape
+    num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
+    group_size = num_heads // num_kv_heads
+    tiles = tiles_of(q, v, config_words)
+    dlse = None if dlse is None else dlse.contiguous()
+    delta = torch.empty_like(lse)
+    dq = empty_like_layout(q, head_dim)
+    dk = empty_like_layout(k, head_dim)
+    dv = empty_like_layout(v, head_dim_v)
+    # As many rows as keep a tile of o and one of do in registers.
+    delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
+    q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
+    with on_device(q):
+        if dq.numel() > 0:
+            bwd_delta.padding_bwd_delta[(cdiv(q_len, delta_rows) * num_heads * batch,)](
+                o,
+                do,
+                dlse,
+                delta,
+                *o.stride()[:3],
+                *do.stride()[:3],
+                q_len,
+                num_heads,
+                HAS_DLSE=dlse is not None,
+                HEAD_DIM_V=head_dim_v,
+                BLOCK_DV=next_power_of_2(head_dim_v),
+                BLOCK_M=delta_rows,
+            )
+            bwd_dq.padding_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
+                q,
+                k,
+                v,
+                do,
+                lse,
+                delta,
+                length,
+                dq,
+                *unit_strides(q),
+                *unit_strides(k),
+                *unit_strides(v),
+                *unit_strides(do),
+                *dq.stride()[:3],
+                *length.stride(),
+                q_len,
+                kv_len,
+                num_heads,
+                group_size,
+                scale,
+                RAGGED=kv_len % tiles["dq"].block_n != 0,
+                HEAD_DIM=head_dim,
+                HEAD_DIM_V=head_dim_v,
+                BLOCK_D=next_power_of_2(head_dim),
+                BLOCK_DV=next_power_of_2(head_dim_v),
+                BLOCK_M=tiles["dq"].block_m,
+                BLOCK_N=tiles["dq"].block_n,
+                num_warps=tiles["dq"].num_warps,
+                num_stages=tiles["dq"].num_stages,
+            )
+        if dk.numel() > 0:
+            bwd_dkdv.padding_bwd_dkdv[(cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,)](
+                q,
+                k,
+                v,
+                do,
+                lse,
+                delta,
+                length,
+                dk,
+                dv,
+                *unit_strides(q),
+                *unit_strides(k),
+                *unit_strides(v),
+                *unit_strides(do),
+                *dk.stride()[:3],
+                *dv.stride()[:3],
+                *length.stride(),
+                q_len,
+                kv_len,
+                num_heads,
+                group_size,
+                scale,
+                RAGGED=q_len % tiles["dkdv"].block_m != 0,
+                HEAD_DIM=head_dim,
+                HEAD_DIM_V=head_dim_v,
+                BLOCK_D=next_power_of_2(head_dim),
+                BLOCK_DV=next_power_of_2(head_dim_v),
+                BLOCK_M=tiles["dkdv"].block_m,
+                BLOCK_N=tiles["dkdv"].block_n,
+                num_warps=tiles["dkdv"].num_warps,
+                num_stages=tiles["dkdv"].num_stages,
+            )
+    return dq, dk, dv
+
+
+def _fake_forward(q: Tensor, _k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    o = empty_like_layout(q, v.shape[3])
+    lse = q.new_empty(q.shape[:3], dtype=FP32)
+    return o, lse
+
+
+def _fake_backward(
+    _do: Tensor, _dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *_: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk = empty_like_layout(q, q.shape[3]), empty_like_layout(k, k.shape[3])
+    dv = empty_like_layout(v, v.shape[3])
+    return dq, dk, dv
+
+
+# What torch.compile, torch.export and fake tensors see in place of the launches.
+_forward_op = custom_op(f"{NAMESPACE}::{NAME}_fwd", _forward, mutates_args=())
+_forward_op.register_fake(_fake_forward)
+_backward_op = custom_op(f"{NAMESPACE}::{NAME}_bwd", _backward, mutates_args=())
+_backward_op.register_fake(_fake_backward)
