@@ -31,7 +31,7 @@ class Linear:
 
 def linear(e: Expr) -> Linear | None:
     """The linear form of an integer expression, None if it has none."""
-    if not expr.names(e) & {"q_idx", "kv_idx"}:
+    if expr.level(e) is Level.UNIFORM:
         return Linear(q=0, kv=0, rest=e)
     if e == int_var("q_idx"):
         return Linear(q=1, kv=0, rest=const(0))

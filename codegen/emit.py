@@ -5,20 +5,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from codegen import expr
 from codegen.expr import Expr, Level, Load, Op, TensorSpec, Type, Var, int_var, level
+from codegen.modes import Mode
 from codegen.printers import PRODUCT, TritonPrinter
 
 _SUFFIX = {Level.UNIFORM: "val", Level.QUERY: "q", Level.KEY: "kv", Level.TILE: "qk"}
 
 
 DECAY = TensorSpec(name="decay", dims=("b", "h", "pos"))
-"""The cumulative sum of g, already times log2(e): `[B, Hq, P]`, contiguous."""
+"""The cumulative sum of g, already times log2(e): `[B, Hq, P]`, contiguous; `[Hq, total_k]` of packed sequences."""
 
-POSITIONS = ("kv_idx", DECAY.dims[2])
+PACKED_DECAY = replace(DECAY, dims=DECAY.dims[1:])
+
+POSITIONS = ("kv_idx", "k_row", DECAY.dims[2])
 """Dims known to hold every key position."""
+
+TOKENS = (*POSITIONS, "q_idx")
+"""Dims with an element per token."""
 
 
 def exact_index(tensors: Mapping[str, TensorSpec], tensor: str, axis: int, index: Expr) -> bool:
@@ -40,6 +46,7 @@ class Emitter:
 
     tensors: Mapping[str, TensorSpec]
     query_axis: int
+    mode: Mode = Mode.DENSE
     walks_heads: bool = False
     prologue: list[str] = field(default_factory=list)
     head_prologue: list[str] = field(default_factory=list)
@@ -124,22 +131,36 @@ class Emitter:
     def _offsets(self, e: Load, printer: TritonPrinter, strides: str, *, narrow: bool) -> list[str]:
         """The offset along each axis; those that differ between the pairs of a tile come last, and only they have 32
         bits if `narrow`."""
-        dims = self.tensors[e.tensor].dims
         offsets, last = [], []
         for axis, index in enumerate(e.indices):
             if exact_index(self.tensors, e.tensor, axis, index):
                 offsets.append(f"{printer.operand(index, PRODUCT)} * stride_{strides}_{axis}")
                 continue
-            inside = self._whole and self.query_axis == 0 and index == int_var("kv_idx") and dims[axis] in POSITIONS
-            text = printer.text(index) if inside else f"clamp_index({printer.text(index)}, {e.tensor}_size_{axis})"
+            first, text = self._position(e.tensor, axis, index, printer)
             if e.tensor == DECAY.name:  # dense, so a position is its offset
-                offsets.append(text)
-            elif level(index) is Level.TILE:
+                offsets += [*first, text]
+                continue
+            offsets += [f"{start} * stride_{strides}_{axis}" for start in first]
+            if level(index) is Level.TILE:
                 last.append(f"{text}.to(tl.{'int32' if narrow else 'int64'}) * stride_{strides}_{axis}")
             else:
                 # A position times an unknown stride may pass 32 bits.
                 offsets.append(f"{text}.to(tl.int64) * stride_{strides}_{axis}")
         return [*offsets, *last]
+
+    def _position(self, tensor: str, axis: int, index: Expr, printer: TritonPrinter) -> tuple[list[str], str]:
+        """Where this sequence begins on an axis along which packed ones follow each other, and the clamped index."""
+        dim, text = self.tensors[tensor].dims[axis], printer.text(index)
+        # In a whole block every key lies inside the sequence.
+        inside = self._whole and self.query_axis == 0 and index in _KEYS and dim in POSITIONS
+        if self.mode is not Mode.PACKED or dim not in TOKENS:
+            return [], text if inside else f"clamp_index({text}, {tensor}_size_{axis})"
+        if dim == "q_idx":
+            return ["q_start"], f"clamp_index(tl.maximum({text}, 0) - q_shift, q_len)"
+        return ["kv_start"], text if inside else f"clamp_index({text}, kv_len)"
+
+
+_KEYS = (int_var("kv_idx"), int_var("cols"))
 
 
 def _stem(node: Expr) -> str:

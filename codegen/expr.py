@@ -161,16 +161,20 @@ class Level(IntEnum):
 
 
 TILE_NAMES = frozenset((SCORE, "qk"))
+QUERY_NAMES = frozenset(("q_idx", "q_row", "rows"))
+KEY_NAMES = frozenset(("kv_idx", "cols"))
+"""Positions, and where tokens lie: rows and columns of the score matrix, `q_row` being a row and the query offset."""
 
 
 def level(e: Expr) -> Level:
     """The cheapest place for a value; `b`, `h` and scalars are uniform within a program."""
     read = names(e)
-    if read & TILE_NAMES or {"q_idx", "kv_idx"} <= read:
+    of_query, of_key = bool(read & QUERY_NAMES), bool(read & KEY_NAMES)
+    if read & TILE_NAMES or (of_query and of_key):
         return Level.TILE
-    if "q_idx" in read:
+    if of_query:
         return Level.QUERY
-    return Level.KEY if "kv_idx" in read else Level.UNIFORM
+    return Level.KEY if of_key else Level.UNIFORM
 
 
 def reads_head(e: Expr) -> bool:

@@ -10,16 +10,22 @@ from codegen.derive import derivative
 from codegen.emit import exact_index
 from codegen.expr import Expr, Level, Load, TensorSpec, Type, Var, const, int_var
 from codegen.model import GradientKind, GradientTerm
+from codegen.modes import Mode, decay_positions
 from codegen.spec import Variant
 
 POSITIONS = frozenset(("q_idx", "kv_idx"))
+ROWS = frozenset(("q_row", "cols"))
+"""What stands for them, in a segmented call, where a tensor lies as the tokens do."""
 
 LAG = int_var("lag")
 """q_idx - kv_idx, of which a kernel that sums along diagonals has one number per diagonal."""
 
 
-def gradient_terms(variant: Variant) -> tuple[GradientTerm, ...]:
-    """One term per read of a trained tensor that the score changes with, those of the log-decay last."""
+def gradient_terms(variant: Variant, mode: Mode = Mode.DENSE) -> tuple[GradientTerm, ...]:
+    """One term per read of a trained tensor that the score changes with, those of the log-decay last.
+
+    The variant is `specialised` to the mode.
+    """
     terms: list[GradientTerm] = []
     seen: Counter[tuple[str, GradientKind]] = Counter()
     for load in expr.loads(variant.score) if variant.score is not None else ():
@@ -35,6 +41,7 @@ def gradient_terms(variant: Variant) -> tuple[GradientTerm, ...]:
                 kind=kind,
                 local=local,
                 load=load,
+                dims=spec.dims,
                 number=seen[load.tensor, kind],
                 # A query position may leave the tensor, and then its gradient goes where the read is clamped to.
                 direct=kind in (GradientKind.HEAD, GradientKind.COLUMN) and _is_plain(load, spec),
@@ -42,9 +49,8 @@ def gradient_terms(variant: Variant) -> tuple[GradientTerm, ...]:
             )
         )
     if variant.decay:
-        for name, kind, sign in (("q_idx", GradientKind.ROW, 1.0), ("kv_idx", GradientKind.COLUMN, -1.0)):
-            load = decay_load(name)
-            terms.append(GradientTerm(tensor="decay", kind=kind, local=const(sign), load=load, direct=True))
+        for axis, kind, sign in (("q", GradientKind.ROW, 1.0), ("kv", GradientKind.COLUMN, -1.0)):
+            terms.append(GradientTerm(tensor="decay", kind=kind, local=const(sign), load=decay_load(axis, mode)))
     return tuple(terms)
 
 
@@ -53,9 +59,10 @@ def is_deterministic(variant: Variant) -> bool:
     return not any(t.atomic for t in gradient_terms(variant))
 
 
-def decay_load(position: str) -> Load:
-    """The cumulative log-decay at a position."""
-    return Load(Type.FLOAT, "decay", (int_var("b"), int_var("h"), int_var(position)))
+def decay_load(axis: str, mode: Mode) -> Load:
+    """The cumulative log-decay at a query (`q`) or a key (`kv`)."""
+    batch = () if mode is Mode.PACKED else (int_var("b"),)
+    return Load(Type.FLOAT, "decay", (*batch, int_var("h"), int_var(decay_positions(mode)[axis])))
 
 
 def gradient_kind(load: Load, spec: TensorSpec) -> GradientKind:
@@ -63,7 +70,8 @@ def gradient_kind(load: Load, spec: TensorSpec) -> GradientKind:
     level = expr.level(load)
     if level is not Level.TILE:
         return {Level.UNIFORM: GradientKind.HEAD, Level.QUERY: GradientKind.ROW, Level.KEY: GradientKind.COLUMN}[level]
-    if len(load.indices) == 4 and expr.names(load) == {"b", "h", *POSITIONS} and _is_plain(load, spec):
+    pairs = ({"b", "h", *POSITIONS}, {"b", "h", *ROWS})
+    if len(load.indices) == 4 and expr.names(load) in pairs and _is_plain(load, spec):
         return GradientKind.PAIR
     return GradientKind.DIAGONAL if by_lag(load) is not None else GradientKind.SCATTER
 
@@ -75,7 +83,7 @@ def _is_plain(load: Load, spec: TensorSpec) -> bool:
         return False
     return all(
         exact_index({spec.name: spec}, spec.name, axis, index)
-        or (name in POSITIONS and isinstance(spec.dims[axis], str) and spec.dims[axis] not in ("b", "h", "hkv"))
+        or (name in POSITIONS | ROWS and isinstance(spec.dims[axis], str) and spec.dims[axis] not in ("b", "h", "hkv"))
         for axis, (name, index) in enumerate(zip(names, load.indices, strict=True))
     )
 
@@ -84,7 +92,7 @@ def by_lag(load: Load) -> Load | None:
     """The read in terms of `LAG`; None if it depends on positions in another way than through their difference."""
     rewritten = expr.rebuild(load, _lag_form)
     assert isinstance(rewritten, Load)
-    return None if expr.names(rewritten) & POSITIONS else rewritten
+    return None if expr.names(rewritten) & (POSITIONS | ROWS) else rewritten
 
 
 def _lag_form(e: Expr) -> Expr | None:

@@ -274,7 +274,7 @@ def _needs_extremes(e: Expr) -> bool:
 
 
 def _positions(e: Expr) -> frozenset[str]:
-    return expr.names(e) & {"q_idx", "kv_idx"}
+    return expr.names(e) & (expr.QUERY_NAMES | expr.KEY_NAMES)
 
 
 def _positive(e: Expr) -> Expr:

@@ -111,7 +111,7 @@ class _Builder:
         if not reads:
             return None
         values = [x.value for x in reads]
-        queries, keys = (Emitter(tensors=self.variant.tensors, query_axis=axis) for axis in (0, 1))
+        queries, keys = (Emitter(tensors=self.variant.tensors, query_axis=axis, mode=self.sign.mode) for axis in (0, 1))
         query_texts, key_texts = (
             [_extreme_text(x, text) for x, text in zip(found, emitter.own_shape([x.value for x in found]), strict=True)]
             for emitter, found in ((queries, of_queries), (keys, of_keys))
@@ -126,7 +126,7 @@ class _Builder:
             *self._numbers(values, offset=bool(of_queries)),
         ]
         kernel = KernelPlan(
-            name=f"{self.variant.name}_extremes",
+            name=f"{self.sign.symbol}_extremes",
             args=args,
             constants=[*(self.offset if of_queries else []), "PART", "PARTS"],
             helpers=frozenset(queries.helpers | keys.helpers),
@@ -141,7 +141,7 @@ class _Builder:
         )
 
     def lists(self, axis: str, own: Sequence[Extreme], others: Sequence[Extreme], may: Expr, must: Expr) -> ListKernel:
-        emitter = Emitter(tensors=self.variant.tensors, query_axis=0)
+        emitter = Emitter(tensors=self.variant.tensors, query_axis=0, mode=self.sign.mode)
         may_text, must_text = emitter.own_shape([may, must])
         args = [
             *_pointers(sorted((*own, *others), key=lambda x: not x.of_queries)),
@@ -154,7 +154,7 @@ class _Builder:
         ]
         part = ["PART"] if own or others else []
         kernel = KernelPlan(
-            name=f"{self.variant.name}_{axis}_lists",
+            name=f"{self.sign.symbol}_{axis}_lists",
             args=args,
             constants=[*(self.offset if self.shifts else []), "OWN_ROOM", "FILL", "BLOCK_M", "BLOCK_N", *part, "CHUNK"],
             prologue=emitter.prologue,

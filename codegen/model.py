@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from codegen.bounds import BoundsText
-from codegen.expr import Expr, Load, names
+from codegen.expr import KEY_NAMES, QUERY_NAMES, Expr, Load, names
+from codegen.modes import Mode
 
 
 class GradientKind(StrEnum):
@@ -26,14 +27,16 @@ class GradientKind(StrEnum):
 class GradientTerm:
     """The gradient through one read of a tensor: `local` is d score / d element.
 
-    `number` counts the tensor's terms of one kind. The sums of a `direct` term are stored where the tensor has its
-    elements, those of others by head, row or key. A `trained` tensor's gradient is gathered only where a call wants it.
+    `dims` are the tensor's; `number` counts its terms of one kind. Sums are stored by head, row or key; those of a
+    `direct` term are where the tensor has its elements. A `trained` tensor's gradient is gathered only where a call
+    wants it.
     """
 
     tensor: str
     kind: GradientKind
     local: Expr
     load: Load
+    dims: tuple[str | int, ...] = ()
     number: int = 1
     direct: bool = False
     trained: bool = False
@@ -70,22 +73,18 @@ class GradientTerm:
     @property
     def axis(self) -> int:
         """The positional axis of a direct term."""
-        return next(i for i, index in enumerate(self.load.indices) if names(index) & {"q_idx", "kv_idx"})
-
-    @property
-    def size(self) -> str:
-        """The parameter with the length of the axis along which column sums, or direct ones, are stored."""
-        return f"{self.tensor}_size_{self.axis}" if self.direct else "kv_len"
+        return next(i for i, index in enumerate(self.load.indices) if names(index) & (QUERY_NAMES | KEY_NAMES))
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientText:
     """A gradient term inside one loop body: `text` is the gradient of each pair; `place`, of a term with atomics, its
-    offset in the buffer."""
+    offset in the buffer; `scattered` the same pair by pair, of a term along diagonals where positions may be any."""
 
     term: GradientTerm
     text: str
     place: str
+    scattered: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +96,6 @@ class BlockText:
     keep: str
     dscore: str
     gradients: Sequence[GradientText]
-    reads_key_index: bool
-    reads_query_index: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +130,25 @@ class KernelPlan:
     full: BlockText | None = None
     partial: BlockText | None = None
     gradients: Sequence[GradientTerm] = ()
-    reads_query_index: bool = False
-    reads_key_index: bool = False
+    mode: Mode = Mode.DENSE
+
+    @property
+    def packed(self) -> bool:
+        return self.mode is Mode.PACKED
+
+    @property
+    def segmented(self) -> bool:
+        return self.mode is Mode.SEGMENTED
+
+    @property
+    def ragged(self) -> str:
+        """Whether the last block may be cut: packed sequences end anywhere, else the call knows."""
+        return "True" if self.packed else "RAGGED"
+
+    @property
+    def key(self) -> str:
+        """The vector of keys as they lie in memory."""
+        return "cols" if self.segmented else "kv_idx"
 
     @property
     def flags(self) -> dict[str, str]:

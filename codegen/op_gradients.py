@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from codegen import expr
 from codegen.emit import exact_index
-from codegen.expr import Expr, Var
+from codegen.expr import Expr, Load, Var, int_var
 from codegen.model import GradientKind, GradientTerm
+from codegen.modes import POSITIONAL, Mode
 from codegen.printers import ArrayPrinter
 from codegen.spec import Variant
 
@@ -29,38 +30,37 @@ class Grid:
     source: str
 
 
-def buffers(terms: Sequence[GradientTerm]) -> list[Buffer]:
+def buffers(terms: Sequence[GradientTerm], mode: Mode) -> list[Buffer]:
     """One per term, those with atomics of one tensor together; of no elements where a call does not want them."""
-    found = {t.accumulator: _allocation(t) for t in terms}
+    found = {t.accumulator: _allocation(t, mode) for t in terms}
     return [Buffer(name=name, allocate=source) for name, source in found.items()]
 
 
-def _allocation(term: GradientTerm) -> str:
+def _allocation(term: GradientTerm, mode: Mode) -> str:
     if term.atomic:
         shape, none = f"{term.tensor}.shape", f"(0,) * {term.tensor}.dim()"
     else:
-        shape, none = f"(batch, num_heads, {_sizes(term)})", "(0,)"
+        shape, none = f"(batch, num_heads, {_sizes(term, mode)})", "(0,)"
     wanted = f"{shape} if {term.flag.lower()} else {none}" if term.trained else shape
-    # Every program stores the sums of its own rows or keys. Pairs in blocks that a mask leaves out are never visited,
-    # and neither are positions beyond the sequence.
-    whole = term.summed and not (term.direct and term.kind is not GradientKind.HEAD)
+    # Every program stores the sums of its own rows or keys, but there may be more entries than blocks of packed
+    # sequences. Pairs in blocks that a mask leaves out are never visited.
+    whole = term.summed and not (term.kind is GradientKind.HEAD and mode is Mode.PACKED)
     return f"q.{'new_empty' if whole else 'new_zeros'}({wanted}, dtype=FP32)"
 
 
-def _sizes(term: GradientTerm) -> str:
+def _sizes(term: GradientTerm, mode: Mode) -> str:
     if term.kind is GradientKind.HEAD:
-        return 'cdiv(q_len, tiles["dq"].block_m)'
-    if term.direct:
-        return f"{term.tensor}.shape[{term.axis}]"
+        packed = mode is Mode.PACKED
+        return "block_seqs.shape[0]" if packed else 'cdiv(q_len, tiles["dq"].block_m)'
     return {GradientKind.ROW: "q_len", GradientKind.COLUMN: "kv_len", GradientKind.PAIR: "q_len, kv_len"}[term.kind]
 
 
-def gradients(variant: Variant, terms: Sequence[GradientTerm]) -> dict[str, str]:
+def gradients(variant: Variant, terms: Sequence[GradientTerm], mode: Mode) -> dict[str, str]:
     """Source of each tensor's gradient, where a call wants it, from its buffers."""
     found = {}
     for spec in variant.tensors.values():
         if spec.grad:
-            parts = {_part(variant, t): None for t in terms if t.tensor == spec.name}
+            parts = {_part(variant, t, mode): None for t in terms if t.tensor == spec.name}
             total = " + ".join(parts) or f"q.new_zeros({spec.name}.shape)"
             found[spec.name] = f"{f'({total})' if len(parts) > 1 else total}.to({spec.name}.dtype)"
     if variant.decay:
@@ -70,18 +70,21 @@ def gradients(variant: Variant, terms: Sequence[GradientTerm]) -> dict[str, str]
     return found
 
 
-def _part(variant: Variant, term: GradientTerm) -> str:
+def _part(variant: Variant, term: GradientTerm, mode: Mode) -> str:
     """Source of the gradient through one read, float32 of the tensor's shape."""
     sums = term.accumulator
     if term.atomic:
         return sums
     if term.kind is GradientKind.PAIR:
         return f'place_pairs({sums}, {term.tensor}.shape, "{_axes(term)}", q_offset)'
+    if term.kind is GradientKind.HEAD:
+        by_sequence = mode is Mode.PACKED and "b" in expr.names(term.load)
+        sums = f"sums_by_sequence({sums}, block_seqs, num_seqs)" if by_sequence else f"{sums}.sum(-1)"
     if term.direct:
-        total = f"{sums}.sum(-1)" if term.kind is GradientKind.HEAD else sums
-        return f'reduce_gradient({total}, "{_axes(term)}", num_kv_heads)'
-    total = f"{sums}.sum(-1, keepdim=True)" if term.kind is GradientKind.HEAD else sums
-    return f"place_sums({total}, {term.tensor}.shape, ({_places(variant, term)},))"
+        length = f", {term.tensor}.shape[{term.axis}]" if term.kind is GradientKind.COLUMN else ""
+        return f'reduce_gradient({sums}, "{_axes(term)}", num_kv_heads{length})'
+    total = f"{sums}.unsqueeze(-1)" if term.kind is GradientKind.HEAD else sums
+    return f"place_sums({total}, {term.tensor}.shape, ({_places(variant, term, mode)},))"
 
 
 def _axes(term: GradientTerm) -> str:
@@ -91,31 +94,76 @@ def _axes(term: GradientTerm) -> str:
 
 def _letter(index: Expr) -> str:
     assert isinstance(index, Var)
-    return {"b": "b", "h": "h", "hkv": "k", "q_idx": "q", "kv_idx": "s"}[index.name]
+    return {"b": "b", "h": "h", "hkv": "k", "q_idx": "q", "q_row": "q", "kv_idx": "s", "cols": "s"}[index.name]
 
 
-def _places(variant: Variant, term: GradientTerm) -> str:
+_SEQUENCE = {GradientKind.HEAD: "b", GradientKind.ROW: "q_seq", GradientKind.COLUMN: "kv_seq"}
+"""The grid with the sequence that a packed sum belongs to."""
+
+
+def _places(variant: Variant, term: GradientTerm, mode: Mode) -> str:
     """The indices as the kernels read: clamped to the tensor."""
     printer = ArrayPrinter(
         float_cast=lambda x: f"{x}.to(FP32)",
         exact_dims=lambda tensor, axis, index: exact_index(variant.tensors, tensor, axis, index),
         numbers=frozenset(variant.scalars),
     )
-    return ", ".join(printer.indices(term.load))
+    if mode is not Mode.PACKED:
+        return ", ".join(printer.indices(term.load))
+    sequence = _SEQUENCE[term.kind]
+    dims = variant.tensors[term.tensor].dims
+    indices = [expr.substitute(i, {"b": int_var(sequence)}) for i in term.load.indices]
+    placed = Load(term.load.type, term.load.tensor, tuple(indices))
+    texts = []
+    for dim, index, text in zip(dims, indices, printer.indices(placed), strict=True):
+        if dim == "q_idx":
+            text = f"packed_row({printer.text(index)}, cu_seqlens_q, {sequence}, q_offset)"
+        elif dim == "kv_idx":
+            text = f"packed_row({printer.text(index)}, cu_seqlens_k, {sequence})"
+        texts.append(text)
+    return ", ".join(texts)
 
 
-def grids(terms: Sequence[GradientTerm]) -> list[Grid]:
+def grids(terms: Sequence[GradientTerm], mode: Mode) -> list[Grid]:
     """The index names that the places of sums are computed from."""
-    read = frozenset().union(*(expr.names(t.load) for t in terms if _is_placed(t)))
+    placed = [t for t in terms if _is_placed(t)]
+    read = frozenset().union(*(expr.names(t.load) for t in placed))
+    if mode is Mode.PACKED and any("b" in expr.names(t.load) or _has_tokens(t) for t in placed):
+        read |= {_SEQUENCE[t.kind] for t in placed}
+    rows = "torch.arange(q_len, device=q.device)"
+    keys = "torch.arange(kv_len, device=q.device)"
     shift = "(row_offset if row_offsets is None else row_offsets.view(-1, 1, 1))"
     sources = {
         "b": "torch.arange(batch, device=q.device).view(-1, 1, 1)",
         "h": "torch.arange(num_heads, device=q.device).view(-1, 1)",
         "hkv": "torch.arange(num_heads, device=q.device).view(-1, 1) // group_size",
-        "q_idx": f"torch.arange(q_len, device=q.device) + {shift}",
-        "kv_idx": "torch.arange(kv_len, device=q.device)",
+        "q_idx": f"{rows} + {shift}",
+        "kv_idx": keys,
     }
-    return [Grid(name=name, source=source) for name, source in sources.items() if name in read]
+    if mode is Mode.PACKED:
+        shift = "(row_offset if row_offsets is None else row_offsets[q_seq])"
+        sources |= {
+            "b": "torch.arange(num_seqs, device=q.device).view(-1, 1, 1)",
+            "q_seq": "sequence_of_rows(cu_seqlens_q, q_len)",
+            "kv_seq": "sequence_of_rows(cu_seqlens_k, kv_len)",
+            "q_idx": f"{rows} - cu_seqlens_q[q_seq] + {shift}",
+            "kv_idx": f"{keys} - cu_seqlens_k[kv_seq]",
+        }
+        read |= {f"{axis}_seq" for axis in ("q", "kv") if f"{axis}_idx" in read}
+    if mode is Mode.SEGMENTED:
+        sources |= {
+            "q_row": f"{rows} + {shift}",
+            "cols": keys,
+            "q_idx": f"{rows} + {shift} if q_positions is None else q_positions[:, None]",
+            "kv_idx": f"{keys} if kv_positions is None else kv_positions[:, None]",
+        }
+    order = ["b", "h", "hkv", "q_seq", "kv_seq", "q_row", "cols", "q_idx", "kv_idx"]
+    return [Grid(name=name, source=sources[name]) for name in order if name in read]
+
+
+def _has_tokens(term: GradientTerm) -> bool:
+    """Whether a sum is placed along an axis of tokens."""
+    return bool(set(term.dims) & set(POSITIONAL))
 
 
 def placed(terms: Sequence[GradientTerm]) -> list[str]:
@@ -124,4 +172,4 @@ def placed(terms: Sequence[GradientTerm]) -> list[str]:
 
 
 def _is_placed(term: GradientTerm) -> bool:
-    return term.summed and not term.direct
+    return term.trained and term.summed and not term.direct

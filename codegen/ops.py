@@ -11,6 +11,7 @@ from codegen.emit import exact_index
 from codegen.expr import Level, Var, level
 from codegen.lists import ListsPlan
 from codegen.model import GradientTerm, KernelPlan
+from codegen.modes import Mode
 from codegen.op_gradients import Buffer, Grid
 from codegen.plan import VariantPlan
 from codegen.printers import ArrayPrinter, FormulaPrinter, torch_printer
@@ -132,8 +133,11 @@ def _own_parameters(launched: str, arguments: Sequence[Argument], offset: list[s
 
 @dataclass(frozen=True, kw_only=True)
 class OpPlan:
-    """The variant as its op sees it."""
+    """The variant as its op sees it, in one mode of calls."""
 
+    name: str
+    symbol: str
+    mode: Mode
     arguments: Sequence[Argument]
     buffers: Sequence[Buffer]
     gradients: Mapping[str, str]  # tensor argument -> source of its gradient
@@ -163,11 +167,37 @@ class OpPlan:
     @property
     def _numbers(self) -> list[str]:
         """Parameters that every pass takes after the tensors."""
+        packed = ["cu_seqlens_q: Tensor", "cu_seqlens_k: Tensor"] if self.packed else []
+        positions = ["q_positions: Tensor | None", "kv_positions: Tensor | None"] if self.segmented else []
         offset = ["row_offset: int", "row_offsets: Tensor | None"] if self.has_offset else []
         dropout = ["dropout_p: float", "seed: int"] if self.dropout else []
         own = [f"{a.name}: {a.required}" for a in self.scalars]
-        tables = ["block_tables: list[Tensor]"] if self.lists is not None else []
-        return [*own, *dropout, *offset, "scale: float", "config_words: str", *tables]
+        tables = ["block_tables: list[Tensor]"] if self.has_tables else []
+        return [*own, *dropout, *packed, *positions, *offset, "scale: float", "config_words: str", *tables]
+
+    @property
+    def packed(self) -> bool:
+        return self.mode is Mode.PACKED
+
+    @property
+    def segmented(self) -> bool:
+        return self.mode is Mode.SEGMENTED
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether kernels are told their blocks, or those they visit, by tables that other kernels make."""
+        return self.packed or self.lists is not None
+
+    @property
+    def counts_sequences(self) -> bool:
+        """Whether the backward names the number of packed sequences."""
+        used = " ".join([*self.gradients.values(), *(grid.source for grid in self.grids)])
+        return self.packed and (self.decay or "num_seqs" in used)
+
+    @property
+    def saved_options(self) -> list[str]:
+        """Those of the parameters that every pass takes which are tensors."""
+        return [_name(p) for p in self._numbers if "Tensor" in p and "list" not in p]
 
     @property
     def _forward_parameters(self) -> list[str]:
@@ -268,7 +298,9 @@ class OpPlan:
     def reductions(self) -> list[str]:
         """The functions that make gradients of gathered sums."""
         used = " ".join(self.gradients.values())
-        return [name for name in ("place_pairs", "place_sums", "reduce_gradient") if name in used]
+        used += " ".join(grid.source for grid in self.grids)
+        names = ("packed_row", "place_pairs", "place_sums", "reduce_gradient", "sequence_of_rows", "sums_by_sequence")
+        return [name for name in names if name in used]
 
     @property
     def runtime_checks(self) -> list[str]:
@@ -305,9 +337,12 @@ def op_plan(planned: VariantPlan) -> OpPlan:
     arguments = _arguments(variant, planned.terms)
     return OpPlan(
         arguments=arguments,
-        buffers=op_gradients.buffers(planned.terms),
-        gradients=op_gradients.gradients(variant, planned.terms),
-        grids=op_gradients.grids(planned.terms),
+        name=variant.name,
+        symbol=planned.symbol,
+        mode=planned.mode,
+        buffers=op_gradients.buffers(planned.terms, planned.mode),
+        gradients=op_gradients.gradients(variant, planned.terms, planned.mode),
+        grids=op_gradients.grids(planned.terms, planned.mode),
         placed=op_gradients.placed(planned.terms),
         launches=Launches(
             fwd=_launch(planned.fwd), delta=_launch(planned.delta), dq=_launch(planned.dq), dkdv=_launch(planned.dkdv)

@@ -5,17 +5,19 @@ All decisions are made here; a template only places text. See templates/README.m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from codegen import blocks, expr
 from codegen.bounds import key_bounds, query_bounds
 from codegen.derive import derivative
-from codegen.emit import DECAY, Emitter
+from codegen.emit import DECAY, PACKED_DECAY, Emitter
 from codegen.expr import Expr, const, float_var
 from codegen.gradients import by_lag, decay_load, gradient_terms
 from codegen.lists import ListsPlan, lists_plan
 from codegen.model import BlockText, GradientKind, GradientTerm, GradientText, KernelPlan
+from codegen.modes import Mode, specialised
 from codegen.signature import Signatures, legend
 from codegen.spec import Variant
 
@@ -32,7 +34,7 @@ class Logits:
     terms: tuple[GradientTerm, ...]
 
 
-def logits(variant: Variant) -> Logits:
+def logits(variant: Variant, mode: Mode) -> Logits:
     """Put the raw product in place of `score`, and fold scale and log2(e) into the coefficients."""
     score, qk, scale = float_var(expr.SCORE), float_var("qk"), float_var("scale")
     value = {expr.SCORE: expr.mul(scale, qk)}
@@ -40,21 +42,29 @@ def logits(variant: Variant) -> Logits:
     logit = expr.scaled(LOG2E, expr.substitute(modified, value))
     linear = logit == expr.mul(expr.mul(LOG2E, scale), qk) and not variant.decay
     if variant.decay:
-        difference = expr.sub(decay_load("q_idx"), decay_load("kv_idx"))
+        difference = expr.sub(decay_load("q", mode), decay_load("kv", mode))
         logit = expr.add(logit, difference)
     dscore = expr.substitute(derivative(modified, score), value)
-    terms = tuple(replace(t, local=expr.substitute(t.local, value)) for t in gradient_terms(variant))
+    terms = tuple(replace(t, local=expr.substitute(t.local, value)) for t in gradient_terms(variant, mode))
     return Logits(logit=logit, dscore=None if expr.is_const(dscore, 1) else dscore, linear=linear, terms=terms)
+
+
+_LIES = {"q": ("start_m", "BLOCK_M", "rows", "q_len"), "kv": ("start_n", "BLOCK_N", "cols", "kv_len")}
+"""Of each axis where a block starts, its size, the vector of its rows or keys, and the length."""
 
 
 class KernelBuilder:
     """Builds the variant-dependent text of one kernel."""
 
-    def __init__(self, variant: Variant, *, query_axis: int, walks_heads: bool = False) -> None:
-        tensors = {**variant.tensors, **({"decay": DECAY} if variant.decay else {})}
+    def __init__(self, variant: Variant, mode: Mode, *, query_axis: int, walks_heads: bool = False) -> None:
+        decay = PACKED_DECAY if mode is Mode.PACKED else DECAY
+        tensors = {**variant.tensors, **({decay.name: decay} if variant.decay else {})}
         self.variant = variant
-        self.logits = logits(variant)
-        self.emitter = Emitter(tensors=tensors, query_axis=query_axis, walks_heads=walks_heads)
+        self.logits = logits(variant, mode)
+        self.key = "cols" if mode is Mode.SEGMENTED else "kv_idx"
+        self.reads: frozenset[str] = frozenset()
+        self.by_position = mode is not Mode.SEGMENTED
+        self.emitter = Emitter(tensors=tensors, query_axis=query_axis, mode=mode, walks_heads=walks_heads)
         self.transposed = query_axis == 1
 
     def block(self, *, partial: bool, terms: Sequence[GradientTerm], backward: bool) -> BlockText:
@@ -64,8 +74,11 @@ class KernelBuilder:
         locals_ = [t.local for t in terms]
         statements, texts = self.emitter.block(self.logits.logit, dscore, keep, *locals_, whole=not partial)
         logit, dscore_text, keep_text, *local_texts = texts
-        places = [self._place(t) for t in terms]
+        places = [self._places(t) for t in terms]
         read = frozenset().union(*(expr.names(e) for e in (self.logits.logit, dscore, keep, *locals_) if e is not None))
+        self.reads |= read
+        if partial and not self.transposed:
+            read |= {self.key}  # for the bound of a cut block
         if self.logits.linear:
             logit = "qk * qk_scale"
         elif expr.level(self.logits.logit) is not expr.Level.TILE:
@@ -74,28 +87,48 @@ class KernelBuilder:
         guard = partial and dscore is not None
         product = f"ds * {_factor(dscore_text)}" if dscore is not None else ""
         return BlockText(
-            statements=statements,
+            statements=[*self.index_statements("q" if self.transposed else "kv", read), *statements],
             logit=logit,
             keep=keep_text,
             dscore=f"tl.where(keep, {product}, 0.0)" if guard else product,
             gradients=[
-                GradientText(term=t, text=_gradient_text(t, text, partial), place=place)
-                for t, text, place in zip(terms, local_texts, places, strict=True)
+                GradientText(term=t, text=_gradient_text(t, text, partial), place=place, scattered=scattered)
+                for t, text, (place, scattered) in zip(terms, local_texts, places, strict=True)
             ],
-            reads_key_index="kv_idx" in read or (partial and not self.transposed),
-            reads_query_index="q_idx" in read,
         )
 
-    def _place(self, term: GradientTerm) -> str:
-        """Where the block's statements have led to, the offset of a term in its buffer; empty without atomics."""
+    def index_statements(self, axis: str, reads: Set[str]) -> list[str]:
+        """Where the rows (or keys) of a block lie and which positions they have, of that what `reads` names."""
+        start, size, lies, length = _LIES[axis]
+        found = []
+        if axis == "q":
+            lines = {"q_row": "q_row = rows + q_shift", "q_idx": "q_idx = rows + q_shift"}
+        else:
+            vector = f"{start} + tl.arange(0, {size})"
+            lines = {"cols": f"cols = {vector}", "kv_idx": f"kv_idx = {vector if self.by_position else 'cols'}"}
+            if "kv_idx" in reads and not self.by_position:
+                reads = {*reads, "cols"}
+        for name, line in lines.items():
+            if name in reads and name.endswith("_idx") and not self.by_position:
+                given = f"{axis}_positions_ptr + b * stride_{axis}_positions_b + {lies}"
+                load = f"tl.load({given}, mask={lies} < {length}, other=0)"
+                found += ["if POSITIONS:", f"    {name} = {load}", "else:", f"    {line}"]
+            elif name in reads:
+                found.append(line)
+        return found
+
+    def _places(self, term: GradientTerm) -> tuple[str, str]:
+        """The offset of a term in its buffer, in the names of the block's statements, and where it is summed along
+        diagonals the same pair by pair, for positions that are not one after the other; empty without atomics."""
         if not term.atomic:
-            return ""
+            return "", ""
+        by_pair = self.emitter.place(term.load, term.accumulator, tile=True)
         if term.kind is GradientKind.SCATTER:
-            return self.emitter.place(term.load, term.accumulator, tile=True)
+            return by_pair, ""
         self.emitter.helpers.add("diagonals")
         along = by_lag(term.load)
         assert along is not None
-        return self.emitter.place(along, term.accumulator, tile=False)
+        return self.emitter.place(along, term.accumulator, tile=False), "" if self.by_position else by_pair
 
 
 def _factor(text: str) -> str:
@@ -117,9 +150,11 @@ def _gradient_text(term: GradientTerm, local: str, partial: bool) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class VariantPlan:
-    """All kernels of a variant, and what its ops need to know."""
+    """All kernels of a variant in one mode, and what its ops need to know. Their names begin with `symbol`."""
 
     variant: Variant
+    mode: Mode
+    symbol: str
     fwd: KernelPlan
     delta: KernelPlan
     dq: KernelPlan
@@ -128,30 +163,37 @@ class VariantPlan:
     terms: tuple[GradientTerm, ...]
 
 
-def plan(variant: Variant) -> VariantPlan:
-    """Decide everything about a variant."""
+def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
+    """Decide everything about a variant's kernels for one mode of calls."""
+    variant = specialised(written, mode)
     analysis = blocks.analyse(variant.mask)
-    sign = Signatures(variant, gradient_terms(variant), analysis)
+    terms = gradient_terms(variant, mode)
+    sign = Signatures(variant, mode, terms, analysis)
     return VariantPlan(
         variant=variant,
+        mode=mode,
+        symbol=sign.symbol,
         fwd=_query_kernel(variant, analysis, sign, backward=False),
         delta=_delta_kernel(variant, sign),
         dq=_query_kernel(variant, analysis, sign, backward=True),
         dkdv=_key_kernel(variant, analysis, sign),
         lists=lists_plan(variant, analysis, sign),
-        terms=gradient_terms(variant),
+        terms=terms,
     )
 
 
 def _delta_kernel(variant: Variant, sign: Signatures) -> KernelPlan:
     args = sign.delta()
     return KernelPlan(
-        name=f"{variant.name}_bwd_delta", args=args, constants=sign.delta_constants(), legend=legend(variant, args)
+        name=f"{variant.name}_bwd_delta",
+        args=args,
+        constants=sign.delta_constants(),
+        legend=legend(variant, sign.mode, args),
     )
 
 
 def _query_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signatures, *, backward: bool) -> KernelPlan:
-    builder = KernelBuilder(variant, query_axis=0)
+    builder = KernelBuilder(variant, sign.mode, query_axis=0)
     terms = [t for t in builder.logits.terms if backward and t.kind is not GradientKind.COLUMN]
     full = builder.block(partial=False, terms=terms, backward=backward)
     partial = builder.block(partial=True, terms=terms, backward=backward)
@@ -160,49 +202,56 @@ def _query_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signat
     hoisted = " ".join([*emitter.prologue, *bounds.statements])
     args = sign.dq() if backward else sign.fwd()
     return KernelPlan(
-        name=f"{variant.name}_{'bwd_dq' if backward else 'fwd'}",
+        name=f"{sign.symbol}_{'bwd_dq' if backward else 'fwd'}",
+        mode=sign.mode,
         args=args,
         constants=sign.dq_constants() if backward else sign.constants(),
-        legend=legend(variant, args, terms),
+        legend=legend(variant, sign.mode, args, terms),
         also=_also(terms),
         linear=builder.logits.linear,
         longest_first=analysis.keys.main.end is not None and analysis.keys.main.first is None,
         helpers=frozenset(emitter.helpers),
-        prologue=emitter.prologue,
+        prologue=[*builder.index_statements("q", builder.reads | _words(hoisted)), *emitter.prologue],
         bounds=bounds,
         full=full,
         partial=partial,
         gradients=terms,
-        reads_query_index=partial.reads_query_index or "q_idx" in hoisted or any(t.per_row and t.direct for t in terms),
     )
 
 
 def _key_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signatures) -> KernelPlan:
-    builder = KernelBuilder(variant, query_axis=1, walks_heads=True)
+    builder = KernelBuilder(variant, sign.mode, query_axis=1, walks_heads=True)
     terms = [t for t in builder.logits.terms if t.kind is GradientKind.COLUMN]
     full = builder.block(partial=False, terms=terms, backward=True)
     partial = builder.block(partial=True, terms=terms, backward=True)
     bounds = query_bounds(analysis, builder.emitter)
     emitter = builder.emitter
-    hoisted = " ".join([*emitter.prologue, *emitter.head_prologue])
+    reads = builder.reads | _words(" ".join([*emitter.prologue, *emitter.head_prologue]))
+    if terms:
+        reads |= {builder.key}  # for the place of the sums
     args = sign.dkdv()
     return KernelPlan(
-        name=f"{variant.name}_bwd_dkdv",
+        name=f"{sign.symbol}_bwd_dkdv",
+        mode=sign.mode,
         args=args,
         constants=sign.dkdv_constants(),
-        legend=legend(variant, args, terms),
+        legend=legend(variant, sign.mode, args, terms),
         also=_also(terms),
         linear=builder.logits.linear,
         helpers=frozenset(emitter.helpers),
-        prologue=emitter.prologue,
+        prologue=[*builder.index_statements("kv", reads), *emitter.prologue],
         head_prologue=emitter.head_prologue,
         bounds=bounds,
         bounds_per_head=analysis.lists_per_head or _any_reads_head(analysis.queries),
         full=full,
         partial=partial,
         gradients=terms,
-        reads_key_index=partial.reads_key_index or "kv_idx" in hoisted or bool(terms),
     )
+
+
+def _words(text: str) -> frozenset[str]:
+    """The names in a piece of source."""
+    return frozenset(re.findall(r"[A-Za-z_]\w*", text))
 
 
 def _any_reads_head(union: blocks.Union) -> bool:

@@ -16,6 +16,7 @@ import jinja2
 from codegen.errors import CodegenError
 from codegen.expr import TensorSpec
 from codegen.gradients import is_deterministic
+from codegen.modes import Mode
 from codegen.ops import OpPlan, arch_tables, op_plan
 from codegen.plan import VariantPlan, plan
 from codegen.printers import FormulaPrinter
@@ -54,6 +55,8 @@ def _environment(folder: Path) -> jinja2.Environment:
     return env
 
 
+MODES = (Mode.DENSE, Mode.PACKED)
+
 KERNELS = {"fwd": "fwd", "bwd_delta": "delta", "bwd_dq": "dq", "bwd_dkdv": "dkdv"}
 """File stem of each kernel -> the attribute of `VariantPlan` that holds its plan."""
 
@@ -66,7 +69,7 @@ def render(spec: Spec) -> dict[str, str]:
     env = _environment(templates_path())
     files: dict[str, str] = {}
     for name, variant in spec.variants.items():
-        files.update(_variant_files(env, name, plan(variant)))
+        files.update(_variant_files(env, name, {mode: plan(variant, mode) for mode in MODES}))
     names = list(spec.variants)
     files["__init__.py"] = _fill(env, "ops/package_init.py.jinja", variants=names)
     files["torch.py"] = _fill(env, "ops/torch_init.py.jinja", variants=names)
@@ -79,21 +82,45 @@ def render(spec: Spec) -> dict[str, str]:
     return {path: _sign(formatted[path]) for path in sorted(formatted)}
 
 
-def _variant_files(env: jinja2.Environment, name: str, planned: VariantPlan) -> dict[str, str]:
-    context: dict[str, Any] = {"variant": planned.variant, "entry": comment(f"variant: {planned.variant.entry}")}
-    files = {
-        f"{name}/{stem}.py": _fill(env, f"kernels/{stem}.py.jinja", kernel=getattr(planned, attribute), **context)
-        for stem, attribute in KERNELS.items()
-    }
-    if planned.lists is not None:
-        files[f"{name}/block_lists.py"] = _fill(env, "kernels/block_lists.py.jinja", lists=planned.lists, **context)
-    if planned.variant.decay:
-        files[f"{name}/decay.py"] = _fill(env, "kernels/decay.py.jinja", **context)
+def _variant_files(env: jinja2.Environment, name: str, plans: Mapping[Mode, VariantPlan]) -> dict[str, str]:
+    files: dict[str, str] = {}
+    for mode, planned in plans.items():
+        files.update(_mode_files(env, name if mode is Mode.DENSE else f"{name}/{mode.value}", planned))
+    planned = plans[Mode.DENSE]
+    context = _context(planned)
     op: OpPlan = op_plan(planned)
     files[f"{name}/torch_op.py"] = _fill(env, "ops/torch_op.py.jinja", op=op, plan=planned, **context)
-    files[f"{name}/torch_launch.py"] = _fill(env, "ops/torch_launch.py.jinja", op=op, plan=planned, **context)
     files[f"{name}/torch_reference.py"] = _fill(env, "ops/torch_reference.py.jinja", op=op, **context)
-    files[f"{name}/__init__.py"] = _fill(env, "ops/variant_init.py.jinja", **context)
+    return files
+
+
+_TITLES = {Mode.DENSE: "", Mode.PACKED: ", packed sequences", Mode.SEGMENTED: ", tokens with segment ids and positions"}
+
+
+def _context(planned: VariantPlan) -> dict[str, Any]:
+    entry = comment(f"variant: {planned.variant.entry}")
+    return {"variant": planned.variant, "symbol": planned.symbol, "title": _TITLES[planned.mode], "entry": entry}
+
+
+def _mode_files(env: jinja2.Environment, folder: str, planned: VariantPlan) -> dict[str, str]:
+    """The kernels of one mode, and their launches."""
+    context = _context(planned)
+    dense = planned.mode is Mode.DENSE
+    files = {
+        f"{folder}/{stem}.py": _fill(env, f"kernels/{stem}.py.jinja", kernel=getattr(planned, attribute), **context)
+        for stem, attribute in KERNELS.items()
+        if dense or attribute != "delta"
+    }
+    if planned.lists is not None:
+        files[f"{folder}/block_lists.py"] = _fill(env, "kernels/block_lists.py.jinja", lists=planned.lists, **context)
+    if planned.variant.decay and planned.mode is not Mode.SEGMENTED:
+        packed = planned.mode is Mode.PACKED
+        files[f"{folder}/decay.py"] = _fill(env, "kernels/decay.py.jinja", packed=packed, **context)
+    runtime = ".._runtime" if dense else "..._runtime"
+    files[f"{folder}/torch_launch.py"] = _fill(
+        env, "ops/torch_launch.py.jinja", op=op_plan(planned), plan=planned, runtime=runtime, **context
+    )
+    files[f"{folder}/__init__.py"] = _fill(env, "ops/variant_init.py.jinja", **context)
     return files
 
 

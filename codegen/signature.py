@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from codegen import expr
 from codegen.blocks import BlockAnalysis, Schedule
-from codegen.emit import DECAY, exact_index
+from codegen.emit import DECAY, TOKENS, exact_index
 from codegen.expr import Expr, Level, Load, TensorSpec
 from codegen.model import ArgGroup, GradientKind, GradientTerm
+from codegen.modes import Mode
 from codegen.printers import FormulaPrinter
 from codegen.spec import Variant
 from codegen.text import legend_row
@@ -29,14 +31,37 @@ SHAPES = {
     "dsink": "[B, Hq, blocks]  fp32, partial sums",
     "decay": "[B, Hq, P]  fp32, cumulative log-decay times log2(e)",
     "spans": "[B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list",
+    "q_positions": "[B, Sq]  int32, or None: by row",
+    "kv_positions": "[B, Skv]  int32, or None: by row",
     "block_list": "[entries]  int16 or int32, lists of the blocks to visit",
 }
 
 
+PACKED_SHAPES = {
+    "q": "[total_q, Hq, D]",
+    "k": "[total_k, Hkv, D]",
+    "v": "[total_k, Hkv, Dv]",
+    "o": "[total_q, Hq, Dv]",
+    "do": "[total_q, Hq, Dv]",
+    "dq": "[total_q, Hq, D]",
+    "dk": "[total_k, Hkv, D]",
+    "dv": "[total_k, Hkv, Dv]",
+    "lse": "[Hq, total_q]  fp32, log of the softmax denominator",
+    "dlse": "[Hq, total_q]  fp32, gradient of lse",
+    "delta": "[Hq, total_q]  fp32, sum(o * do) - dlse",
+    "decay": "[Hq, total_k]  fp32, cumulative log-decay of each sequence times log2(e)",
+    "cu_seqlens_q": "[n + 1]  int32, where the sequences of queries begin",
+    "cu_seqlens_k": "[n + 1]  int32, where those of keys begin",
+    "block_seqs": "[entries]  int32, the sequence of each block, -1 for none",
+    "first_entries": "[n]  int32, the first block of each sequence",
+    "spans": "[H, entries, 4]  int32, first, partial end, full begin and end of a block's list",
+}
+
+
 def reads_query_position(variant: Variant) -> bool:
-    """Whether a kernel needs q_idx, and so the query offset."""
+    """Whether a kernel needs the position of a query, and so the query offset."""
     parts = [e for e in (variant.mask, variant.score) if e is not None]
-    return variant.decay or any("q_idx" in expr.names(e) for e in parts)
+    return variant.decay or any({"q_idx", "q_row"} & expr.names(e) for e in parts)
 
 
 def uses_tanh(variant: Variant) -> bool:
@@ -56,24 +81,20 @@ def tensor_reads(variant: Variant) -> tuple[Load, ...]:
     return expr.loads(*(e for e in (variant.mask, variant.score) if e is not None))
 
 
-def clamped_axes(tensors: Mapping[str, TensorSpec], reads: Sequence[Load]) -> dict[str, list[int]]:
+def clamped_axes(tensors: Mapping[str, TensorSpec], reads: Sequence[Load], mode: Mode) -> dict[str, list[int]]:
     """Tensor -> axes whose size a kernel needs, to clamp an index that may leave them."""
     found: dict[str, set[int]] = {}
     for load in reads:
         for axis, index in enumerate(load.indices):
-            if not exact_index(tensors, load.tensor, axis, index):
+            packed = mode is Mode.PACKED and tensors[load.tensor].dims[axis] in TOKENS
+            if not packed and not exact_index(tensors, load.tensor, axis, index):
                 found.setdefault(load.tensor, set()).add(axis)
     return {name: sorted(axes) for name, axes in found.items()}
 
 
-def _strides(letter: str) -> ArgGroup:
-    """Strides of a `[B, H, S, D]` tensor but the last, which is 1."""
-    return ArgGroup(names=tuple(f"stride_{letter}{axis}" for axis in "bhs"), host=f"*{letter}.stride()[:3]")
-
-
-def _unit_strides(letter: str) -> ArgGroup:
-    """Strides of an input whose rows are aligned: those of batch and head in units of 16 bytes."""
-    return ArgGroup(names=tuple(f"stride_{letter}{axis}" for axis in "bhs"), host=f"*unit_strides({letter})")
+def _strides(letter: str, axes: str) -> ArgGroup:
+    slices = {"bhs": "[:3]", "hs": "[1:3]"}
+    return ArgGroup(names=tuple(f"stride_{letter}{axis}" for axis in axes), host=f"*{letter}.stride(){slices[axes]}")
 
 
 def _own_strides(spec: TensorSpec) -> ArgGroup:
@@ -97,8 +118,10 @@ def _sizes(axes: Mapping[str, Sequence[int]]) -> list[ArgGroup]:
 class Signatures:
     """Argument groups of each kernel, in the order tensors, strides, lengths, scalars."""
 
-    def __init__(self, variant: Variant, terms: Sequence[GradientTerm], analysis: BlockAnalysis) -> None:
+    def __init__(self, variant: Variant, mode: Mode, terms: Sequence[GradientTerm], analysis: BlockAnalysis) -> None:
         self.variant = variant
+        self.mode = mode
+        self.symbol = variant.name if mode is Mode.DENSE else f"{variant.name}_{mode.value}"
         self.terms = terms
         self.offset = reads_query_position(variant)
         self.lists = analysis.schedule is Schedule.LISTS
@@ -111,9 +134,9 @@ class Signatures:
             *sink,
             *self._tensors(),
             ArgGroup(names=("o_ptr", "lse_ptr"), host="o, lse"),
-            *self._lists(),
-            *(_unit_strides(x) for x in "qkv"),
-            _strides("o"),
+            *self._tables(),
+            *(self._unit_strides(x) for x in "qkv"),
+            self._strides("o"),
             *self._tensor_strides(),
             *self._list_strides(),
             *self._numbers(),
@@ -127,8 +150,7 @@ class Signatures:
             *sink,
             ArgGroup(names=("delta_ptr",), host="delta"),
             *dsink,
-            _strides("o"),
-            _strides("do"),
+            *(_strides(x, "bhs") for x in ("o", "do")),
             ArgGroup(names=("q_len", "num_heads"), host="q_len, num_heads", varies=True),
         ]
 
@@ -142,7 +164,8 @@ class Signatures:
         return [*dlse, *_flags(self._gathered(in_dq=True)), *self.constants()]
 
     def dkdv(self) -> list[ArgGroup]:
-        return self._backward(("dk", "dv"), self._gathered(in_dq=False))
+        groups = self._backward(("dk", "dv"), self._gathered(in_dq=False))
+        return [replace(g, host=g.host.replace("block_seqs, first", "key_block_seqs, key_first")) for g in groups]
 
     def dkdv_constants(self) -> list[str]:
         return [*_flags(self._gathered(in_dq=False)), *self.constants()]
@@ -157,7 +180,9 @@ class Signatures:
         tanh = ["HARDWARE_TANH"] if uses_tanh(self.variant) else []
         dropout = ["DROPOUT"] if self.variant.dropout else []
         sizes = ["HEAD_DIM", "HEAD_DIM_V", "BLOCK_D", "BLOCK_DV", "BLOCK_M", "BLOCK_N"]
-        return [*offset, *ptx, *tanh, *dropout, "RAGGED", *sizes]
+        positions = ["POSITIONS"] if self.mode is Mode.SEGMENTED else []
+        ragged = ["RAGGED"] if self.mode is not Mode.PACKED else []
+        return [*offset, *positions, *ptx, *tanh, *dropout, *ragged, *sizes]
 
     def delta_constants(self) -> list[str]:
         return ["HAS_DLSE", "HEAD_DIM_V", "BLOCK_DV", "BLOCK_M"]
@@ -170,21 +195,43 @@ class Signatures:
             ),
             *self._tensors(),
             *(ArgGroup(names=(f"{x}_ptr",), host=x) for x in (*outputs, *buffers)),
-            *self._lists(),
-            *(_unit_strides(x) for x in ("q", "k", "v", "do")),
-            *(_strides(x) for x in outputs),
+            *self._tables(),
+            *(self._unit_strides(x) for x in ("q", "k", "v", "do")),
+            *(self._strides(x) for x in outputs),
             *self._tensor_strides(),
             *self._list_strides(),
             *self._buffer_strides(terms),
-            *self._numbers(),
+            *self._numbers(column_sums=any(t.kind is GradientKind.COLUMN for t in terms)),
         ]
 
-    def _lists(self) -> list[ArgGroup]:
-        return [ArgGroup(names=("spans_ptr", "block_list_ptr"), host="spans, block_list")] if self.lists else []
+    def _strides(self, letter: str) -> ArgGroup:
+        """Strides of a `[B, H, S, D]` tensor but the last, which is 1; packed sequences are one batch row."""
+        return _strides(letter, self._axes)
+
+    def _unit_strides(self, letter: str) -> ArgGroup:
+        """Strides of an input whose rows are aligned: those of batch and head in units of 16 bytes."""
+        names = tuple(f"stride_{letter}{axis}" for axis in self._axes)
+        return ArgGroup(names=names, host=f"*unit_strides({letter})" + "[1:]" * (self._axes == "hs"))
+
+    @property
+    def _axes(self) -> str:
+        return "hs" if self.mode is Mode.PACKED else "bhs"
+
+    def _tables(self) -> list[ArgGroup]:
+        """What tells a program its block and the blocks it visits."""
+        packed = [
+            ArgGroup(names=("cu_seqlens_q_ptr", "cu_seqlens_k_ptr"), host="cu_seqlens_q, cu_seqlens_k"),
+            ArgGroup(names=("block_seqs_ptr", "first_entries_ptr"), host="block_seqs, first_entries"),
+        ]
+        lists = [ArgGroup(names=("spans_ptr", "block_list_ptr"), host="spans, block_list")]
+        return [*(packed if self.mode is Mode.PACKED else ()), *(lists if self.lists else ())]
 
     def _list_strides(self) -> list[ArgGroup]:
         if not self.lists:
             return []
+        if self.mode is Mode.PACKED:
+            names = ("stride_spans_h",) if self.lists_per_head else ()
+            return [ArgGroup(names=names, host="spans.stride(0)", varies=True)] if names else []
         if self.lists_per_head:
             return [ArgGroup(names=("stride_spans_b", "stride_spans_h"), host="*spans.stride()[:2]", varies=True)]
         return [ArgGroup(names=("stride_spans_b",), host="spans.stride(0)", varies=True)]
@@ -201,16 +248,31 @@ class Signatures:
         return {**self.variant.tensors, **({"decay": DECAY} if self.variant.decay else {})}
 
     def _tensors(self) -> list[ArgGroup]:
-        return [ArgGroup(names=(f"{name}_ptr",), host=name) for name in self._all_tensors()]
+        return [*(ArgGroup(names=(f"{name}_ptr",), host=name) for name in self._all_tensors()), *self._positions()]
+
+    def _positions(self) -> list[ArgGroup]:
+        """The positions of a segmented call's tokens, None where they lie by position."""
+        if self.mode is not Mode.SEGMENTED:
+            return []
+        return [ArgGroup(names=("q_positions_ptr", "kv_positions_ptr"), host="q_positions, kv_positions")]
+
+    def _position_strides(self) -> list[ArgGroup]:
+        if self.mode is not Mode.SEGMENTED:
+            return []
+        names = ("stride_q_positions_b", "stride_kv_positions_b")
+        return [ArgGroup(names=names, host="row_stride(q_positions), row_stride(kv_positions)")]
 
     def _tensor_strides(self) -> list[ArgGroup]:
         groups = [_own_strides(spec) for spec in self.variant.tensors.values() if spec.dims]
-        if self.variant.decay:
+        packed = self.mode is Mode.PACKED
+        if self.variant.decay and packed:
+            groups.append(ArgGroup(names=("stride_decay_0",), host="decay.stride(1)"))
+        elif self.variant.decay:
             groups.append(ArgGroup(names=("stride_decay_0", "stride_decay_1"), host="*decay.stride()[:2]"))
-        axes = clamped_axes(self.variant.tensors, tensor_reads(self.variant))
-        if self.variant.decay:
+        axes = clamped_axes(self.variant.tensors, tensor_reads(self.variant), self.mode)
+        if self.variant.decay and not packed:
             axes["decay"] = [2]
-        return [*groups, *_sizes(axes)]
+        return [*groups, *self._position_strides(), *_sizes(axes)]
 
     def own_tensors(self, roots: Sequence[Expr]) -> list[ArgGroup]:
         """The variant's tensors that some expressions read."""
@@ -222,16 +284,20 @@ class Signatures:
         reads = expr.loads(*roots)
         read = {load.tensor for load in reads}
         groups = [_own_strides(spec) for name, spec in self.variant.tensors.items() if name in read and spec.dims]
-        return [*groups, *_sizes(clamped_axes(self.variant.tensors, reads))]
+        return [*groups, *_sizes(clamped_axes(self.variant.tensors, reads, self.mode))]
 
     def own_scalars(self, roots: Sequence[Expr]) -> list[ArgGroup]:
         """The variant's scalars that some expressions read."""
         read = frozenset().union(*map(expr.names, roots))
         return [ArgGroup(names=(name,), host=name, varies=True) for name in self.variant.scalars if name in read]
 
-    def _numbers(self) -> list[ArgGroup]:
+    def _numbers(self, *, column_sums: bool = False) -> list[ArgGroup]:
+        lengths = ArgGroup(names=("q_len", "kv_len"), host="q_len, kv_len", varies=True)
+        if self.mode is Mode.PACKED:
+            totals = ("q_total", "kv_total") if column_sums else ("q_total",)
+            lengths = ArgGroup(names=totals, host=", ".join(("q_len", "kv_len")[: len(totals)]), varies=True)
         groups = [
-            ArgGroup(names=("q_len", "kv_len"), host="q_len, kv_len", varies=True),
+            lengths,
             ArgGroup(names=("num_heads", "group_size"), host="num_heads, group_size", varies=True),
         ]
         if self.offset:
@@ -252,7 +318,7 @@ def _flags(terms: Sequence[GradientTerm]) -> list[str]:
     return list(dict.fromkeys(t.flag for t in terms if t.flag))
 
 
-def legend(variant: Variant, args: Sequence[ArgGroup], terms: Sequence[GradientTerm] = ()) -> str:
+def legend(variant: Variant, mode: Mode, args: Sequence[ArgGroup], terms: Sequence[GradientTerm] = ()) -> str:
     """The symbols of a kernel with their shapes, and the variant's formulas, as the body of a docstring."""
     formula = FormulaPrinter()
     rows = []
@@ -262,7 +328,8 @@ def legend(variant: Variant, args: Sequence[ArgGroup], terms: Sequence[GradientT
         rows.append(("score", formula.text(variant.score)))
     if variant.dropout and any("threshold" in group.names for group in args):
         rows.append(("drop", "word < threshold, a random word of seed, b * Hq + h, row and key"))
-    buffers = {t.accumulator: _buffer_text(variant, t) for t in terms}
+    shapes = SHAPES | PACKED_SHAPES if mode is Mode.PACKED else SHAPES
+    buffers = {t.accumulator: _buffer_text(variant, mode, t) for t in terms}
     for group in args:
         for name in group.names:
             if not name.endswith("_ptr"):
@@ -274,18 +341,16 @@ def legend(variant: Variant, args: Sequence[ArgGroup], terms: Sequence[GradientT
             elif symbol in buffers:
                 rows.append((symbol, buffers[symbol]))
             else:
-                rows.append((symbol, SHAPES[symbol]))
+                rows.append((symbol, shapes[symbol]))
     width = max(len(symbol) for symbol, _ in rows)
     return "\n".join(legend_row(symbol, text, width) for symbol, text in rows)
 
 
-def _buffer_text(variant: Variant, term: GradientTerm) -> str:
+def _buffer_text(variant: Variant, mode: Mode, term: GradientTerm) -> str:
     if term.atomic:
         return f"[{', '.join(map(str, variant.tensors[term.tensor].dims))}]  fp32, added to with atomics"
-    axes = {
-        GradientKind.HEAD: "blocks",
-        GradientKind.ROW: "positions" if term.direct else "Sq",
-        GradientKind.COLUMN: "positions" if term.direct else "Skv",
-        GradientKind.PAIR: "Sq, Skv",
-    }
-    return f"[B, Hq, {axes[term.kind]}]  fp32" + (", partial sums" if term.summed else "")
+    kinds = (GradientKind.HEAD, GradientKind.ROW, GradientKind.COLUMN, GradientKind.PAIR)
+    packed = ("Hq, entries", "Hq, total_q", "Hq, total_k", "Hq, total_q, total_k")
+    dense = ("B, Hq, blocks", "B, Hq, Sq", "B, Hq, Skv", "B, Hq, Sq, Skv")
+    axes = dict(zip(kinds, packed if mode is Mode.PACKED else dense, strict=True))
+    return f"[{axes[term.kind]}]  fp32" + (", partial sums" if term.summed else "")

@@ -227,8 +227,13 @@ def empty_like_layout(x: Tensor, last: int) -> Tensor:
     return out.permute(*(order.index(axis) for axis in range(3)), 3)
 
 
-def reduce_gradient(total: Tensor, axes: str, num_kv_heads: int) -> Tensor:
-    """Sum `[B, Hq]` or `[B, Hq, Skv]` down to a tensor's axes, in its order: `b`, `h`, `k` (key heads), `s` (keys)."""
+def reduce_gradient(total: Tensor, axes: str, num_kv_heads: int, length: int = 0) -> Tensor:
+    """Sum `[B, Hq]` or `[B, Hq, Skv]` down to a tensor's axes, in its order: `b`, `h`, `k` (key heads), `s` (keys).
+
+    The tensor's axis of keys has `length` elements, no gradient beyond the last key.
+    """
+    if length > total.shape[-1]:
+        total = torch.nn.functional.pad(total, (0, length - total.shape[-1]))
     have = "bh" if total.dim() == 2 else "bhs"
     if "k" in axes:
         total = total.unflatten(1, (num_kv_heads, -1)).sum(2)
@@ -245,6 +250,33 @@ def place_sums(sums: Tensor, shape: Sequence[int], places: Sequence[Tensor | int
     index = torch.broadcast_tensors(*(torch.as_tensor(i, dtype=torch.int64, device=sums.device) for i in places))
     # What no index tells apart goes to one element: summed here, it need not be sorted.
     return sums.new_zeros(shape).index_put_(index, sums.sum_to_size(index[0].shape), accumulate=True)
+
+
+def sequence_of_rows(cu_seqlens: Tensor, total: int) -> Tensor:
+    """The sequence of each of `total` packed rows."""
+    rows = torch.arange(total, device=cu_seqlens.device, dtype=torch.int32)
+    return torch.searchsorted(cu_seqlens[1:], rows, right=True)
+
+
+def packed_row(index: Tensor | int, cu_seqlens: Tensor, seqs: Tensor, q_offset: int | Tensor | None = None) -> Tensor:
+    """Where along an axis of packed tokens the kernels read element `index` of each of `seqs`; of a query's axis with
+    its `q_offset`, by which positions and rows differ."""
+    start = cu_seqlens[seqs]
+    index = torch.as_tensor(index, device=start.device)
+    if q_offset is not None:
+        index = index.clamp(min=0) - (q_offset[seqs] if isinstance(q_offset, Tensor) else q_offset)
+    return start + torch.minimum(index.clamp(min=0), (cu_seqlens[seqs + 1] - start - 1).clamp(min=0))
+
+
+def sums_by_sequence(sums: Tensor, block_seqs: Tensor, num_seqs: int) -> Tensor:
+    """The sums `[1, Hq, entries]` of packed blocks as `[n, Hq]`, in a fixed order; those of no sequence are zero."""
+    total = sums.new_zeros((num_seqs, sums.shape[1]))
+    return total.index_put_((block_seqs.clamp(min=0).long(),), sums[0].T, accumulate=True)
+
+
+def row_stride(x: Tensor | None) -> int:
+    """Elements from one batch row to the next."""
+    return 0 if x is None else x.stride(0)
 
 
 def place_pairs(pairs: Tensor, shape: Sequence[int], axes: str, q_offset: int | Tensor) -> Tensor:

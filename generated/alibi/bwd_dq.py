@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: ef4168da8c358263
+# hash: 11154a4b19135d7b
 """Gradient of `alibi` with respect to q and slope.
 
     keep          q_idx >= kv_idx
@@ -126,14 +126,13 @@ def alibi_bwd_dq(
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
-    # Later rows see more keys: start them first, so that the last programs to finish are short ones.
-    start_m = (num_blocks - 1 - block) * BLOCK_M
     b = (head // num_heads).to(tl.int64)
     h = (head % num_heads).to(tl.int64)
     hkv = h // group_size
+    # Later rows see more keys: start them first, so that the last programs to finish are short ones.
+    start_m = (num_blocks - 1 - block) * BLOCK_M
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
-    q_idx = rows + q_shift
     in_rows = rows < q_len
     # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
@@ -148,6 +147,7 @@ def alibi_bwd_dq(
     # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
     lse = tl.where(lse == float("-inf"), 0.0, lse)
     delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
+    q_idx = rows + q_shift
     slope_val = tl.load(slope_ptr + h * stride_slope_0)
 
     q_first = start_m + q_shift

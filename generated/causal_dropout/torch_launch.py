@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/torch_launch.py.jinja
-# hash: c17308da209a5eed
+# hash: 00f12cf657e94493
 """Launches of the kernels of `causal_dropout`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -69,7 +69,7 @@ class Attention(torch.autograd.Function):
 
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
-    return tiles_for(NAME, arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
+    return tiles_for("causal_dropout", arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
 
 
 def _forward(

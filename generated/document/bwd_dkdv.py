@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 7cebd1eb254c2b53
+# hash: 863b951c0404f607
 """Gradients of `document` with respect to k and v.
 
     keep        q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -150,14 +150,13 @@ def document_bwd_dkdv(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    num_kv_heads = num_heads // group_size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     head = tl.program_id(0) // num_blocks
     start_n = (tl.program_id(0) % num_blocks) * BLOCK_N
-    num_kv_heads = num_heads // group_size
     b = (head // num_kv_heads).to(tl.int64)
     hkv = (head % num_kv_heads).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-    kv_idx = start_n + tl.arange(0, BLOCK_N)
     # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
@@ -165,6 +164,7 @@ def document_bwd_dkdv(
     k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, True)
     v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
     qk_scale = scale * LOG2E
+    kv_idx = start_n + tl.arange(0, BLOCK_N)
     doc_kv = tl.load(doc_ptr + b * stride_doc_0 + clamp_index(kv_idx, doc_size_1).to(tl.int64) * stride_doc_1)
 
     # The list of this block: partial blocks from the left, full ones from the right.

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 501a27730c7ed7b6
+# hash: 0dcc4bca2abe9d52
 """Gradient of `document` with respect to q.
 
     keep        q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -138,13 +138,12 @@ def document_bwd_dq(
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
-    start_m = block * BLOCK_M
     b = (head // num_heads).to(tl.int64)
     h = (head % num_heads).to(tl.int64)
     hkv = h // group_size
+    start_m = block * BLOCK_M
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
-    q_idx = rows + q_shift
     in_rows = rows < q_len
     # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
@@ -158,6 +157,7 @@ def document_bwd_dq(
     lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
     delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     qk_scale = scale * LOG2E
+    q_idx = rows + q_shift
     doc_q = tl.load(doc_ptr + b * stride_doc_0 + clamp_index(q_idx, doc_size_1).to(tl.int64) * stride_doc_1)
 
     # The list of this block: partial blocks from the left, full ones from the right.

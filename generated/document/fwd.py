@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/fwd.py.jinja
-# hash: c6d7ecc812cbc202
+# hash: e47c5a74fbb8b331
 """Forward of `document`: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -133,13 +133,12 @@ def document_fwd(
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
-    start_m = block * BLOCK_M
     b = (head // num_heads).to(tl.int64)
     h = (head % num_heads).to(tl.int64)
     hkv = h // group_size
+    start_m = block * BLOCK_M
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
-    q_idx = rows + q_shift
     # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
@@ -147,6 +146,7 @@ def document_fwd(
     v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
     q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     qk_scale = scale * LOG2E
+    q_idx = rows + q_shift
     doc_q = tl.load(doc_ptr + b * stride_doc_0 + clamp_index(q_idx, doc_size_1).to(tl.int64) * stride_doc_1)
 
     # The list of this block: partial blocks from the left, full ones from the right.
@@ -195,4 +195,5 @@ def document_fwd(
     lse = (row_max + tl.log2(row_sum)) * LN2
     o_base = o_ptr + b * stride_ob + h * stride_oh
     store_tile(o_base, o_tile, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
-    tl.store(lse_ptr + (b * num_heads + h) * q_len + rows, lse, mask=rows < q_len)
+    lse_base = lse_ptr + (b * num_heads + h) * q_len
+    tl.store(lse_base + rows, lse, mask=rows < q_len)

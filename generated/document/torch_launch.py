@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_launch.py.jinja
-# hash: 7b4ca3ffc90c749c
+# hash: 69444687dbaba629
 """Launches of the kernels of `document`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -70,7 +70,7 @@ class Attention(torch.autograd.Function):
 
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
-    return tiles_for(NAME, arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
+    return tiles_for("document", arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
 
 
 def _extremes(q: Tensor, k: Tensor, doc: Tensor, row_offset: int, row_offsets: Tensor | None) -> tuple[Tensor, ...]:

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 83f8f90befe0935c
+# hash: fb335a997f53919d
 """Gradients of `forgetting` with respect to k and v and g.
 
     keep         q_idx >= kv_idx
@@ -14,7 +14,7 @@
     decay        [B, Hq, P]  fp32, cumulative log-decay times log2(e)
     dk           [B, Hkv, Skv, D]
     dv           [B, Hkv, Skv, Dv]
-    ddecay_cols  [B, Hq, positions]  fp32, partial sums
+    ddecay_cols  [B, Hq, Skv]  fp32, partial sums
 
 One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
 order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product as
@@ -145,20 +145,20 @@ def forgetting_bwd_dkdv(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    num_kv_heads = num_heads // group_size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     head = tl.program_id(0) // num_blocks
     start_n = (tl.program_id(0) % num_blocks) * BLOCK_N
-    num_kv_heads = num_heads // group_size
     b = (head // num_kv_heads).to(tl.int64)
     hkv = (head % num_kv_heads).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-    kv_idx = start_n + tl.arange(0, BLOCK_N)
     # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
     v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
     k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, True)
     v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
+    kv_idx = start_n + tl.arange(0, BLOCK_N)
 
     kv_first = start_n
     kv_last = tl.minimum(start_n + BLOCK_N, kv_len) - 1
@@ -227,7 +227,7 @@ def forgetting_bwd_dkdv(
             ddecay_cols += tl.sum(-ds, 1)
             dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
 
-        ddecay_cols_ptrs = ddecay_cols_ptr + (b * num_heads + h) * decay_size_2 + kv_idx
+        ddecay_cols_ptrs = ddecay_cols_ptr + (b * num_heads + h) * kv_len + kv_idx
         tl.store(ddecay_cols_ptrs, ddecay_cols, mask=kv_idx < kv_len)
 
     dk_base = dk_ptr + b * stride_dkb + hkv * stride_dkh

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/bwd_dq.py.jinja
-# hash: a84dcee2a5d6aca7
+# hash: c312253c44f9ecfe
 """Gradient of `forgetting` with respect to q and g.
 
     keep         q_idx >= kv_idx
@@ -14,7 +14,7 @@
     delta        [B, Hq, Sq]  fp32, sum(o * do) - dlse
     decay        [B, Hq, P]  fp32, cumulative log-decay times log2(e)
     dq           [B, Hq, Sq, D]
-    ddecay_rows  [B, Hq, positions]  fp32, partial sums
+    ddecay_rows  [B, Hq, Sq]  fp32, partial sums
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
 `ds = p * (dp - delta)` is the gradient of a score.
@@ -136,14 +136,13 @@ def forgetting_bwd_dq(
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
-    # Later rows see more keys: start them first, so that the last programs to finish are short ones.
-    start_m = (num_blocks - 1 - block) * BLOCK_M
     b = (head // num_heads).to(tl.int64)
     h = (head % num_heads).to(tl.int64)
     hkv = h // group_size
+    # Later rows see more keys: start them first, so that the last programs to finish are short ones.
+    start_m = (num_blocks - 1 - block) * BLOCK_M
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
-    q_idx = rows + q_shift
     in_rows = rows < q_len
     # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
@@ -159,6 +158,7 @@ def forgetting_bwd_dq(
     # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
     lse = tl.where(lse == float("-inf"), 0.0, lse)
     delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
+    q_idx = rows + q_shift
     decay_q = tl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(q_idx, decay_size_2))
 
     q_first = start_m + q_shift
@@ -206,5 +206,4 @@ def forgetting_bwd_dq(
     unrounded = ddecay_rows + delta - dlse
     ddecay_rows = tl.where(has_key, dlse, 0.0)
     tl.store(delta_ptr + row_offs, tl.where(has_key, unrounded, delta), mask=in_rows)
-    ddecay_rows_ptrs = ddecay_rows_ptr + (b * num_heads + h) * decay_size_2 + q_idx
-    tl.store(ddecay_rows_ptrs, ddecay_rows, mask=in_rows & (q_idx >= 0) & (q_idx < decay_size_2))
+    tl.store(ddecay_rows_ptr + row_offs, ddecay_rows, mask=in_rows)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/torch_launch.py.jinja
-# hash: 9f39a6ad87d26022
+# hash: e4a78595d9e63959
 """Launches of the kernels of `forgetting`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -68,7 +68,7 @@ class Attention(torch.autograd.Function):
 
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
-    return tiles_for(NAME, arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
+    return tiles_for("forgetting", arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
 
 
 def _forward(
@@ -157,8 +157,8 @@ def _backward(
     dv = empty_like_layout(v, head_dim_v)
     # As many rows as keep a tile of o and one of do in registers.
     delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
-    ddecay_rows = q.new_zeros((batch, num_heads, decay.shape[2]), dtype=FP32)
-    ddecay_cols = q.new_zeros((batch, num_heads, decay.shape[2]), dtype=FP32)
+    ddecay_rows = q.new_empty((batch, num_heads, q_len), dtype=FP32)
+    ddecay_cols = q.new_empty((batch, num_heads, kv_len), dtype=FP32)
     dg = torch.empty_like(g)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
@@ -253,7 +253,17 @@ def _backward(
             )
         if dg.numel() > 0:
             decay_kernels.forgetting_decay_grad[(batch * num_heads,)](
-                ddecay_rows, ddecay_cols, dg, *dg.stride(), g.shape[1], num_heads, BLOCK=1024
+                ddecay_rows,
+                ddecay_cols,
+                dg,
+                *dg.stride(),
+                g.shape[1],
+                q_len,
+                kv_len,
+                num_heads,
+                q_offset,
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
+                BLOCK=1024,
             )
     return dq, dk, dv, dg
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: d75277c89304e692
+# hash: c279058c677af019
 """Gradients of `full` with respect to k and v.
 
     q      [B, Hq, Sq, D]
@@ -127,10 +127,10 @@ def full_bwd_dkdv(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    num_kv_heads = num_heads // group_size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     head = tl.program_id(0) // num_blocks
     start_n = (tl.program_id(0) % num_blocks) * BLOCK_N
-    num_kv_heads = num_heads // group_size
     b = (head // num_kv_heads).to(tl.int64)
     hkv = (head % num_kv_heads).to(tl.int64)
     # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.

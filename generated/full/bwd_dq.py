@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: kernels/bwd_dq.py.jinja
-# hash: ead7f8ec0646104d
+# hash: b40166e4dc68a11d
 """Gradient of `full` with respect to q.
 
     q      [B, Hq, Sq, D]
@@ -115,10 +115,10 @@ def full_bwd_dq(
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
-    start_m = block * BLOCK_M
     b = (head // num_heads).to(tl.int64)
     h = (head % num_heads).to(tl.int64)
     hkv = h // group_size
+    start_m = block * BLOCK_M
     rows = start_m + tl.arange(0, BLOCK_M)
     in_rows = rows < q_len
     # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.

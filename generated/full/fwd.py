@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: kernels/fwd.py.jinja
-# hash: 734e9b87a2792da9
+# hash: 93a8da7a4bf3b8be
 """Forward of `full`: `o = softmax(score) v`.
 
     q    [B, Hq, Sq, D]
@@ -110,10 +110,10 @@ def full_fwd(
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
-    start_m = block * BLOCK_M
     b = (head // num_heads).to(tl.int64)
     h = (head % num_heads).to(tl.int64)
     hkv = h // group_size
+    start_m = block * BLOCK_M
     rows = start_m + tl.arange(0, BLOCK_M)
     # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
@@ -164,4 +164,5 @@ def full_fwd(
     lse = (row_max + tl.log2(row_sum)) * LN2
     o_base = o_ptr + b * stride_ob + h * stride_oh
     store_tile(o_base, o_tile, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
-    tl.store(lse_ptr + (b * num_heads + h) * q_len + rows, lse, mask=rows < q_len)
+    lse_base = lse_ptr + (b * num_heads + h) * q_len
+    tl.store(lse_base + rows, lse, mask=rows < q_len)

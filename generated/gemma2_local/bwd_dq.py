@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: kernels/bwd_dq.py.jinja
-# hash: c5d2f3484fa9de56
+# hash: 1b1d55e2733aa39b
 """Gradient of `gemma2_local` with respect to q.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 4096
@@ -135,13 +135,12 @@ def gemma2_local_bwd_dq(
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
-    start_m = block * BLOCK_M
     b = (head // num_heads).to(tl.int64)
     h = (head % num_heads).to(tl.int64)
     hkv = h // group_size
+    start_m = block * BLOCK_M
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
-    q_idx = rows + q_shift
     in_rows = rows < q_len
     # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
@@ -156,6 +155,7 @@ def gemma2_local_bwd_dq(
     # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
     lse = tl.where(lse == float("-inf"), 0.0, lse)
     delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
+    q_idx = rows + q_shift
 
     q_first = start_m + q_shift
     q_last = tl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: kernels/fwd.py.jinja
-# hash: 2c32625ffe9cdb41
+# hash: 6e0b89dca0340e1e
 """Forward of `gemma2_local`: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 4096
@@ -130,19 +130,19 @@ def gemma2_local_fwd(
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
-    start_m = block * BLOCK_M
     b = (head // num_heads).to(tl.int64)
     h = (head % num_heads).to(tl.int64)
     hkv = h // group_size
+    start_m = block * BLOCK_M
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
-    q_idx = rows + q_shift
     # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
     v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
     q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    q_idx = rows + q_shift
 
     q_first = start_m + q_shift
     q_last = tl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
@@ -199,4 +199,5 @@ def gemma2_local_fwd(
     lse = (row_max + tl.log2(row_sum)) * LN2
     o_base = o_ptr + b * stride_ob + h * stride_oh
     store_tile(o_base, o_tile, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
-    tl.store(lse_ptr + (b * num_heads + h) * q_len + rows, lse, mask=rows < q_len)
+    lse_base = lse_ptr + (b * num_heads + h) * q_len
+    tl.store(lse_base + rows, lse, mask=rows < q_len)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: kernels/bwd_dq.py.jinja
-# hash: 80a994918ec9fd5e
+# hash: b98b236db6759107
 """Gradient of `gpt_oss` with respect to q.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 128
@@ -119,13 +119,12 @@ def gpt_oss_bwd_dq(
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
-    start_m = block * BLOCK_M
     b = (head // num_heads).to(tl.int64)
     h = (head % num_heads).to(tl.int64)
     hkv = h // group_size
+    start_m = block * BLOCK_M
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
-    q_idx = rows + q_shift
     in_rows = rows < q_len
     # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
@@ -139,6 +138,7 @@ def gpt_oss_bwd_dq(
     lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
     delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     qk_scale = scale * LOG2E
+    q_idx = rows + q_shift
 
     q_first = start_m + q_shift
     q_last = tl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift

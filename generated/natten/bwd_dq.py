@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/bwd_dq.py.jinja
-# hash: 6e0da24c8e5db273
+# hash: f4ad8f94d984c092
 """Gradient of `natten` with respect to q.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -138,13 +138,12 @@ def natten_bwd_dq(
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
-    start_m = block * BLOCK_M
     b = (head // num_heads).to(tl.int64)
     h = (head % num_heads).to(tl.int64)
     hkv = h // group_size
+    start_m = block * BLOCK_M
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
-    q_idx = rows + q_shift
     in_rows = rows < q_len
     # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
@@ -158,6 +157,7 @@ def natten_bwd_dq(
     lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
     delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     qk_scale = scale * LOG2E
+    q_idx = rows + q_shift
 
     # The list of this block: partial blocks from the left, full ones from the right.
     span = spans_ptr + b * stride_spans_b + start_m // BLOCK_M * 4

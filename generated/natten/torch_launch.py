@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/torch_launch.py.jinja
-# hash: 023dec350f98d14e
+# hash: 4417c11b89b5ec07
 """Launches of the kernels of `natten`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -68,7 +68,7 @@ class Attention(torch.autograd.Function):
 
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
-    return tiles_for(NAME, arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
+    return tiles_for("natten", arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
 
 
 def _lists(

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: e9fb298354ae9961
+# hash: 5d5c2c8cfb1fdca0
 """Gradients of `padding` with respect to k and v.
 
     keep    kv_idx < length[b]
@@ -131,13 +131,12 @@ def padding_bwd_dkdv(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    num_kv_heads = num_heads // group_size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     head = tl.program_id(0) // num_blocks
     start_n = (tl.program_id(0) % num_blocks) * BLOCK_N
-    num_kv_heads = num_heads // group_size
     b = (head // num_kv_heads).to(tl.int64)
     hkv = (head % num_kv_heads).to(tl.int64)
-    kv_idx = start_n + tl.arange(0, BLOCK_N)
     # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
@@ -145,6 +144,7 @@ def padding_bwd_dkdv(
     k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, True)
     v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
     qk_scale = scale * LOG2E
+    kv_idx = start_n + tl.arange(0, BLOCK_N)
     length_val = tl.load(length_ptr + b * stride_length_0)
 
     kv_first = start_n

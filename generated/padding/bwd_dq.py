@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 2f2baf0419ccc763
+# hash: 239cb3b150c91bc3
 """Gradient of `padding` with respect to q.
 
     keep    kv_idx < length[b]
@@ -119,11 +119,11 @@ def padding_bwd_dq(
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
-    # Later rows see more keys: start them first, so that the last programs to finish are short ones.
-    start_m = (num_blocks - 1 - block) * BLOCK_M
     b = (head // num_heads).to(tl.int64)
     h = (head % num_heads).to(tl.int64)
     hkv = h // group_size
+    # Later rows see more keys: start them first, so that the last programs to finish are short ones.
+    start_m = (num_blocks - 1 - block) * BLOCK_M
     rows = start_m + tl.arange(0, BLOCK_M)
     in_rows = rows < q_len
     # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.

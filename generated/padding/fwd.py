@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: kernels/fwd.py.jinja
-# hash: 3971cecea881d228
+# hash: eb376c36d9eb2431
 """Forward of `padding`: `o = softmax(score) v`.
 
     keep    kv_idx < length[b]
@@ -114,11 +114,11 @@ def padding_fwd(
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
-    # Later rows see more keys: start them first, so that the last programs to finish are short ones.
-    start_m = (num_blocks - 1 - block) * BLOCK_M
     b = (head // num_heads).to(tl.int64)
     h = (head % num_heads).to(tl.int64)
     hkv = h // group_size
+    # Later rows see more keys: start them first, so that the last programs to finish are short ones.
+    start_m = (num_blocks - 1 - block) * BLOCK_M
     rows = start_m + tl.arange(0, BLOCK_M)
     # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
@@ -172,4 +172,5 @@ def padding_fwd(
     lse = (row_max + tl.log2(row_sum)) * LN2
     o_base = o_ptr + b * stride_ob + h * stride_oh
     store_tile(o_base, o_tile, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
-    tl.store(lse_ptr + (b * num_heads + h) * q_len + rows, lse, mask=rows < q_len)
+    lse_base = lse_ptr + (b * num_heads + h) * q_len
+    tl.store(lse_base + rows, lse, mask=rows < q_len)

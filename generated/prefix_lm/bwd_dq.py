@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 647c8c3e9c6fb7eb
+# hash: c4d3fc5dd6097dd8
 """Gradient of `prefix_lm` with respect to q.
 
     keep   q_idx >= kv_idx or kv_idx < length
@@ -121,14 +121,13 @@ def prefix_lm_bwd_dq(
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
-    # Later rows see more keys: start them first, so that the last programs to finish are short ones.
-    start_m = (num_blocks - 1 - block) * BLOCK_M
     b = (head // num_heads).to(tl.int64)
     h = (head % num_heads).to(tl.int64)
     hkv = h // group_size
+    # Later rows see more keys: start them first, so that the last programs to finish are short ones.
+    start_m = (num_blocks - 1 - block) * BLOCK_M
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
-    q_idx = rows + q_shift
     in_rows = rows < q_len
     # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
@@ -142,6 +141,7 @@ def prefix_lm_bwd_dq(
     lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
     delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     qk_scale = scale * LOG2E
+    q_idx = rows + q_shift
 
     q_first = start_m + q_shift
     q_last = tl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: 82d53ac9af43de2d
+# hash: b47a080694eeba50
 """Launches of the kernels of `relative_bias`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -72,7 +72,7 @@ class Attention(torch.autograd.Function):
 
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
-    return tiles_for(NAME, arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
+    return tiles_for("relative_bias", arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
 
 
 def _forward(

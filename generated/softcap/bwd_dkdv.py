@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 4813a154328a9d49
+# hash: b771968d6917493a
 """Gradients of `softcap` with respect to k and v.
 
     keep   q_idx >= kv_idx
@@ -147,20 +147,20 @@ def softcap_bwd_dkdv(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    num_kv_heads = num_heads // group_size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     head = tl.program_id(0) // num_blocks
     start_n = (tl.program_id(0) % num_blocks) * BLOCK_N
-    num_kv_heads = num_heads // group_size
     b = (head // num_kv_heads).to(tl.int64)
     hkv = (head % num_kv_heads).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-    kv_idx = start_n + tl.arange(0, BLOCK_N)
     # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
     v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
     k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, True)
     v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
+    kv_idx = start_n + tl.arange(0, BLOCK_N)
 
     kv_first = start_n
     kv_last = tl.minimum(start_n + BLOCK_N, kv_len) - 1

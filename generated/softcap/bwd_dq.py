@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: kernels/bwd_dq.py.jinja
-# hash: 1221637c82f695df
+# hash: 112d6e83753605bf
 """Gradient of `softcap` with respect to q.
 
     keep   q_idx >= kv_idx
@@ -135,14 +135,13 @@ def softcap_bwd_dq(
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
-    # Later rows see more keys: start them first, so that the last programs to finish are short ones.
-    start_m = (num_blocks - 1 - block) * BLOCK_M
     b = (head // num_heads).to(tl.int64)
     h = (head % num_heads).to(tl.int64)
     hkv = h // group_size
+    # Later rows see more keys: start them first, so that the last programs to finish are short ones.
+    start_m = (num_blocks - 1 - block) * BLOCK_M
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
-    q_idx = rows + q_shift
     in_rows = rows < q_len
     # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
@@ -157,6 +156,7 @@ def softcap_bwd_dq(
     # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
     lse = tl.where(lse == float("-inf"), 0.0, lse)
     delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
+    q_idx = rows + q_shift
 
     q_first = start_m + q_shift
     q_last = tl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: e7f46d9896f4411a
+# hash: dfa6950706ff213d
 """Gradients of `streaming_llm` with respect to k and v.
 
     keep   q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks)
@@ -136,14 +136,13 @@ def streaming_llm_bwd_dkdv(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    num_kv_heads = num_heads // group_size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     head = tl.program_id(0) // num_blocks
     start_n = (tl.program_id(0) % num_blocks) * BLOCK_N
-    num_kv_heads = num_heads // group_size
     b = (head // num_kv_heads).to(tl.int64)
     hkv = (head % num_kv_heads).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-    kv_idx = start_n + tl.arange(0, BLOCK_N)
     # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
@@ -151,6 +150,7 @@ def streaming_llm_bwd_dkdv(
     k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, True)
     v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
     qk_scale = scale * LOG2E
+    kv_idx = start_n + tl.arange(0, BLOCK_N)
 
     kv_first = start_n
     kv_last = tl.minimum(start_n + BLOCK_N, kv_len) - 1

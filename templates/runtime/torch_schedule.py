@@ -8,7 +8,11 @@ import torch
 from torch import Tensor
 
 from .checks import fail
-from .configs import PASSES, Tiles
+from .configs import PASSES, Tiles, next_power_of_2
+from .torch_support import HAS_TRITON, on_device
+
+if HAS_TRITON:
+    from .packed_blocks import packed_blocks
 
 DENSE_ENTRIES = 2**22
 """Lists of so many entries at most get the room they could need; beyond it the entries are counted first."""
@@ -89,6 +93,25 @@ def list_blocks(launch: Launch, lead: tuple[int, int], own: int, others: int, de
     blocks = torch.empty(total, dtype=dtype, device=device)
     launch(spans, blocks, False, True)
     return [spans, blocks]
+
+
+def block_sequences(cu_seqlens: Tensor, other: Tensor, total: int, block: int) -> list[Tensor]:
+    """The sequence of each block of packed sequences, and the first block of each sequence.
+
+    There are as many entries as there could be blocks, so that nothing waits for the device. `other` are the sequences
+    along the axis that a block's program loops over.
+    """
+    num_seqs = cu_seqlens.shape[0] - 1
+    num_entries = min(total, total // block + num_seqs)
+    block_seqs = cu_seqlens.new_empty(num_entries)
+    first_entries = cu_seqlens.new_empty(num_seqs)
+    if num_seqs > 0:
+        chunk = min(1024, next_power_of_2(max(num_seqs, 16)))
+        with on_device(cu_seqlens):
+            packed_blocks[(num_seqs,)](
+                cu_seqlens, other, block_seqs, first_entries, num_seqs, total, num_entries, BLOCK=block, CHUNK=chunk
+            )
+    return [block_seqs, first_entries]
 
 
 def schedule_tables(op: str, schedule: object, call: Mapping[str, Any], tiles: Tiles | None) -> list[Tensor]:

@@ -1,0 +1,97 @@
+"""The modes of a call, each with kernels of its own, and what a variant's expressions become in each.
+
+Dense: a batch `[B, H, S, D]`. Packed: sequences one after the other, `[total, H, D]`. Segmented: a dense batch whose
+tokens have segment ids and perhaps positions of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from enum import StrEnum
+
+from codegen import expr
+from codegen.expr import Expr, Load, ScalarType, TensorSpec, Type, int_var
+from codegen.spec import ScalarSpec, Variant
+
+
+class Mode(StrEnum):
+    """How a call lays out its tokens."""
+
+    DENSE = "dense"
+    PACKED = "packed"
+    SEGMENTED = "segmented"
+
+
+POSITIONAL = ("q_idx", "kv_idx")
+"""Dims with an element per token."""
+
+QUERY_IDS = TensorSpec(name="q_segment_ids", dims=("b", "q_row"), dtype="int32")
+KEY_IDS = TensorSpec(name="kv_segment_ids", dims=("b", "k_row"), dtype="int32")
+PADDING = ScalarSpec(name="padding_id", type=ScalarType.INT)
+
+
+def specialised(variant: Variant, mode: Mode) -> Variant:
+    """The variant as the kernels of a mode compute it."""
+    return {Mode.DENSE: lambda v: v, Mode.PACKED: _packed, Mode.SEGMENTED: _segmented}[mode](variant)
+
+
+def _packed(variant: Variant) -> Variant:
+    """A tensor with an element per token lies as the tokens do: it has no axis of its own for the sequences."""
+    tensors = {name: replace(spec, dims=_without_batch(spec)) for name, spec in variant.tensors.items()}
+
+    def read(load: Load, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        spec = variant.tensors[load.tensor]
+        if tensors[load.tensor].dims == spec.dims:
+            return indices
+        return tuple(i for i, dim in zip(indices, spec.dims, strict=True) if dim != "b")
+
+    return _rewritten(replace(variant, tensors=tensors), read)
+
+
+def _without_batch(spec: TensorSpec) -> tuple[str | int, ...]:
+    return tuple(d for d in spec.dims if d != "b") if set(spec.dims) & set(POSITIONAL) else spec.dims
+
+
+def _segmented(variant: Variant) -> Variant:
+    """A pair attends if its ids are equal and no padding. Positions may differ from rows, by which tensors lie."""
+
+    def read(load: Load, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        dims = variant.tensors[load.tensor].dims
+        return tuple(by_row(i) if dim in POSITIONAL else i for i, dim in zip(indices, dims, strict=True))
+
+    found = _rewritten(variant, read)
+    b = int_var("b")
+    query = Load(Type.INT, QUERY_IDS.name, (b, int_var("rows")))
+    key = Load(Type.INT, KEY_IDS.name, (b, int_var("cols")))
+    same = expr.logical_and(expr.compare("eq", query, key), expr.compare("ne", key, int_var(PADDING.name)))
+    return replace(
+        found,
+        mask=same if found.mask is None else expr.logical_and(found.mask, same),
+        tensors={**found.tensors, QUERY_IDS.name: QUERY_IDS, KEY_IDS.name: KEY_IDS},
+        scalars={**found.scalars, PADDING.name: PADDING},
+    )
+
+
+def by_row(index: Expr) -> Expr:
+    """An index in terms of where tokens lie, whatever their positions are."""
+    return expr.substitute(index, {"q_idx": int_var("q_row"), "kv_idx": int_var("cols")})
+
+
+def _rewritten(variant: Variant, read: Callable[[Load, tuple[Expr, ...]], tuple[Expr, ...]]) -> Variant:
+    """The variant with other indices of its tensors: `read` is given the element and its indices, rewritten already."""
+
+    def replaced(e: Expr) -> Expr | None:
+        if not isinstance(e, Load):
+            return None
+        return Load(e.type, e.tensor, read(e, tuple(expr.rebuild(i, replaced) for i in e.indices)))
+
+    def whole(e: Expr | None) -> Expr | None:
+        return None if e is None else expr.rebuild(e, replaced)
+
+    return replace(variant, mask=whole(variant.mask), score=whole(variant.score))
+
+
+def decay_positions(mode: Mode) -> Mapping[str, str]:
+    """The names that index the log-decay: by row in a segmented call, by position elsewhere."""
+    return {"q": "q_row", "kv": "cols"} if mode is Mode.SEGMENTED else {"q": "q_idx", "kv": "kv_idx"}

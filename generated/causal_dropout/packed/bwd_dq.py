@@ -1,0 +1,215 @@
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# variant: causal_dropout: {mask: causal, dropout: true}
+# template: kernels/bwd_dq.py.jinja
+# hash: 886783473324e915
+"""Gradient of `causal_dropout`, packed sequences with respect to q.
+
+    keep           q_idx >= kv_idx
+    drop           word < threshold, a random word of seed, b * Hq + h, row and key
+    q              [total_q, Hq, D]
+    k              [total_k, Hkv, D]
+    v              [total_k, Hkv, Dv]
+    do             [total_q, Hq, Dv]
+    lse            [Hq, total_q]  fp32, log of the softmax denominator
+    delta          [Hq, total_q]  fp32, sum(o * do) - dlse
+    dq             [total_q, Hq, D]
+    cu_seqlens_q   [n + 1]  int32, where the sequences of queries begin
+    cu_seqlens_k   [n + 1]  int32, where those of keys begin
+    block_seqs     [entries]  int32, the sequence of each block, -1 for none
+    first_entries  [n]  int32, the first block of each sequence
+
+One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
+`ds = p * (dp - delta)` is the gradient of a score.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def load_tile(
+    ptr,
+    start,
+    length,
+    stride_row,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    BOUNDED: tl.constexpr,
+):
+    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix; zero in columns and, if BOUNDED, rows beyond it."""
+    # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
+    row = tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
+    if BOUNDED:
+        mask = start + row < length
+        if COLS < BLOCK_COLS:
+            mask = mask & (col < COLS)
+        return tl.load(ptrs, mask=mask, other=0.0)
+    else:
+        if COLS < BLOCK_COLS:
+            return tl.load(ptrs, mask=col < COLS, other=0.0)
+        else:
+            return tl.load(ptrs)
+
+
+@triton.jit
+def store_tile(
+    ptr,
+    tile,
+    start,
+    length,
+    stride_row,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    """Write `tile` over rows `start` to `start + ROWS` of a `[length, COLS]` matrix, nothing beyond its edges."""
+    row = tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
+    tl.store(ptrs, tile.to(ptr.dtype.element_ty), mask=(start + row < length) & (col < COLS))
+
+
+@triton.jit
+def dropout_mask(seed, threshold, head, start_m, start_n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Which probabilities of a tile are dropped: those whose random word is below `threshold`.
+
+    The word depends on seed, head, row and key alone, so that every kernel draws the same.
+    """
+    # One Philox gives four words. They go to two rows and two keys, 8 apart each: of a tensor core's product one thread
+    # holds all four pairs, whichever way the tile lies, and the compiler computes once what is written for every pair.
+    # Blocks begin at multiples of 16, so the index inside the tile tells which of the four a pair is.
+    row = tl.arange(0, BLOCK_M)[:, None]
+    key = tl.arange(0, BLOCK_N)[None, :]
+    row_group = (start_m >> 1) + ((row >> 4 << 3) | (row & 7))
+    key_group = (start_n >> 1) + ((key >> 4 << 3) | (key & 7))
+    word_0, word_1, word_2, word_3 = tl.philox(seed, key_group, row_group, head.to(tl.int32), 0)
+    far_row, far_key = (row & 8) != 0, (key & 8) != 0
+    word = tl.where(far_row, tl.where(far_key, word_3, word_2), tl.where(far_key, word_1, word_0))
+    return word < threshold
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_total",
+        "num_heads",
+        "group_size",
+        "q_offset",
+        "seed",
+        "threshold",
+    ]
+)
+def causal_dropout_packed_bwd_dq(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    do_ptr,
+    lse_ptr,
+    delta_ptr,
+    dq_ptr,
+    cu_seqlens_q_ptr,
+    cu_seqlens_k_ptr,
+    block_seqs_ptr,
+    first_entries_ptr,
+    stride_qh,
+    stride_qs: tl.constexpr,
+    stride_kh,
+    stride_ks: tl.constexpr,
+    stride_vh,
+    stride_vs: tl.constexpr,
+    stride_doh,
+    stride_dos: tl.constexpr,
+    stride_dqh,
+    stride_dqs: tl.constexpr,
+    q_total,
+    num_heads,
+    group_size,
+    q_offset,
+    scale,
+    seed: tl.uint64,
+    threshold: tl.uint32,
+    keep_scale,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    DROPOUT: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
+    b = tl.load(block_seqs_ptr + tl.program_id(0) // num_heads).to(tl.int64)
+    if b < 0:
+        return
+    q_start = tl.load(cu_seqlens_q_ptr + b).to(tl.int64)
+    q_len = (tl.load(cu_seqlens_q_ptr + b + 1) - q_start).to(tl.int32)
+    kv_start = tl.load(cu_seqlens_k_ptr + b).to(tl.int64)
+    kv_len = (tl.load(cu_seqlens_k_ptr + b + 1) - kv_start).to(tl.int32)
+    first_entry = tl.load(first_entries_ptr + b)
+    program = tl.program_id(0) - first_entry * num_heads
+    num_blocks = tl.cdiv(q_len, BLOCK_M)
+    block = program % num_blocks
+    h = (program // num_blocks).to(tl.int64)
+    hkv = h // group_size
+    # Later rows see more keys: start them first, so that the last programs to finish are short ones.
+    start_m = (num_blocks - 1 - block) * BLOCK_M
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    rows = start_m + tl.arange(0, BLOCK_M)
+    in_rows = rows < q_len
+    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
+    q_base = q_ptr + q_start * stride_qs + h * stride_qh * UNIT
+    k_base = k_ptr + kv_start * stride_ks + hkv * stride_kh * UNIT
+    v_base = v_ptr + kv_start * stride_vs + hkv * stride_vh * UNIT
+    do_base = do_ptr + q_start * stride_dos + h * stride_doh * UNIT
+    q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+    row_offs = h * q_total + q_start + rows
+    lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
+    delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
+    qk_scale = scale * LOG2E
+    q_idx = rows + q_shift
+
+    q_first = start_m + q_shift
+    q_last = tl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
+    kv_end = tl.minimum(q_last + 1, kv_len)
+    # Blocks before full_end need no mask.
+    full_end = tl.minimum(q_first + 1, kv_len) // BLOCK_N * BLOCK_N
+    full_end = tl.maximum(full_end, 0)
+
+    dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for start_n in range(full_end, kv_end, BLOCK_N):
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
+        qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
+        kv_idx = start_n + tl.arange(0, BLOCK_N)
+        p = tl.exp2(qk * qk_scale - lse[:, None])
+        keep = q_idx[:, None] >= kv_idx[None, :]
+        keep = keep & (kv_idx < kv_len)[None, :]
+        p = tl.where(keep, p, 0.0)
+        dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
+        if DROPOUT:
+            drop = dropout_mask(seed, threshold, b * num_heads + h, start_m, start_n, BLOCK_M, BLOCK_N)
+            dp = tl.where(drop, 0.0, dp * keep_scale)
+        ds = p * (dp - delta[:, None])
+        dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
+
+    for start_n in range(0, full_end, BLOCK_N):
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
+        qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
+        p = tl.exp2(qk * qk_scale - lse[:, None])
+        dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
+        if DROPOUT:
+            drop = dropout_mask(seed, threshold, b * num_heads + h, start_m, start_n, BLOCK_M, BLOCK_N)
+            dp = tl.where(drop, 0.0, dp * keep_scale)
+        ds = p * (dp - delta[:, None])
+        dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
+
+    dq_base = dq_ptr + q_start * stride_dqs + h * stride_dqh
+    store_tile(dq_base, dq * scale, start_m, q_len, stride_dqs, BLOCK_M, HEAD_DIM, BLOCK_D)

@@ -1,0 +1,213 @@
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# variant: forgetting: {mask: causal, decay: true}
+# template: kernels/bwd_dq.py.jinja
+# hash: ac9511cc76a11039
+"""Gradient of `forgetting`, packed sequences with respect to q and g.
+
+    keep           q_idx >= kv_idx
+    dlse           [Hq, total_q]  fp32, gradient of lse
+    q              [total_q, Hq, D]
+    k              [total_k, Hkv, D]
+    v              [total_k, Hkv, Dv]
+    do             [total_q, Hq, Dv]
+    lse            [Hq, total_q]  fp32, log of the softmax denominator
+    delta          [Hq, total_q]  fp32, sum(o * do) - dlse
+    decay          [Hq, total_k]  fp32, cumulative log-decay of each sequence times log2(e)
+    dq             [total_q, Hq, D]
+    ddecay_rows    [Hq, total_q]  fp32, partial sums
+    cu_seqlens_q   [n + 1]  int32, where the sequences of queries begin
+    cu_seqlens_k   [n + 1]  int32, where those of keys begin
+    block_seqs     [entries]  int32, the sequence of each block, -1 for none
+    first_entries  [n]  int32, the first block of each sequence
+
+One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
+`ds = p * (dp - delta)` is the gradient of a score.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def clamp_index(index, size):
+    # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
+    return tl.minimum(tl.maximum(index, 0), size - 1)
+
+
+@triton.jit
+def load_tile(
+    ptr,
+    start,
+    length,
+    stride_row,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    BOUNDED: tl.constexpr,
+):
+    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix; zero in columns and, if BOUNDED, rows beyond it."""
+    # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
+    row = tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
+    if BOUNDED:
+        mask = start + row < length
+        if COLS < BLOCK_COLS:
+            mask = mask & (col < COLS)
+        return tl.load(ptrs, mask=mask, other=0.0)
+    else:
+        if COLS < BLOCK_COLS:
+            return tl.load(ptrs, mask=col < COLS, other=0.0)
+        else:
+            return tl.load(ptrs)
+
+
+@triton.jit
+def store_tile(
+    ptr,
+    tile,
+    start,
+    length,
+    stride_row,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    """Write `tile` over rows `start` to `start + ROWS` of a `[length, COLS]` matrix, nothing beyond its edges."""
+    row = tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
+    tl.store(ptrs, tile.to(ptr.dtype.element_ty), mask=(start + row < length) & (col < COLS))
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_total",
+        "num_heads",
+        "group_size",
+        "q_offset",
+    ]
+)
+def forgetting_packed_bwd_dq(
+    dlse_ptr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    do_ptr,
+    lse_ptr,
+    delta_ptr,
+    decay_ptr,
+    dq_ptr,
+    ddecay_rows_ptr,
+    cu_seqlens_q_ptr,
+    cu_seqlens_k_ptr,
+    block_seqs_ptr,
+    first_entries_ptr,
+    stride_qh,
+    stride_qs: tl.constexpr,
+    stride_kh,
+    stride_ks: tl.constexpr,
+    stride_vh,
+    stride_vs: tl.constexpr,
+    stride_doh,
+    stride_dos: tl.constexpr,
+    stride_dqh,
+    stride_dqs: tl.constexpr,
+    stride_decay_0,
+    q_total,
+    num_heads,
+    group_size,
+    q_offset,
+    scale,
+    HAS_DLSE: tl.constexpr,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
+    b = tl.load(block_seqs_ptr + tl.program_id(0) // num_heads).to(tl.int64)
+    if b < 0:
+        return
+    q_start = tl.load(cu_seqlens_q_ptr + b).to(tl.int64)
+    q_len = (tl.load(cu_seqlens_q_ptr + b + 1) - q_start).to(tl.int32)
+    kv_start = tl.load(cu_seqlens_k_ptr + b).to(tl.int64)
+    kv_len = (tl.load(cu_seqlens_k_ptr + b + 1) - kv_start).to(tl.int32)
+    first_entry = tl.load(first_entries_ptr + b)
+    program = tl.program_id(0) - first_entry * num_heads
+    num_blocks = tl.cdiv(q_len, BLOCK_M)
+    block = program % num_blocks
+    h = (program // num_blocks).to(tl.int64)
+    hkv = h // group_size
+    # Later rows see more keys: start them first, so that the last programs to finish are short ones.
+    start_m = (num_blocks - 1 - block) * BLOCK_M
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    rows = start_m + tl.arange(0, BLOCK_M)
+    in_rows = rows < q_len
+    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
+    q_base = q_ptr + q_start * stride_qs + h * stride_qh * UNIT
+    k_base = k_ptr + kv_start * stride_ks + hkv * stride_kh * UNIT
+    v_base = v_ptr + kv_start * stride_vs + hkv * stride_vh * UNIT
+    do_base = do_ptr + q_start * stride_dos + h * stride_doh * UNIT
+    q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+    row_offs = h * q_total + q_start + rows
+    lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
+    has_key = lse > float("-inf")
+    # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+    lse = tl.where(lse == float("-inf"), 0.0, lse)
+    delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
+    q_idx = rows + q_shift
+    decay_q = tl.load(decay_ptr + h * stride_decay_0 + kv_start + clamp_index(q_idx, kv_len))
+
+    q_first = start_m + q_shift
+    q_last = tl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
+    kv_end = tl.minimum(q_last + 1, kv_len)
+    # Blocks before full_end need no mask.
+    full_end = tl.minimum(q_first + 1, kv_len) // BLOCK_N * BLOCK_N
+    full_end = tl.maximum(full_end, 0)
+
+    dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    ddecay_rows = tl.zeros([BLOCK_M], tl.float32)
+    for start_n in range(full_end, kv_end, BLOCK_N):
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
+        qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
+        kv_idx = start_n + tl.arange(0, BLOCK_N)
+        decay_kv = tl.load(decay_ptr + h * stride_decay_0 + kv_start + clamp_index(kv_idx, kv_len))
+        p = tl.exp2(1.4426950408889634 * scale * qk + (decay_q[:, None] - decay_kv[None, :]) - lse[:, None])
+        keep = q_idx[:, None] >= kv_idx[None, :]
+        keep = keep & (kv_idx < kv_len)[None, :]
+        p = tl.where(keep, p, 0.0)
+        dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
+        ds = p * (dp - delta[:, None])
+        ddecay_rows += tl.sum(ds, 1)
+        dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
+
+    for start_n in range(0, full_end, BLOCK_N):
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
+        qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
+        kv_idx = start_n + tl.arange(0, BLOCK_N)
+        decay_kv = tl.load(decay_ptr + h * stride_decay_0 + kv_start + kv_idx)
+        p = tl.exp2(1.4426950408889634 * scale * qk + (decay_q[:, None] - decay_kv[None, :]) - lse[:, None])
+        dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
+        ds = p * (dp - delta[:, None])
+        ddecay_rows += tl.sum(ds, 1)
+        dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
+
+    dq_base = dq_ptr + q_start * stride_dqs + h * stride_dqh
+    store_tile(dq_base, dq * scale, start_m, q_len, stride_dqs, BLOCK_M, HEAD_DIM, BLOCK_D)
+    # The ds of a row sum to dlse; what they sum to besides is the rounding of o in delta. The keys' sums would
+    # gather that over the whole sequence, so dkdv, which runs next, gets the delta of the unrounded o.
+    dlse = tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0) if HAS_DLSE else 0.0
+    unrounded = ddecay_rows + delta - dlse
+    ddecay_rows = tl.where(has_key, dlse, 0.0)
+    tl.store(delta_ptr + row_offs, tl.where(has_key, unrounded, delta), mask=in_rows)
+    tl.store(ddecay_rows_ptr + row_offs, ddecay_rows, mask=in_rows)

@@ -1,0 +1,196 @@
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# variant: gpt_oss: {mask: causal and window(128), sink: true}
+# template: kernels/fwd.py.jinja
+# hash: 6d8ea7ed52cc43e8
+"""Forward of `gpt_oss`, packed sequences: `o = softmax(score) v`.
+
+    keep           q_idx >= kv_idx and q_idx - kv_idx < 128
+    q              [total_q, Hq, D]
+    k              [total_k, Hkv, D]
+    v              [total_k, Hkv, Dv]
+    sink           [Hq]  fp32, logit in the denominator only
+    o              [total_q, Hq, Dv]
+    lse            [Hq, total_q]  fp32, log of the softmax denominator
+    cu_seqlens_q   [n + 1]  int32, where the sequences of queries begin
+    cu_seqlens_k   [n + 1]  int32, where those of keys begin
+    block_seqs     [entries]  int32, the sequence of each block, -1 for none
+    first_entries  [n]  int32, the first block of each sequence
+
+One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
+softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
+Scores are kept times log2(e), so that each exponential is one `exp2`.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def load_tile(
+    ptr,
+    start,
+    length,
+    stride_row,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    BOUNDED: tl.constexpr,
+):
+    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix; zero in columns and, if BOUNDED, rows beyond it."""
+    # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
+    row = tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
+    if BOUNDED:
+        mask = start + row < length
+        if COLS < BLOCK_COLS:
+            mask = mask & (col < COLS)
+        return tl.load(ptrs, mask=mask, other=0.0)
+    else:
+        if COLS < BLOCK_COLS:
+            return tl.load(ptrs, mask=col < COLS, other=0.0)
+        else:
+            return tl.load(ptrs)
+
+
+@triton.jit
+def store_tile(
+    ptr,
+    tile,
+    start,
+    length,
+    stride_row,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    """Write `tile` over rows `start` to `start + ROWS` of a `[length, COLS]` matrix, nothing beyond its edges."""
+    row = tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
+    tl.store(ptrs, tile.to(ptr.dtype.element_ty), mask=(start + row < length) & (col < COLS))
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_total",
+        "num_heads",
+        "group_size",
+        "q_offset",
+    ]
+)
+def gpt_oss_packed_fwd(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    sink_ptr,
+    o_ptr,
+    lse_ptr,
+    cu_seqlens_q_ptr,
+    cu_seqlens_k_ptr,
+    block_seqs_ptr,
+    first_entries_ptr,
+    stride_qh,
+    stride_qs: tl.constexpr,
+    stride_kh,
+    stride_ks: tl.constexpr,
+    stride_vh,
+    stride_vs: tl.constexpr,
+    stride_oh,
+    stride_os: tl.constexpr,
+    q_total,
+    num_heads,
+    group_size,
+    q_offset,
+    scale,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
+    b = tl.load(block_seqs_ptr + tl.program_id(0) // num_heads).to(tl.int64)
+    if b < 0:
+        return
+    q_start = tl.load(cu_seqlens_q_ptr + b).to(tl.int64)
+    q_len = (tl.load(cu_seqlens_q_ptr + b + 1) - q_start).to(tl.int32)
+    kv_start = tl.load(cu_seqlens_k_ptr + b).to(tl.int64)
+    kv_len = (tl.load(cu_seqlens_k_ptr + b + 1) - kv_start).to(tl.int32)
+    first_entry = tl.load(first_entries_ptr + b)
+    program = tl.program_id(0) - first_entry * num_heads
+    num_blocks = tl.cdiv(q_len, BLOCK_M)
+    block = program % num_blocks
+    h = (program // num_blocks).to(tl.int64)
+    hkv = h // group_size
+    start_m = block * BLOCK_M
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    rows = start_m + tl.arange(0, BLOCK_M)
+    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
+    q_base = q_ptr + q_start * stride_qs + h * stride_qh * UNIT
+    k_base = k_ptr + kv_start * stride_ks + hkv * stride_kh * UNIT
+    v_base = v_ptr + kv_start * stride_vs + hkv * stride_vh * UNIT
+    q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    qk_scale = scale * LOG2E
+    q_idx = rows + q_shift
+
+    q_first = start_m + q_shift
+    q_last = tl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
+    kv_begin = tl.maximum(-(-q_first + 127), 0) // BLOCK_N * BLOCK_N
+    kv_end = tl.minimum(q_last + 1, kv_len)
+    # Blocks from full_begin to full_end need no mask.
+    full_begin = tl.cdiv(tl.maximum(-(-q_last + 127), kv_begin), BLOCK_N) * BLOCK_N
+    full_begin = tl.minimum(full_begin, tl.cdiv(tl.maximum(kv_end, kv_begin), BLOCK_N) * BLOCK_N)
+    full_end = tl.minimum(q_first + 1, kv_len) // BLOCK_N * BLOCK_N
+    full_end = tl.maximum(full_end, full_begin)
+
+    # The sink is a key of its own, met first: a logit in the denominator without a value.
+    sink = tl.load(sink_ptr + h) * LOG2E
+    row_max = tl.zeros([BLOCK_M], tl.float32) + sink
+    row_sum = tl.where(row_max == float("-inf"), 0.0, 1.0)
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
+    gap = full_end - full_begin
+    for step in range(kv_begin, kv_end - gap, BLOCK_N):
+        start_n = tl.where(step < full_begin, step, step + gap)
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+        qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
+        kv_idx = start_n + tl.arange(0, BLOCK_N)
+        keep = (q_idx[:, None] >= kv_idx[None, :]) & (q_idx[:, None] - kv_idx[None, :] < 128)
+        keep = keep & (kv_idx < kv_len)[None, :]
+        qk = tl.where(keep, qk, float("-inf"))
+        max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
+        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+        max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
+        p = tl.exp2(qk * qk_scale - max_ref[:, None])
+        alpha = tl.exp2(row_max - max_ref)
+        row_sum = row_sum * alpha + tl.sum(p, 1)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
+        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
+        row_max = max_new
+
+    for start_n in range(full_begin, full_end, BLOCK_N):
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
+        qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
+        max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
+        p = tl.exp2(qk * qk_scale - max_new[:, None])
+        alpha = tl.exp2(row_max - max_new)
+        row_sum = row_sum * alpha + tl.sum(p, 1)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
+        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
+        row_max = max_new
+
+    # A row without any key gives o = 0 and lse = sink.
+    row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
+    o_tile = acc / row_sum[:, None]
+    lse = (row_max + tl.log2(row_sum)) * LN2
+    o_base = o_ptr + q_start * stride_os + h * stride_oh
+    store_tile(o_base, o_tile, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
+    lse_base = lse_ptr + h * q_total + q_start
+    tl.store(lse_base + rows, lse, mask=rows < q_len)

@@ -1,0 +1,262 @@
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# variant: natten: {mask: 'natten(128, 128, 13)'}
+# template: kernels/block_lists.py.jinja
+# hash: 8adab3bfaa4db174
+"""Which blocks of keys a block of queries visits under `natten`, and the other way round.
+
+    keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
+                // 128) <= 6
+    spans       [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
+    block_list  [entries]  int16 or int32, lists of the blocks to visit
+
+A block is decided by interval arithmetic, at a cost that does not depend on its size: empty where no pair can be kept,
+full where every pair is, else partial. Each program lists one row of blocks in its own room of `block_list`: the
+partial ones from the left, ascending, the full ones from the right.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def floor_mod(a, b):
+    # Python's remainder: Triton's has the sign of the dividend.
+    r = a % b
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+
+
+@triton.jit
+def floor_div(a, b):
+    return (a - floor_mod(a, b)) // b
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_len",
+        "kv_len",
+        "num_heads",
+        "q_offset",
+    ]
+)
+def natten_packed_query_lists(
+    spans_ptr,
+    block_list_ptr,
+    q_len,
+    kv_len,
+    num_heads,
+    q_offset,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    OWN_ROOM: tl.constexpr,
+    FILL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    num_blocks = tl.cdiv(q_len, BLOCK_M)
+    block = tl.program_id(0) % num_blocks
+    head = tl.program_id(0) // num_blocks
+    b = (head // num_heads).to(tl.int64)
+
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    q_first = block * BLOCK_M + q_shift
+    q_last = tl.minimum(block * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
+
+    num_others = tl.cdiv(kv_len, BLOCK_N)
+    span = spans_ptr + tl.program_id(0).to(tl.int64) * 4
+    list_begin = tl.program_id(0) * num_others if OWN_ROOM else 0
+    list_end = list_begin + num_others
+    if FILL and not OWN_ROOM:
+        list_begin, list_end = tl.load(span), tl.load(span + 3)
+    partial_end, full_begin = list_begin, list_end
+    for chunk_first in range(0, num_others, CHUNK):
+        other_blocks = chunk_first + tl.arange(0, CHUNK)
+        kv_first = other_blocks * BLOCK_N
+        kv_last = tl.minimum(other_blocks * BLOCK_N + BLOCK_N, kv_len) - 1
+
+        visits = other_blocks < num_others
+        visits = visits & (
+            (
+                tl.minimum(
+                    tl.maximum(
+                        tl.where(floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_first, 128), 0), 6
+                    ),
+                    121,
+                )
+                - tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_last, 128), 127)
+                <= 6
+            )
+            & (
+                tl.minimum(
+                    tl.maximum(
+                        tl.where(floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_last, 128), 127), 6
+                    ),
+                    121,
+                )
+                - tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_first, 128), 0)
+                >= -6
+            )
+            & (tl.minimum(tl.maximum(floor_div(q_first, 128), 6), 121) - floor_div(kv_last, 128) <= 6)
+            & (tl.minimum(tl.maximum(floor_div(q_last, 128), 6), 121) - floor_div(kv_first, 128) >= -6)
+        )
+        # A cut last block is never full: full blocks are read without bounds.
+        is_full = (
+            visits
+            & (
+                (
+                    tl.minimum(
+                        tl.maximum(
+                            tl.where(floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_last, 128), 127), 6
+                        ),
+                        121,
+                    )
+                    - tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_first, 128), 0)
+                    <= 6
+                )
+                & (
+                    tl.minimum(
+                        tl.maximum(
+                            tl.where(floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_first, 128), 0), 6
+                        ),
+                        121,
+                    )
+                    - tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_last, 128), 127)
+                    >= -6
+                )
+                & (tl.minimum(tl.maximum(floor_div(q_last, 128), 6), 121) - floor_div(kv_first, 128) <= 6)
+                & (tl.minimum(tl.maximum(floor_div(q_first, 128), 6), 121) - floor_div(kv_last, 128) >= -6)
+            )
+            & (other_blocks * BLOCK_N + BLOCK_N <= kv_len)
+        )
+        visits, is_full = visits.to(tl.int32), is_full.to(tl.int32)
+        is_partial = visits - is_full
+        if FILL:
+            list_entries = other_blocks.to(block_list_ptr.dtype.element_ty)
+            tl.store(block_list_ptr + partial_end + tl.cumsum(is_partial, 0) - 1, list_entries, mask=is_partial > 0)
+            tl.store(block_list_ptr + full_begin - tl.cumsum(is_full, 0), list_entries, mask=is_full > 0)
+        partial_end += tl.sum(is_partial, 0)
+        full_begin -= tl.sum(is_full, 0)
+    if FILL:
+        if OWN_ROOM:
+            tl.store(span, list_begin)
+            tl.store(span + 3, list_end)
+        tl.store(span + 1, partial_end)
+        tl.store(span + 2, full_begin)
+    else:
+        # How many there are, for the host to give each list its room.
+        tl.store(span, partial_end - full_begin + num_others)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_len",
+        "kv_len",
+        "num_heads",
+        "q_offset",
+    ]
+)
+def natten_packed_key_lists(
+    spans_ptr,
+    block_list_ptr,
+    q_len,
+    kv_len,
+    num_heads,
+    q_offset,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    OWN_ROOM: tl.constexpr,
+    FILL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    num_blocks = tl.cdiv(kv_len, BLOCK_N)
+    block = tl.program_id(0) % num_blocks
+    head = tl.program_id(0) // num_blocks
+    b = (head // num_heads).to(tl.int64)
+
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    kv_first = block * BLOCK_N
+    kv_last = tl.minimum(block * BLOCK_N + BLOCK_N, kv_len) - 1
+
+    num_others = tl.cdiv(q_len, BLOCK_M)
+    span = spans_ptr + tl.program_id(0).to(tl.int64) * 4
+    list_begin = tl.program_id(0) * num_others if OWN_ROOM else 0
+    list_end = list_begin + num_others
+    if FILL and not OWN_ROOM:
+        list_begin, list_end = tl.load(span), tl.load(span + 3)
+    partial_end, full_begin = list_begin, list_end
+    for chunk_first in range(0, num_others, CHUNK):
+        other_blocks = chunk_first + tl.arange(0, CHUNK)
+        q_first = other_blocks * BLOCK_M + q_shift
+        q_last = tl.minimum(other_blocks * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
+
+        visits = other_blocks < num_others
+        visits = visits & (
+            (
+                tl.minimum(
+                    tl.maximum(
+                        tl.where(floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_first, 128), 0), 6
+                    ),
+                    121,
+                )
+                - tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_last, 128), 127)
+                <= 6
+            )
+            & (
+                tl.minimum(
+                    tl.maximum(
+                        tl.where(floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_last, 128), 127), 6
+                    ),
+                    121,
+                )
+                - tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_first, 128), 0)
+                >= -6
+            )
+            & (tl.minimum(tl.maximum(floor_div(q_first, 128), 6), 121) - floor_div(kv_last, 128) <= 6)
+            & (tl.minimum(tl.maximum(floor_div(q_last, 128), 6), 121) - floor_div(kv_first, 128) >= -6)
+        )
+        # A cut last block is never full: full blocks are read without bounds.
+        is_full = (
+            visits
+            & (
+                (
+                    tl.minimum(
+                        tl.maximum(
+                            tl.where(floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_last, 128), 127), 6
+                        ),
+                        121,
+                    )
+                    - tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_first, 128), 0)
+                    <= 6
+                )
+                & (
+                    tl.minimum(
+                        tl.maximum(
+                            tl.where(floor_div(q_first, 128) == floor_div(q_last, 128), floor_mod(q_first, 128), 0), 6
+                        ),
+                        121,
+                    )
+                    - tl.where(floor_div(kv_first, 128) == floor_div(kv_last, 128), floor_mod(kv_last, 128), 127)
+                    >= -6
+                )
+                & (tl.minimum(tl.maximum(floor_div(q_last, 128), 6), 121) - floor_div(kv_first, 128) <= 6)
+                & (tl.minimum(tl.maximum(floor_div(q_first, 128), 6), 121) - floor_div(kv_last, 128) >= -6)
+            )
+            & (other_blocks * BLOCK_M + BLOCK_M <= q_len)
+        )
+        visits, is_full = visits.to(tl.int32), is_full.to(tl.int32)
+        is_partial = visits - is_full
+        if FILL:
+            list_entries = other_blocks.to(block_list_ptr.dtype.element_ty)
+            tl.store(block_list_ptr + partial_end + tl.cumsum(is_partial, 0) - 1, list_entries, mask=is_partial > 0)
+            tl.store(block_list_ptr + full_begin - tl.cumsum(is_full, 0), list_entries, mask=is_full > 0)
+        partial_end += tl.sum(is_partial, 0)
+        full_begin -= tl.sum(is_full, 0)
+    if FILL:
+        if OWN_ROOM:
+            tl.store(span, list_begin)
+            tl.store(span + 3, list_end)
+        tl.store(span + 1, partial_end)
+        tl.store(span + 2, full_begin)
+    else:
+        # How many there are, for the host to give each list its room.
+        tl.store(span, partial_end - full_begin + num_others)

@@ -1,0 +1,207 @@
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
+# template: kernels/bwd_dkdv.py.jinja
+# hash: a564f9a3f9900bfc
+"""Gradients of `padding`, packed sequences with respect to k and v.
+
+    keep           kv_idx < length[b]
+    q              [total_q, Hq, D]
+    k              [total_k, Hkv, D]
+    v              [total_k, Hkv, Dv]
+    do             [total_q, Hq, Dv]
+    lse            [Hq, total_q]  fp32, log of the softmax denominator
+    delta          [Hq, total_q]  fp32, sum(o * do) - dlse
+    length         [b]  int32
+    dk             [total_k, Hkv, D]
+    dv             [total_k, Hkv, Dv]
+    cu_seqlens_q   [n + 1]  int32, where the sequences of queries begin
+    cu_seqlens_k   [n + 1]  int32, where those of keys begin
+    block_seqs     [entries]  int32, the sequence of each block, -1 for none
+    first_entries  [n]  int32, the first block of each sequence
+
+One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
+order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product as
+they are.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def load_tile(
+    ptr,
+    start,
+    length,
+    stride_row,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    BOUNDED: tl.constexpr,
+):
+    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix; zero in columns and, if BOUNDED, rows beyond it."""
+    # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
+    row = tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
+    if BOUNDED:
+        mask = start + row < length
+        if COLS < BLOCK_COLS:
+            mask = mask & (col < COLS)
+        return tl.load(ptrs, mask=mask, other=0.0)
+    else:
+        if COLS < BLOCK_COLS:
+            return tl.load(ptrs, mask=col < COLS, other=0.0)
+        else:
+            return tl.load(ptrs)
+
+
+@triton.jit
+def load_vector(ptr, offs, length, other, BOUNDED: tl.constexpr):
+    """Elements `offs` of a vector of `length`, `other` (if BOUNDED) beyond its end."""
+    if BOUNDED:
+        return tl.load(ptr + offs, mask=offs < length, other=other)
+    else:
+        return tl.load(ptr + offs)
+
+
+@triton.jit
+def store_tile(
+    ptr,
+    tile,
+    start,
+    length,
+    stride_row,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    """Write `tile` over rows `start` to `start + ROWS` of a `[length, COLS]` matrix, nothing beyond its edges."""
+    row = tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
+    tl.store(ptrs, tile.to(ptr.dtype.element_ty), mask=(start + row < length) & (col < COLS))
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_total",
+        "num_heads",
+        "group_size",
+    ]
+)
+def padding_packed_bwd_dkdv(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    do_ptr,
+    lse_ptr,
+    delta_ptr,
+    length_ptr,
+    dk_ptr,
+    dv_ptr,
+    cu_seqlens_q_ptr,
+    cu_seqlens_k_ptr,
+    block_seqs_ptr,
+    first_entries_ptr,
+    stride_qh,
+    stride_qs: tl.constexpr,
+    stride_kh,
+    stride_ks: tl.constexpr,
+    stride_vh,
+    stride_vs: tl.constexpr,
+    stride_doh,
+    stride_dos: tl.constexpr,
+    stride_dkh,
+    stride_dks: tl.constexpr,
+    stride_dvh,
+    stride_dvs: tl.constexpr,
+    stride_length_0,
+    q_total,
+    num_heads,
+    group_size,
+    scale,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    num_kv_heads = num_heads // group_size
+    # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
+    b = tl.load(block_seqs_ptr + tl.program_id(0) // num_kv_heads).to(tl.int64)
+    if b < 0:
+        return
+    q_start = tl.load(cu_seqlens_q_ptr + b).to(tl.int64)
+    q_len = (tl.load(cu_seqlens_q_ptr + b + 1) - q_start).to(tl.int32)
+    kv_start = tl.load(cu_seqlens_k_ptr + b).to(tl.int64)
+    kv_len = (tl.load(cu_seqlens_k_ptr + b + 1) - kv_start).to(tl.int32)
+    first_entry = tl.load(first_entries_ptr + b)
+    program = tl.program_id(0) - first_entry * num_kv_heads
+    num_blocks = tl.cdiv(kv_len, BLOCK_N)
+    hkv = (program // num_blocks).to(tl.int64)
+    start_n = (program % num_blocks) * BLOCK_N
+    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
+    k_base = k_ptr + kv_start * stride_ks + hkv * stride_kh * UNIT
+    v_base = v_ptr + kv_start * stride_vs + hkv * stride_vh * UNIT
+    k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+    v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
+    qk_scale = scale * LOG2E
+    kv_idx = start_n + tl.arange(0, BLOCK_N)
+    length_val = tl.load(length_ptr + b * stride_length_0)
+
+    kv_first = start_n
+    kv_last = tl.minimum(start_n + BLOCK_N, kv_len) - 1
+    row_end = tl.where(kv_first < length_val, q_len, 0)
+    # Blocks before full_end need no mask.
+    full_end = tl.where(kv_last < length_val, q_len, 0) // BLOCK_M * BLOCK_M
+    full_end = tl.maximum(full_end, 0)
+
+    dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    dv = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
+    for member in range(group_size):
+        h = hkv * group_size + member
+        q_base = q_ptr + q_start * stride_qs + h * stride_qh * UNIT
+        do_base = do_ptr + q_start * stride_dos + h * stride_doh * UNIT
+        row_base = h * q_total + q_start
+        for start_m in range(full_end, row_end, BLOCK_M):
+            q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+            do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+            rows = start_m + tl.arange(0, BLOCK_M)
+            lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), True) * LOG2E
+            delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, True)
+            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            qk = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")  # [N, M]
+            # Starting at -delta leaves one vector less to keep beside the masks.
+            dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
+            dp = tl.dot(v_tile, tl.trans(do_tile), dp, input_precision="ieee")
+            p = tl.exp2(qk * qk_scale - lse[None, :])
+            keep = (kv_idx < length_val)[:, None]
+            keep = keep & (rows < q_len)[None, :]
+            p = tl.where(keep, p, 0.0)
+            dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
+            ds = p * dp
+            dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
+
+        for start_m in range(0, full_end, BLOCK_M):
+            q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, False)
+            do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, False)
+            rows = start_m + tl.arange(0, BLOCK_M)
+            lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), False) * LOG2E
+            delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, False)
+            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            qk = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")  # [N, M]
+            dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
+            p = tl.exp2(qk * qk_scale - lse[None, :])
+            dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
+            ds = p * (dp - delta[None, :])
+            dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
+
+    dk_base = dk_ptr + kv_start * stride_dks + hkv * stride_dkh
+    dv_base = dv_ptr + kv_start * stride_dvs + hkv * stride_dvh
+    store_tile(dk_base, dk * scale, start_n, kv_len, stride_dks, BLOCK_N, HEAD_DIM, BLOCK_D)
+    store_tile(dv_base, dv, start_n, kv_len, stride_dvs, BLOCK_N, HEAD_DIM_V, BLOCK_DV)

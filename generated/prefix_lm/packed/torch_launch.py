@@ -1,0 +1,314 @@
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
+# template: ops/torch_launch.py.jinja
+# hash: ac2c65c2444d930f
+"""Launches of the kernels of `prefix_lm`, packed sequences, with their gradients, as PyTorch operators."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.library import custom_op
+
+from ..._runtime.configs import PASSES, Tiles, cdiv, next_power_of_2, tiles_for
+from ..._runtime.torch_schedule import block_sequences, pass_table
+from ..._runtime.torch_support import (
+    FP32,
+    HAS_TRITON,
+    aligned,
+    arch_of,
+    empty_like_layout,
+    launches_directly,
+    on_device,
+    parse_config,
+    unit_strides,
+)
+
+if HAS_TRITON:
+    from .. import bwd_delta
+    from . import bwd_dkdv, bwd_dq, fwd
+
+NAME = "prefix_lm_packed"
+# Operators are registered under the name of the package, so that two packages can live in one process.
+NAMESPACE = "_".join(__name__.split(".")[:-3])
+
+
+class Attention(torch.autograd.Function):
+    """o and lse from `[1, H, total, D]` tensors, with the gradient of every tensor that has one."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        length: int,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        row_offset: int,
+        row_offsets: Tensor | None,
+        scale: float,
+        config_words: str,
+        block_tables: list[Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        run = _forward if launches_directly(q) else _forward_op
+        o, lse = run(
+            q, k, v, length, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, config_words, block_tables
+        )
+        ctx.save_for_backward(q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k, row_offsets, *block_tables)
+        ctx.numbers = (length, row_offset, scale, config_words)
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k, row_offsets, *block_tables = ctx.saved_tensors
+        length, row_offset, scale, config_words = ctx.numbers
+        do = torch.zeros_like(o) if do is None else do
+        run = _backward if launches_directly(q) else _backward_op
+        dq, dk, dv = run(
+            do,
+            dlse,
+            q,
+            k,
+            v,
+            o,
+            lse,
+            length,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            row_offset,
+            row_offsets,
+            scale,
+            config_words,
+            block_tables,
+        )
+        return dq, dk, dv, None, None, None, None, None, None, None, None
+
+
+def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
+    """The tiles of each pass."""
+    return tiles_for("prefix_lm", arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
+
+
+def make_tables(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, config_words: str, backward: bool
+) -> list[Tensor]:
+    """The tables of each pass, in the order of PASSES; `backward=False` leaves out those of its passes."""
+    tiles = tiles_of(q, v, config_words)
+    block_tables: list[Tensor] = []
+    for pass_name in PASSES if backward else PASSES[:1]:
+        if pass_name == "dkdv":
+            block_tables += block_sequences(cu_seqlens_k, cu_seqlens_q, k.shape[2], tiles[pass_name].block_n)
+        else:
+            block_tables += block_sequences(cu_seqlens_q, cu_seqlens_k, q.shape[2], tiles[pass_name].block_m)
+    return block_tables
+
+
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    length: int,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    row_offset: int,
+    row_offsets: Tensor | None,
+    scale: float,
+    config_words: str,
+    block_tables: list[Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Launch the forward."""
+    batch, num_heads, q_len, head_dim = q.shape
+    head_dim_v = v.shape[3]
+    group_size = num_heads // k.shape[1]
+    tile = tiles_of(q, v, config_words)["fwd"]
+    o = empty_like_layout(q, head_dim_v)
+    lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
+    if o.numel() == 0:
+        return o, lse
+    q_offset = row_offset if row_offsets is None else row_offsets
+    q, k, v = aligned(q), aligned(k), aligned(v)
+    block_seqs, first_entries = pass_table(block_tables, "fwd") or block_sequences(
+        cu_seqlens_q, cu_seqlens_k, q_len, tile.block_m
+    )
+    with on_device(q):
+        fwd.prefix_lm_packed_fwd[(block_seqs.shape[0] * num_heads,)](
+            q,
+            k,
+            v,
+            o,
+            lse,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            block_seqs,
+            first_entries,
+            *unit_strides(q)[1:],
+            *unit_strides(k)[1:],
+            *unit_strides(v)[1:],
+            *o.stride()[1:3],
+            q_len,
+            num_heads,
+            group_size,
+            q_offset,
+            scale,
+            length,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=next_power_of_2(head_dim),
+            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
+    return o, lse
+
+
+def _backward(
+    do: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    length: int,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    row_offset: int,
+    row_offsets: Tensor | None,
+    scale: float,
+    config_words: str,
+    block_tables: list[Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Launch the backward: delta, then dq, then dk and dv."""
+    batch, num_heads, q_len, head_dim = q.shape
+    num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
+    group_size = num_heads // num_kv_heads
+    tiles = tiles_of(q, v, config_words)
+    dlse = None if dlse is None else dlse.contiguous()
+    delta = torch.empty_like(lse)
+    dq = empty_like_layout(q, head_dim)
+    dk = empty_like_layout(k, head_dim)
+    dv = empty_like_layout(v, head_dim_v)
+    # As many rows as keep a tile of o and one of do in registers.
+    delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
+    block_seqs, first_entries = pass_table(block_tables, "dq") or block_sequences(
+        cu_seqlens_q, cu_seqlens_k, q_len, tiles["dq"].block_m
+    )
+    key_block_seqs, key_first_entries = pass_table(block_tables, "dkdv") or block_sequences(
+        cu_seqlens_k, cu_seqlens_q, kv_len, tiles["dkdv"].block_n
+    )
+    q_offset = row_offset if row_offsets is None else row_offsets
+    q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
+    with on_device(q):
+        if dq.numel() > 0:
+            bwd_delta.prefix_lm_bwd_delta[(cdiv(q_len, delta_rows) * num_heads * batch,)](
+                o,
+                do,
+                dlse,
+                delta,
+                *o.stride()[:3],
+                *do.stride()[:3],
+                q_len,
+                num_heads,
+                HAS_DLSE=dlse is not None,
+                HEAD_DIM_V=head_dim_v,
+                BLOCK_DV=next_power_of_2(head_dim_v),
+                BLOCK_M=delta_rows,
+            )
+            bwd_dq.prefix_lm_packed_bwd_dq[(block_seqs.shape[0] * num_heads,)](
+                q,
+                k,
+                v,
+                do,
+                lse,
+                delta,
+                dq,
+                cu_seqlens_q,
+                cu_seqlens_k,
+                block_seqs,
+                first_entries,
+                *unit_strides(q)[1:],
+                *unit_strides(k)[1:],
+                *unit_strides(v)[1:],
+                *unit_strides(do)[1:],
+                *dq.stride()[1:3],
+                q_len,
+                num_heads,
+                group_size,
+                q_offset,
+                scale,
+                length,
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
+                HEAD_DIM=head_dim,
+                HEAD_DIM_V=head_dim_v,
+                BLOCK_D=next_power_of_2(head_dim),
+                BLOCK_DV=next_power_of_2(head_dim_v),
+                BLOCK_M=tiles["dq"].block_m,
+                BLOCK_N=tiles["dq"].block_n,
+                num_warps=tiles["dq"].num_warps,
+                num_stages=tiles["dq"].num_stages,
+            )
+        if dk.numel() > 0:
+            bwd_dkdv.prefix_lm_packed_bwd_dkdv[(key_block_seqs.shape[0] * num_kv_heads,)](
+                q,
+                k,
+                v,
+                do,
+                lse,
+                delta,
+                dk,
+                dv,
+                cu_seqlens_q,
+                cu_seqlens_k,
+                key_block_seqs,
+                key_first_entries,
+                *unit_strides(q)[1:],
+                *unit_strides(k)[1:],
+                *unit_strides(v)[1:],
+                *unit_strides(do)[1:],
+                *dk.stride()[1:3],
+                *dv.stride()[1:3],
+                q_len,
+                num_heads,
+                group_size,
+                q_offset,
+                scale,
+                length,
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
+                HEAD_DIM=head_dim,
+                HEAD_DIM_V=head_dim_v,
+                BLOCK_D=next_power_of_2(head_dim),
+                BLOCK_DV=next_power_of_2(head_dim_v),
+                BLOCK_M=tiles["dkdv"].block_m,
+                BLOCK_N=tiles["dkdv"].block_n,
+                num_warps=tiles["dkdv"].num_warps,
+                num_stages=tiles["dkdv"].num_stages,
+            )
+    return dq, dk, dv
+
+
+def _fake_forward(q: Tensor, _k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    o = empty_like_layout(q, v.shape[3])
+    lse = q.new_empty(q.shape[:3], dtype=FP32)
+    return o, lse
+
+
+def _fake_backward(
+    _do: Tensor, _dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *_: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk = empty_like_layout(q, q.shape[3]), empty_like_layout(k, k.shape[3])
+    dv = empty_like_layout(v, v.shape[3])
+    return dq, dk, dv
+
+
+# What torch.compile, torch.export and fake tensors see in place of the launches.
+_forward_op = custom_op(f"{NAMESPACE}::{NAME}_fwd", _forward, mutates_args=())
+_forward_op.register_fake(_fake_forward)
+_backward_op = custom_op(f"{NAMESPACE}::{NAME}_bwd", _backward, mutates_args=())
+_backward_op.register_fake(_fake_backward)
