@@ -1,4 +1,4 @@
-"""The kernels that make lists of blocks: for masks with holes, from what intervals can decide about a block."""
+"""The kernels that make tables of blocks, ranges or lists, from what intervals can decide about a block."""
 
 from __future__ import annotations
 
@@ -8,23 +8,36 @@ from dataclasses import dataclass
 from codegen import expr
 from codegen.blocks import BlockAnalysis, Schedule
 from codegen.emit import Emitter
-from codegen.expr import TRUE, Expr, Type
+from codegen.expr import TRUE, Expr, Load, Type
 from codegen.intervals import Extreme
 from codegen.model import ArgGroup, KernelPlan
 from codegen.printers import FormulaPrinter
-from codegen.signature import SHAPES, Signatures
+from codegen.signature import SHAPES, TABLES, Signatures, table_pointers
 from codegen.spec import Variant
 from codegen.text import legend_row
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExtremeText:
-    """A value whose smallest and largest over a block go to `minimum` and `maximum`."""
+    """A value whose smallest and largest over a block go to `minimum` and `maximum`, of type `dtype`."""
 
     text: str
     minimum: str
     maximum: str
-    is_float: bool
+    dtype: str
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype == "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduction:
+    """How a block's extreme is had from those of its parts, by `min` or `max`; `widened` makes it 64 bits wide."""
+
+    name: str
+    reduction: str
+    widened: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,15 +54,15 @@ class ExtremesKernel:
 
 @dataclass(frozen=True, kw_only=True)
 class ListKernel:
-    """The kernel that lists, for each block of one axis, the blocks of the other.
+    """The kernel that tells, for each block of one axis, which of the other it visits.
 
-    `loaded` are the extremes of its own block, `gathered` those of the others, each with the reduction of its parts;
-    `may` and `must` decide a vector of the others.
+    `loaded` are the extremes of its own block, `gathered` those of the others; `may` and `must` decide a vector of the
+    others.
     """
 
     kernel: KernelPlan
-    loaded: Sequence[tuple[str, str]]
-    gathered: Sequence[tuple[str, str]]
+    loaded: Sequence[Reduction]
+    gathered: Sequence[Reduction]
     may: str
     must: str
     reads: frozenset[str]
@@ -57,8 +70,9 @@ class ListKernel:
 
 @dataclass(frozen=True, kw_only=True)
 class ListsPlan:
-    """All that the file of a variant's list kernels prints, and what its op allocates."""
+    """All that the file of a variant's list or range kernels prints, and what its op allocates."""
 
+    schedule: Schedule
     extremes: ExtremesKernel | None
     query_lists: ListKernel
     key_lists: ListKernel
@@ -70,29 +84,35 @@ class ListsPlan:
     reads_keys: bool
 
     @property
+    def module(self) -> str:
+        """The name of the file."""
+        return f"block_{self.schedule}"
+
+    @property
     def helpers(self) -> frozenset[str]:
         kernels = [x.kernel for x in (self.extremes, self.query_lists, self.key_lists) if x is not None]
         return frozenset().union(*(kernel.helpers for kernel in kernels))
 
 
 def lists_plan(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> ListsPlan | None:
-    """The plan of a variant's list kernels; None where its schedule needs none."""
-    decision = analysis.decision
-    if analysis.schedule is not Schedule.LISTS or decision is None or variant.mask is None:
+    """The plan of the kernels that make a variant's tables; None where its schedule needs none."""
+    decision, schedule = analysis.decision, analysis.schedule
+    if schedule not in TABLES or decision is None or variant.mask is None:
         return None
     read = expr.names(variant.mask)
     decided = expr.names(decision.may) | expr.names(decision.must)
     of_queries = [x for x in decision.reads if x.of_queries]
     of_keys = [x for x in decision.reads if not x.of_queries]
     reads_queries = bool(decided & {"q_first", "q_last"})
-    builder = _Builder(variant, sign, reads_queries=reads_queries)
+    builder = _Builder(variant, sign, schedule, reads_queries=reads_queries)
     return ListsPlan(
+        schedule=schedule,
         extremes=builder.extremes(of_queries, of_keys),
         query_lists=builder.lists("query", of_queries, of_keys, decision.may, decision.must),
         key_lists=builder.lists("key", of_keys, of_queries, decision.may, decision.must),
-        legend=_legend(variant, decision.reads),
+        legend=_legend(variant, decision.reads, schedule),
         per_batch="b" in read,
-        per_head=analysis.lists_per_head,
+        per_head=analysis.tables_per_head,
         has_offset=sign.offset,
         reads_queries=reads_queries,
         reads_keys=bool(decided & {"kv_first", "kv_last"}),
@@ -100,9 +120,10 @@ def lists_plan(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> L
 
 
 class _Builder:
-    def __init__(self, variant: Variant, sign: Signatures, *, reads_queries: bool) -> None:
+    def __init__(self, variant: Variant, sign: Signatures, schedule: Schedule, *, reads_queries: bool) -> None:
         self.variant = variant
         self.sign = sign
+        self.schedule = schedule
         self.shifts = sign.offset and reads_queries
         self.offset = ["Q_OFFSET_PER_BATCH"] if sign.offset else []
 
@@ -113,7 +134,10 @@ class _Builder:
         values = [x.value for x in reads]
         queries, keys = (Emitter(tensors=self.variant.tensors, query_axis=axis) for axis in (0, 1))
         query_texts, key_texts = (
-            [_extreme_text(x, text) for x, text in zip(found, emitter.own_shape([x.value for x in found]), strict=True)]
+            [
+                _extreme_text(x, text, _dtype(self.variant, x))
+                for x, text in zip(found, emitter.own_shape([x.value for x in found]), strict=True)
+            ]
             for emitter, found in ((queries, of_queries), (keys, of_keys))
         )
         lengths = [*(["q_len"] if of_queries else []), *(["kv_len"] if of_keys else [])]
@@ -146,24 +170,25 @@ class _Builder:
         args = [
             *_pointers(sorted((*own, *others), key=lambda x: not x.of_queries)),
             *self.sign.own_tensors([may, must]),
-            ArgGroup(names=("spans_ptr", "block_list_ptr"), host="spans, block_list"),
+            table_pointers(TABLES[self.schedule]),
             *self.sign.own_strides([may, must]),
             ArgGroup(names=("q_len", "kv_len"), host="q_len, kv_len", varies=True),
             *_heads([may, must], shifted=self.shifts),
             *self._numbers([may, must], offset=self.shifts),
         ]
         part = ["PART"] if own or others else []
+        room = ["OWN_ROOM", "FILL"] if self.schedule is Schedule.LISTS else []
         kernel = KernelPlan(
-            name=f"{self.variant.name}_{axis}_lists",
+            name=f"{self.variant.name}_{axis}_{self.schedule}",
             args=args,
-            constants=[*(self.offset if self.shifts else []), "OWN_ROOM", "FILL", "BLOCK_M", "BLOCK_N", *part, "CHUNK"],
+            constants=[*(self.offset if self.shifts else []), *room, "BLOCK_M", "BLOCK_N", *part, "CHUNK"],
             prologue=emitter.prologue,
             helpers=frozenset(emitter.helpers),
         )
         return ListKernel(
             kernel=kernel,
-            loaded=_reductions(own),
-            gathered=_reductions(others),
+            loaded=_reductions(self.variant, own),
+            gathered=_reductions(self.variant, others),
             may="" if may == TRUE else may_text,
             must=must_text,
             reads=expr.names(may) | expr.names(must),
@@ -182,18 +207,28 @@ def _heads(roots: Sequence[Expr], *, shifted: bool) -> list[ArgGroup]:
     return [*([heads] if shifted or read & {"b", "h", "hkv"} else []), *([group] if "hkv" in read else [])]
 
 
-def _extreme_text(x: Extreme, text: str) -> ExtremeText:
-    is_float = x.value.type is Type.FLOAT
-    return ExtremeText(
-        text=text if is_float or text.isidentifier() else f"({text})",
-        minimum=x.minimum.name,
-        maximum=x.maximum.name,
-        is_float=is_float,
-    )
+def _extreme_text(x: Extreme, text: str, dtype: str) -> ExtremeText:
+    whole = dtype == "float32" or text.isidentifier()
+    return ExtremeText(text=text if whole else f"({text})", minimum=x.minimum.name, maximum=x.maximum.name, dtype=dtype)
 
 
-def _reductions(reads: Sequence[Extreme]) -> list[tuple[str, str]]:
-    return [pair for x in reads for pair in ((x.minimum.name, "min"), (x.maximum.name, "max"))]
+def _dtype(variant: Variant, x: Extreme) -> str:
+    """The type of a value's extremes: no wider than elements of 32 bits or less, which are read much more often."""
+    value = x.value
+    if value.type is Type.FLOAT:
+        return "float32"
+    narrow = value.type is Type.BOOL or (isinstance(value, Load) and variant.tensors[value.tensor].dtype != "int64")
+    return "int32" if narrow else "int64"
+
+
+def _reductions(variant: Variant, reads: Sequence[Extreme]) -> list[Reduction]:
+    found = []
+    for x in reads:
+        # Integers are decided in 64 bits, as differences of extremes may need them.
+        widened = ".to(tl.int64)" if _dtype(variant, x) == "int32" else ""
+        found.append(Reduction(name=x.minimum.name, reduction="min", widened=widened))
+        found.append(Reduction(name=x.maximum.name, reduction="max", widened=widened))
+    return found
 
 
 def _extreme_names(reads: Sequence[Extreme]) -> list[str]:
@@ -204,14 +239,14 @@ def _pointers(reads: Sequence[Extreme]) -> list[ArgGroup]:
     return [ArgGroup(names=(f"{name}_ptr",), host=name) for name in _extreme_names(reads)]
 
 
-def _legend(variant: Variant, reads: Sequence[Extreme]) -> str:
+def _legend(variant: Variant, reads: Sequence[Extreme], schedule: Schedule) -> str:
     assert variant.mask is not None
     formula = FormulaPrinter()
     rows = [("keep", formula.text(variant.mask))]
     for x in reads:
-        kind = "float32" if x.value.type is Type.FLOAT else "int64"
+        kind = _dtype(variant, x)
         rows.append((x.minimum.name, f"[B, H, parts]  {kind}, smallest {formula.text(x.value)} of each part"))
         rows.append((x.maximum.name, f"[B, H, parts]  {kind}, largest"))
-    rows += [(symbol, SHAPES[symbol]) for symbol in ("spans", "block_list")]
+    rows += [(symbol, SHAPES[symbol]) for symbol in TABLES[schedule]]
     width = max(len(symbol) for symbol, _ in rows)
     return "\n".join(legend_row(symbol, text, width) for symbol, text in rows)

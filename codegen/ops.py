@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from codegen import expr, op_gradients
+from codegen.blocks import Schedule
 from codegen.emit import exact_index
 from codegen.expr import Level, Var, level
 from codegen.lists import ListsPlan
@@ -14,7 +15,7 @@ from codegen.model import GradientTerm, KernelPlan
 from codegen.op_gradients import Buffer, Grid
 from codegen.plan import VariantPlan
 from codegen.printers import ArrayPrinter, FormulaPrinter, torch_printer
-from codegen.signature import reads_pairs, reads_query_position, tensor_reads, uses_tanh
+from codegen.signature import TABLES, reads_pairs, reads_query_position, tensor_reads, uses_tanh
 from codegen.spec import ArchSpec, PassConfigs, ScalarSpec, Variant
 from codegen.text import docstring
 
@@ -77,8 +78,11 @@ class ExtremesLaunch:
 
 @dataclass(frozen=True, kw_only=True)
 class ListsOp:
-    """How the op makes the lists of blocks: launches, and which of its arguments the mask reads."""
+    """How the op makes its tables of blocks: launches, and which of its arguments the mask reads."""
 
+    module: str
+    ranges: bool
+    tables: Sequence[str]
     extremes: ExtremesLaunch | None
     query_kernel: str
     key_kernel: str
@@ -92,7 +96,7 @@ class ListsOp:
 
     @property
     def parameters(self) -> list[str]:
-        """Parameters of the function that lists blocks, behind q and k."""
+        """Parameters of the function that makes a pass' table, behind q and k."""
         return _own_parameters(self.kernel_args, self.arguments, self._offset(self.reads_queries))
 
     @property
@@ -337,7 +341,7 @@ def _extremes_launch(lists: ListsPlan) -> ExtremesLaunch | None:
         of_queries=bool(plan.queries),
         of_keys=bool(plan.keys),
         buffers=[
-            (name, parts, "torch.float32" if value.is_float else "torch.int64")
+            (name, parts, f"torch.{value.dtype}")
             for values, parts in ((plan.queries, "query_parts"), (plan.keys, "key_parts"))
             for value in values
             for name in (value.minimum, value.maximum)
@@ -351,6 +355,9 @@ def _lists_op(variant: Variant, lists: ListsPlan | None, arguments: Sequence[Arg
     read = expr.names(variant.mask) | {load.tensor for load in expr.loads(variant.mask)}
     own = [a for a in arguments if a.name in read]
     return ListsOp(
+        module=lists.module,
+        ranges=lists.schedule is Schedule.RANGES,
+        tables=TABLES[lists.schedule],
         extremes=_extremes_launch(lists),
         query_kernel=lists.query_lists.kernel.name,
         key_kernel=lists.key_lists.kernel.name,

@@ -197,7 +197,7 @@ def _key_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signatur
         prologue=emitter.prologue,
         head_prologue=emitter.head_prologue,
         bounds=bounds,
-        bounds_per_head=analysis.lists_per_head or _any_reads_head(analysis.queries),
+        bounds_per_head=analysis.tables_per_head or _any_reads_head(analysis.queries),
         full=full,
         partial=partial,
         gradients=terms,

@@ -86,7 +86,8 @@ def _variant_files(env: jinja2.Environment, name: str, planned: VariantPlan) -> 
         for stem, attribute in KERNELS.items()
     }
     if planned.lists is not None:
-        files[f"{name}/block_lists.py"] = _fill(env, "kernels/block_lists.py.jinja", lists=planned.lists, **context)
+        stem = planned.lists.module
+        files[f"{name}/{stem}.py"] = _fill(env, f"kernels/{stem}.py.jinja", lists=planned.lists, **context)
     if planned.variant.decay:
         files[f"{name}/decay.py"] = _fill(env, "kernels/decay.py.jinja", **context)
     op: OpPlan = op_plan(planned)

@@ -30,7 +30,16 @@ SHAPES = {
     "decay": "[B, Hq, P]  fp32, cumulative log-decay times log2(e)",
     "spans": "[B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list",
     "block_list": "[entries]  int16 or int32, lists of the blocks to visit",
+    "ranges": "[B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks",
 }
+
+
+TABLES = {Schedule.LISTS: ("spans", "block_list"), Schedule.RANGES: ("ranges",)}
+"""What a pass reads its blocks from, by schedule; the first has four numbers for each block of the pass."""
+
+
+def table_pointers(tables: Sequence[str]) -> ArgGroup:
+    return ArgGroup(names=tuple(f"{table}_ptr" for table in tables), host=", ".join(tables))
 
 
 def reads_query_position(variant: Variant) -> bool:
@@ -101,8 +110,8 @@ class Signatures:
         self.variant = variant
         self.terms = terms
         self.offset = reads_query_position(variant)
-        self.lists = analysis.schedule is Schedule.LISTS
-        self.lists_per_head = analysis.lists_per_head
+        self.tables = TABLES.get(analysis.schedule, ())
+        self.tables_per_head = analysis.tables_per_head
 
     def fwd(self) -> list[ArgGroup]:
         sink = [ArgGroup(names=("sink_ptr",), host="sink")] if self.variant.sink else []
@@ -111,11 +120,11 @@ class Signatures:
             *sink,
             *self._tensors(),
             ArgGroup(names=("o_ptr", "lse_ptr"), host="o, lse"),
-            *self._lists(),
+            *self._tables(),
             *(_unit_strides(x) for x in "qkv"),
             _strides("o"),
             *self._tensor_strides(),
-            *self._list_strides(),
+            *self._table_strides(),
             *self._numbers(),
         ]
 
@@ -170,24 +179,26 @@ class Signatures:
             ),
             *self._tensors(),
             *(ArgGroup(names=(f"{x}_ptr",), host=x) for x in (*outputs, *buffers)),
-            *self._lists(),
+            *self._tables(),
             *(_unit_strides(x) for x in ("q", "k", "v", "do")),
             *(_strides(x) for x in outputs),
             *self._tensor_strides(),
-            *self._list_strides(),
+            *self._table_strides(),
             *self._buffer_strides(terms),
             *self._numbers(),
         ]
 
-    def _lists(self) -> list[ArgGroup]:
-        return [ArgGroup(names=("spans_ptr", "block_list_ptr"), host="spans, block_list")] if self.lists else []
+    def _tables(self) -> list[ArgGroup]:
+        return [table_pointers(self.tables)] if self.tables else []
 
-    def _list_strides(self) -> list[ArgGroup]:
-        if not self.lists:
+    def _table_strides(self) -> list[ArgGroup]:
+        if not self.tables:
             return []
-        if self.lists_per_head:
-            return [ArgGroup(names=("stride_spans_b", "stride_spans_h"), host="*spans.stride()[:2]", varies=True)]
-        return [ArgGroup(names=("stride_spans_b",), host="spans.stride(0)", varies=True)]
+        rows = self.tables[0]
+        if self.tables_per_head:
+            names = (f"stride_{rows}_b", f"stride_{rows}_h")
+            return [ArgGroup(names=names, host=f"*{rows}.stride()[:2]", varies=True)]
+        return [ArgGroup(names=(f"stride_{rows}_b",), host=f"{rows}.stride(0)", varies=True)]
 
     def _buffer_strides(self, terms: Sequence[GradientTerm]) -> list[ArgGroup]:
         """Strides of the buffers of whole tensors, which atomics add to."""

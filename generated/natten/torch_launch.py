@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/torch_launch.py.jinja
-# hash: 023dec350f98d14e
+# hash: ee8ddc103837ea68
 """Launches of the kernels of `natten`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -86,11 +86,11 @@ def _lists(
 
     q_offset = row_offset if row_offsets is None else row_offsets
     num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
-    list_kernel = block_lists.natten_key_lists if by_keys else block_lists.natten_query_lists
+    table_kernel = block_lists.natten_key_lists if by_keys else block_lists.natten_query_lists
     own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
 
     def launch_lists(spans: Tensor, block_list: Tensor, own_room: bool, fill_lists: bool) -> None:
-        list_kernel[(list_batch * list_heads * own_blocks,)](
+        table_kernel[(list_batch * list_heads * own_blocks,)](
             spans,
             block_list,
             q_len,
@@ -141,7 +141,7 @@ def _forward(
         return o, lse
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
-    block_table = pass_table(block_tables, "fwd")
+    block_table = pass_table(block_tables, "fwd", 2)
     if not block_table:
         block_table = _lists(q, k, row_offset, row_offsets, tile, False)
     spans, block_list = block_table[0].expand(batch, num_heads, -1, -1), block_table[1]
@@ -223,7 +223,7 @@ def _backward(
                 BLOCK_DV=next_power_of_2(head_dim_v),
                 BLOCK_M=delta_rows,
             )
-            block_table = pass_table(block_tables, "dq") or _lists(q, k, row_offset, row_offsets, tiles["dq"], False)
+            block_table = pass_table(block_tables, "dq", 2) or _lists(q, k, row_offset, row_offsets, tiles["dq"], False)
             spans, block_list = block_table[0].expand(batch, num_heads, -1, -1), block_table[1]
             bwd_dq.natten_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
                 q,
@@ -259,7 +259,9 @@ def _backward(
                 num_stages=tiles["dq"].num_stages,
             )
         if dk.numel() > 0:
-            block_table = pass_table(block_tables, "dkdv") or _lists(q, k, row_offset, row_offsets, tiles["dkdv"], True)
+            block_table = pass_table(block_tables, "dkdv", 2) or _lists(
+                q, k, row_offset, row_offsets, tiles["dkdv"], True
+            )
             spans, block_list = block_table[0].expand(batch, num_heads, -1, -1), block_table[1]
             bwd_dkdv.natten_bwd_dkdv[(cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,)](
                 q,

@@ -1,4 +1,4 @@
-"""Schedules: the blocks that a mask with holes makes a kernel visit, listed once and used by many calls."""
+"""Schedules: the blocks that a mask makes a kernel visit, found once and used by many calls."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,7 +28,8 @@ class Schedule:
     """The blocks that the kernels of one op visit, for calls of one size. Make it with `op.schedule(...)`.
 
     It holds what the mask's tensors and scalars were when it was made. `tables` are, for each pass in the order of
-    `passes`, the spans int32 `[B or 1, Hq or 1, blocks, 4]` of its lists and the lists themselves, int16 or int32.
+    PASSES, its ranges of blocks, int32 `[B or 1, Hq or 1, blocks, 4]`, or for a mask with holes the spans of its lists,
+    of that shape, and the lists themselves, int16 or int32.
     """
 
     op: str
@@ -38,12 +39,12 @@ class Schedule:
 
     @property
     def nbytes(self) -> int:
-        """Device memory of the lists."""
+        """Device memory of the tables."""
         return sum(x.nbytes for x in self.tables)
 
 
 class ScheduledOp(Protocol, Generic[_P, _R]):
-    """An op whose blocks are listed."""
+    """An op whose blocks are read from tables."""
 
     schedule: Callable[..., Schedule]
 
@@ -108,7 +109,7 @@ def schedule_tables(op: str, schedule: object, call: Mapping[str, Any], tiles: T
     return list(schedule.tables)
 
 
-def pass_table(tables: list[Tensor], name: str) -> list[Tensor]:
-    """Spans and entries of one pass."""
-    first = 2 * PASSES.index(name)
-    return tables[first : first + 2]
+def pass_table(tables: list[Tensor], name: str, count: int) -> list[Tensor]:
+    """The `count` tables of one pass: its ranges, or spans and entries; none where no schedule was given."""
+    first = count * PASSES.index(name)
+    return tables[first : first + count]
