@@ -2,7 +2,8 @@
 
 A mask whose atoms are steps of the positions (`affine.forms`) bounds the visited keys in closed form, without a table
 or a set-up kernel: one range, or two that do not meet. Any other mask that interval arithmetic can decide (`intervals`)
-gets lists of blocks. What nothing can decide makes a block partial: conservative, never wrong.
+gets a table: ranges of blocks if those it visits normally are one run, else lists. What nothing can decide makes a
+block partial: conservative, never wrong.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from enum import StrEnum
 
 from codegen import expr
 from codegen.affine import Form, forms, terms
-from codegen.expr import FALSE, TRUE, Expr, Level, const, int_var
+from codegen.expr import FALSE, TRUE, Expr, Level, Op, Var, const, int_var
 from codegen.intervals import Decision, decide
 
 
@@ -22,6 +23,7 @@ class Schedule(StrEnum):
 
     DENSE = "dense"  # no mask
     CLOSED_FORM = "closed_form"  # bounds computed from the block index
+    RANGES = "ranges"  # one run of visited blocks and in it one of full blocks, found by a kernel of their own
     LISTS = "lists"  # compressed lists of partial and full blocks, made by a kernel of their own
 
 
@@ -53,15 +55,15 @@ class Union:
 class BlockAnalysis:
     """What the kernels need to know about a mask.
 
-    `keys` and `queries` are the bounds per block of the other axis (whole axes under LISTS); `decision` tells what is
-    known of a block; `lists_per_head`: every query head has lists of its own.
+    `keys` and `queries` are the bounds per block of the other axis (whole axes where a table has them); `decision`
+    tells what is known of a block; `tables_per_head`: every query head has a table of its own.
     """
 
     schedule: Schedule
     keys: Union = Union(main=Range())
     queries: Union = Union(main=Range())
     decision: Decision | None = None
-    lists_per_head: bool = False
+    tables_per_head: bool = False
 
 
 def analyse(mask: Expr | None) -> BlockAnalysis:
@@ -79,8 +81,9 @@ def analyse(mask: Expr | None) -> BlockAnalysis:
         keys, queries = _union(found, keys=True), _union(found, keys=False)
         if keys is not None and queries is not None:
             return BlockAnalysis(schedule=Schedule.CLOSED_FORM, keys=keys, queries=queries, decision=decision)
+    schedule = Schedule.RANGES if found is not None and _normally_one_run(found) else Schedule.LISTS
     per_head = bool(expr.names(mask) & {"h", "hkv"})
-    return BlockAnalysis(schedule=Schedule.LISTS, decision=decision, lists_per_head=per_head)
+    return BlockAnalysis(schedule=schedule, decision=decision, tables_per_head=per_head)
 
 
 def _closed(atom: Expr) -> bool:
@@ -91,6 +94,88 @@ def _closed(atom: Expr) -> bool:
 def _undecidable(atom: Expr) -> bool:
     decision = decide(atom)
     return decision.may == TRUE and decision.must == FALSE
+
+
+# ------------------------------------------------------------------------------------------------- ranges from a table
+
+
+def _normally_one_run(found: Sequence[tuple[Expr, ...]]) -> bool:
+    """Whether, of tensors as they normally are, one run of blocks is all that a block visits.
+
+    So it is where a mask of one closed-form range meets comparisons of a query's value with a key's, both following
+    their positions. A condition on a key or a query alone may leave holes; beside a group it is taken for padding.
+    """
+    rests = {frozenset(atom for atom in term if not _closed(atom)) for term in found}
+    if len(rests) != 1:
+        return False
+    closed = [tuple(filter(_closed, term)) for term in found]
+    for keys in (True, False):
+        union = _union(closed, keys=keys)
+        if union is None or union.other is not None:
+            return False
+    rest = rests.pop()
+    grouped = any(map(_groups, rest))
+    return all(_groups(atom) or _limits(atom) or (grouped and _is_padding(atom)) for atom in rest)
+
+
+def _groups(atom: Expr) -> bool:
+    """`doc[q_idx] == doc[kv_idx]`, `q_idx // size == kv_idx // size`: equal values, of tensors or of positions.
+
+    One of a tensor that equals one of a position (`parent[q_idx] == kv_idx`) points anywhere.
+    """
+    sides = _separated(atom, ("eq",))
+    return sides is not None and len({_from_tensor(side) for side in sides}) == 1
+
+
+def _limits(atom: Expr) -> bool:
+    """`kv_idx < limit[q_idx]`, `time[kv_idx] <= time[q_idx]`: values in order.
+
+    Where each key says which positions see it (`q_idx < until[kv_idx]`), those kept for long leave holes between them.
+    """
+    sides = _separated(atom, ("lt", "le", "gt", "ge"))
+    return sides is not None and _from_tensor(sides[0]) >= _from_tensor(sides[1])
+
+
+def _from_tensor(values: Sequence[Expr]) -> bool:
+    return any(expr.loads(*values))
+
+
+def _is_padding(atom: Expr) -> bool:
+    """`doc[kv_idx] != -1`: a value of the key or the query differs from a uniform one, or is in order with it."""
+    if not (isinstance(atom, Op) and atom.op in ("ne", "lt", "le", "gt", "ge")):
+        return False
+    return min(map(expr.level, atom.args)) is Level.UNIFORM and any(map(_monotone, atom.args))
+
+
+def _separated(atom: Expr, operations: Sequence[str]) -> tuple[list[Expr], list[Expr]] | None:
+    """A comparison of sums of monotone values: those of the query and those of the key; None if it is another atom."""
+    if not (isinstance(atom, Op) and atom.op in operations):
+        return None
+    parts = [part for side in atom.args for part in _summands(side)]
+    if not all(expr.level(x) is Level.UNIFORM or _monotone(x) for x in parts):
+        return None
+    queries, keys = ([x for x in parts if expr.level(x) is level] for level in (Level.QUERY, Level.KEY))
+    return (queries, keys) if queries and keys else None
+
+
+def _summands(e: Expr) -> Iterable[Expr]:
+    if isinstance(e, Op) and e.op in ("add", "sub", "neg"):
+        for part in e.args:
+            yield from _summands(part)
+    else:
+        yield e
+
+
+def _monotone(e: Expr) -> bool:
+    """Whether a value of a query or a key follows its position: one way only, if its tensors' elements do."""
+    if expr.level(e) not in (Level.QUERY, Level.KEY):
+        return False
+    if isinstance(e, Var):
+        return True
+    varying = [x for x in expr.children(e) if expr.level(x) is not Level.UNIFORM]
+    if isinstance(e, Op) and e.op not in ("add", "sub", "neg", "mul", "floordiv", "min", "max", "float"):
+        return False
+    return len(varying) == 1 and _monotone(varying[0])
 
 
 # --------------------------------------------------------------------------------------------------- ranges of one axis

@@ -9,6 +9,7 @@ from codegen import expr
 from codegen.blocks import BlockAnalysis, Range, Schedule, Union
 from codegen.emit import Emitter
 from codegen.expr import Expr, const, int_var
+from codegen.modes import Mode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +65,10 @@ def query_bounds(analysis: BlockAnalysis, emitter: Emitter) -> BoundsText:
 
 
 def _bounds(analysis: BlockAnalysis, union: Union, emitter: Emitter, axis: _Axis, block: list[str]) -> BoundsText:
+    if analysis.schedule is Schedule.RANGES:
+        return _ranged(analysis, emitter, axis)
     if analysis.schedule is Schedule.LISTS:
-        return _listed(analysis, axis)
+        return _listed(analysis, emitter, axis)
     text = _one_range(union.main, emitter, axis, analysis.schedule)
     if union.other is not None:
         text = _two_ranges(union, text, emitter, axis)
@@ -74,14 +77,40 @@ def _bounds(analysis: BlockAnalysis, union: Union, emitter: Emitter, axis: _Axis
     return replace(text, statements=[*prelude, *text.statements])
 
 
-def _listed(analysis: BlockAnalysis, axis: _Axis) -> BoundsText:
-    """A block's four numbers: its list holds partial blocks from the left and full ones from the right."""
+def _ranged(analysis: BlockAnalysis, emitter: Emitter, axis: _Axis) -> BoundsText:
+    """A block's four numbers, counted in blocks: where the visited ones and the full ones among them begin and end."""
+    begin, end, block = f"{axis.name}_begin", f"{axis.name}_end", axis.block
+    return BoundsText(
+        statements=[
+            "# Of the blocks this one visits, those from full_begin to full_end need no mask.",
+            f"block_range = {_table_row(analysis, emitter, axis, 'ranges')}",
+            f"{begin}, full_begin = tl.load(block_range) * {block}, tl.load(block_range + 1) * {block}",
+            f"full_end, {end} = tl.load(block_range + 2) * {block}, tl.load(block_range + 3) * {block}",
+        ],
+        begin=begin,
+        end=end,
+        full_begin="full_begin",
+        full_end="full_end",
+        begins_partial=True,
+        two_sided=True,
+    )
+
+
+def _table_row(analysis: BlockAnalysis, emitter: Emitter, axis: _Axis, table: str) -> str:
+    """The pointer to a program's four numbers in a table `[B, H, blocks, 4]`, or `[H, entries, 4]` of packed ones."""
     own = "start_m // BLOCK_M" if axis.name == "kv" else "start_n // BLOCK_N"
-    head = " + h * stride_spans_h" if analysis.lists_per_head else ""
+    head = f" + h * stride_{table}_h" if analysis.tables_per_head else ""
+    if emitter.mode is Mode.PACKED:
+        return f"{table}_ptr{head} + (first_entry + {own}) * 4"
+    return f"{table}_ptr + b * stride_{table}_b{head} + {own} * 4"
+
+
+def _listed(analysis: BlockAnalysis, emitter: Emitter, axis: _Axis) -> BoundsText:
+    """A block's four numbers: its list holds partial blocks from the left and full ones from the right."""
     return BoundsText(
         statements=[
             "# The list of this block: partial blocks from the left, full ones from the right.",
-            f"span = spans_ptr + b * stride_spans_b{head} + {own} * 4",
+            f"span = {_table_row(analysis, emitter, axis, 'spans')}",
             "list_begin, partial_end = tl.load(span), tl.load(span + 1)",
             "full_begin, list_end = tl.load(span + 2), tl.load(span + 3)",
         ],

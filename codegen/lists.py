@@ -1,35 +1,52 @@
-"""The kernels that make lists of blocks: for masks with holes, from what intervals can decide about a block."""
+"""The kernels that make tables of blocks, ranges or lists, from what intervals can decide about a block."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from codegen import expr
 from codegen.blocks import BlockAnalysis, Schedule
 from codegen.emit import Emitter
-from codegen.expr import TRUE, Expr, Type
+from codegen.expr import TRUE, Expr, Load, Type
 from codegen.intervals import Extreme
 from codegen.model import ArgGroup, KernelPlan
+from codegen.modes import Mode
 from codegen.printers import FormulaPrinter
-from codegen.signature import SHAPES, Signatures
+from codegen.signature import CU_SEQLENS, PACKED_SHAPES, PACKED_TABLES, SHAPES, TABLES, Signatures, table_pointers
 from codegen.spec import Variant
 from codegen.text import legend_row
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExtremeText:
-    """A value whose smallest and largest over a block go to `minimum` and `maximum`."""
+    """A value whose smallest and largest over a block go to `minimum` and `maximum`, of type `dtype`."""
 
     text: str
     minimum: str
     maximum: str
-    is_float: bool
+    dtype: str
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype == "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduction:
+    """How a block's extreme is had from those of its parts, by `min` or `max`; `widened` makes it 64 bits wide."""
+
+    name: str
+    reduction: str
+    widened: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExtremesKernel:
-    """The kernel that reduces every tensor value the mask compares, over small parts of the queries and of the keys."""
+    """The kernel that reduces every tensor value the mask compares, over small parts of the queries and of the keys.
+
+    `positions`: of each axis whose positions the decision reads where a call gives them, the names of their extremes.
+    """
 
     kernel: KernelPlan
     queries: Sequence[ExtremeText]
@@ -37,19 +54,20 @@ class ExtremesKernel:
     keys: Sequence[ExtremeText]
     key_prologue: Sequence[str]
     reads: frozenset[str]
+    positions: Mapping[str, tuple[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListKernel:
-    """The kernel that lists, for each block of one axis, the blocks of the other.
+    """The kernel that tells, for each block of one axis, which of the other it visits.
 
-    `loaded` are the extremes of its own block, `gathered` those of the others, each with the reduction of its parts;
-    `may` and `must` decide a vector of the others.
+    `loaded` are the extremes of its own block, `gathered` those of the others; `may` and `must` decide a vector of the
+    others.
     """
 
     kernel: KernelPlan
-    loaded: Sequence[tuple[str, str]]
-    gathered: Sequence[tuple[str, str]]
+    loaded: Sequence[Reduction]
+    gathered: Sequence[Reduction]
     may: str
     must: str
     reads: frozenset[str]
@@ -57,8 +75,10 @@ class ListKernel:
 
 @dataclass(frozen=True, kw_only=True)
 class ListsPlan:
-    """All that the file of a variant's list kernels prints, and what its op allocates."""
+    """All that the file of a variant's list or range kernels prints, and what its op allocates."""
 
+    schedule: Schedule
+    mode: Mode
     extremes: ExtremesKernel | None
     query_lists: ListKernel
     key_lists: ListKernel
@@ -70,41 +90,65 @@ class ListsPlan:
     reads_keys: bool
 
     @property
+    def packed(self) -> bool:
+        return self.mode is Mode.PACKED
+
+    @property
+    def segmented(self) -> bool:
+        return self.mode is Mode.SEGMENTED
+
+    @property
+    def module(self) -> str:
+        """The name of the file."""
+        return f"block_{self.schedule}"
+
+    @property
     def helpers(self) -> frozenset[str]:
         kernels = [x.kernel for x in (self.extremes, self.query_lists, self.key_lists) if x is not None]
         return frozenset().union(*(kernel.helpers for kernel in kernels))
 
 
 def lists_plan(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> ListsPlan | None:
-    """The plan of a variant's list kernels; None where its schedule needs none."""
-    decision = analysis.decision
-    if analysis.schedule is not Schedule.LISTS or decision is None or variant.mask is None:
+    """The plan of the kernels that make a variant's tables; None where its schedule needs none."""
+    decision, schedule = analysis.decision, analysis.schedule
+    if schedule not in TABLES or decision is None or variant.mask is None:
         return None
     read = expr.names(variant.mask)
     decided = expr.names(decision.may) | expr.names(decision.must)
     of_queries = [x for x in decision.reads if x.of_queries]
     of_keys = [x for x in decision.reads if not x.of_queries]
     reads_queries = bool(decided & {"q_first", "q_last"})
-    builder = _Builder(variant, sign, reads_queries=reads_queries)
+    reads_keys = bool(decided & {"kv_first", "kv_last"})
+    builder = _Builder(variant, sign, schedule, reads_queries=reads_queries, reads_keys=reads_keys)
     return ListsPlan(
+        schedule=schedule,
+        mode=sign.mode,
         extremes=builder.extremes(of_queries, of_keys),
         query_lists=builder.lists("query", of_queries, of_keys, decision.may, decision.must),
         key_lists=builder.lists("key", of_keys, of_queries, decision.may, decision.must),
-        legend=_legend(variant, decision.reads),
+        legend=_legend(variant, sign.mode, decision.reads, schedule),
         per_batch="b" in read,
-        per_head=analysis.lists_per_head,
+        per_head=analysis.tables_per_head,
         has_offset=sign.offset,
         reads_queries=reads_queries,
-        reads_keys=bool(decided & {"kv_first", "kv_last"}),
+        reads_keys=reads_keys,
     )
 
 
 class _Builder:
-    def __init__(self, variant: Variant, sign: Signatures, *, reads_queries: bool) -> None:
+    def __init__(
+        self, variant: Variant, sign: Signatures, schedule: Schedule, *, reads_queries: bool, reads_keys: bool
+    ) -> None:
         self.variant = variant
         self.sign = sign
+        self.schedule = schedule
         self.shifts = sign.offset and reads_queries
         self.offset = ["Q_OFFSET_PER_BATCH"] if sign.offset else []
+        self.packed = sign.mode is Mode.PACKED
+        axes = [*(["q"] if reads_queries else []), *(["kv"] if reads_keys else [])]
+        segmented = sign.mode is Mode.SEGMENTED
+        self.positions = {a: (f"{a}_position_min", f"{a}_position_max") for a in axes} if segmented else {}
+        self.flags = ["POSITIONS"] if segmented else []
 
     def extremes(self, of_queries: Sequence[Extreme], of_keys: Sequence[Extreme]) -> ExtremesKernel | None:
         reads = [*of_queries, *of_keys]
@@ -113,22 +157,36 @@ class _Builder:
         values = [x.value for x in reads]
         queries, keys = (Emitter(tensors=self.variant.tensors, query_axis=axis, mode=self.sign.mode) for axis in (0, 1))
         query_texts, key_texts = (
-            [_extreme_text(x, text) for x, text in zip(found, emitter.own_shape([x.value for x in found]), strict=True)]
+            [
+                _extreme_text(x, text, _dtype(self.variant, x))
+                for x, text in zip(found, emitter.own_shape([x.value for x in found]), strict=True)
+            ]
             for emitter, found in ((queries, of_queries), (keys, of_keys))
         )
-        lengths = [*(["q_len"] if of_queries else []), *(["kv_len"] if of_keys else [])]
+        axes = [*(["q"] if of_queries else []), *(["kv"] if of_keys else [])]
         args = [
             *self.sign.own_tensors(values),
+            *self.sign.positions(),
             *_pointers(reads),
+            *self._position_pointers(),
+            *([table_pointers(CU_SEQLENS)] if self.packed else ()),
             *self.sign.own_strides(values),
-            ArgGroup(names=tuple(lengths), host=", ".join(lengths), varies=True),
-            *_heads(values, shifted=bool(of_queries)),
+            *self.sign.position_strides(),
+            *self._lengths(axes),
+            *([ArgGroup(names=("num_seqs",), host="num_seqs", varies=True)] if self.packed else ()),
+            *_heads(values, shifted=bool(of_queries) and not self.packed),
             *self._numbers(values, offset=bool(of_queries)),
         ]
         kernel = KernelPlan(
             name=f"{self.sign.symbol}_extremes",
             args=args,
-            constants=[*(self.offset if of_queries else []), "PART", "PARTS"],
+            constants=[
+                *(self.offset if of_queries else []),
+                *self.flags,
+                *(["SEARCH_STEPS"] if self.packed else []),
+                "PART",
+                "PARTS",
+            ],
             helpers=frozenset(queries.helpers | keys.helpers),
         )
         return ExtremesKernel(
@@ -138,36 +196,56 @@ class _Builder:
             keys=key_texts,
             key_prologue=keys.prologue,
             reads=frozenset().union(*map(expr.names, values)),
+            positions=self.positions,
         )
+
+    def _lengths(self, axes: Sequence[str]) -> list[ArgGroup]:
+        """Lengths; of packed sequences, whose own are read, the parts of all of them."""
+        names = tuple(f"{axis}_{'parts' if self.packed else 'len'}" for axis in axes)
+        return [ArgGroup(names=names, host=", ".join(names), varies=True)] if names else []
+
+    def _position_pointers(self) -> list[ArgGroup]:
+        names = [name for of_axis in self.positions.values() for name in of_axis]
+        return [table_pointers(names)] if names else []
 
     def lists(self, axis: str, own: Sequence[Extreme], others: Sequence[Extreme], may: Expr, must: Expr) -> ListKernel:
         emitter = Emitter(tensors=self.variant.tensors, query_axis=0, mode=self.sign.mode)
         may_text, must_text = emitter.own_shape([may, must])
         args = [
             *_pointers(sorted((*own, *others), key=lambda x: not x.of_queries)),
+            *self._position_pointers(),
             *self.sign.own_tensors([may, must]),
-            ArgGroup(names=("spans_ptr", "block_list_ptr"), host="spans, block_list"),
+            *self.sign.sequences(),
+            table_pointers(TABLES[self.schedule]),
             *self.sign.own_strides([may, must]),
-            ArgGroup(names=("q_len", "kv_len"), host="q_len, kv_len", varies=True),
-            *_heads([may, must], shifted=self.shifts),
+            *self._lengths(("q", "kv") if own or others or not self.packed else ()),
+            *([ArgGroup(names=("num_others_most",), host="other_blocks", varies=True)] if self._fixed_room else ()),
+            *_heads([may, must], shifted=self.shifts or self.packed),
             *self._numbers([may, must], offset=self.shifts),
         ]
         part = ["PART"] if own or others else []
+        offset = self.offset if self.shifts else []
+        room = ["OWN_ROOM", "FILL"] if self.schedule is Schedule.LISTS else []
         kernel = KernelPlan(
-            name=f"{self.sign.symbol}_{axis}_lists",
+            name=f"{self.sign.symbol}_{axis}_{self.schedule}",
             args=args,
-            constants=[*(self.offset if self.shifts else []), "OWN_ROOM", "FILL", "BLOCK_M", "BLOCK_N", *part, "CHUNK"],
+            constants=[*offset, *(self.flags if self.positions else []), *room, "BLOCK_M", "BLOCK_N", *part, "CHUNK"],
             prologue=emitter.prologue,
             helpers=frozenset(emitter.helpers),
         )
         return ListKernel(
             kernel=kernel,
-            loaded=_reductions(own),
-            gathered=_reductions(others),
+            loaded=_reductions(self.variant, own),
+            gathered=_reductions(self.variant, others),
             may="" if may == TRUE else may_text,
             must=must_text,
             reads=expr.names(may) | expr.names(must),
         )
+
+    @property
+    def _fixed_room(self) -> bool:
+        """Whether a list's room is as large as any could need: packed sequences have blocks of different number."""
+        return self.packed and self.schedule is Schedule.LISTS
 
     def _numbers(self, roots: Sequence[Expr], *, offset: bool) -> list[ArgGroup]:
         shift = [ArgGroup(names=("q_offset",), host="q_offset", varies=True)] if offset and self.offset else []
@@ -182,18 +260,28 @@ def _heads(roots: Sequence[Expr], *, shifted: bool) -> list[ArgGroup]:
     return [*([heads] if shifted or read & {"b", "h", "hkv"} else []), *([group] if "hkv" in read else [])]
 
 
-def _extreme_text(x: Extreme, text: str) -> ExtremeText:
-    is_float = x.value.type is Type.FLOAT
-    return ExtremeText(
-        text=text if is_float or text.isidentifier() else f"({text})",
-        minimum=x.minimum.name,
-        maximum=x.maximum.name,
-        is_float=is_float,
-    )
+def _extreme_text(x: Extreme, text: str, dtype: str) -> ExtremeText:
+    whole = dtype == "float32" or text.isidentifier()
+    return ExtremeText(text=text if whole else f"({text})", minimum=x.minimum.name, maximum=x.maximum.name, dtype=dtype)
 
 
-def _reductions(reads: Sequence[Extreme]) -> list[tuple[str, str]]:
-    return [pair for x in reads for pair in ((x.minimum.name, "min"), (x.maximum.name, "max"))]
+def _dtype(variant: Variant, x: Extreme) -> str:
+    """The type of a value's extremes: no wider than elements of 32 bits or less, which are read much more often."""
+    value = x.value
+    if value.type is Type.FLOAT:
+        return "float32"
+    narrow = value.type is Type.BOOL or (isinstance(value, Load) and variant.tensors[value.tensor].dtype != "int64")
+    return "int32" if narrow else "int64"
+
+
+def _reductions(variant: Variant, reads: Sequence[Extreme]) -> list[Reduction]:
+    found = []
+    for x in reads:
+        # Integers are decided in 64 bits, as differences of extremes may need them.
+        widened = ".to(tl.int64)" if _dtype(variant, x) == "int32" else ""
+        found.append(Reduction(name=x.minimum.name, reduction="min", widened=widened))
+        found.append(Reduction(name=x.maximum.name, reduction="max", widened=widened))
+    return found
 
 
 def _extreme_names(reads: Sequence[Extreme]) -> list[str]:
@@ -204,14 +292,16 @@ def _pointers(reads: Sequence[Extreme]) -> list[ArgGroup]:
     return [ArgGroup(names=(f"{name}_ptr",), host=name) for name in _extreme_names(reads)]
 
 
-def _legend(variant: Variant, reads: Sequence[Extreme]) -> str:
+def _legend(variant: Variant, mode: Mode, reads: Sequence[Extreme], schedule: Schedule) -> str:
     assert variant.mask is not None
     formula = FormulaPrinter()
     rows = [("keep", formula.text(variant.mask))]
     for x in reads:
-        kind = "float32" if x.value.type is Type.FLOAT else "int64"
+        kind = _dtype(variant, x)
         rows.append((x.minimum.name, f"[B, H, parts]  {kind}, smallest {formula.text(x.value)} of each part"))
         rows.append((x.maximum.name, f"[B, H, parts]  {kind}, largest"))
-    rows += [(symbol, SHAPES[symbol]) for symbol in ("spans", "block_list")]
+    packed = mode is Mode.PACKED
+    rows += [(x, PACKED_SHAPES[x]) for x in (*CU_SEQLENS, *PACKED_TABLES) if packed]
+    rows += [(x, (SHAPES | PACKED_SHAPES if packed else SHAPES)[x]) for x in TABLES[schedule]]
     width = max(len(symbol) for symbol, _ in rows)
     return "\n".join(legend_row(symbol, text, width) for symbol, text in rows)

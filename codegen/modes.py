@@ -33,7 +33,9 @@ PADDING = ScalarSpec(name="padding_id", type=ScalarType.INT)
 
 def specialised(variant: Variant, mode: Mode) -> Variant:
     """The variant as the kernels of a mode compute it."""
-    return {Mode.DENSE: lambda v: v, Mode.PACKED: _packed, Mode.SEGMENTED: _segmented}[mode](variant)
+    if mode is Mode.PACKED:
+        return _packed(variant)
+    return _segmented(variant) if mode is Mode.SEGMENTED else variant
 
 
 def _packed(variant: Variant) -> Variant:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from codegen import expr, op_gradients
+from codegen.blocks import Schedule
 from codegen.emit import exact_index
 from codegen.expr import Level, Var, level
 from codegen.lists import ListsPlan
@@ -15,7 +16,16 @@ from codegen.modes import Mode
 from codegen.op_gradients import Buffer, Grid
 from codegen.plan import VariantPlan
 from codegen.printers import ArrayPrinter, FormulaPrinter, torch_printer
-from codegen.signature import reads_pairs, reads_query_position, tensor_reads, uses_tanh
+from codegen.signature import (
+    CU_SEQLENS,
+    PACKED_TABLES,
+    POSITIONS,
+    TABLES,
+    reads_pairs,
+    reads_query_position,
+    tensor_reads,
+    uses_tanh,
+)
 from codegen.spec import ArchSpec, PassConfigs, ScalarSpec, Variant
 from codegen.text import docstring
 
@@ -70,16 +80,20 @@ class ExtremesLaunch:
     of_queries: bool
     of_keys: bool
     buffers: Sequence[tuple[str, str, str]]  # name, number of parts, dtype
+    position_buffers: Sequence[tuple[str, str, str]]  # name, number of parts, None without this argument
 
     @property
     def names(self) -> str:
-        return ", ".join(name for name, *_ in self.buffers)
+        return ", ".join(name for name, *_ in (*self.buffers, *self.position_buffers))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListsOp:
-    """How the op makes the lists of blocks: launches, and which of its arguments the mask reads."""
+    """How the op makes its tables of blocks: launches, and which of its arguments the mask reads."""
 
+    module: str
+    ranges: bool
+    tables: Sequence[str]
     extremes: ExtremesLaunch | None
     query_kernel: str
     key_kernel: str
@@ -88,29 +102,22 @@ class ListsOp:
     per_head: bool
     has_offset: bool
     reads_queries: bool
+    reads_positions: bool
+    positions: Sequence[str]
     arguments: Sequence[Argument]
     checks: Sequence[str]
 
     @property
     def parameters(self) -> list[str]:
-        """Parameters of the function that lists blocks, behind q and k."""
-        return _own_parameters(self.kernel_args, self.arguments, self._offset(self.reads_queries))
+        """Parameters of the function that makes a pass' table, behind q and k."""
+        return _own_parameters(self.kernel_args, self.arguments, self.positions, self._offset(self.reads_queries))
 
     @property
     def extreme_parameters(self) -> list[str]:
         """Those of the function that reduces tensors."""
         assert self.extremes is not None
-        return _own_parameters(self.extremes.args, self.arguments, self._offset(self.extremes.has_offset))
-
-    @property
-    def table_parameters(self) -> list[str]:
-        """Those of the function that makes the tables of all passes, behind q, k and v."""
-        both = [*(self.extreme_parameters if self.extremes is not None else ()), *self.parameters]
-        return sorted(dict.fromkeys(both), key=lambda p: p.startswith("row_offset"))
-
-    @property
-    def table_values(self) -> list[str]:
-        return [_name(p) for p in self.table_parameters]
+        used = [*(f"{name}: Tensor" for name in CU_SEQLENS), *self.positions]
+        return _own_parameters(self.extremes.args, self.arguments, used, self._offset(self.extremes.has_offset))
 
     def _offset(self, used: bool) -> list[str]:
         rows = ["row_offsets: Tensor | None"] if self.has_offset and (used or not self.per_batch) else []
@@ -125,10 +132,13 @@ class ListsOp:
         return [_name(p) for p in self.extreme_parameters]
 
 
-def _own_parameters(launched: str, arguments: Sequence[Argument], offset: list[str]) -> list[str]:
-    """The parameters of a function that makes a launch: of the variant's arguments those that the launch names."""
+def _own_parameters(
+    launched: str, arguments: Sequence[Argument], others: Sequence[str], offset: Sequence[str]
+) -> list[str]:
+    """The parameters of a function that makes a launch: of the variant's arguments and others those that it names."""
     named = set(re.findall(r"\w+", launched))
-    return [*(f"{a.name}: {a.required}" for a in arguments if a.name in named), *offset]
+    own = [f"{a.name}: {a.required}" for a in arguments]
+    return [*(p for p in (*own, *others) if _name(p) in named), *offset]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,13 +177,12 @@ class OpPlan:
     @property
     def _numbers(self) -> list[str]:
         """Parameters that every pass takes after the tensors."""
-        packed = ["cu_seqlens_q: Tensor", "cu_seqlens_k: Tensor"] if self.packed else []
-        positions = ["q_positions: Tensor | None", "kv_positions: Tensor | None"] if self.segmented else []
+        positions = [f"{name}: Tensor | None" for name in POSITIONS] if self.segmented else []
         offset = ["row_offset: int", "row_offsets: Tensor | None"] if self.has_offset else []
         dropout = ["dropout_p: float", "seed: int"] if self.dropout else []
         own = [f"{a.name}: {a.required}" for a in self.scalars]
-        tables = ["block_tables: list[Tensor]"] if self.has_tables else []
-        return [*own, *dropout, *packed, *positions, *offset, "scale: float", "config_words: str", *tables]
+        tables = ["block_tables: list[Tensor]"] if self.tables else []
+        return [*own, *dropout, *self._cu_seqlens, *positions, *offset, "scale: float", "config_words: str", *tables]
 
     @property
     def packed(self) -> bool:
@@ -184,15 +193,62 @@ class OpPlan:
         return self.mode is Mode.SEGMENTED
 
     @property
-    def has_tables(self) -> bool:
-        """Whether kernels are told their blocks, or those they visit, by tables that other kernels make."""
-        return self.packed or self.lists is not None
+    def tables(self) -> list[str]:
+        """What tells the kernels of a pass their blocks, and those they visit, made by other kernels."""
+        return [*(PACKED_TABLES if self.packed else ()), *(self.lists.tables if self.lists is not None else ())]
+
+    def tables_text(self, prefix: str) -> str:
+        """Their names as the target of an assignment."""
+        names = [prefix + name for name in self.tables]
+        return ", ".join(names) if len(names) > 1 else f"({names[0]},)"
+
+    @property
+    def table_parameters(self) -> list[str]:
+        """Parameters of the function that makes the tables of a pass, behind q and k."""
+        return [*self._cu_seqlens, *(self.lists.parameters if self.lists is not None else ())]
+
+    @property
+    def table_values(self) -> list[str]:
+        return [_name(p) for p in self.table_parameters]
+
+    @property
+    def all_table_parameters(self) -> list[str]:
+        """Parameters of the function that makes the tables of all passes, behind q, k and v."""
+        extremes = self.lists.extreme_parameters if self.lists is not None and self.lists.extremes is not None else ()
+        both = dict.fromkeys([*extremes, *self.table_parameters])
+        return sorted(both, key=lambda p: (p.startswith("row_offset"), p.startswith("cu_seqlens")))
+
+    @property
+    def all_table_values(self) -> list[str]:
+        return [_name(p) for p in self.all_table_parameters]
+
+    @property
+    def schedule_imports(self) -> list[str]:
+        """What the launches import from the runtime's schedules."""
+        lists = self.lists
+        names = [
+            *(["LEAST_BLOCK"] if lists is not None and lists.extremes is not None else []),
+            *(["PARTS"] if lists is not None and lists.extremes is not None else []),
+            *(["block_sequences"] if self.packed else []),
+            *(["list_blocks"] if lists is not None and not lists.ranges else []),
+        ]
+        return [*names, "pass_table"]
+
+    @property
+    def _cu_seqlens(self) -> list[str]:
+        return [f"{name}: Tensor" for name in CU_SEQLENS] if self.packed else []
 
     @property
     def counts_sequences(self) -> bool:
         """Whether the backward names the number of packed sequences."""
         used = " ".join([*self.gradients.values(), *(grid.source for grid in self.grids)])
         return self.packed and (self.decay or "num_seqs" in used)
+
+    @property
+    def uses_kv_len(self) -> bool:
+        """Whether the backward names the number of keys: of packed sequences few kernels need that of all."""
+        sources = [*self.gradients.values(), *(g.source for g in self.grids), *(b.allocate for b in self.buffers)]
+        return not self.packed or self.decay or "kv_len" in " ".join([self.launches.dq, self.launches.dkdv, *sources])
 
     @property
     def saved_options(self) -> list[str]:
@@ -372,10 +428,13 @@ def _extremes_launch(lists: ListsPlan) -> ExtremesLaunch | None:
         of_queries=bool(plan.queries),
         of_keys=bool(plan.keys),
         buffers=[
-            (name, parts, "torch.float32" if value.is_float else "torch.int64")
-            for values, parts in ((plan.queries, "query_parts"), (plan.keys, "key_parts"))
+            (name, parts, f"torch.{value.dtype}")
+            for values, parts in ((plan.queries, "q_parts"), (plan.keys, "kv_parts"))
             for value in values
             for name in (value.minimum, value.maximum)
+        ],
+        position_buffers=[
+            (name, f"{axis}_parts", f"{axis}_positions") for axis, names in plan.positions.items() for name in names
         ],
     )
 
@@ -386,6 +445,9 @@ def _lists_op(variant: Variant, lists: ListsPlan | None, arguments: Sequence[Arg
     read = expr.names(variant.mask) | {load.tensor for load in expr.loads(variant.mask)}
     own = [a for a in arguments if a.name in read]
     return ListsOp(
+        module=lists.module,
+        ranges=lists.schedule is Schedule.RANGES,
+        tables=TABLES[lists.schedule],
         extremes=_extremes_launch(lists),
         query_kernel=lists.query_lists.kernel.name,
         key_kernel=lists.key_lists.kernel.name,
@@ -394,6 +456,8 @@ def _lists_op(variant: Variant, lists: ListsPlan | None, arguments: Sequence[Arg
         per_head=lists.per_head,
         has_offset=lists.has_offset,
         reads_queries=lists.has_offset and lists.reads_queries,
+        reads_positions=lists.reads_queries or lists.reads_keys,
+        positions=[f"{name}: Tensor | None" for name in POSITIONS] if lists.segmented else [],
         arguments=own,
         checks=[_check(a) for a in own],
     )

@@ -117,6 +117,11 @@ class KernelBuilder:
                 found.append(line)
         return found
 
+    def reads_tokens(self, *bodies: BlockText) -> bool:
+        """Whether some tensor lies as packed tokens do."""
+        lines = [*self.emitter.prologue, *self.emitter.head_prologue, *(line for x in bodies for line in x.statements)]
+        return bool(_words(" ".join(lines)) & {"q_start", "kv_start"})
+
     def _places(self, term: GradientTerm) -> tuple[str, str]:
         """The offset of a term in its buffer, in the names of the block's statements, and where it is summed along
         diagonals the same pair by pair, for positions that are not one after the other; empty without atomics."""
@@ -204,6 +209,7 @@ def _query_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signat
     return KernelPlan(
         name=f"{sign.symbol}_{'bwd_dq' if backward else 'fwd'}",
         mode=sign.mode,
+        reads_tokens=builder.reads_tokens(full, partial),
         args=args,
         constants=sign.dq_constants() if backward else sign.constants(),
         legend=legend(variant, sign.mode, args, terms),
@@ -233,6 +239,7 @@ def _key_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signatur
     return KernelPlan(
         name=f"{sign.symbol}_bwd_dkdv",
         mode=sign.mode,
+        reads_tokens=builder.reads_tokens(full, partial),
         args=args,
         constants=sign.dkdv_constants(),
         legend=legend(variant, sign.mode, args, terms),
@@ -242,7 +249,7 @@ def _key_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signatur
         prologue=[*builder.index_statements("kv", reads), *emitter.prologue],
         head_prologue=emitter.head_prologue,
         bounds=bounds,
-        bounds_per_head=analysis.lists_per_head or _any_reads_head(analysis.queries),
+        bounds_per_head=analysis.tables_per_head or _any_reads_head(analysis.queries),
         full=full,
         partial=partial,
         gradients=terms,

@@ -112,7 +112,8 @@ def _mode_files(env: jinja2.Environment, folder: str, planned: VariantPlan) -> d
         if dense or attribute != "delta"
     }
     if planned.lists is not None:
-        files[f"{folder}/block_lists.py"] = _fill(env, "kernels/block_lists.py.jinja", lists=planned.lists, **context)
+        stem = planned.lists.module
+        files[f"{folder}/{stem}.py"] = _fill(env, f"kernels/{stem}.py.jinja", lists=planned.lists, **context)
     if planned.variant.decay and planned.mode is not Mode.SEGMENTED:
         packed = planned.mode is Mode.PACKED
         files[f"{folder}/decay.py"] = _fill(env, "kernels/decay.py.jinja", packed=packed, **context)

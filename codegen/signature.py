@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -34,6 +35,7 @@ SHAPES = {
     "q_positions": "[B, Sq]  int32, or None: by row",
     "kv_positions": "[B, Skv]  int32, or None: by row",
     "block_list": "[entries]  int16 or int32, lists of the blocks to visit",
+    "ranges": "[B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks",
 }
 
 
@@ -55,7 +57,20 @@ PACKED_SHAPES = {
     "block_seqs": "[entries]  int32, the sequence of each block, -1 for none",
     "first_entries": "[n]  int32, the first block of each sequence",
     "spans": "[H, entries, 4]  int32, first, partial end, full begin and end of a block's list",
+    "ranges": "[H, entries, 4]  int32, first visited, first full, end of full and end of visited blocks",
 }
+TABLES = {Schedule.LISTS: ("spans", "block_list"), Schedule.RANGES: ("ranges",)}
+"""What a pass reads its blocks from, by schedule; the first has four numbers for each block of the pass."""
+
+
+CU_SEQLENS = ("cu_seqlens_q", "cu_seqlens_k")
+POSITIONS = ("q_positions", "kv_positions")
+PACKED_TABLES = ("block_seqs", "first_entries")
+"""What tells a program of packed sequences which one is its own: made for each pass, as its other tables are."""
+
+
+def table_pointers(tables: Sequence[str]) -> ArgGroup:
+    return ArgGroup(names=tuple(f"{table}_ptr" for table in tables), host=", ".join(tables))
 
 
 def reads_query_position(variant: Variant) -> bool:
@@ -124,8 +139,8 @@ class Signatures:
         self.symbol = variant.name if mode is Mode.DENSE else f"{variant.name}_{mode.value}"
         self.terms = terms
         self.offset = reads_query_position(variant)
-        self.lists = analysis.schedule is Schedule.LISTS
-        self.lists_per_head = analysis.lists_per_head
+        self.tables = TABLES.get(analysis.schedule, ())
+        self.tables_per_head = analysis.tables_per_head
 
     def fwd(self) -> list[ArgGroup]:
         sink = [ArgGroup(names=("sink_ptr",), host="sink")] if self.variant.sink else []
@@ -138,7 +153,7 @@ class Signatures:
             *(self._unit_strides(x) for x in "qkv"),
             self._strides("o"),
             *self._tensor_strides(),
-            *self._list_strides(),
+            *self._table_strides(),
             *self._numbers(),
         ]
 
@@ -165,7 +180,9 @@ class Signatures:
 
     def dkdv(self) -> list[ArgGroup]:
         groups = self._backward(("dk", "dv"), self._gathered(in_dq=False))
-        return [replace(g, host=g.host.replace("block_seqs, first", "key_block_seqs, key_first")) for g in groups]
+        # Its tables are others than those of dq.
+        tables = "|".join((*PACKED_TABLES, *self.tables))
+        return [replace(g, host=re.sub(rf"\b({tables})\b", r"key_\1", g.host)) for g in groups] if tables else groups
 
     def dkdv_constants(self) -> list[str]:
         return [*_flags(self._gathered(in_dq=False)), *self.constants()]
@@ -199,7 +216,7 @@ class Signatures:
             *(self._unit_strides(x) for x in ("q", "k", "v", "do")),
             *(self._strides(x) for x in outputs),
             *self._tensor_strides(),
-            *self._list_strides(),
+            *self._table_strides(),
             *self._buffer_strides(terms),
             *self._numbers(column_sums=any(t.kind is GradientKind.COLUMN for t in terms)),
         ]
@@ -219,22 +236,24 @@ class Signatures:
 
     def _tables(self) -> list[ArgGroup]:
         """What tells a program its block and the blocks it visits."""
-        packed = [
-            ArgGroup(names=("cu_seqlens_q_ptr", "cu_seqlens_k_ptr"), host="cu_seqlens_q, cu_seqlens_k"),
-            ArgGroup(names=("block_seqs_ptr", "first_entries_ptr"), host="block_seqs, first_entries"),
-        ]
-        lists = [ArgGroup(names=("spans_ptr", "block_list_ptr"), host="spans, block_list")]
-        return [*(packed if self.mode is Mode.PACKED else ()), *(lists if self.lists else ())]
+        tables = [table_pointers(self.tables)] if self.tables else []
+        return [*self.sequences(), *tables]
 
-    def _list_strides(self) -> list[ArgGroup]:
-        if not self.lists:
+    def sequences(self) -> list[ArgGroup]:
+        """What tells a program of packed sequences which one is its own."""
+        if self.mode is not Mode.PACKED:
             return []
-        if self.mode is Mode.PACKED:
-            names = ("stride_spans_h",) if self.lists_per_head else ()
-            return [ArgGroup(names=names, host="spans.stride(0)", varies=True)] if names else []
-        if self.lists_per_head:
-            return [ArgGroup(names=("stride_spans_b", "stride_spans_h"), host="*spans.stride()[:2]", varies=True)]
-        return [ArgGroup(names=("stride_spans_b",), host="spans.stride(0)", varies=True)]
+        return [table_pointers(CU_SEQLENS), table_pointers(PACKED_TABLES)]
+
+    def _table_strides(self) -> list[ArgGroup]:
+        if not self.tables:
+            return []
+        rows = self.tables[0]
+        axes = [*(["b"] if self.mode is not Mode.PACKED else []), *(["h"] if self.tables_per_head else [])]
+        # A table that serves all batch rows, or all heads, has one.
+        strides = {"b": f"row_stride({rows})", "h": f"{rows}.stride({0 if self.mode is Mode.PACKED else 1})"}
+        names = tuple(f"stride_{rows}_{axis}" for axis in axes)
+        return [ArgGroup(names=names, host=", ".join(strides[a] for a in axes), varies=True)] if axes else []
 
     def _buffer_strides(self, terms: Sequence[GradientTerm]) -> list[ArgGroup]:
         """Strides of the buffers of whole tensors, which atomics add to."""
@@ -248,15 +267,15 @@ class Signatures:
         return {**self.variant.tensors, **({"decay": DECAY} if self.variant.decay else {})}
 
     def _tensors(self) -> list[ArgGroup]:
-        return [*(ArgGroup(names=(f"{name}_ptr",), host=name) for name in self._all_tensors()), *self._positions()]
+        return [*(ArgGroup(names=(f"{name}_ptr",), host=name) for name in self._all_tensors()), *self.positions()]
 
-    def _positions(self) -> list[ArgGroup]:
+    def positions(self) -> list[ArgGroup]:
         """The positions of a segmented call's tokens, None where they lie by position."""
         if self.mode is not Mode.SEGMENTED:
             return []
-        return [ArgGroup(names=("q_positions_ptr", "kv_positions_ptr"), host="q_positions, kv_positions")]
+        return [table_pointers(POSITIONS)]
 
-    def _position_strides(self) -> list[ArgGroup]:
+    def position_strides(self) -> list[ArgGroup]:
         if self.mode is not Mode.SEGMENTED:
             return []
         names = ("stride_q_positions_b", "stride_kv_positions_b")
@@ -272,7 +291,7 @@ class Signatures:
         axes = clamped_axes(self.variant.tensors, tensor_reads(self.variant), self.mode)
         if self.variant.decay and not packed:
             axes["decay"] = [2]
-        return [*groups, *self._position_strides(), *_sizes(axes)]
+        return [*groups, *self.position_strides(), *_sizes(axes)]
 
     def own_tensors(self, roots: Sequence[Expr]) -> list[ArgGroup]:
         """The variant's tensors that some expressions read."""

@@ -1,5 +1,6 @@
-"""Schedules: the blocks that a mask with holes makes a kernel visit, listed once and used by many calls."""
+"""Schedules: the blocks that a mask makes a kernel visit, found once and used by many calls."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
@@ -32,7 +33,8 @@ class Schedule:
     """The blocks that the kernels of one op visit, for calls of one size. Make it with `op.schedule(...)`.
 
     It holds what the mask's tensors and scalars were when it was made. `tables` are, for each pass in the order of
-    `passes`, the spans int32 `[B or 1, Hq or 1, blocks, 4]` of its lists and the lists themselves, int16 or int32.
+    PASSES, its ranges of blocks, int32 `[B or 1, Hq or 1, blocks, 4]`, or for a mask with holes the spans of its lists,
+    of that shape, and the lists themselves, int16 or int32.
     """
 
     op: str
@@ -42,12 +44,12 @@ class Schedule:
 
     @property
     def nbytes(self) -> int:
-        """Device memory of the lists."""
+        """Device memory of the tables."""
         return sum(x.nbytes for x in self.tables)
 
 
 class ScheduledOp(Protocol, Generic[_P, _R]):
-    """An op whose blocks are listed."""
+    """An op whose blocks are read from tables."""
 
     schedule: Callable[..., Schedule]
 
@@ -73,11 +75,12 @@ def call_sizes(q: Tensor, k: Tensor, row_offset: int, row_offsets: Tensor | None
     return {**sizes, "device": q.device, "q_offset": offset}
 
 
-def list_blocks(launch: Launch, lead: tuple[int, int], own: int, others: int, device: torch.device) -> list[Tensor]:
-    """Spans and entries of the lists of `lead[0] * lead[1] * own` blocks, each of at most `others` entries."""
-    count = lead[0] * lead[1] * own
+def list_blocks(launch: Launch, shape: tuple[int, ...], others: int, device: torch.device) -> list[Tensor]:
+    """Spans `[*shape, 4]` and entries of as many lists, each of at most `others` entries."""
+    count = math.prod(shape)
     dtype = torch.int16 if others < 2**15 else torch.int32
-    spans = torch.empty((*lead, own, 4), dtype=torch.int32, device=device)
+    # Packed sequences may have fewer blocks than there are lists: the others count nothing.
+    spans = torch.zeros((*shape, 4), dtype=torch.int32, device=device)
     if count * others <= DENSE_ENTRIES:
         blocks = torch.empty(count * others, dtype=dtype, device=device)
         launch(spans, blocks, True, True)
@@ -131,7 +134,7 @@ def schedule_tables(op: str, schedule: object, call: Mapping[str, Any], tiles: T
     return list(schedule.tables)
 
 
-def pass_table(tables: list[Tensor], name: str) -> list[Tensor]:
-    """Spans and entries of one pass."""
-    first = 2 * PASSES.index(name)
-    return tables[first : first + 2]
+def pass_table(tables: list[Tensor], name: str, count: int) -> list[Tensor]:
+    """The `count` tables of one pass: its ranges, or spans and entries; none where no schedule was given."""
+    first = count * PASSES.index(name)
+    return tables[first : first + count]

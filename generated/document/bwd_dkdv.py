@@ -2,21 +2,20 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 863b951c0404f607
+# hash: 3c3ca4e94383666d
 """Gradients of `document` with respect to k and v.
 
-    keep        q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
-    q           [B, Hq, Sq, D]
-    k           [B, Hkv, Skv, D]
-    v           [B, Hkv, Skv, Dv]
-    do          [B, Hq, Sq, Dv]
-    lse         [B, Hq, Sq]  fp32, log of the softmax denominator
-    delta       [B, Hq, Sq]  fp32, sum(o * do) - dlse
-    doc         [b, kv_idx]  int32
-    dk          [B, Hkv, Skv, D]
-    dv          [B, Hkv, Skv, Dv]
-    spans       [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
-    block_list  [entries]  int16 or int32, lists of the blocks to visit
+    keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
+    q       [B, Hq, Sq, D]
+    k       [B, Hkv, Skv, D]
+    v       [B, Hkv, Skv, Dv]
+    do      [B, Hq, Sq, Dv]
+    lse     [B, Hq, Sq]  fp32, log of the softmax denominator
+    delta   [B, Hq, Sq]  fp32, sum(o * do) - dlse
+    doc     [b, kv_idx]  int32
+    dk      [B, Hkv, Skv, D]
+    dv      [B, Hkv, Skv, Dv]
+    ranges  [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
 
 One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
 order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product as
@@ -32,7 +31,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 @triton.jit
 def clamp_index(index, size):
     # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
-    return tl.minimum(tl.maximum(index, 0), size - 1)
+    return tl.maximum(tl.minimum(index, size - 1), 0)
 
 
 @triton.jit
@@ -93,7 +92,7 @@ def store_tile(
 @triton.jit(
     do_not_specialize=[
         "doc_size_1",
-        "stride_spans_b",
+        "stride_ranges_b",
         "q_len",
         "kv_len",
         "num_heads",
@@ -111,8 +110,7 @@ def document_bwd_dkdv(
     doc_ptr,
     dk_ptr,
     dv_ptr,
-    spans_ptr,
-    block_list_ptr,
+    ranges_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -134,7 +132,7 @@ def document_bwd_dkdv(
     stride_doc_0,
     stride_doc_1,
     doc_size_1,
-    stride_spans_b,
+    stride_ranges_b,
     q_len,
     kv_len,
     num_heads,
@@ -167,10 +165,10 @@ def document_bwd_dkdv(
     kv_idx = start_n + tl.arange(0, BLOCK_N)
     doc_kv = tl.load(doc_ptr + b * stride_doc_0 + clamp_index(kv_idx, doc_size_1).to(tl.int64) * stride_doc_1)
 
-    # The list of this block: partial blocks from the left, full ones from the right.
-    span = spans_ptr + b * stride_spans_b + start_n // BLOCK_N * 4
-    list_begin, partial_end = tl.load(span), tl.load(span + 1)
-    full_begin, list_end = tl.load(span + 2), tl.load(span + 3)
+    # Of the blocks this one visits, those from full_begin to full_end need no mask.
+    block_range = ranges_ptr + b * stride_ranges_b + start_n // BLOCK_N * 4
+    row_begin, full_begin = tl.load(block_range) * BLOCK_M, tl.load(block_range + 1) * BLOCK_M
+    full_end, row_end = tl.load(block_range + 2) * BLOCK_M, tl.load(block_range + 3) * BLOCK_M
 
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
@@ -179,8 +177,10 @@ def document_bwd_dkdv(
         q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
         do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
         row_base = (b * num_heads + h) * q_len
-        for list_entry in range(list_begin, partial_end):
-            start_m = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_M
+        # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
+        gap = full_end - full_begin
+        for step in range(row_begin, row_end - gap, BLOCK_M):
+            start_m = tl.where(step < full_begin, step, step + gap)
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, RAGGED)
             do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, RAGGED)
             rows = start_m + tl.arange(0, BLOCK_M)
@@ -202,8 +202,7 @@ def document_bwd_dkdv(
             ds = p * dp
             dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
 
-        for list_entry in range(full_begin, list_end):
-            start_m = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_M
+        for start_m in range(full_begin, full_end, BLOCK_M):
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, False)
             do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, False)
             rows = start_m + tl.arange(0, BLOCK_M)

@@ -2,20 +2,19 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 0dcc4bca2abe9d52
+# hash: eb62e31ecb8636a6
 """Gradient of `document` with respect to q.
 
-    keep        q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
-    q           [B, Hq, Sq, D]
-    k           [B, Hkv, Skv, D]
-    v           [B, Hkv, Skv, Dv]
-    do          [B, Hq, Sq, Dv]
-    lse         [B, Hq, Sq]  fp32, log of the softmax denominator
-    delta       [B, Hq, Sq]  fp32, sum(o * do) - dlse
-    doc         [b, kv_idx]  int32
-    dq          [B, Hq, Sq, D]
-    spans       [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
-    block_list  [entries]  int16 or int32, lists of the blocks to visit
+    keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
+    q       [B, Hq, Sq, D]
+    k       [B, Hkv, Skv, D]
+    v       [B, Hkv, Skv, Dv]
+    do      [B, Hq, Sq, Dv]
+    lse     [B, Hq, Sq]  fp32, log of the softmax denominator
+    delta   [B, Hq, Sq]  fp32, sum(o * do) - dlse
+    doc     [b, kv_idx]  int32
+    dq      [B, Hq, Sq, D]
+    ranges  [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
 `ds = p * (dp - delta)` is the gradient of a score.
@@ -30,7 +29,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 @triton.jit
 def clamp_index(index, size):
     # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
-    return tl.minimum(tl.maximum(index, 0), size - 1)
+    return tl.maximum(tl.minimum(index, size - 1), 0)
 
 
 @triton.jit
@@ -82,7 +81,7 @@ def store_tile(
 @triton.jit(
     do_not_specialize=[
         "doc_size_1",
-        "stride_spans_b",
+        "stride_ranges_b",
         "q_len",
         "kv_len",
         "num_heads",
@@ -99,8 +98,7 @@ def document_bwd_dq(
     delta_ptr,
     doc_ptr,
     dq_ptr,
-    spans_ptr,
-    block_list_ptr,
+    ranges_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -119,7 +117,7 @@ def document_bwd_dq(
     stride_doc_0,
     stride_doc_1,
     doc_size_1,
-    stride_spans_b,
+    stride_ranges_b,
     q_len,
     kv_len,
     num_heads,
@@ -160,14 +158,16 @@ def document_bwd_dq(
     q_idx = rows + q_shift
     doc_q = tl.load(doc_ptr + b * stride_doc_0 + clamp_index(q_idx, doc_size_1).to(tl.int64) * stride_doc_1)
 
-    # The list of this block: partial blocks from the left, full ones from the right.
-    span = spans_ptr + b * stride_spans_b + start_m // BLOCK_M * 4
-    list_begin, partial_end = tl.load(span), tl.load(span + 1)
-    full_begin, list_end = tl.load(span + 2), tl.load(span + 3)
+    # Of the blocks this one visits, those from full_begin to full_end need no mask.
+    block_range = ranges_ptr + b * stride_ranges_b + start_m // BLOCK_M * 4
+    kv_begin, full_begin = tl.load(block_range) * BLOCK_N, tl.load(block_range + 1) * BLOCK_N
+    full_end, kv_end = tl.load(block_range + 2) * BLOCK_N, tl.load(block_range + 3) * BLOCK_N
 
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for list_entry in range(list_begin, partial_end):
-        start_n = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_N
+    # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
+    gap = full_end - full_begin
+    for step in range(kv_begin, kv_end - gap, BLOCK_N):
+        start_n = tl.where(step < full_begin, step, step + gap)
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
@@ -182,8 +182,7 @@ def document_bwd_dq(
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
 
-    for list_entry in range(full_begin, list_end):
-        start_n = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_N
+    for start_n in range(full_begin, full_end, BLOCK_N):
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]

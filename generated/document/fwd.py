@@ -2,18 +2,17 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/fwd.py.jinja
-# hash: e47c5a74fbb8b331
+# hash: 9989f066163027c0
 """Forward of `document`: `o = softmax(score) v`.
 
-    keep        q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
-    q           [B, Hq, Sq, D]
-    k           [B, Hkv, Skv, D]
-    v           [B, Hkv, Skv, Dv]
-    doc         [b, kv_idx]  int32
-    o           [B, Hq, Sq, Dv]
-    lse         [B, Hq, Sq]  fp32, log of the softmax denominator
-    spans       [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
-    block_list  [entries]  int16 or int32, lists of the blocks to visit
+    keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
+    q       [B, Hq, Sq, D]
+    k       [B, Hkv, Skv, D]
+    v       [B, Hkv, Skv, Dv]
+    doc     [b, kv_idx]  int32
+    o       [B, Hq, Sq, Dv]
+    lse     [B, Hq, Sq]  fp32, log of the softmax denominator
+    ranges  [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
 
 One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
 softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
@@ -30,7 +29,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 @triton.jit
 def clamp_index(index, size):
     # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
-    return tl.minimum(tl.maximum(index, 0), size - 1)
+    return tl.maximum(tl.minimum(index, size - 1), 0)
 
 
 @triton.jit
@@ -82,7 +81,7 @@ def store_tile(
 @triton.jit(
     do_not_specialize=[
         "doc_size_1",
-        "stride_spans_b",
+        "stride_ranges_b",
         "q_len",
         "kv_len",
         "num_heads",
@@ -97,8 +96,7 @@ def document_fwd(
     doc_ptr,
     o_ptr,
     lse_ptr,
-    spans_ptr,
-    block_list_ptr,
+    ranges_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -114,7 +112,7 @@ def document_fwd(
     stride_doc_0,
     stride_doc_1,
     doc_size_1,
-    stride_spans_b,
+    stride_ranges_b,
     q_len,
     kv_len,
     num_heads,
@@ -149,16 +147,18 @@ def document_fwd(
     q_idx = rows + q_shift
     doc_q = tl.load(doc_ptr + b * stride_doc_0 + clamp_index(q_idx, doc_size_1).to(tl.int64) * stride_doc_1)
 
-    # The list of this block: partial blocks from the left, full ones from the right.
-    span = spans_ptr + b * stride_spans_b + start_m // BLOCK_M * 4
-    list_begin, partial_end = tl.load(span), tl.load(span + 1)
-    full_begin, list_end = tl.load(span + 2), tl.load(span + 3)
+    # Of the blocks this one visits, those from full_begin to full_end need no mask.
+    block_range = ranges_ptr + b * stride_ranges_b + start_m // BLOCK_M * 4
+    kv_begin, full_begin = tl.load(block_range) * BLOCK_N, tl.load(block_range + 1) * BLOCK_N
+    full_end, kv_end = tl.load(block_range + 2) * BLOCK_N, tl.load(block_range + 3) * BLOCK_N
 
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    for list_entry in range(list_begin, partial_end):
-        start_n = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_N
+    # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
+    gap = full_end - full_begin
+    for step in range(kv_begin, kv_end - gap, BLOCK_N):
+        start_n = tl.where(step < full_begin, step, step + gap)
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
@@ -177,8 +177,7 @@ def document_fwd(
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
         row_max = max_new
 
-    for list_entry in range(full_begin, list_end):
-        start_n = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_N
+    for start_n in range(full_begin, full_end, BLOCK_N):
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_launch.py.jinja
-# hash: 69444687dbaba629
+# hash: c90a112286ef1701
 """Launches of the kernels of `document`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from .._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, tiles_for
-from .._runtime.torch_schedule import LEAST_BLOCK, PARTS, list_blocks, pass_table
+from .._runtime.torch_schedule import LEAST_BLOCK, PARTS, pass_table
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -23,11 +23,12 @@ from .._runtime.torch_support import (
     launches_directly,
     on_device,
     parse_config,
+    row_stride,
     unit_strides,
 )
 
 if HAS_TRITON:
-    from . import block_lists, bwd_delta, bwd_dkdv, bwd_dq, fwd
+    from . import block_ranges, bwd_delta, bwd_dkdv, bwd_dq, fwd
 
 NAME = "document"
 # Operators are registered under the name of the package, so that two packages can live in one process.
@@ -80,16 +81,16 @@ def _extremes(q: Tensor, k: Tensor, doc: Tensor, row_offset: int, row_offsets: T
 
     q_offset = row_offset if row_offsets is None else row_offsets
     q_len = q.shape[2]
-    query_parts = cdiv(q_len, LEAST_BLOCK)
+    q_parts = cdiv(q_len, LEAST_BLOCK)
     kv_len = k.shape[2]
-    key_parts = cdiv(kv_len, LEAST_BLOCK)
-    doc_q_min = q.new_empty((list_batch, list_heads, query_parts), dtype=torch.int64)
-    doc_q_max = q.new_empty((list_batch, list_heads, query_parts), dtype=torch.int64)
-    doc_kv_min = q.new_empty((list_batch, list_heads, key_parts), dtype=torch.int64)
-    doc_kv_max = q.new_empty((list_batch, list_heads, key_parts), dtype=torch.int64)
-    programs = cdiv(query_parts, PARTS) + cdiv(key_parts, PARTS)
+    kv_parts = cdiv(kv_len, LEAST_BLOCK)
+    doc_q_min = q.new_empty((list_batch, list_heads, q_parts), dtype=torch.int32)
+    doc_q_max = q.new_empty((list_batch, list_heads, q_parts), dtype=torch.int32)
+    doc_kv_min = q.new_empty((list_batch, list_heads, kv_parts), dtype=torch.int32)
+    doc_kv_max = q.new_empty((list_batch, list_heads, kv_parts), dtype=torch.int32)
+    programs = cdiv(q_parts, PARTS) + cdiv(kv_parts, PARTS)
     with on_device(q):
-        block_lists.document_extremes[(list_batch * list_heads * programs,)](
+        block_ranges.document_extremes[(list_batch * list_heads * programs,)](
             doc,
             doc_q_min,
             doc_q_max,
@@ -108,7 +109,7 @@ def _extremes(q: Tensor, k: Tensor, doc: Tensor, row_offset: int, row_offsets: T
     return doc_q_min, doc_q_max, doc_kv_min, doc_kv_max
 
 
-def _lists(
+def _tables(
     q: Tensor,
     k: Tensor,
     row_offset: int,
@@ -117,40 +118,35 @@ def _lists(
     tile: Tile,
     by_keys: bool,
 ) -> list[Tensor]:
-    """List the blocks of keys for each block of queries, or `by_keys` the other way round."""
-    q_len, kv_len = q.shape[2], k.shape[2]
+    """The tables of a pass: of ranges; `by_keys` that of blocks of keys."""
     list_batch = q.shape[0]
     list_heads = 1
 
     q_offset = row_offset if row_offsets is None else row_offsets
     doc_q_min, doc_q_max, doc_kv_min, doc_kv_max = block_extremes
+    q_len, kv_len = q.shape[2], k.shape[2]
     num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
-    list_kernel = block_lists.document_key_lists if by_keys else block_lists.document_query_lists
     own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
-
-    def launch_lists(spans: Tensor, block_list: Tensor, own_room: bool, fill_lists: bool) -> None:
-        list_kernel[(list_batch * list_heads * own_blocks,)](
+    table_kernel = block_ranges.document_key_ranges if by_keys else block_ranges.document_query_ranges
+    ranges = q.new_empty((list_batch, list_heads, own_blocks, 4), dtype=torch.int32)
+    with on_device(q):
+        table_kernel[(list_batch * list_heads * own_blocks,)](
             doc_q_min,
             doc_q_max,
             doc_kv_min,
             doc_kv_max,
-            spans,
-            block_list,
+            ranges,
             q_len,
             kv_len,
             list_heads,
             q_offset,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
-            OWN_ROOM=own_room,
-            FILL=fill_lists,
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
             PART=LEAST_BLOCK,
             CHUNK=min(256, next_power_of_2(max(other_blocks, 32))),
         )
-
-    with on_device(q):
-        return list_blocks(launch_lists, (list_batch, list_heads), own_blocks, other_blocks, q.device)
+    return [ranges]
 
 
 def make_tables(
@@ -168,7 +164,7 @@ def make_tables(
     block_extremes = _extremes(q, k, doc, row_offset, row_offsets)
     block_tables: list[Tensor] = []
     for pass_name in PASSES if backward else PASSES[:1]:
-        block_tables += _lists(q, k, row_offset, row_offsets, block_extremes, tiles[pass_name], pass_name == "dkdv")
+        block_tables += _tables(q, k, row_offset, row_offsets, block_extremes, tiles[pass_name], pass_name == "dkdv")
     return block_tables
 
 
@@ -194,11 +190,10 @@ def _forward(
         return o, lse
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
-    block_table = pass_table(block_tables, "fwd")
-    if not block_table:
-        block_extremes = _extremes(q, k, doc, row_offset, row_offsets)
-        block_table = _lists(q, k, row_offset, row_offsets, block_extremes, tile, False)
-    spans, block_list = block_table[0].expand(batch, num_heads, -1, -1), block_table[1]
+    block_extremes = () if block_tables else _extremes(q, k, doc, row_offset, row_offsets)
+    (ranges,) = pass_table(block_tables, "fwd", 1) or _tables(
+        q, k, row_offset, row_offsets, block_extremes, tile, False
+    )
     with on_device(q):
         fwd.document_fwd[(cdiv(q_len, tile.block_m) * num_heads * batch,)](
             q,
@@ -207,15 +202,14 @@ def _forward(
             doc,
             o,
             lse,
-            spans,
-            block_list,
+            ranges,
             *unit_strides(q),
             *unit_strides(k),
             *unit_strides(v),
             *o.stride()[:3],
             *doc.stride(),
             doc.shape[1],
-            spans.stride(0),
+            row_stride(ranges),
             q_len,
             kv_len,
             num_heads,
@@ -263,9 +257,15 @@ def _backward(
     dv = empty_like_layout(v, head_dim_v)
     # As many rows as keep a tile of o and one of do in registers.
     delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
+    block_extremes = () if pass_table(block_tables, "dq", 1) else _extremes(q, k, doc, row_offset, row_offsets)
+    (ranges,) = pass_table(block_tables, "dq", 1) or _tables(
+        q, k, row_offset, row_offsets, block_extremes, tiles["dq"], False
+    )
+    (key_ranges,) = pass_table(block_tables, "dkdv", 1) or _tables(
+        q, k, row_offset, row_offsets, block_extremes, tiles["dkdv"], True
+    )
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
-    block_extremes = () if pass_table(block_tables, "dq") else _extremes(q, k, doc, row_offset, row_offsets)
     with on_device(q):
         if dq.numel() > 0:
             bwd_delta.document_bwd_delta[(cdiv(q_len, delta_rows) * num_heads * batch,)](
@@ -282,10 +282,6 @@ def _backward(
                 BLOCK_DV=next_power_of_2(head_dim_v),
                 BLOCK_M=delta_rows,
             )
-            block_table = pass_table(block_tables, "dq") or _lists(
-                q, k, row_offset, row_offsets, block_extremes, tiles["dq"], False
-            )
-            spans, block_list = block_table[0].expand(batch, num_heads, -1, -1), block_table[1]
             bwd_dq.document_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
                 q,
                 k,
@@ -295,8 +291,7 @@ def _backward(
                 delta,
                 doc,
                 dq,
-                spans,
-                block_list,
+                ranges,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),
@@ -304,7 +299,7 @@ def _backward(
                 *dq.stride()[:3],
                 *doc.stride(),
                 doc.shape[1],
-                spans.stride(0),
+                row_stride(ranges),
                 q_len,
                 kv_len,
                 num_heads,
@@ -323,10 +318,6 @@ def _backward(
                 num_stages=tiles["dq"].num_stages,
             )
         if dk.numel() > 0:
-            block_table = pass_table(block_tables, "dkdv") or _lists(
-                q, k, row_offset, row_offsets, block_extremes, tiles["dkdv"], True
-            )
-            spans, block_list = block_table[0].expand(batch, num_heads, -1, -1), block_table[1]
             bwd_dkdv.document_bwd_dkdv[(cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,)](
                 q,
                 k,
@@ -337,8 +328,7 @@ def _backward(
                 doc,
                 dk,
                 dv,
-                spans,
-                block_list,
+                key_ranges,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),
@@ -347,7 +337,7 @@ def _backward(
                 *dv.stride()[:3],
                 *doc.stride(),
                 doc.shape[1],
-                spans.stride(0),
+                row_stride(key_ranges),
                 q_len,
                 kv_len,
                 num_heads,

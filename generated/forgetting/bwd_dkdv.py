@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: fb335a997f53919d
+# hash: 3216db732c7ac43b
 """Gradients of `forgetting` with respect to k and v and g.
 
     keep         q_idx >= kv_idx
@@ -30,7 +30,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 @triton.jit
 def clamp_index(index, size):
     # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
-    return tl.minimum(tl.maximum(index, 0), size - 1)
+    return tl.maximum(tl.minimum(index, size - 1), 0)
 
 
 @triton.jit

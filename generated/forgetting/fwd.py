@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/fwd.py.jinja
-# hash: f2b70fdddc875854
+# hash: 188b273f79822989
 """Forward of `forgetting`: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx
@@ -27,7 +27,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 @triton.jit
 def clamp_index(index, size):
     # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
-    return tl.minimum(tl.maximum(index, 0), size - 1)
+    return tl.maximum(tl.minimum(index, size - 1), 0)
 
 
 @triton.jit

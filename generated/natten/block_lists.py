@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/block_lists.py.jinja
-# hash: ebcb0bd66d103f48
+# hash: 34a8cb55f9420e86
 """Which blocks of keys a block of queries visits under `natten`, and the other way round.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -55,6 +55,7 @@ def natten_query_lists(
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
+    table_row = tl.program_id(0).to(tl.int64)
     b = (head // num_heads).to(tl.int64)
 
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
@@ -62,18 +63,18 @@ def natten_query_lists(
     q_last = tl.minimum(block * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
 
     num_others = tl.cdiv(kv_len, BLOCK_N)
-    span = spans_ptr + tl.program_id(0).to(tl.int64) * 4
-    list_begin = tl.program_id(0) * num_others if OWN_ROOM else 0
+    span = spans_ptr + table_row * 4
+    list_begin = table_row.to(tl.int32) * num_others if OWN_ROOM else 0
     list_end = list_begin + num_others
     if FILL and not OWN_ROOM:
         list_begin, list_end = tl.load(span), tl.load(span + 3)
     partial_end, full_begin = list_begin, list_end
     for chunk_first in range(0, num_others, CHUNK):
         other_blocks = chunk_first + tl.arange(0, CHUNK)
+        visits = other_blocks < num_others
         kv_first = other_blocks * BLOCK_N
         kv_last = tl.minimum(other_blocks * BLOCK_N + BLOCK_N, kv_len) - 1
 
-        visits = other_blocks < num_others
         visits = visits & (
             (
                 tl.minimum(
@@ -171,6 +172,7 @@ def natten_key_lists(
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
+    table_row = tl.program_id(0).to(tl.int64)
     b = (head // num_heads).to(tl.int64)
 
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
@@ -178,18 +180,18 @@ def natten_key_lists(
     kv_last = tl.minimum(block * BLOCK_N + BLOCK_N, kv_len) - 1
 
     num_others = tl.cdiv(q_len, BLOCK_M)
-    span = spans_ptr + tl.program_id(0).to(tl.int64) * 4
-    list_begin = tl.program_id(0) * num_others if OWN_ROOM else 0
+    span = spans_ptr + table_row * 4
+    list_begin = table_row.to(tl.int32) * num_others if OWN_ROOM else 0
     list_end = list_begin + num_others
     if FILL and not OWN_ROOM:
         list_begin, list_end = tl.load(span), tl.load(span + 3)
     partial_end, full_begin = list_begin, list_end
     for chunk_first in range(0, num_others, CHUNK):
         other_blocks = chunk_first + tl.arange(0, CHUNK)
+        visits = other_blocks < num_others
         q_first = other_blocks * BLOCK_M + q_shift
         q_last = tl.minimum(other_blocks * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
 
-        visits = other_blocks < num_others
         visits = visits & (
             (
                 tl.minimum(

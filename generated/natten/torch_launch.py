@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/torch_launch.py.jinja
-# hash: 4417c11b89b5ec07
+# hash: ab665283e6164577
 """Launches of the kernels of `natten`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -22,6 +22,7 @@ from .._runtime.torch_support import (
     launches_directly,
     on_device,
     parse_config,
+    row_stride,
     unit_strides,
 )
 
@@ -71,7 +72,7 @@ def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     return tiles_for("natten", arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
 
 
-def _lists(
+def _tables(
     q: Tensor,
     k: Tensor,
     row_offset: int,
@@ -79,18 +80,18 @@ def _lists(
     tile: Tile,
     by_keys: bool,
 ) -> list[Tensor]:
-    """List the blocks of keys for each block of queries, or `by_keys` the other way round."""
-    q_len, kv_len = q.shape[2], k.shape[2]
+    """The tables of a pass: of spans, block_list; `by_keys` that of blocks of keys."""
     list_batch = 1 if row_offsets is None else q.shape[0]
     list_heads = 1
 
     q_offset = row_offset if row_offsets is None else row_offsets
+    q_len, kv_len = q.shape[2], k.shape[2]
     num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
-    list_kernel = block_lists.natten_key_lists if by_keys else block_lists.natten_query_lists
     own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
+    table_kernel = block_lists.natten_key_lists if by_keys else block_lists.natten_query_lists
 
     def launch_lists(spans: Tensor, block_list: Tensor, own_room: bool, fill_lists: bool) -> None:
-        list_kernel[(list_batch * list_heads * own_blocks,)](
+        table_kernel[(list_batch * list_heads * own_blocks,)](
             spans,
             block_list,
             q_len,
@@ -106,7 +107,7 @@ def _lists(
         )
 
     with on_device(q):
-        return list_blocks(launch_lists, (list_batch, list_heads), own_blocks, other_blocks, q.device)
+        return list_blocks(launch_lists, (list_batch, list_heads, own_blocks), other_blocks, q.device)
 
 
 def make_tables(
@@ -116,7 +117,7 @@ def make_tables(
     tiles = tiles_of(q, v, config_words)
     block_tables: list[Tensor] = []
     for pass_name in PASSES if backward else PASSES[:1]:
-        block_tables += _lists(q, k, row_offset, row_offsets, tiles[pass_name], pass_name == "dkdv")
+        block_tables += _tables(q, k, row_offset, row_offsets, tiles[pass_name], pass_name == "dkdv")
     return block_tables
 
 
@@ -141,10 +142,7 @@ def _forward(
         return o, lse
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
-    block_table = pass_table(block_tables, "fwd")
-    if not block_table:
-        block_table = _lists(q, k, row_offset, row_offsets, tile, False)
-    spans, block_list = block_table[0].expand(batch, num_heads, -1, -1), block_table[1]
+    spans, block_list = pass_table(block_tables, "fwd", 2) or _tables(q, k, row_offset, row_offsets, tile, False)
     with on_device(q):
         fwd.natten_fwd[(cdiv(q_len, tile.block_m) * num_heads * batch,)](
             q,
@@ -158,7 +156,7 @@ def _forward(
             *unit_strides(k),
             *unit_strides(v),
             *o.stride()[:3],
-            spans.stride(0),
+            row_stride(spans),
             q_len,
             kv_len,
             num_heads,
@@ -205,6 +203,10 @@ def _backward(
     dv = empty_like_layout(v, head_dim_v)
     # As many rows as keep a tile of o and one of do in registers.
     delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
+    spans, block_list = pass_table(block_tables, "dq", 2) or _tables(q, k, row_offset, row_offsets, tiles["dq"], False)
+    key_spans, key_block_list = pass_table(block_tables, "dkdv", 2) or _tables(
+        q, k, row_offset, row_offsets, tiles["dkdv"], True
+    )
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
     with on_device(q):
@@ -223,8 +225,6 @@ def _backward(
                 BLOCK_DV=next_power_of_2(head_dim_v),
                 BLOCK_M=delta_rows,
             )
-            block_table = pass_table(block_tables, "dq") or _lists(q, k, row_offset, row_offsets, tiles["dq"], False)
-            spans, block_list = block_table[0].expand(batch, num_heads, -1, -1), block_table[1]
             bwd_dq.natten_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
                 q,
                 k,
@@ -240,7 +240,7 @@ def _backward(
                 *unit_strides(v),
                 *unit_strides(do),
                 *dq.stride()[:3],
-                spans.stride(0),
+                row_stride(spans),
                 q_len,
                 kv_len,
                 num_heads,
@@ -259,8 +259,6 @@ def _backward(
                 num_stages=tiles["dq"].num_stages,
             )
         if dk.numel() > 0:
-            block_table = pass_table(block_tables, "dkdv") or _lists(q, k, row_offset, row_offsets, tiles["dkdv"], True)
-            spans, block_list = block_table[0].expand(batch, num_heads, -1, -1), block_table[1]
             bwd_dkdv.natten_bwd_dkdv[(cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,)](
                 q,
                 k,
@@ -270,15 +268,15 @@ def _backward(
                 delta,
                 dk,
                 dv,
-                spans,
-                block_list,
+                key_spans,
+                key_block_list,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),
                 *unit_strides(do),
                 *dk.stride()[:3],
                 *dv.stride()[:3],
-                spans.stride(0),
+                row_stride(key_spans),
                 q_len,
                 kv_len,
                 num_heads,

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 7f652160f41f337d
+# hash: f1aa9b8afdf438c6
 """Gradients of `relative_bias` with respect to k and v.
 
     keep   q_idx >= kv_idx
@@ -50,7 +50,7 @@ def load_pairs(ptrs, PTX: tl.constexpr):
 @triton.jit
 def clamp_index(index, size):
     # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
-    return tl.minimum(tl.maximum(index, 0), size - 1)
+    return tl.maximum(tl.minimum(index, size - 1), 0)
 
 
 @triton.jit

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: kernels/fwd.py.jinja
-# hash: d479e3830d0b2d71
+# hash: 564194c29071d179
 """Forward of `relative_bias`: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx
@@ -48,7 +48,7 @@ def load_pairs(ptrs, PTX: tl.constexpr):
 @triton.jit
 def clamp_index(index, size):
     # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
-    return tl.minimum(tl.maximum(index, 0), size - 1)
+    return tl.maximum(tl.minimum(index, size - 1), 0)
 
 
 @triton.jit

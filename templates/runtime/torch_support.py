@@ -275,8 +275,8 @@ def sums_by_sequence(sums: Tensor, block_seqs: Tensor, num_seqs: int) -> Tensor:
 
 
 def row_stride(x: Tensor | None) -> int:
-    """Elements from one batch row to the next."""
-    return 0 if x is None else x.stride(0)
+    """Elements from one batch row to the next; none where one serves all."""
+    return 0 if x is None or x.shape[0] == 1 else x.stride(0)
 
 
 def place_pairs(pairs: Tensor, shape: Sequence[int], axes: str, q_offset: int | Tensor) -> Tensor:

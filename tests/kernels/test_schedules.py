@@ -1,14 +1,16 @@
-"""Schedules: lists of blocks made once, for calls of one size, give what a call makes for itself."""
+"""Schedules: tables of blocks made once, for calls of one size, give what a call makes for itself."""
 
 from __future__ import annotations
 
 import importlib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import generated
 from bench import golden
 from bench.golden import Inputs
 from bench.peers import make_schedule
@@ -17,7 +19,11 @@ from generated._runtime.checks import ArgumentError
 
 from .cases import DEVICE, VARIANTS, Shape, draw, evaluate, tiles, variants_where
 
-LISTED = variants_where(lambda name: hasattr(golden.load_op(name), "schedule"))
+SCHEDULED = variants_where(lambda name: hasattr(golden.load_op(name), "schedule"))
+RANGED, LISTED = (
+    [name for name in SCHEDULED if (Path(generated.__file__).parent / name / f"block_{schedule}.py").exists()]
+    for schedule in ("ranges", "lists")
+)
 SHAPE = Shape(q_len=150, kv_len=200, batch=2, dim=16)
 CONFIG = tiles(32, 16)
 
@@ -27,11 +33,13 @@ def _schedule(variant: str, inputs: Inputs, **options: Any) -> Any:
 
 
 def test_some_variants_have_schedules() -> None:
-    assert {"document", "natten"} <= set(LISTED) < set(VARIANTS)
+    assert {*RANGED, *LISTED} == set(SCHEDULED) < set(VARIANTS)
+    assert "document" in RANGED
+    assert "natten" in LISTED
 
 
 @pytest.mark.parametrize("backward", [True, False])
-@pytest.mark.parametrize("variant", LISTED)
+@pytest.mark.parametrize("variant", SCHEDULED)
 def test_a_schedule_changes_no_bit(variant: str, backward: bool) -> None:
     inputs = draw(variant, SHAPE)
     schedule = _schedule(variant, inputs, config=CONFIG, backward=backward)
@@ -64,7 +72,7 @@ def _lists(spans: torch.Tensor, entries: torch.Tensor) -> list[tuple[list[int], 
     return [(entries[a:b].tolist(), entries[c:d].tolist()) for a, b, c, d in rows]
 
 
-@pytest.mark.parametrize("variant", LISTED)
+@pytest.mark.parametrize("variant", SCHEDULED)
 def test_a_schedule_of_another_call_is_refused(variant: str) -> None:
     inputs = draw(variant, SHAPE)
     schedule = _schedule(variant, inputs, config=CONFIG)
@@ -97,7 +105,7 @@ def test_a_schedule_checks_its_arguments() -> None:
 
 
 def test_schedules_in_a_graph() -> None:
-    """Traced, the lists are made inside the operator, or given to it."""
+    """Traced, the tables are made inside the operator, or given to it."""
     inputs = draw("document", SHAPE)
     op: Any = golden.load_op("document")
     schedule = _schedule("document", inputs)
@@ -116,7 +124,7 @@ def test_schedules_in_a_graph() -> None:
 def test_on_the_cpu_a_schedule_is_empty() -> None:
     support = importlib.import_module("generated.document.torch_op")
     if DEVICE != "cpu":
-        pytest.skip("a GPU makes lists")
+        pytest.skip("a GPU makes tables")
     inputs = draw("document", SHAPE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(support, "runs_reference", lambda q: True)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/torch_launch.py.jinja
-# hash: 8716d4b0aa22ea1d
+# hash: 7bc0ab5e809af247
 """Launches of the kernels of `causal_dropout`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from ..._runtime.checks import keep_numbers
-from ..._runtime.configs import PASSES, Tiles, cdiv, next_power_of_2, tiles_for
+from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, tiles_for
 from ..._runtime.torch_schedule import block_sequences, pass_table
 from ..._runtime.torch_support import (
     FP32,
@@ -107,6 +107,22 @@ def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     return tiles_for("causal_dropout", arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
 
 
+def _tables(
+    q: Tensor,
+    k: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    tile: Tile,
+    by_keys: bool,
+) -> list[Tensor]:
+    """The tables of a pass: of block_seqs, first_entries; `by_keys` that of blocks of keys."""
+    if by_keys:
+        block_seqs, first_entries = block_sequences(cu_seqlens_k, cu_seqlens_q, k.shape[2], tile.block_n)
+    else:
+        block_seqs, first_entries = block_sequences(cu_seqlens_q, cu_seqlens_k, q.shape[2], tile.block_m)
+    return [block_seqs, first_entries]
+
+
 def make_tables(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, config_words: str, backward: bool
 ) -> list[Tensor]:
@@ -114,10 +130,7 @@ def make_tables(
     tiles = tiles_of(q, v, config_words)
     block_tables: list[Tensor] = []
     for pass_name in PASSES if backward else PASSES[:1]:
-        if pass_name == "dkdv":
-            block_tables += block_sequences(cu_seqlens_k, cu_seqlens_q, k.shape[2], tiles[pass_name].block_n)
-        else:
-            block_tables += block_sequences(cu_seqlens_q, cu_seqlens_k, q.shape[2], tiles[pass_name].block_m)
+        block_tables += _tables(q, k, cu_seqlens_q, cu_seqlens_k, tiles[pass_name], pass_name == "dkdv")
     return block_tables
 
 
@@ -147,8 +160,8 @@ def _forward(
     q_offset = row_offset if row_offsets is None else row_offsets
     threshold, keep_scale = keep_numbers(dropout_p)
     q, k, v = aligned(q), aligned(k), aligned(v)
-    block_seqs, first_entries = pass_table(block_tables, "fwd") or block_sequences(
-        cu_seqlens_q, cu_seqlens_k, q_len, tile.block_m
+    block_seqs, first_entries = pass_table(block_tables, "fwd", 2) or _tables(
+        q, k, cu_seqlens_q, cu_seqlens_k, tile, False
     )
     with on_device(q):
         fwd.causal_dropout_packed_fwd[(block_seqs.shape[0] * num_heads,)](
@@ -207,7 +220,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the backward: delta, then dq, then dk and dv."""
     batch, num_heads, q_len, head_dim = q.shape
-    num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
+    num_kv_heads, head_dim_v = k.shape[1], v.shape[3]
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, config_words)
     dlse = None if dlse is None else dlse.contiguous()
@@ -217,11 +230,11 @@ def _backward(
     dv = empty_like_layout(v, head_dim_v)
     # As many rows as keep a tile of o and one of do in registers.
     delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
-    block_seqs, first_entries = pass_table(block_tables, "dq") or block_sequences(
-        cu_seqlens_q, cu_seqlens_k, q_len, tiles["dq"].block_m
+    block_seqs, first_entries = pass_table(block_tables, "dq", 2) or _tables(
+        q, k, cu_seqlens_q, cu_seqlens_k, tiles["dq"], False
     )
-    key_block_seqs, key_first_entries = pass_table(block_tables, "dkdv") or block_sequences(
-        cu_seqlens_k, cu_seqlens_q, kv_len, tiles["dkdv"].block_n
+    key_block_seqs, key_first_entries = pass_table(block_tables, "dkdv", 2) or _tables(
+        q, k, cu_seqlens_q, cu_seqlens_k, tiles["dkdv"], True
     )
     q_offset = row_offset if row_offsets is None else row_offsets
     threshold, keep_scale = keep_numbers(dropout_p)

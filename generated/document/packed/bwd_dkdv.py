@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 67d0f59da30c0b67
+# hash: 8bca15d91330a166
 """Gradients of `document`, packed sequences with respect to k and v.
 
     keep           q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
@@ -19,8 +19,7 @@
     cu_seqlens_k   [n + 1]  int32, where those of keys begin
     block_seqs     [entries]  int32, the sequence of each block, -1 for none
     first_entries  [n]  int32, the first block of each sequence
-    spans          [H, entries, 4]  int32, first, partial end, full begin and end of a block's list
-    block_list     [entries]  int16 or int32, lists of the blocks to visit
+    ranges         [H, entries, 4]  int32, first visited, first full, end of full and end of visited blocks
 
 One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
 order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product as
@@ -36,7 +35,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 @triton.jit
 def clamp_index(index, size):
     # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
-    return tl.minimum(tl.maximum(index, 0), size - 1)
+    return tl.maximum(tl.minimum(index, size - 1), 0)
 
 
 @triton.jit
@@ -116,8 +115,7 @@ def document_packed_bwd_dkdv(
     cu_seqlens_k_ptr,
     block_seqs_ptr,
     first_entries_ptr,
-    spans_ptr,
-    block_list_ptr,
+    ranges_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,
@@ -153,6 +151,7 @@ def document_packed_bwd_dkdv(
     q_len = (tl.load(cu_seqlens_q_ptr + b + 1) - q_start).to(tl.int32)
     kv_start = tl.load(cu_seqlens_k_ptr + b).to(tl.int64)
     kv_len = (tl.load(cu_seqlens_k_ptr + b + 1) - kv_start).to(tl.int32)
+    q_start, kv_start = tl.where(q_len > 0, q_start, 0), tl.where(kv_len > 0, kv_start, 0)
     first_entry = tl.load(first_entries_ptr + b)
     program = tl.program_id(0) - first_entry * num_kv_heads
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
@@ -169,10 +168,10 @@ def document_packed_bwd_dkdv(
     kv_idx = start_n + tl.arange(0, BLOCK_N)
     doc_kv = tl.load(doc_ptr + kv_start * stride_doc_0 + clamp_index(kv_idx, kv_len).to(tl.int64) * stride_doc_0)
 
-    # The list of this block: partial blocks from the left, full ones from the right.
-    span = spans_ptr + b * stride_spans_b + start_n // BLOCK_N * 4
-    list_begin, partial_end = tl.load(span), tl.load(span + 1)
-    full_begin, list_end = tl.load(span + 2), tl.load(span + 3)
+    # Of the blocks this one visits, those from full_begin to full_end need no mask.
+    block_range = ranges_ptr + (first_entry + start_n // BLOCK_N) * 4
+    row_begin, full_begin = tl.load(block_range) * BLOCK_M, tl.load(block_range + 1) * BLOCK_M
+    full_end, row_end = tl.load(block_range + 2) * BLOCK_M, tl.load(block_range + 3) * BLOCK_M
 
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
@@ -181,8 +180,10 @@ def document_packed_bwd_dkdv(
         q_base = q_ptr + q_start * stride_qs + h * stride_qh * UNIT
         do_base = do_ptr + q_start * stride_dos + h * stride_doh * UNIT
         row_base = h * q_total + q_start
-        for list_entry in range(list_begin, partial_end):
-            start_m = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_M
+        # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
+        gap = full_end - full_begin
+        for step in range(row_begin, row_end - gap, BLOCK_M):
+            start_m = tl.where(step < full_begin, step, step + gap)
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
             do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
             rows = start_m + tl.arange(0, BLOCK_M)
@@ -203,8 +204,7 @@ def document_packed_bwd_dkdv(
             ds = p * dp
             dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
 
-        for list_entry in range(full_begin, list_end):
-            start_m = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_M
+        for start_m in range(full_begin, full_end, BLOCK_M):
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, False)
             do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, False)
             rows = start_m + tl.arange(0, BLOCK_M)

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 5ddf0f75c77bc6bd
+# hash: 030515cff6ae526d
 """Gradient of `document`, packed sequences with respect to q.
 
     keep           q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
@@ -18,8 +18,7 @@
     cu_seqlens_k   [n + 1]  int32, where those of keys begin
     block_seqs     [entries]  int32, the sequence of each block, -1 for none
     first_entries  [n]  int32, the first block of each sequence
-    spans          [H, entries, 4]  int32, first, partial end, full begin and end of a block's list
-    block_list     [entries]  int16 or int32, lists of the blocks to visit
+    ranges         [H, entries, 4]  int32, first visited, first full, end of full and end of visited blocks
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
 `ds = p * (dp - delta)` is the gradient of a score.
@@ -34,7 +33,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 @triton.jit
 def clamp_index(index, size):
     # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
-    return tl.minimum(tl.maximum(index, 0), size - 1)
+    return tl.maximum(tl.minimum(index, size - 1), 0)
 
 
 @triton.jit
@@ -104,8 +103,7 @@ def document_packed_bwd_dq(
     cu_seqlens_k_ptr,
     block_seqs_ptr,
     first_entries_ptr,
-    spans_ptr,
-    block_list_ptr,
+    ranges_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,
@@ -138,6 +136,7 @@ def document_packed_bwd_dq(
     q_len = (tl.load(cu_seqlens_q_ptr + b + 1) - q_start).to(tl.int32)
     kv_start = tl.load(cu_seqlens_k_ptr + b).to(tl.int64)
     kv_len = (tl.load(cu_seqlens_k_ptr + b + 1) - kv_start).to(tl.int32)
+    q_start, kv_start = tl.where(q_len > 0, q_start, 0), tl.where(kv_len > 0, kv_start, 0)
     first_entry = tl.load(first_entries_ptr + b)
     program = tl.program_id(0) - first_entry * num_heads
     num_blocks = tl.cdiv(q_len, BLOCK_M)
@@ -163,14 +162,16 @@ def document_packed_bwd_dq(
     q_idx = rows + q_shift
     doc_q = tl.load(doc_ptr + kv_start * stride_doc_0 + clamp_index(q_idx, kv_len).to(tl.int64) * stride_doc_0)
 
-    # The list of this block: partial blocks from the left, full ones from the right.
-    span = spans_ptr + b * stride_spans_b + start_m // BLOCK_M * 4
-    list_begin, partial_end = tl.load(span), tl.load(span + 1)
-    full_begin, list_end = tl.load(span + 2), tl.load(span + 3)
+    # Of the blocks this one visits, those from full_begin to full_end need no mask.
+    block_range = ranges_ptr + (first_entry + start_m // BLOCK_M) * 4
+    kv_begin, full_begin = tl.load(block_range) * BLOCK_N, tl.load(block_range + 1) * BLOCK_N
+    full_end, kv_end = tl.load(block_range + 2) * BLOCK_N, tl.load(block_range + 3) * BLOCK_N
 
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for list_entry in range(list_begin, partial_end):
-        start_n = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_N
+    # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
+    gap = full_end - full_begin
+    for step in range(kv_begin, kv_end - gap, BLOCK_N):
+        start_n = tl.where(step < full_begin, step, step + gap)
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, True)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
@@ -184,8 +185,7 @@ def document_packed_bwd_dq(
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
 
-    for list_entry in range(full_begin, list_end):
-        start_n = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_N
+    for start_n in range(full_begin, full_end, BLOCK_N):
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/fwd.py.jinja
-# hash: 603db8f9c358e3c9
+# hash: 6e3903fd67114c47
 """Forward of `document`, packed sequences: `o = softmax(score) v`.
 
     keep           q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
@@ -16,8 +16,7 @@
     cu_seqlens_k   [n + 1]  int32, where those of keys begin
     block_seqs     [entries]  int32, the sequence of each block, -1 for none
     first_entries  [n]  int32, the first block of each sequence
-    spans          [H, entries, 4]  int32, first, partial end, full begin and end of a block's list
-    block_list     [entries]  int16 or int32, lists of the blocks to visit
+    ranges         [H, entries, 4]  int32, first visited, first full, end of full and end of visited blocks
 
 One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
 softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
@@ -34,7 +33,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 @triton.jit
 def clamp_index(index, size):
     # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
-    return tl.minimum(tl.maximum(index, 0), size - 1)
+    return tl.maximum(tl.minimum(index, size - 1), 0)
 
 
 @triton.jit
@@ -102,8 +101,7 @@ def document_packed_fwd(
     cu_seqlens_k_ptr,
     block_seqs_ptr,
     first_entries_ptr,
-    spans_ptr,
-    block_list_ptr,
+    ranges_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,
@@ -134,6 +132,7 @@ def document_packed_fwd(
     q_len = (tl.load(cu_seqlens_q_ptr + b + 1) - q_start).to(tl.int32)
     kv_start = tl.load(cu_seqlens_k_ptr + b).to(tl.int64)
     kv_len = (tl.load(cu_seqlens_k_ptr + b + 1) - kv_start).to(tl.int32)
+    q_start, kv_start = tl.where(q_len > 0, q_start, 0), tl.where(kv_len > 0, kv_start, 0)
     first_entry = tl.load(first_entries_ptr + b)
     program = tl.program_id(0) - first_entry * num_heads
     num_blocks = tl.cdiv(q_len, BLOCK_M)
@@ -153,16 +152,18 @@ def document_packed_fwd(
     q_idx = rows + q_shift
     doc_q = tl.load(doc_ptr + kv_start * stride_doc_0 + clamp_index(q_idx, kv_len).to(tl.int64) * stride_doc_0)
 
-    # The list of this block: partial blocks from the left, full ones from the right.
-    span = spans_ptr + b * stride_spans_b + start_m // BLOCK_M * 4
-    list_begin, partial_end = tl.load(span), tl.load(span + 1)
-    full_begin, list_end = tl.load(span + 2), tl.load(span + 3)
+    # Of the blocks this one visits, those from full_begin to full_end need no mask.
+    block_range = ranges_ptr + (first_entry + start_m // BLOCK_M) * 4
+    kv_begin, full_begin = tl.load(block_range) * BLOCK_N, tl.load(block_range + 1) * BLOCK_N
+    full_end, kv_end = tl.load(block_range + 2) * BLOCK_N, tl.load(block_range + 3) * BLOCK_N
 
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    for list_entry in range(list_begin, partial_end):
-        start_n = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_N
+    # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
+    gap = full_end - full_begin
+    for step in range(kv_begin, kv_end - gap, BLOCK_N):
+        start_n = tl.where(step < full_begin, step, step + gap)
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, True)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
@@ -180,8 +181,7 @@ def document_packed_fwd(
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
         row_max = max_new
 
-    for list_entry in range(full_begin, list_end):
-        start_n = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_N
+    for start_n in range(full_begin, full_end, BLOCK_N):
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_launch.py.jinja
-# hash: d0ea038f02f09f48
+# hash: 0dfafcc9776b1681
 """Launches of the kernels of `document`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, tiles_for
-from ..._runtime.torch_schedule import LEAST_BLOCK, PARTS, list_blocks, pass_table
+from ..._runtime.torch_schedule import LEAST_BLOCK, PARTS, block_sequences, pass_table
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -28,7 +28,7 @@ from ..._runtime.torch_support import (
 
 if HAS_TRITON:
     from .. import bwd_delta
-    from . import block_lists, bwd_dkdv, bwd_dq, fwd
+    from . import block_ranges, bwd_dkdv, bwd_dq, fwd
 
 NAME = "document_packed"
 # Operators are registered under the name of the package, so that two packages can live in one process.
@@ -94,96 +94,126 @@ def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     return tiles_for("document", arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
 
 
-def _extremes(q: Tensor, k: Tensor, doc: Tensor, row_offset: int, row_offsets: Tensor | None) -> tuple[Tensor, ...]:
+def _extremes(
+    q: Tensor,
+    k: Tensor,
+    doc: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    row_offset: int,
+    row_offsets: Tensor | None,
+) -> tuple[Tensor, ...]:
     """The smallest and the largest of each value that the mask compares, over parts of LEAST_BLOCK positions."""
-    list_batch = 1 if row_offsets is None else q.shape[0]
     list_heads = 1
 
     q_offset = row_offset if row_offsets is None else row_offsets
-    q_len = q.shape[2]
-    query_parts = cdiv(q_len, LEAST_BLOCK)
-    kv_len = k.shape[2]
-    key_parts = cdiv(kv_len, LEAST_BLOCK)
-    doc_q_min = q.new_empty((list_batch, list_heads, query_parts), dtype=torch.int64)
-    doc_q_max = q.new_empty((list_batch, list_heads, query_parts), dtype=torch.int64)
-    doc_kv_min = q.new_empty((list_batch, list_heads, key_parts), dtype=torch.int64)
-    doc_kv_max = q.new_empty((list_batch, list_heads, key_parts), dtype=torch.int64)
-    programs = cdiv(query_parts, PARTS) + cdiv(key_parts, PARTS)
+    num_seqs = cu_seqlens_q.shape[0] - 1
+    q_parts = q.shape[2] // LEAST_BLOCK + num_seqs
+    kv_parts = k.shape[2] // LEAST_BLOCK + num_seqs
+    doc_q_min = q.new_empty((list_heads, q_parts), dtype=torch.int32)
+    doc_q_max = q.new_empty((list_heads, q_parts), dtype=torch.int32)
+    doc_kv_min = q.new_empty((list_heads, kv_parts), dtype=torch.int32)
+    doc_kv_max = q.new_empty((list_heads, kv_parts), dtype=torch.int32)
+    programs = cdiv(q_parts, PARTS) + cdiv(kv_parts, PARTS)
     with on_device(q):
-        block_lists.document_packed_extremes[(list_batch * list_heads * programs,)](
+        block_ranges.document_packed_extremes[(list_heads * programs,)](
             doc,
             doc_q_min,
             doc_q_max,
             doc_kv_min,
             doc_kv_max,
+            cu_seqlens_q,
+            cu_seqlens_k,
             *doc.stride(),
-            q_len,
-            kv_len,
-            list_heads,
+            q_parts,
+            kv_parts,
+            num_seqs,
             q_offset,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
+            SEARCH_STEPS=num_seqs.bit_length(),
             PART=LEAST_BLOCK,
             PARTS=PARTS,
         )
     return doc_q_min, doc_q_max, doc_kv_min, doc_kv_max
 
 
-def _lists(
+def _tables(
     q: Tensor,
     k: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
     row_offset: int,
     row_offsets: Tensor | None,
     block_extremes: tuple[Tensor, ...],
     tile: Tile,
     by_keys: bool,
 ) -> list[Tensor]:
-    """List the blocks of keys for each block of queries, or `by_keys` the other way round."""
-    q_len, kv_len = q.shape[2], k.shape[2]
-    list_batch = 1 if row_offsets is None else q.shape[0]
+    """The tables of a pass: of block_seqs, first_entries, ranges; `by_keys` that of blocks of keys."""
+    if by_keys:
+        block_seqs, first_entries = block_sequences(cu_seqlens_k, cu_seqlens_q, k.shape[2], tile.block_n)
+    else:
+        block_seqs, first_entries = block_sequences(cu_seqlens_q, cu_seqlens_k, q.shape[2], tile.block_m)
     list_heads = 1
 
     q_offset = row_offset if row_offsets is None else row_offsets
     doc_q_min, doc_q_max, doc_kv_min, doc_kv_max = block_extremes
-    num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
-    list_kernel = block_lists.document_packed_key_lists if by_keys else block_lists.document_packed_query_lists
-    own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
-
-    def launch_lists(spans: Tensor, block_list: Tensor, own_room: bool, fill_lists: bool) -> None:
-        list_kernel[(list_batch * list_heads * own_blocks,)](
+    other_blocks = cdiv(q.shape[2], tile.block_m) if by_keys else cdiv(k.shape[2], tile.block_n)
+    num_seqs = cu_seqlens_q.shape[0] - 1
+    q_parts, kv_parts = q.shape[2] // LEAST_BLOCK + num_seqs, k.shape[2] // LEAST_BLOCK + num_seqs
+    table_kernel = block_ranges.document_packed_key_ranges if by_keys else block_ranges.document_packed_query_ranges
+    ranges = q.new_empty((list_heads, block_seqs.shape[0], 4), dtype=torch.int32)
+    with on_device(q):
+        table_kernel[(list_heads * block_seqs.shape[0],)](
             doc_q_min,
             doc_q_max,
             doc_kv_min,
             doc_kv_max,
-            spans,
-            block_list,
-            q_len,
-            kv_len,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            block_seqs,
+            first_entries,
+            ranges,
+            q_parts,
+            kv_parts,
             list_heads,
             q_offset,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
-            OWN_ROOM=own_room,
-            FILL=fill_lists,
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
             PART=LEAST_BLOCK,
             CHUNK=min(256, next_power_of_2(max(other_blocks, 32))),
         )
-
-    with on_device(q):
-        return list_blocks(launch_lists, (list_batch, list_heads), own_blocks, other_blocks, q.device)
+    return [block_seqs, first_entries, ranges]
 
 
 def make_tables(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, config_words: str, backward: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    doc: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    row_offset: int,
+    row_offsets: Tensor | None,
+    config_words: str,
+    backward: bool,
 ) -> list[Tensor]:
     """The tables of each pass, in the order of PASSES; `backward=False` leaves out those of its passes."""
     tiles = tiles_of(q, v, config_words)
+    block_extremes = _extremes(q, k, doc, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets)
     block_tables: list[Tensor] = []
     for pass_name in PASSES if backward else PASSES[:1]:
-        if pass_name == "dkdv":
-            block_tables += block_sequences(cu_seqlens_k, cu_seqlens_q, k.shape[2], tiles[pass_name].block_n)
-        else:
-            block_tables += block_sequences(cu_seqlens_q, cu_seqlens_k, q.shape[2], tiles[pass_name].block_m)
+        block_tables += _tables(
+            q,
+            k,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            row_offset,
+            row_offsets,
+            block_extremes,
+            tiles[pass_name],
+            pass_name == "dkdv",
+        )
     return block_tables
 
 
@@ -211,8 +241,9 @@ def _forward(
         return o, lse
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
-    block_seqs, first_entries = pass_table(block_tables, "fwd") or block_sequences(
-        cu_seqlens_q, cu_seqlens_k, q_len, tile.block_m
+    block_extremes = () if block_tables else _extremes(q, k, doc, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets)
+    block_seqs, first_entries, ranges = pass_table(block_tables, "fwd", 3) or _tables(
+        q, k, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, block_extremes, tile, False
     )
     with on_device(q):
         fwd.document_packed_fwd[(block_seqs.shape[0] * num_heads,)](
@@ -226,8 +257,7 @@ def _forward(
             cu_seqlens_k,
             block_seqs,
             first_entries,
-            spans,
-            block_list,
+            ranges,
             *unit_strides(q)[1:],
             *unit_strides(k)[1:],
             *unit_strides(v)[1:],
@@ -270,7 +300,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the backward: delta, then dq, then dk and dv."""
     batch, num_heads, q_len, head_dim = q.shape
-    num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
+    num_kv_heads, head_dim_v = k.shape[1], v.shape[3]
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, config_words)
     dlse = None if dlse is None else dlse.contiguous()
@@ -280,11 +310,16 @@ def _backward(
     dv = empty_like_layout(v, head_dim_v)
     # As many rows as keep a tile of o and one of do in registers.
     delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
-    block_seqs, first_entries = pass_table(block_tables, "dq") or block_sequences(
-        cu_seqlens_q, cu_seqlens_k, q_len, tiles["dq"].block_m
+    block_extremes = (
+        ()
+        if pass_table(block_tables, "dq", 3)
+        else _extremes(q, k, doc, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets)
     )
-    key_block_seqs, key_first_entries = pass_table(block_tables, "dkdv") or block_sequences(
-        cu_seqlens_k, cu_seqlens_q, kv_len, tiles["dkdv"].block_n
+    block_seqs, first_entries, ranges = pass_table(block_tables, "dq", 3) or _tables(
+        q, k, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, block_extremes, tiles["dq"], False
+    )
+    key_block_seqs, key_first_entries, key_ranges = pass_table(block_tables, "dkdv", 3) or _tables(
+        q, k, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, block_extremes, tiles["dkdv"], True
     )
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
@@ -317,8 +352,7 @@ def _backward(
                 cu_seqlens_k,
                 block_seqs,
                 first_entries,
-                spans,
-                block_list,
+                ranges,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],
@@ -355,8 +389,7 @@ def _backward(
                 cu_seqlens_k,
                 key_block_seqs,
                 key_first_entries,
-                spans,
-                block_list,
+                key_ranges,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/bwd_dq.py.jinja
-# hash: ac9511cc76a11039
+# hash: d0f96c332321b640
 """Gradient of `forgetting`, packed sequences with respect to q and g.
 
     keep           q_idx >= kv_idx
@@ -33,7 +33,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 @triton.jit
 def clamp_index(index, size):
     # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
-    return tl.minimum(tl.maximum(index, 0), size - 1)
+    return tl.maximum(tl.minimum(index, size - 1), 0)
 
 
 @triton.jit
@@ -138,6 +138,7 @@ def forgetting_packed_bwd_dq(
     q_len = (tl.load(cu_seqlens_q_ptr + b + 1) - q_start).to(tl.int32)
     kv_start = tl.load(cu_seqlens_k_ptr + b).to(tl.int64)
     kv_len = (tl.load(cu_seqlens_k_ptr + b + 1) - kv_start).to(tl.int32)
+    q_start, kv_start = tl.where(q_len > 0, q_start, 0), tl.where(kv_len > 0, kv_start, 0)
     first_entry = tl.load(first_entries_ptr + b)
     program = tl.program_id(0) - first_entry * num_heads
     num_blocks = tl.cdiv(q_len, BLOCK_M)

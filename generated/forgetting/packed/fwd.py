@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/fwd.py.jinja
-# hash: 8a22f05039157a23
+# hash: 4aecb745288d1fad
 """Forward of `forgetting`, packed sequences: `o = softmax(score) v`.
 
     keep           q_idx >= kv_idx
@@ -31,7 +31,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 @triton.jit
 def clamp_index(index, size):
     # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
-    return tl.minimum(tl.maximum(index, 0), size - 1)
+    return tl.maximum(tl.minimum(index, size - 1), 0)
 
 
 @triton.jit
@@ -129,6 +129,7 @@ def forgetting_packed_fwd(
     q_len = (tl.load(cu_seqlens_q_ptr + b + 1) - q_start).to(tl.int32)
     kv_start = tl.load(cu_seqlens_k_ptr + b).to(tl.int64)
     kv_len = (tl.load(cu_seqlens_k_ptr + b + 1) - kv_start).to(tl.int32)
+    q_start, kv_start = tl.where(q_len > 0, q_start, 0), tl.where(kv_len > 0, kv_start, 0)
     first_entry = tl.load(first_entries_ptr + b)
     program = tl.program_id(0) - first_entry * num_heads
     num_blocks = tl.cdiv(q_len, BLOCK_M)

@@ -1,13 +1,17 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/block_lists.py.jinja
-# hash: 8adab3bfaa4db174
-"""Which blocks of keys a block of queries visits under `natten`, and the other way round.
+# hash: ebd38023e2e6ec34
+"""Which blocks of keys a block of queries visits under `natten`, packed sequences, and the other way round.
 
-    keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
-                // 128) <= 6
-    spans       [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
-    block_list  [entries]  int16 or int32, lists of the blocks to visit
+    keep           abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) -
+                   kv_idx // 128) <= 6
+    cu_seqlens_q   [n + 1]  int32, where the sequences of queries begin
+    cu_seqlens_k   [n + 1]  int32, where those of keys begin
+    block_seqs     [entries]  int32, the sequence of each block, -1 for none
+    first_entries  [n]  int32, the first block of each sequence
+    spans          [H, entries, 4]  int32, first, partial end, full begin and end of a block's list
+    block_list     [entries]  int16 or int32, lists of the blocks to visit
 
 A block is decided by interval arithmetic, at a cost that does not depend on its size: empty where no pair can be kept,
 full where every pair is, else partial. Each program lists one row of blocks in its own room of `block_list`: the
@@ -32,17 +36,19 @@ def floor_div(a, b):
 
 @triton.jit(
     do_not_specialize=[
-        "q_len",
-        "kv_len",
+        "num_others_most",
         "num_heads",
         "q_offset",
     ]
 )
 def natten_packed_query_lists(
+    cu_seqlens_q_ptr,
+    cu_seqlens_k_ptr,
+    block_seqs_ptr,
+    first_entries_ptr,
     spans_ptr,
     block_list_ptr,
-    q_len,
-    kv_len,
+    num_others_most,
     num_heads,
     q_offset,
     Q_OFFSET_PER_BATCH: tl.constexpr,
@@ -52,28 +58,37 @@ def natten_packed_query_lists(
     BLOCK_N: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
+    # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
+    b = tl.load(block_seqs_ptr + tl.program_id(0) // num_heads).to(tl.int64)
+    if b < 0:
+        return
+    q_start = tl.load(cu_seqlens_q_ptr + b).to(tl.int64)
+    q_len = (tl.load(cu_seqlens_q_ptr + b + 1) - q_start).to(tl.int32)
+    kv_start = tl.load(cu_seqlens_k_ptr + b).to(tl.int64)
+    kv_len = (tl.load(cu_seqlens_k_ptr + b + 1) - kv_start).to(tl.int32)
+    first_entry = tl.load(first_entries_ptr + b)
+    program = tl.program_id(0) - first_entry * num_heads
     num_blocks = tl.cdiv(q_len, BLOCK_M)
-    block = tl.program_id(0) % num_blocks
-    head = tl.program_id(0) // num_blocks
-    b = (head // num_heads).to(tl.int64)
-
+    block = program % num_blocks
+    head = program // num_blocks
+    table_row = (head * (tl.num_programs(0) // num_heads) + first_entry + block).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     q_first = block * BLOCK_M + q_shift
     q_last = tl.minimum(block * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
 
     num_others = tl.cdiv(kv_len, BLOCK_N)
-    span = spans_ptr + tl.program_id(0).to(tl.int64) * 4
-    list_begin = tl.program_id(0) * num_others if OWN_ROOM else 0
+    span = spans_ptr + table_row * 4
+    list_begin = table_row.to(tl.int32) * num_others_most if OWN_ROOM else 0
     list_end = list_begin + num_others
     if FILL and not OWN_ROOM:
         list_begin, list_end = tl.load(span), tl.load(span + 3)
     partial_end, full_begin = list_begin, list_end
     for chunk_first in range(0, num_others, CHUNK):
         other_blocks = chunk_first + tl.arange(0, CHUNK)
+        visits = other_blocks < num_others
         kv_first = other_blocks * BLOCK_N
         kv_last = tl.minimum(other_blocks * BLOCK_N + BLOCK_N, kv_len) - 1
 
-        visits = other_blocks < num_others
         visits = visits & (
             (
                 tl.minimum(
@@ -148,17 +163,19 @@ def natten_packed_query_lists(
 
 @triton.jit(
     do_not_specialize=[
-        "q_len",
-        "kv_len",
+        "num_others_most",
         "num_heads",
         "q_offset",
     ]
 )
 def natten_packed_key_lists(
+    cu_seqlens_q_ptr,
+    cu_seqlens_k_ptr,
+    block_seqs_ptr,
+    first_entries_ptr,
     spans_ptr,
     block_list_ptr,
-    q_len,
-    kv_len,
+    num_others_most,
     num_heads,
     q_offset,
     Q_OFFSET_PER_BATCH: tl.constexpr,
@@ -168,28 +185,37 @@ def natten_packed_key_lists(
     BLOCK_N: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
+    # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
+    b = tl.load(block_seqs_ptr + tl.program_id(0) // num_heads).to(tl.int64)
+    if b < 0:
+        return
+    q_start = tl.load(cu_seqlens_q_ptr + b).to(tl.int64)
+    q_len = (tl.load(cu_seqlens_q_ptr + b + 1) - q_start).to(tl.int32)
+    kv_start = tl.load(cu_seqlens_k_ptr + b).to(tl.int64)
+    kv_len = (tl.load(cu_seqlens_k_ptr + b + 1) - kv_start).to(tl.int32)
+    first_entry = tl.load(first_entries_ptr + b)
+    program = tl.program_id(0) - first_entry * num_heads
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
-    block = tl.program_id(0) % num_blocks
-    head = tl.program_id(0) // num_blocks
-    b = (head // num_heads).to(tl.int64)
-
+    block = program % num_blocks
+    head = program // num_blocks
+    table_row = (head * (tl.num_programs(0) // num_heads) + first_entry + block).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     kv_first = block * BLOCK_N
     kv_last = tl.minimum(block * BLOCK_N + BLOCK_N, kv_len) - 1
 
     num_others = tl.cdiv(q_len, BLOCK_M)
-    span = spans_ptr + tl.program_id(0).to(tl.int64) * 4
-    list_begin = tl.program_id(0) * num_others if OWN_ROOM else 0
+    span = spans_ptr + table_row * 4
+    list_begin = table_row.to(tl.int32) * num_others_most if OWN_ROOM else 0
     list_end = list_begin + num_others
     if FILL and not OWN_ROOM:
         list_begin, list_end = tl.load(span), tl.load(span + 3)
     partial_end, full_begin = list_begin, list_end
     for chunk_first in range(0, num_others, CHUNK):
         other_blocks = chunk_first + tl.arange(0, CHUNK)
+        visits = other_blocks < num_others
         q_first = other_blocks * BLOCK_M + q_shift
         q_last = tl.minimum(other_blocks * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
 
-        visits = other_blocks < num_others
         visits = visits & (
             (
                 tl.minimum(

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: a16b4b721b70cfda
+# hash: 7ed0905543639ff2
 """Gradients of `natten`, packed sequences with respect to k and v.
 
     keep           abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) -
@@ -172,7 +172,7 @@ def natten_packed_bwd_dkdv(
     kv_idx = start_n + tl.arange(0, BLOCK_N)
 
     # The list of this block: partial blocks from the left, full ones from the right.
-    span = spans_ptr + b * stride_spans_b + start_n // BLOCK_N * 4
+    span = spans_ptr + (first_entry + start_n // BLOCK_N) * 4
     list_begin, partial_end = tl.load(span), tl.load(span + 1)
     full_begin, list_end = tl.load(span + 2), tl.load(span + 3)
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/fwd.py.jinja
-# hash: 7b3b751ed4639cf4
+# hash: ee1fceff28a02500
 """Forward of `natten`, packed sequences: `o = softmax(score) v`.
 
     keep           abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) -
@@ -156,7 +156,7 @@ def natten_packed_fwd(
     q_idx = rows + q_shift
 
     # The list of this block: partial blocks from the left, full ones from the right.
-    span = spans_ptr + b * stride_spans_b + start_m // BLOCK_M * 4
+    span = spans_ptr + (first_entry + start_m // BLOCK_M) * 4
     list_begin, partial_end = tl.load(span), tl.load(span + 1)
     full_begin, list_end = tl.load(span + 2), tl.load(span + 3)
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/torch_launch.py.jinja
-# hash: ce924206e5c40ec6
+# hash: f931945f324d40c3
 """Launches of the kernels of `natten`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, tiles_for
-from ..._runtime.torch_schedule import list_blocks, pass_table
+from ..._runtime.torch_schedule import block_sequences, list_blocks, pass_table
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -89,30 +89,36 @@ def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     return tiles_for("natten", arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
 
 
-def _lists(
+def _tables(
     q: Tensor,
     k: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
     row_offset: int,
     row_offsets: Tensor | None,
     tile: Tile,
     by_keys: bool,
 ) -> list[Tensor]:
-    """List the blocks of keys for each block of queries, or `by_keys` the other way round."""
-    q_len, kv_len = q.shape[2], k.shape[2]
-    list_batch = 1 if row_offsets is None else q.shape[0]
+    """The tables of a pass: of block_seqs, first_entries, spans, block_list; `by_keys` that of blocks of keys."""
+    if by_keys:
+        block_seqs, first_entries = block_sequences(cu_seqlens_k, cu_seqlens_q, k.shape[2], tile.block_n)
+    else:
+        block_seqs, first_entries = block_sequences(cu_seqlens_q, cu_seqlens_k, q.shape[2], tile.block_m)
     list_heads = 1
 
     q_offset = row_offset if row_offsets is None else row_offsets
-    num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
-    list_kernel = block_lists.natten_packed_key_lists if by_keys else block_lists.natten_packed_query_lists
-    own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
+    other_blocks = cdiv(q.shape[2], tile.block_m) if by_keys else cdiv(k.shape[2], tile.block_n)
+    table_kernel = block_lists.natten_packed_key_lists if by_keys else block_lists.natten_packed_query_lists
 
     def launch_lists(spans: Tensor, block_list: Tensor, own_room: bool, fill_lists: bool) -> None:
-        list_kernel[(list_batch * list_heads * own_blocks,)](
+        table_kernel[(list_heads * block_seqs.shape[0],)](
+            cu_seqlens_q,
+            cu_seqlens_k,
+            block_seqs,
+            first_entries,
             spans,
             block_list,
-            q_len,
-            kv_len,
+            other_blocks,
             list_heads,
             q_offset,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -124,20 +130,31 @@ def _lists(
         )
 
     with on_device(q):
-        return list_blocks(launch_lists, (list_batch, list_heads), own_blocks, other_blocks, q.device)
+        return [
+            block_seqs,
+            first_entries,
+            *list_blocks(launch_lists, (list_heads, block_seqs.shape[0]), other_blocks, q.device),
+        ]
 
 
 def make_tables(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, config_words: str, backward: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    row_offset: int,
+    row_offsets: Tensor | None,
+    config_words: str,
+    backward: bool,
 ) -> list[Tensor]:
     """The tables of each pass, in the order of PASSES; `backward=False` leaves out those of its passes."""
     tiles = tiles_of(q, v, config_words)
     block_tables: list[Tensor] = []
     for pass_name in PASSES if backward else PASSES[:1]:
-        if pass_name == "dkdv":
-            block_tables += block_sequences(cu_seqlens_k, cu_seqlens_q, k.shape[2], tiles[pass_name].block_n)
-        else:
-            block_tables += block_sequences(cu_seqlens_q, cu_seqlens_k, q.shape[2], tiles[pass_name].block_m)
+        block_tables += _tables(
+            q, k, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, tiles[pass_name], pass_name == "dkdv"
+        )
     return block_tables
 
 
@@ -164,8 +181,8 @@ def _forward(
         return o, lse
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
-    block_seqs, first_entries = pass_table(block_tables, "fwd") or block_sequences(
-        cu_seqlens_q, cu_seqlens_k, q_len, tile.block_m
+    block_seqs, first_entries, spans, block_list = pass_table(block_tables, "fwd", 4) or _tables(
+        q, k, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, tile, False
     )
     with on_device(q):
         fwd.natten_packed_fwd[(block_seqs.shape[0] * num_heads,)](
@@ -220,7 +237,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the backward: delta, then dq, then dk and dv."""
     batch, num_heads, q_len, head_dim = q.shape
-    num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
+    num_kv_heads, head_dim_v = k.shape[1], v.shape[3]
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, config_words)
     dlse = None if dlse is None else dlse.contiguous()
@@ -230,11 +247,11 @@ def _backward(
     dv = empty_like_layout(v, head_dim_v)
     # As many rows as keep a tile of o and one of do in registers.
     delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
-    block_seqs, first_entries = pass_table(block_tables, "dq") or block_sequences(
-        cu_seqlens_q, cu_seqlens_k, q_len, tiles["dq"].block_m
+    block_seqs, first_entries, spans, block_list = pass_table(block_tables, "dq", 4) or _tables(
+        q, k, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, tiles["dq"], False
     )
-    key_block_seqs, key_first_entries = pass_table(block_tables, "dkdv") or block_sequences(
-        cu_seqlens_k, cu_seqlens_q, kv_len, tiles["dkdv"].block_n
+    key_block_seqs, key_first_entries, key_spans, key_block_list = pass_table(block_tables, "dkdv", 4) or _tables(
+        q, k, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, tiles["dkdv"], True
     )
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
@@ -302,8 +319,8 @@ def _backward(
                 cu_seqlens_k,
                 key_block_seqs,
                 key_first_entries,
-                spans,
-                block_list,
+                key_spans,
+                key_block_list,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],

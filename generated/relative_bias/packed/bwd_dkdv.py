@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 093416b92a01a216
+# hash: 5175ce060ffd38d1
 """Gradients of `relative_bias`, packed sequences with respect to k and v.
 
     keep           q_idx >= kv_idx
@@ -54,7 +54,7 @@ def load_pairs(ptrs, PTX: tl.constexpr):
 @triton.jit
 def clamp_index(index, size):
     # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
-    return tl.minimum(tl.maximum(index, 0), size - 1)
+    return tl.maximum(tl.minimum(index, size - 1), 0)
 
 
 @triton.jit

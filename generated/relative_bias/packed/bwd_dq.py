@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 11a88090f58b5f36
+# hash: 1003c2241aa87453
 """Gradient of `relative_bias`, packed sequences with respect to q and bias.
 
     keep           q_idx >= kv_idx
@@ -56,7 +56,7 @@ def load_pairs(ptrs, PTX: tl.constexpr):
 @triton.jit
 def clamp_index(index, size):
     # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
-    return tl.minimum(tl.maximum(index, 0), size - 1)
+    return tl.maximum(tl.minimum(index, size - 1), 0)
 
 
 @triton.jit

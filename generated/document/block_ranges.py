@@ -1,21 +1,20 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
-# template: kernels/block_lists.py.jinja
-# hash: cdf403ce0aa116b9
+# template: kernels/block_ranges.py.jinja
+# hash: d3f8b52dc3776462
 """Which blocks of keys a block of queries visits under `document`, and the other way round.
 
     keep        q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
-    doc_q_min   [B, H, parts]  int64, smallest doc[b, q_idx] of each part
-    doc_q_max   [B, H, parts]  int64, largest
-    doc_kv_min  [B, H, parts]  int64, smallest doc[b, kv_idx] of each part
-    doc_kv_max  [B, H, parts]  int64, largest
-    spans       [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
-    block_list  [entries]  int16 or int32, lists of the blocks to visit
+    doc_q_min   [B, H, parts]  int32, smallest doc[b, q_idx] of each part
+    doc_q_max   [B, H, parts]  int32, largest
+    doc_kv_min  [B, H, parts]  int32, smallest doc[b, kv_idx] of each part
+    doc_kv_max  [B, H, parts]  int32, largest
+    ranges      [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
 
 A block is decided by interval arithmetic, at a cost that does not depend on its size: empty where no pair can be kept,
-full where every pair is, else partial. Each program lists one row of blocks in its own room of `block_list`: the
-partial ones from the left, ascending, the full ones from the right.
+full where every pair is, else partial. Each program finds the range of one row of blocks: from the first that is not
+empty to the last. Inside it the first run of full blocks takes no mask; an empty block between others is masked.
 """
 
 import triton
@@ -25,7 +24,7 @@ import triton.language as tl
 @triton.jit
 def clamp_index(index, size):
     # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
-    return tl.minimum(tl.maximum(index, 0), size - 1)
+    return tl.maximum(tl.minimum(index, size - 1), 0)
 
 
 @triton.jit(
@@ -65,26 +64,28 @@ def document_extremes(
 
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     if program < query_programs:
-        part_idx = program * PARTS + tl.arange(0, PARTS)
+        part_idx = program * PARTS + tl.arange(0, PARTS)[:, None]
         # Beyond the end the last position stands in for itself once more.
-        q_idx = tl.minimum(part_idx[:, None] * PART + tl.arange(0, PART)[None, :], q_len - 1) + q_shift
+        q_idx = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], q_len - 1) + q_shift
+
         doc_q = tl.load(doc_ptr + b * stride_doc_0 + clamp_index(q_idx, doc_size_1).to(tl.int64) * stride_doc_1)
         part_offs = head * num_q + part_idx
         in_parts = part_idx < num_q
-        reduced = doc_q.to(tl.int64)
-        tl.store(doc_q_min_ptr + part_offs, tl.min(reduced, 1), mask=in_parts)
-        tl.store(doc_q_max_ptr + part_offs, tl.max(reduced, 1), mask=in_parts)
+        reduced = doc_q.to(tl.int32)
+        tl.store(doc_q_min_ptr + part_offs, tl.min(reduced, 1, keep_dims=True), mask=in_parts)
+        tl.store(doc_q_max_ptr + part_offs, tl.max(reduced, 1, keep_dims=True), mask=in_parts)
 
     else:
-        part_idx = (program - query_programs) * PARTS + tl.arange(0, PARTS)
+        part_idx = (program - query_programs) * PARTS + tl.arange(0, PARTS)[:, None]
         # Beyond the end the last position stands in for itself once more.
-        kv_idx = tl.minimum(part_idx[:, None] * PART + tl.arange(0, PART)[None, :], kv_len - 1)
+        kv_idx = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], kv_len - 1)
+
         doc_kv = tl.load(doc_ptr + b * stride_doc_0 + clamp_index(kv_idx, doc_size_1).to(tl.int64) * stride_doc_1)
         part_offs = head * num_kv + part_idx
         in_parts = part_idx < num_kv
-        reduced = doc_kv.to(tl.int64)
-        tl.store(doc_kv_min_ptr + part_offs, tl.min(reduced, 1), mask=in_parts)
-        tl.store(doc_kv_max_ptr + part_offs, tl.max(reduced, 1), mask=in_parts)
+        reduced = doc_kv.to(tl.int32)
+        tl.store(doc_kv_min_ptr + part_offs, tl.min(reduced, 1, keep_dims=True), mask=in_parts)
+        tl.store(doc_kv_max_ptr + part_offs, tl.max(reduced, 1, keep_dims=True), mask=in_parts)
 
 
 @triton.jit(
@@ -95,20 +96,17 @@ def document_extremes(
         "q_offset",
     ]
 )
-def document_query_lists(
+def document_query_ranges(
     doc_q_min_ptr,
     doc_q_max_ptr,
     doc_kv_min_ptr,
     doc_kv_max_ptr,
-    spans_ptr,
-    block_list_ptr,
+    ranges_ptr,
     q_len,
     kv_len,
     num_heads,
     q_offset,
     Q_OFFSET_PER_BATCH: tl.constexpr,
-    OWN_ROOM: tl.constexpr,
-    FILL: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PART: tl.constexpr,
@@ -117,36 +115,33 @@ def document_query_lists(
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
+    table_row = tl.program_id(0).to(tl.int64)
     b = (head // num_heads).to(tl.int64)
 
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-    q_first = block * BLOCK_M + q_shift
-    q_last = tl.minimum(block * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
-
     num_q = tl.cdiv(q_len, PART)
     # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
     part_idx = block * (BLOCK_M // PART) + tl.arange(0, BLOCK_M // PART)[None, :]
     part_offs = head * num_q + tl.minimum(part_idx, num_q - 1)
-    doc_q_min = tl.min(tl.load(doc_q_min_ptr + part_offs), 1)
-    doc_q_max = tl.max(tl.load(doc_q_max_ptr + part_offs), 1)
+    doc_q_min = tl.min(tl.load(doc_q_min_ptr + part_offs), 1).to(tl.int64)
+    doc_q_max = tl.max(tl.load(doc_q_max_ptr + part_offs), 1).to(tl.int64)
+    q_first = block * BLOCK_M + q_shift
+    q_last = tl.minimum(block * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
+
     num_kv = tl.cdiv(kv_len, PART)
     num_others = tl.cdiv(kv_len, BLOCK_N)
-    span = spans_ptr + tl.program_id(0).to(tl.int64) * 4
-    list_begin = tl.program_id(0) * num_others if OWN_ROOM else 0
-    list_end = list_begin + num_others
-    if FILL and not OWN_ROOM:
-        list_begin, list_end = tl.load(span), tl.load(span + 3)
-    partial_end, full_begin = list_begin, list_end
+    visited_begin, visited_end = num_others, 0
+    full_begin, full_end = num_others, num_others
     for chunk_first in range(0, num_others, CHUNK):
         other_blocks = chunk_first + tl.arange(0, CHUNK)
-        kv_first = other_blocks * BLOCK_N
-        kv_last = tl.minimum(other_blocks * BLOCK_N + BLOCK_N, kv_len) - 1
-
         visits = other_blocks < num_others
         their_part_idx = other_blocks[:, None] * (BLOCK_N // PART) + tl.arange(0, BLOCK_N // PART)[None, :]
         their_part_offs = head * num_kv + tl.minimum(their_part_idx, num_kv - 1)
-        doc_kv_min = tl.min(tl.load(doc_kv_min_ptr + their_part_offs), 1)
-        doc_kv_max = tl.max(tl.load(doc_kv_max_ptr + their_part_offs), 1)
+        doc_kv_min = tl.min(tl.load(doc_kv_min_ptr + their_part_offs), 1).to(tl.int64)
+        doc_kv_max = tl.max(tl.load(doc_kv_max_ptr + their_part_offs), 1).to(tl.int64)
+        kv_first = other_blocks * BLOCK_N
+        kv_last = tl.minimum(other_blocks * BLOCK_N + BLOCK_N, kv_len) - 1
+
         visits = visits & ((q_last >= kv_first) & (doc_q_min <= doc_kv_max) & (doc_q_max >= doc_kv_min))
         # A cut last block is never full: full blocks are read without bounds.
         is_full = (
@@ -154,23 +149,19 @@ def document_query_lists(
             & ((q_first >= kv_last) & (doc_q_min >= doc_kv_max) & (doc_q_max <= doc_kv_min))
             & (other_blocks * BLOCK_N + BLOCK_N <= kv_len)
         )
-        visits, is_full = visits.to(tl.int32), is_full.to(tl.int32)
-        is_partial = visits - is_full
-        if FILL:
-            list_entries = other_blocks.to(block_list_ptr.dtype.element_ty)
-            tl.store(block_list_ptr + partial_end + tl.cumsum(is_partial, 0) - 1, list_entries, mask=is_partial > 0)
-            tl.store(block_list_ptr + full_begin - tl.cumsum(is_full, 0), list_entries, mask=is_full > 0)
-        partial_end += tl.sum(is_partial, 0)
-        full_begin -= tl.sum(is_full, 0)
-    if FILL:
-        if OWN_ROOM:
-            tl.store(span, list_begin)
-            tl.store(span + 3, list_end)
-        tl.store(span + 1, partial_end)
-        tl.store(span + 2, full_begin)
-    else:
-        # How many there are, for the host to give each list its room.
-        tl.store(span, partial_end - full_begin + num_others)
+        visited_begin = tl.minimum(visited_begin, tl.min(tl.where(visits, other_blocks, num_others), 0))
+        visited_end = tl.maximum(visited_end, tl.max(tl.where(visits, other_blocks + 1, 0), 0))
+        full_begin = tl.minimum(full_begin, tl.min(tl.where(is_full, other_blocks, num_others), 0))
+        behind_full = (other_blocks > full_begin) & ~is_full
+        full_end = tl.minimum(full_end, tl.min(tl.where(behind_full, other_blocks, num_others), 0))
+    # Without a full block their run begins and ends where the range begins; a row that visits none has four zeros.
+    visited_begin = tl.minimum(visited_begin, visited_end)
+    has_full = full_begin < num_others
+    block_range = ranges_ptr + table_row * 4
+    tl.store(block_range, visited_begin)
+    tl.store(block_range + 1, tl.where(has_full, full_begin, visited_begin))
+    tl.store(block_range + 2, tl.where(has_full, full_end, visited_begin))
+    tl.store(block_range + 3, visited_end)
 
 
 @triton.jit(
@@ -181,20 +172,17 @@ def document_query_lists(
         "q_offset",
     ]
 )
-def document_key_lists(
+def document_key_ranges(
     doc_q_min_ptr,
     doc_q_max_ptr,
     doc_kv_min_ptr,
     doc_kv_max_ptr,
-    spans_ptr,
-    block_list_ptr,
+    ranges_ptr,
     q_len,
     kv_len,
     num_heads,
     q_offset,
     Q_OFFSET_PER_BATCH: tl.constexpr,
-    OWN_ROOM: tl.constexpr,
-    FILL: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PART: tl.constexpr,
@@ -203,36 +191,33 @@ def document_key_lists(
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
+    table_row = tl.program_id(0).to(tl.int64)
     b = (head // num_heads).to(tl.int64)
 
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-    kv_first = block * BLOCK_N
-    kv_last = tl.minimum(block * BLOCK_N + BLOCK_N, kv_len) - 1
-
     num_kv = tl.cdiv(kv_len, PART)
     # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
     part_idx = block * (BLOCK_N // PART) + tl.arange(0, BLOCK_N // PART)[None, :]
     part_offs = head * num_kv + tl.minimum(part_idx, num_kv - 1)
-    doc_kv_min = tl.min(tl.load(doc_kv_min_ptr + part_offs), 1)
-    doc_kv_max = tl.max(tl.load(doc_kv_max_ptr + part_offs), 1)
+    doc_kv_min = tl.min(tl.load(doc_kv_min_ptr + part_offs), 1).to(tl.int64)
+    doc_kv_max = tl.max(tl.load(doc_kv_max_ptr + part_offs), 1).to(tl.int64)
+    kv_first = block * BLOCK_N
+    kv_last = tl.minimum(block * BLOCK_N + BLOCK_N, kv_len) - 1
+
     num_q = tl.cdiv(q_len, PART)
     num_others = tl.cdiv(q_len, BLOCK_M)
-    span = spans_ptr + tl.program_id(0).to(tl.int64) * 4
-    list_begin = tl.program_id(0) * num_others if OWN_ROOM else 0
-    list_end = list_begin + num_others
-    if FILL and not OWN_ROOM:
-        list_begin, list_end = tl.load(span), tl.load(span + 3)
-    partial_end, full_begin = list_begin, list_end
+    visited_begin, visited_end = num_others, 0
+    full_begin, full_end = num_others, num_others
     for chunk_first in range(0, num_others, CHUNK):
         other_blocks = chunk_first + tl.arange(0, CHUNK)
-        q_first = other_blocks * BLOCK_M + q_shift
-        q_last = tl.minimum(other_blocks * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
-
         visits = other_blocks < num_others
         their_part_idx = other_blocks[:, None] * (BLOCK_M // PART) + tl.arange(0, BLOCK_M // PART)[None, :]
         their_part_offs = head * num_q + tl.minimum(their_part_idx, num_q - 1)
-        doc_q_min = tl.min(tl.load(doc_q_min_ptr + their_part_offs), 1)
-        doc_q_max = tl.max(tl.load(doc_q_max_ptr + their_part_offs), 1)
+        doc_q_min = tl.min(tl.load(doc_q_min_ptr + their_part_offs), 1).to(tl.int64)
+        doc_q_max = tl.max(tl.load(doc_q_max_ptr + their_part_offs), 1).to(tl.int64)
+        q_first = other_blocks * BLOCK_M + q_shift
+        q_last = tl.minimum(other_blocks * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
+
         visits = visits & ((q_last >= kv_first) & (doc_q_min <= doc_kv_max) & (doc_q_max >= doc_kv_min))
         # A cut last block is never full: full blocks are read without bounds.
         is_full = (
@@ -240,20 +225,16 @@ def document_key_lists(
             & ((q_first >= kv_last) & (doc_q_min >= doc_kv_max) & (doc_q_max <= doc_kv_min))
             & (other_blocks * BLOCK_M + BLOCK_M <= q_len)
         )
-        visits, is_full = visits.to(tl.int32), is_full.to(tl.int32)
-        is_partial = visits - is_full
-        if FILL:
-            list_entries = other_blocks.to(block_list_ptr.dtype.element_ty)
-            tl.store(block_list_ptr + partial_end + tl.cumsum(is_partial, 0) - 1, list_entries, mask=is_partial > 0)
-            tl.store(block_list_ptr + full_begin - tl.cumsum(is_full, 0), list_entries, mask=is_full > 0)
-        partial_end += tl.sum(is_partial, 0)
-        full_begin -= tl.sum(is_full, 0)
-    if FILL:
-        if OWN_ROOM:
-            tl.store(span, list_begin)
-            tl.store(span + 3, list_end)
-        tl.store(span + 1, partial_end)
-        tl.store(span + 2, full_begin)
-    else:
-        # How many there are, for the host to give each list its room.
-        tl.store(span, partial_end - full_begin + num_others)
+        visited_begin = tl.minimum(visited_begin, tl.min(tl.where(visits, other_blocks, num_others), 0))
+        visited_end = tl.maximum(visited_end, tl.max(tl.where(visits, other_blocks + 1, 0), 0))
+        full_begin = tl.minimum(full_begin, tl.min(tl.where(is_full, other_blocks, num_others), 0))
+        behind_full = (other_blocks > full_begin) & ~is_full
+        full_end = tl.minimum(full_end, tl.min(tl.where(behind_full, other_blocks, num_others), 0))
+    # Without a full block their run begins and ends where the range begins; a row that visits none has four zeros.
+    visited_begin = tl.minimum(visited_begin, visited_end)
+    has_full = full_begin < num_others
+    block_range = ranges_ptr + table_row * 4
+    tl.store(block_range, visited_begin)
+    tl.store(block_range + 1, tl.where(has_full, full_begin, visited_begin))
+    tl.store(block_range + 2, tl.where(has_full, full_end, visited_begin))
+    tl.store(block_range + 3, visited_end)
