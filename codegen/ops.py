@@ -227,9 +227,9 @@ class OpPlan:
         """What the launches import from the runtime's schedules."""
         lists = self.lists
         names = [
-            *(["LEAST_BLOCK"] if lists is not None and lists.extremes is not None else []),
-            *(["PARTS"] if lists is not None and lists.extremes is not None else []),
+            *(["POSITIONS"] if lists is not None and lists.extremes is not None else []),
             *(["block_sequences"] if self.packed else []),
+            *(["least_block"] if lists is not None and lists.extremes is not None else []),
             *(["list_blocks"] if lists is not None and not lists.ranges else []),
         ]
         return [*names, "pass_table"]

@@ -19,11 +19,12 @@ _WORDS = """
     p qk qk_scale q_shift row_max row_offs row_offset row_offsets row_sum rows run start_m start_n step tile tiles
     total values
 
-    backward behind_full block_extremes block_list block_range block_table block_tables by_keys call_key
-    chunk_first each fill_lists has_full in_parts is_full is_partial key_parts launch_lists list_batch list_begin
-    list_end list_entries list_entry list_heads num_keys num_kv num_others num_q num_rows other_blocks own_blocks
-    own_room part_idx part_offs partial_end pass_name pass_names program programs query_parts query_programs
-    ranges reduced span spans table_kernel their_part_idx their_part_offs tile_blocks visits
+    backward behind_full block_extremes block_list block_range block_table block_tables blocks by_keys call_key
+    chunk_first each fill_lists has_full in_parts is_full is_partial key_parts launch_lists least_block list_batch
+    list_begin list_end list_entries list_entry list_heads made num_keys num_kv num_others num_q num_rows
+    other_blocks own_blocks own_room part part_idx part_offs partial_end parts pass_name pass_names program
+    programs query_parts query_programs ranges reduced span spans table_kernel their_part_idx their_part_offs
+    tile_blocks visits
 
     ddecay_cols ddecay_rows decay_kernels has_key lag share sums unrounded
 
@@ -38,7 +39,7 @@ _WORDS = """
     Any BLOCK_D BLOCK_DV BLOCK_M BLOCK_N DROPOUT FLOAT_DTYPES FP32 HARDWARE_TANH HAS_DLSE HAS_TRITON HEAD_DIM
     HEAD_DIM_V LN2 LOG2E NAME NAMESPACE Q_OFFSET_PER_BATCH RAGGED Schedule Tensor Tile Tiles UNIT
 
-    CHUNK FILL LEAST_BLOCK OWN_ROOM PART PARTS PTX block_lists block_ranges call_sizes list_blocks pass_table
+    CHUNK FILL OWN_ROOM PART PARTS POSITIONS PTX block_lists block_ranges call_sizes list_blocks pass_table
     schedule schedule_tables scheduled
 
     Attention PASSES make_tables tables tiles_of

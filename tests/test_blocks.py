@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from codegen.block_status import Grid, Status, counted, decided, measured, proven
+from codegen.blocks import analyse
 from codegen.call import Call, make_call
 from codegen.errors import ExprError
 from codegen.evaluate import Array
@@ -106,6 +107,39 @@ def test_nothing_wrong_is_proven_of_a_nan_an_infinity_or_a_negative_scalar(text:
         call = Call(q_len=21, kv_len=30, q_offset=5, b=0, h=3, hkv=0, scalars=scalars, tensors=tensors)
         for block in (1, 4, 16):
             check(parse(text, SCOPE, Type.BOOL), Grid(call=call, block_m=block, block_n=block))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "text"),
+    [
+        ("ranges", "doc[b, q_idx] == doc[b, kv_idx]"),
+        ("ranges", "q_idx >= kv_idx and q_idx - kv_idx < size and doc[b, kv_idx] == doc[b, q_idx]"),
+        ("ranges", "(q_idx >= kv_idx or kv_idx < size) and doc[b, kv_idx] == doc[b, q_idx]"),
+        ("ranges", "doc[b, q_idx] == doc[b, kv_idx] and doc[b, kv_idx] != -1 and place[q_idx] >= 0"),
+        ("ranges", "doc[b, q_idx] == place[kv_idx] + 1 and q_idx >= kv_idx"),
+        ("ranges", "doc[b, q_idx // 4] // 2 == doc[b, kv_idx // 4] // 2"),
+        ("ranges", "kv_idx < place[q_idx]"),
+        ("ranges", "place[kv_idx] <= place[q_idx] and place[q_idx] - place[kv_idx] < size"),
+        ("ranges", "weight[h, kv_idx] <= weight[h, q_idx]"),
+        ("ranges", "q_idx // size == kv_idx // size"),
+        ("ranges", "kv_idx < place[doc[b, q_idx]]"),
+        # One range may leave out much of what lies between its ends.
+        ("lists", "flag[kv_idx]"),
+        ("lists", "doc[b, kv_idx] != 0"),
+        ("lists", "doc[b, kv_idx] != 0 and kv_idx < place[q_idx]"),
+        ("lists", "doc[b, q_idx] == doc[b, kv_idx] and flag[kv_idx]"),
+        ("lists", "doc[b, q_idx] != doc[b, kv_idx]"),
+        ("lists", "place[q_idx] == kv_idx"),
+        ("lists", "q_idx < place[kv_idx]"),
+        ("lists", "doc[b, q_idx] % 4 == doc[b, kv_idx] % 4"),
+        ("lists", "doc[b, q_idx % 16] == doc[b, kv_idx % 16]"),
+        ("lists", "doc[b, q_idx] == doc[b, kv_idx] or doc[b, kv_idx] == 0"),
+        ("lists", "q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < 4) and doc[b, q_idx] == doc[b, kv_idx]"),
+        ("lists", "abs(doc[b, q_idx] - doc[b, kv_idx]) >= size"),
+    ],
+)
+def test_masks_whose_visited_blocks_normally_are_one_run_have_ranges(schedule: str, text: str) -> None:
+    assert analyse(parse(text, SCOPE, Type.BOOL)).schedule == schedule
 
 
 # ---------------------------------------------------------------------------------------------------------- the library

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .checks import fail
-from .configs import PASSES, Tiles, next_power_of_2
+from .configs import PASSES, Tile, Tiles, next_power_of_2
 from .torch_support import HAS_TRITON, on_device
 
 if HAS_TRITON:
@@ -18,8 +18,8 @@ if HAS_TRITON:
 DENSE_ENTRIES = 2**22
 """Lists of so many entries at most get the room they could need; beyond it the entries are counted first."""
 
-LEAST_BLOCK, PARTS = 16, 64
-"""Tensors are reduced over parts of the smallest block there is, so many parts by one program."""
+POSITIONS = 1024
+"""So many positions of a tensor are reduced by one program."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R", covariant=True)
@@ -34,7 +34,7 @@ class Schedule:
 
     It holds what the mask's tensors and scalars were when it was made. `tables` are, for each pass in the order of
     PASSES, its ranges of blocks, int32 `[B or 1, Hq or 1, blocks, 4]`, or for a mask with holes the spans of its lists,
-    of that shape, and the lists themselves, int16 or int32.
+    of that shape, and the lists themselves, int16 or int32. Passes with the same blocks share theirs.
     """
 
     op: str
@@ -45,7 +45,7 @@ class Schedule:
     @property
     def nbytes(self) -> int:
         """Device memory of the tables."""
-        return sum(x.nbytes for x in self.tables)
+        return sum({id(x): x.nbytes for x in self.tables}.values())
 
 
 class ScheduledOp(Protocol, Generic[_P, _R]):
@@ -73,6 +73,11 @@ def call_sizes(q: Tensor, k: Tensor, row_offset: int, row_offsets: Tensor | None
     offset = row_offset if row_offsets is None else "one per batch row"
     sizes = {"batch size": q.shape[0], "query heads": q.shape[1], "q length": q.shape[2], "kv length": k.shape[2]}
     return {**sizes, "device": q.device, "q_offset": offset}
+
+
+def least_block(*tiles: Tile) -> int:
+    """The smallest block of some passes: its multiples, powers of two as they all are, make up every other."""
+    return min(min(tile.block_m, tile.block_n) for tile in tiles)
 
 
 def list_blocks(launch: Launch, shape: tuple[int, ...], others: int, device: torch.device) -> list[Tensor]:

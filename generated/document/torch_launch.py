@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_launch.py.jinja
-# hash: c90a112286ef1701
+# hash: 5de7d0ffbfcdff54
 """Launches of the kernels of `document`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from .._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, tiles_for
-from .._runtime.torch_schedule import LEAST_BLOCK, PARTS, pass_table
+from .._runtime.torch_schedule import POSITIONS, least_block, pass_table
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -74,21 +74,24 @@ def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     return tiles_for("document", arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
 
 
-def _extremes(q: Tensor, k: Tensor, doc: Tensor, row_offset: int, row_offsets: Tensor | None) -> tuple[Tensor, ...]:
-    """The smallest and the largest of each value that the mask compares, over parts of LEAST_BLOCK positions."""
+def _extremes(
+    q: Tensor, k: Tensor, doc: Tensor, row_offset: int, row_offsets: Tensor | None, part: int
+) -> tuple[Tensor, ...]:
+    """The smallest and the largest of each value that the mask compares, over parts of so many positions."""
     list_batch = q.shape[0]
     list_heads = 1
 
     q_offset = row_offset if row_offsets is None else row_offsets
     q_len = q.shape[2]
-    q_parts = cdiv(q_len, LEAST_BLOCK)
+    q_parts = cdiv(q_len, part)
     kv_len = k.shape[2]
-    kv_parts = cdiv(kv_len, LEAST_BLOCK)
+    kv_parts = cdiv(kv_len, part)
     doc_q_min = q.new_empty((list_batch, list_heads, q_parts), dtype=torch.int32)
     doc_q_max = q.new_empty((list_batch, list_heads, q_parts), dtype=torch.int32)
     doc_kv_min = q.new_empty((list_batch, list_heads, kv_parts), dtype=torch.int32)
     doc_kv_max = q.new_empty((list_batch, list_heads, kv_parts), dtype=torch.int32)
-    programs = cdiv(q_parts, PARTS) + cdiv(kv_parts, PARTS)
+    parts = POSITIONS // part
+    programs = cdiv(q_parts, parts) + cdiv(kv_parts, parts)
     with on_device(q):
         block_ranges.document_extremes[(list_batch * list_heads * programs,)](
             doc,
@@ -103,8 +106,8 @@ def _extremes(q: Tensor, k: Tensor, doc: Tensor, row_offset: int, row_offsets: T
             list_heads,
             q_offset,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
-            PART=LEAST_BLOCK,
-            PARTS=PARTS,
+            PART=part,
+            PARTS=parts,
         )
     return doc_q_min, doc_q_max, doc_kv_min, doc_kv_max
 
@@ -115,6 +118,7 @@ def _tables(
     row_offset: int,
     row_offsets: Tensor | None,
     block_extremes: tuple[Tensor, ...],
+    part: int,
     tile: Tile,
     by_keys: bool,
 ) -> list[Tensor]:
@@ -143,7 +147,7 @@ def _tables(
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
-            PART=LEAST_BLOCK,
+            PART=part,
             CHUNK=min(256, next_power_of_2(max(other_blocks, 32))),
         )
     return [ranges]
@@ -161,10 +165,17 @@ def make_tables(
 ) -> list[Tensor]:
     """The tables of each pass, in the order of PASSES; `backward=False` leaves out those of its passes."""
     tiles = tiles_of(q, v, config_words)
-    block_extremes = _extremes(q, k, doc, row_offset, row_offsets)
+    pass_names = PASSES if backward else PASSES[:1]
+    part = least_block(*(tiles[pass_name] for pass_name in pass_names))
+    block_extremes = _extremes(q, k, doc, row_offset, row_offsets, part)
+    made: dict[tuple[int, int, bool], list[Tensor]] = {}
     block_tables: list[Tensor] = []
-    for pass_name in PASSES if backward else PASSES[:1]:
-        block_tables += _tables(q, k, row_offset, row_offsets, block_extremes, tiles[pass_name], pass_name == "dkdv")
+    for pass_name in pass_names:
+        tile, by_keys = tiles[pass_name], pass_name == "dkdv"
+        blocks = (tile.block_m, tile.block_n, by_keys)
+        if blocks not in made:
+            made[blocks] = _tables(q, k, row_offset, row_offsets, block_extremes, part, tile, by_keys)
+        block_tables += made[blocks]
     return block_tables
 
 
@@ -190,9 +201,10 @@ def _forward(
         return o, lse
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
-    block_extremes = () if block_tables else _extremes(q, k, doc, row_offset, row_offsets)
+    part = least_block(tile)
+    block_extremes = () if block_tables else _extremes(q, k, doc, row_offset, row_offsets, part)
     (ranges,) = pass_table(block_tables, "fwd", 1) or _tables(
-        q, k, row_offset, row_offsets, block_extremes, tile, False
+        q, k, row_offset, row_offsets, block_extremes, part, tile, False
     )
     with on_device(q):
         fwd.document_fwd[(cdiv(q_len, tile.block_m) * num_heads * batch,)](
@@ -257,12 +269,13 @@ def _backward(
     dv = empty_like_layout(v, head_dim_v)
     # As many rows as keep a tile of o and one of do in registers.
     delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
-    block_extremes = () if pass_table(block_tables, "dq", 1) else _extremes(q, k, doc, row_offset, row_offsets)
+    part = least_block(tiles["dq"], tiles["dkdv"])
+    block_extremes = () if pass_table(block_tables, "dq", 1) else _extremes(q, k, doc, row_offset, row_offsets, part)
     (ranges,) = pass_table(block_tables, "dq", 1) or _tables(
-        q, k, row_offset, row_offsets, block_extremes, tiles["dq"], False
+        q, k, row_offset, row_offsets, block_extremes, part, tiles["dq"], False
     )
     (key_ranges,) = pass_table(block_tables, "dkdv", 1) or _tables(
-        q, k, row_offset, row_offsets, block_extremes, tiles["dkdv"], True
+        q, k, row_offset, row_offsets, block_extremes, part, tiles["dkdv"], True
     )
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_op.py.jinja
-# hash: 50ad00933813edb2
+# hash: 307d1ed243cd2e7a
 """`document` for PyTorch. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from torch import Tensor
@@ -41,8 +41,7 @@ def _schedule(
     """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
 
     The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
-    the backward needs. Without a schedule a call makes its own, and waits for the device to count the entries of its
-    lists where these could be more than 2**22.
+    the backward needs. Without a schedule a call makes its own.
     """
     check_inputs(NAME, q, k, v, None, layout)
     q, k, v = autocast_inputs(q, k, v)

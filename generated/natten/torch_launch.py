@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/torch_launch.py.jinja
-# hash: ab665283e6164577
+# hash: 98bbf740c51768de
 """Launches of the kernels of `natten`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -115,9 +115,15 @@ def make_tables(
 ) -> list[Tensor]:
     """The tables of each pass, in the order of PASSES; `backward=False` leaves out those of its passes."""
     tiles = tiles_of(q, v, config_words)
+    pass_names = PASSES if backward else PASSES[:1]
+    made: dict[tuple[int, int, bool], list[Tensor]] = {}
     block_tables: list[Tensor] = []
-    for pass_name in PASSES if backward else PASSES[:1]:
-        block_tables += _tables(q, k, row_offset, row_offsets, tiles[pass_name], pass_name == "dkdv")
+    for pass_name in pass_names:
+        tile, by_keys = tiles[pass_name], pass_name == "dkdv"
+        blocks = (tile.block_m, tile.block_n, by_keys)
+        if blocks not in made:
+            made[blocks] = _tables(q, k, row_offset, row_offsets, tile, by_keys)
+        block_tables += made[blocks]
     return block_tables
 
 

@@ -37,6 +37,12 @@ variants:
   nested: {mask: causal and not sparse(3), score: kept(2) - 0.5}
   toeplitz: {mask: causal, score: "score + bias[h, q_idx - kv_idx]", tensors: {bias: {dims: [h, 100]}}}
   document: {mask: "causal and doc[b, q_idx] == doc[b, kv_idx]", tensors: {doc: {dims: [b, 100], dtype: int32}}}
+  padded:
+    mask: causal and ids[b, q_idx] == ids[b, kv_idx] and ids[b, kv_idx] != 1
+    tensors: {ids: {dims: [b, 100], dtype: int64}}
+  limits: {mask: "kv_idx < 20 * limit[b, h, q_idx]", tensors: {limit: {dims: [b, h, 100], dtype: int32}}}
+  ordered: {mask: "time[hkv, kv_idx] <= time[hkv, q_idx]", tensors: {time: {dims: [hkv, 100]}}}
+  chunks: {mask: causal and q_idx // size == kv_idx // size, scalars: {size: int}}
   prefix_lm: {mask: causal or prefix(length), scalars: {length: int}}
   dilated: {mask: "causal and (q_idx - kv_idx) % 4 == 0"}
   strided: {mask: "2 * kv_idx <= q_idx and kv_idx >= b and q_idx != 7"}
@@ -211,6 +217,10 @@ NAMES = (
     "nested",
     "toeplitz",
     "document",
+    "padded",
+    "limits",
+    "ordered",
+    "chunks",
     "prefix_lm",
     "dilated",
     "strided",

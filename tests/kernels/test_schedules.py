@@ -16,6 +16,7 @@ from bench.golden import Inputs
 from bench.peers import make_schedule
 from generated._runtime import torch_schedule
 from generated._runtime.checks import ArgumentError
+from generated._runtime.configs import PASSES
 
 from .cases import DEVICE, VARIANTS, Shape, draw, evaluate, tiles, variants_where
 
@@ -102,6 +103,69 @@ def test_a_schedule_checks_its_arguments() -> None:
         op.schedule(inputs.q, inputs.k, inputs.v)
     with pytest.raises(ArgumentError, match=r"document: doc: expected dtype int32"):
         op.schedule(inputs.q, inputs.k, inputs.v, doc=inputs.tensors["doc"].float())
+
+
+# Documents one after the other, in no order and coming back, and one for all.
+DOCUMENTS = {
+    "sorted": lambda n: torch.arange(n) // 37,
+    "random": lambda n: torch.randint(0, 3, (n,)) * (torch.arange(n) // 20 % 3),
+    "one": lambda n: torch.zeros(n),
+}
+
+
+@pytest.mark.parametrize("documents", DOCUMENTS)
+@pytest.mark.parametrize(("q_len", "kv_len", "q_offset"), [(150, 200, 0), (200, 150, -9), (40, 4800, 4760)])
+def test_ranges_hold_what_is_visited(q_len: int, kv_len: int, q_offset: int, documents: str) -> None:
+    """Outside a range nothing is kept, and in its full blocks everything is; of sorted documents both are exact."""
+    torch.manual_seed(0)
+    rows = torch.stack([DOCUMENTS[documents](5000) for _ in range(2)]).to(DEVICE, torch.int32)
+    q, k = (torch.empty(2, 1, n, 16, device=DEVICE) for n in (q_len, kv_len))
+    op: Any = golden.load_op("document")
+    block_m, block_n = 32, 16
+    schedule = op.schedule(q, k, k, doc=rows, q_offset=q_offset, config=tiles(block_m, block_n))
+    q_idx, kv_idx = torch.arange(q_len, device=DEVICE) + q_offset, torch.arange(kv_len, device=DEVICE)
+    q_doc, kv_doc = (rows[:, index.clamp(min=0)] for index in (q_idx, kv_idx))
+    keep = (q_idx[:, None] >= kv_idx) & (q_doc[:, :, None] == kv_doc[:, None])
+    for name, table in zip(PASSES, schedule.tables, strict=True):
+        by_keys = name == "dkdv"
+        visited, full = _blocks(keep.mT, block_n, block_m) if by_keys else _blocks(keep, block_m, block_n)
+        first, full_begin, full_end, end = table[:, 0].unbind(-1)
+        others = torch.arange(visited.shape[2], device=DEVICE)
+        in_range, in_full = (
+            (others >= a[..., None]) & (others < b[..., None]) for a, b in ((first, end), (full_begin, full_end))
+        )
+        assert (in_range >= visited).all()
+        assert (in_full <= full).all()
+        assert (first <= full_begin).all()
+        assert (full_begin <= full_end).all()
+        assert (full_end <= end).all()
+        if documents != "random":
+            assert torch.equal(in_range, visited)
+            assert torch.equal(in_full, full)
+            assert not table[:, 0][~visited.any(-1)].any()
+
+
+def _blocks(keep: torch.Tensor, own: int, other: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The blocks that keep a pair, and the whole ones among `other` that keep them all: `[B, own, other]` each."""
+    rows, cols = (-(-n // size) for n, size in zip(keep.shape[1:], (own, other), strict=True))
+    missing = (0, cols * other - keep.shape[2], 0, rows * own - keep.shape[1])
+    some, every = (
+        torch.nn.functional.pad(keep, missing, value=value).unflatten(2, (cols, other)).unflatten(1, (rows, own))
+        for value in (False, True)
+    )
+    full = every.all(4).all(2)
+    full[:, :, keep.shape[2] // other :] = False
+    return some.any(4).any(2), full
+
+
+def test_ranges_take_four_numbers_for_each_row_of_blocks() -> None:
+    """Passes with the same blocks have one table."""
+    inputs = draw("document", SHAPE)
+    rows, keys = -(-SHAPE.q_len // 32), -(-SHAPE.keys // 16)
+    assert _schedule("document", inputs, config=CONFIG).nbytes == SHAPE.batch * (rows + keys) * 16
+    assert _schedule("document", inputs, config=CONFIG, backward=False).nbytes == SHAPE.batch * rows * 16
+    apart = _schedule("document", inputs, config={**CONFIG, "dq": {**CONFIG["dq"], "block_n": 32}})
+    assert apart.nbytes == SHAPE.batch * (2 * rows + keys) * 16
 
 
 def test_schedules_in_a_graph() -> None:

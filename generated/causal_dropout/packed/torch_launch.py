@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/torch_launch.py.jinja
-# hash: 7bc0ab5e809af247
+# hash: 6e6eb70113be8721
 """Launches of the kernels of `causal_dropout`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -128,9 +128,15 @@ def make_tables(
 ) -> list[Tensor]:
     """The tables of each pass, in the order of PASSES; `backward=False` leaves out those of its passes."""
     tiles = tiles_of(q, v, config_words)
+    pass_names = PASSES if backward else PASSES[:1]
+    made: dict[tuple[int, int, bool], list[Tensor]] = {}
     block_tables: list[Tensor] = []
-    for pass_name in PASSES if backward else PASSES[:1]:
-        block_tables += _tables(q, k, cu_seqlens_q, cu_seqlens_k, tiles[pass_name], pass_name == "dkdv")
+    for pass_name in pass_names:
+        tile, by_keys = tiles[pass_name], pass_name == "dkdv"
+        blocks = (tile.block_m, tile.block_n, by_keys)
+        if blocks not in made:
+            made[blocks] = _tables(q, k, cu_seqlens_q, cu_seqlens_k, tile, by_keys)
+        block_tables += made[blocks]
     return block_tables
 
 

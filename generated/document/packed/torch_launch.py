@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_launch.py.jinja
-# hash: 0dfafcc9776b1681
+# hash: 02a72497e5a50c30
 """Launches of the kernels of `document`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, tiles_for
-from ..._runtime.torch_schedule import LEAST_BLOCK, PARTS, block_sequences, pass_table
+from ..._runtime.torch_schedule import POSITIONS, block_sequences, least_block, pass_table
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -102,19 +102,21 @@ def _extremes(
     cu_seqlens_k: Tensor,
     row_offset: int,
     row_offsets: Tensor | None,
+    part: int,
 ) -> tuple[Tensor, ...]:
-    """The smallest and the largest of each value that the mask compares, over parts of LEAST_BLOCK positions."""
+    """The smallest and the largest of each value that the mask compares, over parts of so many positions."""
     list_heads = 1
 
     q_offset = row_offset if row_offsets is None else row_offsets
     num_seqs = cu_seqlens_q.shape[0] - 1
-    q_parts = q.shape[2] // LEAST_BLOCK + num_seqs
-    kv_parts = k.shape[2] // LEAST_BLOCK + num_seqs
+    q_parts = q.shape[2] // part + num_seqs
+    kv_parts = k.shape[2] // part + num_seqs
     doc_q_min = q.new_empty((list_heads, q_parts), dtype=torch.int32)
     doc_q_max = q.new_empty((list_heads, q_parts), dtype=torch.int32)
     doc_kv_min = q.new_empty((list_heads, kv_parts), dtype=torch.int32)
     doc_kv_max = q.new_empty((list_heads, kv_parts), dtype=torch.int32)
-    programs = cdiv(q_parts, PARTS) + cdiv(kv_parts, PARTS)
+    parts = POSITIONS // part
+    programs = cdiv(q_parts, parts) + cdiv(kv_parts, parts)
     with on_device(q):
         block_ranges.document_packed_extremes[(list_heads * programs,)](
             doc,
@@ -131,8 +133,8 @@ def _extremes(
             q_offset,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             SEARCH_STEPS=num_seqs.bit_length(),
-            PART=LEAST_BLOCK,
-            PARTS=PARTS,
+            PART=part,
+            PARTS=parts,
         )
     return doc_q_min, doc_q_max, doc_kv_min, doc_kv_max
 
@@ -145,6 +147,7 @@ def _tables(
     row_offset: int,
     row_offsets: Tensor | None,
     block_extremes: tuple[Tensor, ...],
+    part: int,
     tile: Tile,
     by_keys: bool,
 ) -> list[Tensor]:
@@ -159,7 +162,7 @@ def _tables(
     doc_q_min, doc_q_max, doc_kv_min, doc_kv_max = block_extremes
     other_blocks = cdiv(q.shape[2], tile.block_m) if by_keys else cdiv(k.shape[2], tile.block_n)
     num_seqs = cu_seqlens_q.shape[0] - 1
-    q_parts, kv_parts = q.shape[2] // LEAST_BLOCK + num_seqs, k.shape[2] // LEAST_BLOCK + num_seqs
+    q_parts, kv_parts = q.shape[2] // part + num_seqs, k.shape[2] // part + num_seqs
     table_kernel = block_ranges.document_packed_key_ranges if by_keys else block_ranges.document_packed_query_ranges
     ranges = q.new_empty((list_heads, block_seqs.shape[0], 4), dtype=torch.int32)
     with on_device(q):
@@ -180,7 +183,7 @@ def _tables(
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
-            PART=LEAST_BLOCK,
+            PART=part,
             CHUNK=min(256, next_power_of_2(max(other_blocks, 32))),
         )
     return [block_seqs, first_entries, ranges]
@@ -200,20 +203,19 @@ def make_tables(
 ) -> list[Tensor]:
     """The tables of each pass, in the order of PASSES; `backward=False` leaves out those of its passes."""
     tiles = tiles_of(q, v, config_words)
-    block_extremes = _extremes(q, k, doc, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets)
+    pass_names = PASSES if backward else PASSES[:1]
+    part = least_block(*(tiles[pass_name] for pass_name in pass_names))
+    block_extremes = _extremes(q, k, doc, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, part)
+    made: dict[tuple[int, int, bool], list[Tensor]] = {}
     block_tables: list[Tensor] = []
-    for pass_name in PASSES if backward else PASSES[:1]:
-        block_tables += _tables(
-            q,
-            k,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            row_offset,
-            row_offsets,
-            block_extremes,
-            tiles[pass_name],
-            pass_name == "dkdv",
-        )
+    for pass_name in pass_names:
+        tile, by_keys = tiles[pass_name], pass_name == "dkdv"
+        blocks = (tile.block_m, tile.block_n, by_keys)
+        if blocks not in made:
+            made[blocks] = _tables(
+                q, k, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, block_extremes, part, tile, by_keys
+            )
+        block_tables += made[blocks]
     return block_tables
 
 
@@ -241,9 +243,12 @@ def _forward(
         return o, lse
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
-    block_extremes = () if block_tables else _extremes(q, k, doc, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets)
+    part = least_block(tile)
+    block_extremes = (
+        () if block_tables else _extremes(q, k, doc, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, part)
+    )
     block_seqs, first_entries, ranges = pass_table(block_tables, "fwd", 3) or _tables(
-        q, k, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, block_extremes, tile, False
+        q, k, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, block_extremes, part, tile, False
     )
     with on_device(q):
         fwd.document_packed_fwd[(block_seqs.shape[0] * num_heads,)](
@@ -310,16 +315,17 @@ def _backward(
     dv = empty_like_layout(v, head_dim_v)
     # As many rows as keep a tile of o and one of do in registers.
     delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
+    part = least_block(tiles["dq"], tiles["dkdv"])
     block_extremes = (
         ()
         if pass_table(block_tables, "dq", 3)
-        else _extremes(q, k, doc, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets)
+        else _extremes(q, k, doc, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, part)
     )
     block_seqs, first_entries, ranges = pass_table(block_tables, "dq", 3) or _tables(
-        q, k, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, block_extremes, tiles["dq"], False
+        q, k, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, block_extremes, part, tiles["dq"], False
     )
     key_block_seqs, key_first_entries, key_ranges = pass_table(block_tables, "dkdv", 3) or _tables(
-        q, k, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, block_extremes, tiles["dkdv"], True
+        q, k, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, block_extremes, part, tiles["dkdv"], True
     )
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)

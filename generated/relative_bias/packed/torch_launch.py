@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: 8e2433541de13409
+# hash: 706461543cebb57b
 """Launches of the kernels of `relative_bias`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -118,9 +118,15 @@ def make_tables(
 ) -> list[Tensor]:
     """The tables of each pass, in the order of PASSES; `backward=False` leaves out those of its passes."""
     tiles = tiles_of(q, v, config_words)
+    pass_names = PASSES if backward else PASSES[:1]
+    made: dict[tuple[int, int, bool], list[Tensor]] = {}
     block_tables: list[Tensor] = []
-    for pass_name in PASSES if backward else PASSES[:1]:
-        block_tables += _tables(q, k, cu_seqlens_q, cu_seqlens_k, tiles[pass_name], pass_name == "dkdv")
+    for pass_name in pass_names:
+        tile, by_keys = tiles[pass_name], pass_name == "dkdv"
+        blocks = (tile.block_m, tile.block_n, by_keys)
+        if blocks not in made:
+            made[blocks] = _tables(q, k, cu_seqlens_q, cu_seqlens_k, tile, by_keys)
+        block_tables += made[blocks]
     return block_tables
 
 
