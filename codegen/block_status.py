@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -97,6 +98,19 @@ def extremes(extreme: Extreme, grid: Grid) -> tuple[Array, Array]:
         low, high = (np.where(np.isnan(found), bound, found) for bound in (-np.inf, np.inf))
     least, greatest = np.minimum.reduceat(low, starts), np.maximum.reduceat(high, starts)
     return (least[:, None], greatest[:, None]) if extreme.of_queries else (least, greatest)
+
+
+def block_diagonal(parts: Sequence[Array]) -> Array:
+    """What sequences have of their own blocks or pairs, as of a packed call: `EMPTY`, 0, between two of them."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = np.zeros(np.sum([part.shape for part in parts], axis=0), np.int8)
+    row = column = 0
+    for part in parts:
+        rows, columns = part.shape
+        whole[row : row + rows, column : column + columns] = part
+        row, column = row + rows, column + columns
+    return whole
 
 
 def _statuses(may: Array, must: Array) -> Array:

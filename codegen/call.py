@@ -1,12 +1,13 @@
 """A call of a variant, as far as its mask goes: lengths, offset, head, scalars and tensors.
 
-What the caller does not give gets an example value.
+What the caller does not give gets an example value. A packed call is one call for each of its sequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -71,15 +72,10 @@ def make_call(
     # Queries and keys may read the same tensor, so that an example reaches as far as either.
     positions = max(q_len + q_offset, kv_len)
     least = {"q_idx": q_len + q_offset, "kv_idx": kv_len}
-    sizes = _sizes([(variant.tensors[name], tensor) for name, tensor in given.items()], least)
-    heads = sizes.get("h", sizes.get("hkv", max(EXAMPLE_HEADS, head + 1)))
-    kv_heads = sizes.get("hkv", heads)
+    sizes = _sizes([(variant.tensors[name], tensor) for name, tensor in given.items()], least, {})
+    heads, kv_heads = _heads(sizes, head)
     batches = sizes.get("b", batch + 1)
-    if heads % kv_heads:
-        raise CodegenError(f"query heads must be a multiple of key heads, got tensors for {heads} and {kv_heads}")
-    for option, index, size in (("--head", head, heads), ("--batch", batch, batches)):
-        if index >= size:
-            raise CodegenError(f"{option} must be below {size}, the size of the given tensors, got {index}")
+    _check_index("--batch", batch, batches)
     sizes |= {"b": batches, "h": heads, "hkv": kv_heads, "q_idx": positions, "kv_idx": positions}
     return Call(
         q_len=q_len,
@@ -91,6 +87,88 @@ def make_call(
         scalars={name: _scalar(spec, scalars.get(name), kv_len) for name, spec in variant.scalars.items()},
         tensors={name: given.get(name, example_tensor(spec, sizes)) for name, spec in variant.tensors.items()},
     )
+
+
+def make_packed_calls(
+    variant: Variant,
+    *,
+    lengths: Sequence[int],
+    q_offset: int,
+    head: int,
+    scalars: Mapping[str, str],
+    files: Mapping[str, Path],
+) -> list[Call]:
+    """The sequences of a packed call, each a call of its own whose `b` is its number; empty ones are left out.
+
+    Given tensors are those of the packed call, of the dims of `packed_dims`, a position dim as long as all sequences
+    together. An example is made for each sequence. Raises `CodegenError` as `make_call` does.
+    """
+    _check_known("scalar", scalars, variant.scalars)
+    _check_known("tensor", files, variant.tensors)
+    packed = {name: replace(spec, dims=packed_dims(spec)) for name, spec in variant.tensors.items()}
+    given = {name: _read(packed[name], path) for name, path in files.items()}
+    total, longest = sum(lengths), max(lengths)
+    fixed = {"b": len(lengths), **dict.fromkeys(POSITIONS, total)}
+    sizes = _sizes([(packed[name], tensor) for name, tensor in given.items()], {}, fixed)
+    heads, kv_heads = _heads(sizes, head)
+    # A free size that no tensor gives is the same for all sequences.
+    free = {dim: longest for spec in packed.values() for dim in spec.dims if isinstance(dim, str)}
+    sizes = free | sizes | {"h": heads, "hkv": kv_heads}
+    numbers = {name: _scalar(spec, scalars.get(name), longest) for name, spec in variant.scalars.items()}
+    calls = []
+    for b, (first, end) in enumerate(pairwise(accumulate(lengths, initial=0))):
+        if first == end:
+            continue
+        own_sizes = sizes | dict.fromkeys(POSITIONS, end - first)
+        tensors = {
+            name: _part(spec, given[name], first, end, len(lengths))
+            if name in given
+            else example_tensor(spec, own_sizes)
+            for name, spec in variant.tensors.items()
+        }
+        calls.append(
+            Call(
+                q_len=end - first,
+                kv_len=end - first,
+                q_offset=q_offset,
+                b=b,
+                h=head,
+                hkv=head // (heads // kv_heads),
+                scalars=numbers,
+                tensors={name: _by_position(variant.tensors[name], x, q_offset) for name, x in tensors.items()},
+            )
+        )
+    return calls
+
+
+def packed_dims(spec: TensorSpec) -> tuple[str | int, ...]:
+    """The dims of a tensor in a packed call: the positions of all sequences lie along one dim, which leaves no `b`."""
+    return tuple(dim for dim in spec.dims if dim != "b") if _has_position(spec) else spec.dims
+
+
+def _has_position(spec: TensorSpec) -> bool:
+    return any(dim in POSITIONS for dim in spec.dims)
+
+
+def _part(spec: TensorSpec, tensor: Array, first: int, end: int, sequences: int) -> Array:
+    """The part of a packed tensor that belongs to the sequence at `[first, end)`: with a dim `b`, the same for each."""
+    if not _has_position(spec):
+        return tensor
+    cuts = {"b": np.newaxis, **dict.fromkeys(POSITIONS, slice(first, end))}
+    part = tensor[tuple(cuts.get(str(dim), slice(None)) for dim in spec.dims)]
+    shape = (sequences if dim == "b" else size for dim, size in zip(spec.dims, part.shape, strict=True))
+    return np.broadcast_to(part, tuple(shape))
+
+
+def _by_position(spec: TensorSpec, tensor: Array, q_offset: int) -> Array:
+    """A tensor of a sequence, which has an element per row along a dim `q_idx`, as a dense call's: one per position."""
+    if q_offset:
+        for axis, dim in enumerate(spec.dims):
+            if dim == "q_idx":
+                rows = tensor.shape[axis]
+                positions = np.arange(max(rows + q_offset, 1))
+                tensor = tensor.take(np.clip(positions - q_offset, 0, rows - 1), axis)
+    return tensor
 
 
 def example_scalar(spec: ScalarSpec, kv_len: int) -> int | float:
@@ -119,6 +197,21 @@ def example_tensor(spec: TensorSpec, sizes: Mapping[str, int]) -> Array:
     along = next((axis for axis, dim in enumerate(spec.dims) if dim in POSITIONS), len(shape) - 1)
     segments = axes[along] // max(1, shape[along] // SEGMENTS)
     return np.broadcast_to(axes[along] % 16 == 0 if spec.element is Type.BOOL else segments, shape)
+
+
+def _heads(sizes: Mapping[str, int], head: int) -> tuple[int, int]:
+    """How many query and key heads there are, of which `head` is a query head."""
+    heads = sizes.get("h", sizes.get("hkv", max(EXAMPLE_HEADS, head + 1)))
+    kv_heads = sizes.get("hkv", heads)
+    if heads % kv_heads:
+        raise CodegenError(f"query heads must be a multiple of key heads, got tensors for {heads} and {kv_heads}")
+    _check_index("--head", head, heads)
+    return heads, kv_heads
+
+
+def _check_index(option: str, index: int, size: int) -> None:
+    if index >= size:
+        raise CodegenError(f"{option} must be below {size}, the size of the given tensors, got {index}")
 
 
 def _check_known(kind: str, given: Mapping[str, object], declared: Mapping[str, object]) -> None:
@@ -162,14 +255,16 @@ def _read(spec: TensorSpec, path: Path) -> Array:
     return tensor
 
 
-def _sizes(given: list[tuple[TensorSpec, Array]], least: Mapping[str, int]) -> dict[str, int]:
-    """The size of each dim that is no position, from the given tensors; they must agree, and cover the positions."""
-    sizes: dict[str, int] = {}
+def _sizes(given: list[tuple[TensorSpec, Array]], least: Mapping[str, int], fixed: Mapping[str, int]) -> dict[str, int]:
+    """The size of each dim but those that only have to be long enough, `least`, from the given tensors and from those
+    that the call has `fixed`; they must agree.
+    """
+    sizes = dict(fixed)
     for spec, tensor in given:
         for dim, size in zip(spec.dims, tensor.shape, strict=True):
             if isinstance(dim, int):
                 fits, rule = size == dim, ""
-            elif dim in POSITIONS:
+            elif dim in least:
                 fits, rule = size >= least[dim], f" with {dim} of at least {least[dim]}"
             else:
                 wanted = sizes.setdefault(dim, max(size, 1))

@@ -24,6 +24,7 @@ from codegen.errors import CodegenError, SpecError, did_you_mean
 from codegen.text import describe_tensor
 
 if TYPE_CHECKING:
+    from codegen.call import Call
     from codegen.spec import Spec, Variant
 
 DEFAULT_VARIANTS = Path("variants.yaml")
@@ -87,17 +88,18 @@ def name_argument(parser: argparse.ArgumentParser) -> None:
 def call_options(parser: argparse.ArgumentParser) -> None:
     """What a call would say, and the head of it to look at."""
     add = parser.add_argument
-    add("--q-len", type=_at_least(1), default=1024, metavar="N", help="queries (default: 1024)")
+    add("--q-len", type=_at_least(1), metavar="N", help="queries (default: 1024)")
     add("--kv-len", type=_at_least(1), metavar="N", help="keys (default: as many as queries)")
     add("--q-offset", type=_offset, default=0, metavar="N|end", help="position of the first query (default: 0)")
-    add("--batch", type=_at_least(0), default=0, metavar="B", help="batch row (default: 0)")
+    add("--batch", type=_at_least(0), metavar="B", help="batch row (default: 0)")
+    add("--segments", type=_lengths, metavar="N,N,...", help="a packed call: the lengths of its sequences")
     add("--head", type=_at_least(0), default=0, metavar="H", help="query head (default: 0)")
     add("--set", type=_assignment, action="append", default=[], metavar="NAME=VALUE", help="a scalar")
     add("--tensor", type=_assignment, action="append", default=[], metavar="NAME=FILE.npy", help="a tensor")
 
 
 def picture_options(parser: argparse.ArgumentParser) -> None:
-    size = "queries by keys of a block (default: from 64 on, such that every block is drawn)"
+    size = "queries by keys of a block (default: from 64 on, packed from 1 on, such that every block is drawn)"
     parser.add_argument("--block", type=_block, metavar="M[xN]", help=size)
     parser.add_argument("--png", type=Path, metavar="FILE", help="also draw an image; needs matplotlib")
 
@@ -109,6 +111,13 @@ def _at_least(least: int) -> Callable[[str], int]:
         return int(text)
 
     return read
+
+
+def _lengths(text: str) -> list[int]:
+    lengths = text.split(",")
+    if not all(length.isdecimal() for length in lengths) or not any(map(int, lengths)):
+        raise argparse.ArgumentTypeError(f"expected lengths such as 5,3,9, not all of them 0, got {text!r}")
+    return [int(length) for length in lengths]
 
 
 def _offset(text: str) -> int | Literal["end"]:
@@ -185,23 +194,14 @@ def show(args: argparse.Namespace) -> int:
     with _extra("show"):
         from codegen import show as shown
         from codegen.block_status import Grid
-        from codegen.call import make_call
 
         if args.png is not None:
             from codegen import plot
-    kv_len = args.kv_len or args.q_len
-    call = make_call(
-        variant,
-        q_len=args.q_len,
-        kv_len=kv_len,
-        q_offset=kv_len - args.q_len if args.q_offset == "end" else args.q_offset,
-        batch=args.batch,
-        head=args.head,
-        scalars=dict(args.set),
-        files={name: Path(file) for name, file in args.tensor},
-    )
-    block_m, block_n = args.block or (shown.default_block(call),) * 2
-    picture = shown.picture(variant, Grid(call=call, block_m=block_m, block_n=block_n))
+    calls = _calls(variant, args)
+    block = shown.default_block(calls, packed=bool(args.segments))
+    block_m, block_n = args.block or (block, block)
+    grids = [Grid(call=call, block_m=block_m, block_n=block_n) for call in calls]
+    picture = shown.picture(variant, grids, args.segments or ())
     if args.png is not None:
         plot.save(picture, args.png)
     print(shown.report(picture, columns=shutil.get_terminal_size().columns, encoding=sys.stdout.encoding))
@@ -217,6 +217,32 @@ def schema(_args: argparse.Namespace) -> int:
 
     print(json.dumps(json_schema(), indent=2))
     return EXIT_OK
+
+
+def _calls(variant: Variant, args: argparse.Namespace) -> list[Call]:
+    """The call that `args` describe, or the sequences of a packed one."""
+    from codegen.call import make_call, make_packed_calls
+
+    head, scalars, tensors = args.head, dict(args.set), {name: Path(file) for name, file in args.tensor}
+    if args.segments:
+        for option, value in (("--q-len", args.q_len), ("--kv-len", args.kv_len), ("--batch", args.batch)):
+            if value is not None:
+                raise CodegenError(f"{option} is no option of a packed call: leave it out, or --segments")
+        lengths, q_offset = args.segments, 0 if args.q_offset == "end" else args.q_offset
+        return make_packed_calls(variant, lengths=lengths, q_offset=q_offset, head=head, scalars=scalars, files=tensors)
+    q_len = args.q_len or 1024
+    kv_len = args.kv_len or q_len
+    call = make_call(
+        variant,
+        q_len=q_len,
+        kv_len=kv_len,
+        q_offset=kv_len - q_len if args.q_offset == "end" else args.q_offset,
+        batch=args.batch or 0,
+        head=head,
+        scalars=scalars,
+        files=tensors,
+    )
+    return [call]
 
 
 def _variants_path(args: argparse.Namespace) -> Path:

@@ -45,7 +45,8 @@ class Reduction:
 class ExtremesKernel:
     """The kernel that reduces every tensor value the mask compares, over small parts of the queries and of the keys.
 
-    `positions`: of each axis whose positions the decision reads where a call gives them, the names of their extremes.
+    `positions`: of each axis whose positions the decision reads where a call gives them, the names of their extremes;
+    `given`: those arguments.
     """
 
     kernel: KernelPlan
@@ -55,6 +56,7 @@ class ExtremesKernel:
     key_prologue: Sequence[str]
     reads: frozenset[str]
     positions: Mapping[str, tuple[str, str]]
+    given: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +150,6 @@ class _Builder:
         axes = [*(["q"] if reads_queries else []), *(["kv"] if reads_keys else [])]
         segmented = sign.mode is Mode.SEGMENTED
         self.positions = {a: (f"{a}_position_min", f"{a}_position_max") for a in axes} if segmented else {}
-        self.flags = ["POSITIONS"] if segmented else []
 
     def extremes(self, of_queries: Sequence[Extreme], of_keys: Sequence[Extreme]) -> ExtremesKernel | None:
         reads = [*of_queries, *of_keys]
@@ -164,14 +165,16 @@ class _Builder:
             for emitter, found in ((queries, of_queries), (keys, of_keys))
         )
         axes = [*(["q"] if of_queries else []), *(["kv"] if of_keys else [])]
+        read = frozenset().union(*map(expr.names, values)) | {f"{axis}_idx" for axis in self.positions}
+        positions = [name for name in self.sign.position_names if f"{name.partition('_')[0]}_idx" in read]
         args = [
             *self.sign.own_tensors(values),
-            *self.sign.positions(),
+            *self.sign.positions(positions),
             *_pointers(reads),
             *self._position_pointers(),
             *([table_pointers(CU_SEQLENS)] if self.packed else ()),
             *self.sign.own_strides(values),
-            *self.sign.position_strides(),
+            *self.sign.position_strides(positions),
             *self._lengths(axes),
             *([ArgGroup(names=("num_seqs",), host="num_seqs", varies=True)] if self.packed else ()),
             *_heads(values, shifted=bool(of_queries) and not self.packed),
@@ -182,7 +185,7 @@ class _Builder:
             args=args,
             constants=[
                 *(self.offset if of_queries else []),
-                *self.flags,
+                *(["POSITIONS"] if positions else []),
                 *(["SEARCH_STEPS"] if self.packed else []),
                 "PART",
                 "PARTS",
@@ -197,6 +200,7 @@ class _Builder:
             key_prologue=keys.prologue,
             reads=frozenset().union(*map(expr.names, values)),
             positions=self.positions,
+            given=positions,
         )
 
     def _lengths(self, axes: Sequence[str]) -> list[ArgGroup]:
@@ -229,7 +233,15 @@ class _Builder:
         kernel = KernelPlan(
             name=f"{self.sign.symbol}_{axis}_{self.schedule}",
             args=args,
-            constants=[*offset, *(self.flags if self.positions else []), *room, "BLOCK_M", "BLOCK_N", *part, "CHUNK"],
+            constants=[
+                *offset,
+                *(["POSITIONS"] if self.positions else []),
+                *room,
+                "BLOCK_M",
+                "BLOCK_N",
+                *part,
+                "CHUNK",
+            ],
             prologue=emitter.prologue,
             helpers=frozenset(emitter.helpers),
         )

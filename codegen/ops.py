@@ -19,8 +19,8 @@ from codegen.printers import ArrayPrinter, FormulaPrinter, torch_printer
 from codegen.signature import (
     CU_SEQLENS,
     PACKED_TABLES,
-    POSITIONS,
     TABLES,
+    positions_read,
     reads_pairs,
     reads_query_position,
     tensor_reads,
@@ -79,6 +79,7 @@ class ExtremesLaunch:
     has_offset: bool
     of_queries: bool
     of_keys: bool
+    positions: Sequence[str]
     buffers: Sequence[tuple[str, str, str]]  # name, number of parts, dtype
     position_buffers: Sequence[tuple[str, str, str]]  # name, number of parts, None without this argument
 
@@ -102,7 +103,6 @@ class ListsOp:
     per_head: bool
     has_offset: bool
     reads_queries: bool
-    reads_positions: bool
     positions: Sequence[str]
     arguments: Sequence[Argument]
     checks: Sequence[str]
@@ -160,6 +160,7 @@ class OpPlan:
     reads_pairs: bool
     decay: bool
     dropout: bool
+    positions: Sequence[str]
     formula: str
     reference_score: str
     reference_mask: str
@@ -177,7 +178,7 @@ class OpPlan:
     @property
     def _numbers(self) -> list[str]:
         """Parameters that every pass takes after the tensors."""
-        positions = [f"{name}: Tensor | None" for name in POSITIONS] if self.segmented else []
+        positions = [f"{name}: Tensor | None" for name in self.positions]
         offset = ["row_offset: int", "row_offsets: Tensor | None"] if self.has_offset else []
         dropout = ["dropout_p: float", "seed: int"] if self.dropout else []
         own = [f"{a.name}: {a.required}" for a in self.scalars]
@@ -409,6 +410,7 @@ def op_plan(planned: VariantPlan) -> OpPlan:
         reads_pairs=reads_pairs(variant),
         decay=variant.decay,
         dropout=variant.dropout,
+        positions=positions_read(variant) if planned.mode is Mode.SEGMENTED else (),
         formula=_formula(variant),
         reference_score=_reference_score(variant, printer),
         reference_mask=_reference_mask(variant, printer),
@@ -427,6 +429,7 @@ def _extremes_launch(lists: ListsPlan) -> ExtremesLaunch | None:
         has_offset="Q_OFFSET_PER_BATCH" in plan.kernel.constants,
         of_queries=bool(plan.queries),
         of_keys=bool(plan.keys),
+        positions=plan.given,
         buffers=[
             (name, parts, f"torch.{value.dtype}")
             for values, parts in ((plan.queries, "q_parts"), (plan.keys, "kv_parts"))
@@ -456,8 +459,7 @@ def _lists_op(variant: Variant, lists: ListsPlan | None, arguments: Sequence[Arg
         per_head=lists.per_head,
         has_offset=lists.has_offset,
         reads_queries=lists.has_offset and lists.reads_queries,
-        reads_positions=lists.reads_queries or lists.reads_keys,
-        positions=[f"{name}: Tensor | None" for name in POSITIONS] if lists.segmented else [],
+        positions=[f"{name}: Tensor | None" for name in positions_read(variant)] if lists.segmented else [],
         arguments=own,
         checks=[_check(a) for a in own],
     )

@@ -112,7 +112,7 @@ class KernelBuilder:
             if name in reads and name.endswith("_idx") and not self.by_position:
                 given = f"{axis}_positions_ptr + b * stride_{axis}_positions_b + {lies}"
                 load = f"tl.load({given}, mask={lies} < {length}, other=0)"
-                found += ["if POSITIONS:", f"    {name} = {load}", "else:", f"    {line}"]
+                found.append(f"{name} = {load} if POSITIONS else {line.partition(' = ')[2]}")
             elif name in reads:
                 found.append(line)
         return found

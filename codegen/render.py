@@ -55,10 +55,13 @@ def _environment(folder: Path) -> jinja2.Environment:
     return env
 
 
-MODES = (Mode.DENSE, Mode.PACKED)
+MODES = (Mode.DENSE, Mode.PACKED, Mode.SEGMENTED)
 
 KERNELS = {"fwd": "fwd", "bwd_delta": "delta", "bwd_dq": "dq", "bwd_dkdv": "dkdv"}
 """File stem of each kernel -> the attribute of `VariantPlan` that holds its plan."""
+
+COPIED = {"package": "", "runtime": "_runtime/"}
+"""Folder of plain Python among the templates -> where in the package its files go, as they are."""
 
 
 def render(spec: Spec) -> dict[str, str]:
@@ -75,8 +78,9 @@ def render(spec: Spec) -> dict[str, str]:
     files["torch.py"] = _fill(env, "ops/torch_init.py.jinja", variants=names)
     own = {name: arch_tables(v.archs) for name, v in spec.variants.items() if v.archs}
     files["_runtime/archs.py"] = _fill(env, "ops/archs.py.jinja", archs=arch_tables(spec.archs), variant_archs=own)
-    for source in sorted((templates_path() / "runtime").glob("*.py")):
-        files[f"_runtime/{source.name}"] = source.read_text(encoding="utf-8")
+    for folder, target in COPIED.items():
+        for source in sorted((templates_path() / folder).glob("*.py")):
+            files[f"{target}{source.name}"] = source.read_text(encoding="utf-8")
     files["py.typed"] = ""
     formatted = _format(files)
     return {path: _sign(formatted[path]) for path in sorted(formatted)}
@@ -94,7 +98,7 @@ def _variant_files(env: jinja2.Environment, name: str, plans: Mapping[Mode, Vari
     return files
 
 
-_TITLES = {Mode.DENSE: "", Mode.PACKED: ", packed sequences", Mode.SEGMENTED: ", tokens with segment ids and positions"}
+_TITLES = {Mode.DENSE: "", Mode.PACKED: ", packed sequences", Mode.SEGMENTED: ", with segment ids"}
 
 
 def _context(planned: VariantPlan) -> dict[str, Any]:

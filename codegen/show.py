@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 
 import numpy as np
 
-from codegen.block_status import Grid, Status, counted, measured, proven
+from codegen.block_status import Grid, Status, block_diagonal, counted, measured, proven
 from codegen.blocks import analyse
 from codegen.call import Call
 from codegen.evaluate import Array
@@ -23,7 +24,7 @@ MOST_COLUMNS = 64
 """Width of a picture on the terminal."""
 
 LEAST_BLOCK = 64
-"""The default block is no smaller: the kernels' are of 64 or 128."""
+"""The default block is no smaller, but of a packed call: the kernels' are of 64 or 128."""
 
 CELL = 2
 """Columns of a block on the terminal, about as wide as a line is high."""
@@ -38,14 +39,31 @@ _GAP = "    "
 class Picture:
     """The blocks of one call, as found by evaluating the mask and as proven by block analysis.
 
-    `kept` counts the pairs that the mask keeps; it and `found` are None where there are too many pairs.
+    A packed call has `segments`, the lengths of its sequences, and a grid for each that is not empty; `found` and
+    `proven` are of all of it, the blocks between two sequences empty. `kept` counts the pairs that the mask keeps; it
+    and `found` are None where there are too many pairs.
     """
 
     variant: Variant
-    grid: Grid
+    grids: Sequence[Grid]
+    segments: Sequence[int]
     kept: int | None
     found: Array | None
     proven: Array
+
+    @property
+    def q_len(self) -> int:
+        """The queries of all sequences."""
+        return sum(grid.call.q_len for grid in self.grids)
+
+    @property
+    def kv_len(self) -> int:
+        return sum(grid.call.kv_len for grid in self.grids)
+
+    @property
+    def pairs(self) -> int:
+        """The pairs of all sequences, a query and a key of the same one each."""
+        return sum(grid.call.q_len * grid.call.kv_len for grid in self.grids)
 
     @property
     def views(self) -> dict[str, Array]:
@@ -70,25 +88,33 @@ def mask_of(variant: Variant) -> Expr:
     return TRUE if variant.mask is None else variant.mask
 
 
-def default_block(call: Call) -> int:
-    """The smallest power of two, from 64 on, of which a picture can show every block."""
-    block = LEAST_BLOCK
-    while max(call.q_len, call.kv_len) > block * (MOST_COLUMNS // CELL):
+def default_block(calls: Sequence[Call], *, packed: bool) -> int:
+    """The smallest power of two of which a picture can show every block, or that holds every sequence.
+
+    It is at least 64; that of a packed call may be 1, as its sequences, often short, lie side by side.
+    """
+    block = 1 if packed else LEAST_BLOCK
+    lengths = [max(call.q_len, call.kv_len) for call in calls]
+    while sum(-(-length // block) for length in lengths) > MOST_COLUMNS // CELL and block < max(lengths):
         block *= 2
     return block
 
 
-def picture(variant: Variant, grid: Grid) -> Picture:
-    """Count the pairs that the mask keeps, and ask block analysis about the same blocks."""
+def picture(variant: Variant, grids: Sequence[Grid], segments: Sequence[int] = ()) -> Picture:
+    """Count the pairs that the mask keeps, and ask block analysis about the same blocks.
+
+    There is one grid, or one for each sequence that is not empty of a packed call of sequences of lengths `segments`.
+    """
     mask = mask_of(variant)
-    few = grid.call.q_len * grid.call.kv_len <= MOST_PAIRS
-    counts = counted(mask, grid) if few else None
+    few = sum(grid.call.q_len * grid.call.kv_len for grid in grids) <= MOST_PAIRS
+    counts = [counted(mask, grid) for grid in grids] if few else None
     return Picture(
         variant=variant,
-        grid=grid,
-        kept=None if counts is None else int(counts.sum()),
-        found=None if counts is None else measured(counts, grid),
-        proven=proven(mask, grid),
+        grids=grids,
+        segments=segments,
+        kept=None if counts is None else sum(int(count.sum()) for count in counts),
+        found=None if counts is None else block_diagonal([*map(measured, counts, grids)]),
+        proven=block_diagonal([proven(mask, grid) for grid in grids]),
     )
 
 
@@ -98,9 +124,9 @@ def report(p: Picture, *, columns: int, encoding: str) -> str:
     lines = [
         ": ".join(filter(None, (p.variant.name, " ".join(p.variant.doc.split())))),
         "",
-        *_facts(p.variant, p.grid.call),
+        *_facts(p.variant, p.grids[0].call),
         "",
-        _caption(p.grid),
+        *_caption(p),
         "",
         *_panels(p, symbols, columns),
         "",
@@ -139,13 +165,20 @@ def _facts(variant: Variant, call: Call) -> list[str]:
     return lines
 
 
-def _caption(grid: Grid) -> str:
+def _caption(p: Picture) -> list[str]:
     """What the picture is of."""
-    call = grid.call
+    call, block_m, block_n = p.grids[0].call, p.grids[0].block_m, p.grids[0].block_n
     offset = f", from position {call.q_offset} on" if call.q_offset else ""
-    head = f"b = {call.b}, h = {call.h}" + (f", hkv = {call.hkv}" if call.hkv != call.h else "")
-    blocks = f"blocks of {grid.block_m} by {grid.block_n}"
-    return f"{call.q_len} queries (down{offset}) by {call.kv_len} keys (across), {blocks}, {head}"
+    head = f"h = {call.h}" + (f", hkv = {call.hkv}" if call.hkv != call.h else "")
+    blocks = f"blocks of {block_m} by {block_n}"
+    what = f"{p.q_len} queries (down{offset}) by {p.kv_len} keys (across)"
+    if not p.segments:
+        return [f"{what}, {blocks}, b = {call.b}, {head}"]
+    blocks = "pair by pair" if block_m == block_n == 1 else f"{blocks} from each sequence's start"
+    return [
+        f"{what}, {blocks}, {head}",
+        f"sequences of {', '.join(map(str, p.segments))}; b is their number, on the margins; positions restart in each",
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------------- the picture
@@ -166,12 +199,15 @@ def coarsened(statuses: Array, factor: int) -> Array:
 
 def _panels(p: Picture, symbols: dict[Status, str], columns: int) -> list[str]:
     """The blocks as they are, beside them what block analysis makes of them where that differs, and the legend."""
-    most = max(1, min(columns, MOST_COLUMNS) // CELL)
-    factor = -(-max(p.grid.shape) // most)
+    margin = len(f"{p.grids[-1].call.b} ") if p.segments else 0
+    most = max(1, min(columns - margin, MOST_COLUMNS) // CELL)
+    factor = -(-max(p.proven.shape) // most)
     panels = [
         ["".join(symbols[Status(s)] * CELL for s in row) for row in coarsened(view, factor)]
         for view in p.panels.values()
     ]
+    if p.segments:
+        panels = [_numbered(panel, p.grids, factor, margin) for panel in panels]
     if len(panels) == 2:
         panels = [[f"{title}:", *panel] for title, panel in zip(p.panels, panels, strict=True)]
     across = max(map(len, panels[0]))
@@ -182,6 +218,23 @@ def _panels(p: Picture, symbols: dict[Status, str], columns: int) -> list[str]:
     return [*(line for panel in panels for line in [*panel, ""]), legend + stands_for]
 
 
+def _numbered(panel: list[str], grids: Sequence[Grid], factor: int, margin: int) -> list[str]:
+    """A panel of a packed call, with the number of each sequence at its first block, above and beside the picture.
+
+    Where numbers would touch, or share a row, the first is there.
+    """
+    row_starts, column_starts = (accumulate((grid.shape[axis] for grid in grids), initial=0) for axis in (0, 1))
+    beside: dict[int, int] = {}
+    above = ""
+    for grid, row, column in zip(grids, row_starts, column_starts, strict=False):
+        beside.setdefault(row // factor, grid.call.b)
+        at = column // factor * CELL
+        if not above or at > len(above):
+            above = f"{above:<{at}}{grid.call.b}"
+    lines = [f"{beside.get(row, ''):<{margin}}{line}" for row, line in enumerate(panel)]
+    return [" " * margin + above, *lines]
+
+
 # ---------------------------------------------------------------------------------------------------------- the numbers
 
 
@@ -190,9 +243,17 @@ def _numbers(p: Picture) -> list[str]:
     for title, view in p.views.items():
         shares = [_percent(int((view == status).sum()), view.size) for status in Status]
         lines.append(f"{title:<17}{''.join(f'{share:>10}' for share in shares)}")
-    total = p.grid.call.q_len * p.grid.call.kv_len
+    total = p.q_len * p.kv_len
     kept = f"not counted, there are {total}" if p.kept is None else _percent(p.kept, total)
     skipped = _percent(int((p.proven == Status.EMPTY).sum()), p.proven.size)
+    if p.segments:
+        within = (
+            f"{p.pairs} within a sequence"
+            if p.kept is None
+            else f"{_percent(p.kept, p.pairs)} of those within a sequence"
+        )
+        kept = f"{kept}, {within}"
+        skipped = f"{skipped}, blocks between sequences included; each sequence is analysed alone"
     return [*lines, "", f"pairs kept        {kept}", f"work skipped      {skipped}"]
 
 

@@ -64,7 +64,6 @@ TABLES = {Schedule.LISTS: ("spans", "block_list"), Schedule.RANGES: ("ranges",)}
 
 
 CU_SEQLENS = ("cu_seqlens_q", "cu_seqlens_k")
-POSITIONS = ("q_positions", "kv_positions")
 PACKED_TABLES = ("block_seqs", "first_entries")
 """What tells a program of packed sequences which one is its own: made for each pass, as its other tables are."""
 
@@ -77,6 +76,12 @@ def reads_query_position(variant: Variant) -> bool:
     """Whether a kernel needs the position of a query, and so the query offset."""
     parts = [e for e in (variant.mask, variant.score) if e is not None]
     return variant.decay or any({"q_idx", "q_row"} & expr.names(e) for e in parts)
+
+
+def positions_read(variant: Variant) -> tuple[str, ...]:
+    """The positions that a variant's expressions read."""
+    read = frozenset().union(*(expr.names(e) for e in (variant.mask, variant.score) if e is not None))
+    return tuple(f"{axis}_positions" for axis in ("q", "kv") if f"{axis}_idx" in read)
 
 
 def uses_tanh(variant: Variant) -> bool:
@@ -197,7 +202,7 @@ class Signatures:
         tanh = ["HARDWARE_TANH"] if uses_tanh(self.variant) else []
         dropout = ["DROPOUT"] if self.variant.dropout else []
         sizes = ["HEAD_DIM", "HEAD_DIM_V", "BLOCK_D", "BLOCK_DV", "BLOCK_M", "BLOCK_N"]
-        positions = ["POSITIONS"] if self.mode is Mode.SEGMENTED else []
+        positions = ["POSITIONS"] if self.position_names else []
         ragged = ["RAGGED"] if self.mode is not Mode.PACKED else []
         return [*offset, *positions, *ptx, *tanh, *dropout, *ragged, *sizes]
 
@@ -267,19 +272,24 @@ class Signatures:
         return {**self.variant.tensors, **({"decay": DECAY} if self.variant.decay else {})}
 
     def _tensors(self) -> list[ArgGroup]:
-        return [*(ArgGroup(names=(f"{name}_ptr",), host=name) for name in self._all_tensors()), *self.positions()]
+        return [
+            *(ArgGroup(names=(f"{name}_ptr",), host=name) for name in self._all_tensors()),
+            *self.positions(self.position_names),
+        ]
 
-    def positions(self) -> list[ArgGroup]:
+    @property
+    def position_names(self) -> tuple[str, ...]:
+        """The positions that a segmented call may give and the variant reads."""
+        return positions_read(self.variant) if self.mode is Mode.SEGMENTED else ()
+
+    def positions(self, names: Sequence[str]) -> list[ArgGroup]:
         """The positions of a segmented call's tokens, None where they lie by position."""
-        if self.mode is not Mode.SEGMENTED:
-            return []
-        return [table_pointers(POSITIONS)]
+        return [table_pointers(names)] if names else []
 
-    def position_strides(self) -> list[ArgGroup]:
-        if self.mode is not Mode.SEGMENTED:
-            return []
-        names = ("stride_q_positions_b", "stride_kv_positions_b")
-        return [ArgGroup(names=names, host="row_stride(q_positions), row_stride(kv_positions)")]
+    def position_strides(self, names: Sequence[str]) -> list[ArgGroup]:
+        strides = tuple(f"stride_{name}_b" for name in names)
+        host = ", ".join(f"row_stride({name})" for name in names)
+        return [ArgGroup(names=strides, host=host)] if names else []
 
     def _tensor_strides(self) -> list[ArgGroup]:
         groups = [_own_strides(spec) for spec in self.variant.tensors.values() if spec.dims]
@@ -291,7 +301,7 @@ class Signatures:
         axes = clamped_axes(self.variant.tensors, tensor_reads(self.variant), self.mode)
         if self.variant.decay and not packed:
             axes["decay"] = [2]
-        return [*groups, *self.position_strides(), *_sizes(axes)]
+        return [*groups, *self.position_strides(self.position_names), *_sizes(axes)]
 
     def own_tensors(self, roots: Sequence[Expr]) -> list[ArgGroup]:
         """The variant's tensors that some expressions read."""

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen.block_status import Status
+from codegen.block_status import Status, block_diagonal, pairs
+from codegen.call import make_packed_calls
 from codegen.cli import main
+from codegen.load import load
 from codegen.show import coarsened
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -98,11 +100,84 @@ schedule  closed_form
                       empty   partial      full
 """
 
+PACKED = """\
+causal: A query attends to itself and to what came before (Vaswani et al., 2017, section 3.2.3).
+
+mask      q_idx >= kv_idx
+score     score
+tensors   -
+scalars   -
+extras    -
+schedule  closed_form
+
+17 queries (down) by 17 keys (across), pair by pair, h = 0
+sequences of 5, 3, 9; b is their number, on the margins; positions restart in each
+
+  0         1     2
+0 ██................................
+  ████..............................
+  ██████............................
+  ████████..........................
+  ██████████........................
+1 ..........██......................
+  ..........████....................
+  ..........██████..................
+2 ................██................
+  ................████..............
+  ................██████............
+  ................████████..........
+  ................██████████........
+  ................████████████......
+  ................██████████████....
+  ................████████████████..
+  ................██████████████████
+
+. empty  ▒ partial  █ full
+
+                      empty   partial      full
+evaluated             77.2%      0.0%     22.8%
+by block analysis     77.2%      0.0%     22.8%
+
+pairs kept        22.8%, 57.4% of those within a sequence
+work skipped      77.2%, blocks between sequences included; each sequence is analysed alone
+"""
+
+PACKED_BLOCKS = """\
+550 queries (down) by 550 keys (across), blocks of 64 by 32 from each sequence's start, h = 0
+sequences of 300, 0, 60, 190; b is their number, on the margins; positions restart in each
+
+  0                   2   3
+0 ▒▒▒▒................................
+  ▒▒██▒▒▒▒............................
+  ▒▒▒▒▒▒██▒▒▒▒........................
+  ....▒▒▒▒▒▒██▒▒▒▒....................
+  ........▒▒▒▒▒▒██▒▒▒▒................
+  ....................▒▒▒▒............
+  ........................▒▒▒▒........
+  ........................▒▒██▒▒▒▒....
+  ........................▒▒▒▒▒▒██▒▒▒▒
+
+. empty  ▒ partial  █ full
+
+                      empty   partial      full
+evaluated             76.5%     19.8%      3.7%
+by block analysis     76.5%     19.8%      3.7%
+
+pairs kept        13.5%, 31.6% of those within a sequence
+work skipped      76.5%, blocks between sequences included; each sequence is analysed alone
+"""
+
 OWN = """\
 variants:
   odd:
     mask: tanh(w[h, kv_idx]) + q_idx >= kv_idx or not seen[hkv]
     tensors: {w: {dims: [h, kv_idx]}, seen: {dims: [hkv], dtype: bool}}
+  readers:
+    mask: >-
+      x[h, kv_idx] + y[q_idx, b] + z[b] > w[b, q_idx, kv_idx] + x[h, q_idx - 1] + y[kv_idx + 1, b] - table[kv_idx, b]
+    tensors:
+      {x: {dims: [h, kv_idx], dtype: int32}, y: {dims: [q_idx, b], dtype: int32}, z: {dims: [b], dtype: int32},
+       w: {dims: [b, q_idx, kv_idx], dtype: int32}, table: {dims: [rows, b], dtype: int32}}
   sunk: {mask: causal, sink: true, decay: true, score: score + bias, tensors: {bias: {dims: [], grad: true}}}
 """
 
@@ -220,6 +295,105 @@ def test_an_image_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Path)
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
+# ----------------------------------------------------------------------------------------------------- packed sequences
+
+
+def test_short_packed_sequences_are_drawn_pair_by_pair(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, "causal", "--segments", "5,3,9") == PACKED
+
+
+def test_packed_sequences_in_blocks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    options = "--segments 300,0,60,190 --set size=100 --block 64x32"
+    assert shown(capsys, "window", *options.split()).endswith(PACKED_BLOCKS)
+    monkeypatch.setenv("COLUMNS", "10")
+    assert "(each for 5 by 5 blocks)" in shown(capsys, "window", *options.split())
+
+
+def test_numbers_of_sequences_stand_where_there_is_room(capsys: pytest.CaptureFixture[str]) -> None:
+    out = shown(capsys, "full", "--segments", ",".join(["1"] * 12))
+    assert "\n   0 1 2 3 4 5 6 7 8 9 10\n0  ██......" in out
+    assert "\n11 ......................██\n" in out
+    out = shown(capsys, "full", "--segments", ",".join(["1"] * 100))
+    assert "\n   0 4 8 12  20  28" in out
+    assert "\n4  ..▒▒" in out
+
+
+def test_the_default_block_of_packed_sequences_holds_each_where_they_are_many(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert "blocks of 8 by 8 from" in shown(capsys, "causal", "--segments", "100,100")
+    assert "blocks of 16 by 16 from" in shown(capsys, "causal", "--segments", ",".join(["9"] * 40))
+
+
+def test_too_many_packed_pairs_are_judged_by_block_analysis(capsys: pytest.CaptureFixture[str]) -> None:
+    out = shown(capsys, "causal", "--segments", "16384,1024")
+    assert "evaluated" not in out
+    assert "pairs kept        not counted, there are 303038464, 269484032 within a sequence\n" in out
+    # Far more pairs, but few of them within a sequence.
+    assert "evaluated" in shown(capsys, "causal", "--segments", ",".join(["512"] * 64))
+
+
+def test_examples_are_those_of_each_sequence(capsys: pytest.CaptureFixture[str]) -> None:
+    out = shown(capsys, "document", "--segments", "600,300", "--block", "300")  # documents of 300 in each
+    assert "\n0 ▒▒....\n  ..▒▒..\n1 ....▒▒\n" in out
+    out = shown(capsys, "padding", "--segments", "1000,1000")  # its example: 1000 keys, and 900 of the second row
+    assert "pairs kept        47.5%, 95.0% of those within a sequence\n" in out
+
+
+@pytest.mark.parametrize("q_offset", [0, 3, -2, -9])
+def test_own_tensors_of_packed_sequences_are_read_by_row(own: Path, tmp_path: Path, q_offset: int) -> None:
+    """Each read is that of the packed call's definition, written out for one pair at a time."""
+    lengths = [4, 0, 5, 1]
+    starts, total = np.cumsum([0, *lengths]), sum(lengths)
+    rng = np.random.default_rng(0)
+    sizes = {"x": (2, total), "y": (total,), "z": (4,), "w": (total, total), "table": (3, 4)}
+    x, y, z, w, table = tensors = [rng.integers(-9, 9, size) for size in sizes.values()]
+    for name, tensor in zip(sizes, tensors, strict=True):
+        np.save(tmp_path / f"{name}.npy", tensor)
+    calls = make_packed_calls(
+        load(own).variants["readers"],
+        lengths=lengths,
+        q_offset=q_offset,
+        head=1,
+        scalars={},
+        files={name: tmp_path / f"{name}.npy" for name in sizes},
+    )
+    assert [(call.b, call.q_len, call.kv_len) for call in calls] == [(0, 4, 4), (2, 5, 5), (3, 1, 1)]
+    mask = load(own).variants["readers"].mask
+    assert mask is not None
+    got = block_diagonal([pairs(mask, call) for call in calls])
+    want = np.zeros((total, total), dtype=bool)
+    for b, (start, length) in enumerate(zip(starts[:-1], lengths, strict=True)):
+
+        def key(i: int, start: int = start, length: int = length) -> int:
+            return start + min(max(i, 0), length - 1)
+
+        def query(i: int, start: int = start, length: int = length) -> int:
+            return start + min(max(max(i, 0) - q_offset, 0), length - 1)
+
+        for row in range(length):
+            for kv_idx in range(length):
+                q_idx = row + q_offset
+                left = x[1, key(kv_idx)] + y[query(q_idx)] + z[b]
+                right = w[query(q_idx), key(kv_idx)] + x[1, key(q_idx - 1)] + y[query(kv_idx + 1)]
+                want[start + row, start + kv_idx] = left > right - table[min(kv_idx, 2), b]
+    np.testing.assert_array_equal(got, want)
+    assert want.any()
+
+
+def test_tensors_of_a_packed_call_are_read_from_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    np.save(tmp_path / "doc.npy", np.array([7, 7, 1, 1, 1, 1, 1, 2]))
+    out = shown(capsys, "document", "--segments", "4,4", "--tensor", f"doc={tmp_path / 'doc.npy'}")
+    assert "pairs kept        20.3%, 40.6% of those within a sequence\n" in out  # 3 + 3 and 6 + 1 of 64
+
+
+def test_an_image_of_packed_sequences_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for segments in ("300,0,50", "3000,200", "7"):
+        shown(capsys, "window", "--segments", segments, "--png", str(tmp_path / "x.png"))
+        assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
 # ---------------------------------------------------------------------------------------------------------- bad inputs
 
 
@@ -269,6 +443,34 @@ def test_a_bad_tensor_is_one_error(
     assert line.endswith(message)
 
 
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("doc", np.zeros(18, np.int32), "expected shape [kv_idx] with kv_idx of 17, got [18]"),
+        ("doc", np.zeros((1, 17), np.int32), "expected shape [kv_idx], got [1, 17]"),
+        ("length", np.zeros(2, np.int32), "expected shape [b] with b of 3, got [2]"),
+    ],
+    ids=["long", "rank", "sequences"],
+)
+def test_a_bad_tensor_of_a_packed_call_is_one_error(
+    name: str, tensor: Any, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    np.save(tmp_path / "x.npy", tensor)
+    variant = {"doc": "document", "length": "padding"}[name]
+    options = ["--segments", "5,3,9", "--tensor", f"{name}={tmp_path / 'x.npy'}"]
+    (line,) = error(capsys, variant, *options).splitlines()
+    assert line.startswith(f"error: --tensor {name}: ")
+    assert line.endswith(message)
+
+
+@pytest.mark.parametrize("option", ["--q-len", "--kv-len", "--batch"])
+def test_lengths_and_a_batch_row_are_no_options_of_a_packed_call(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = f"error: {option} is no option of a packed call: leave it out, or --segments\n"
+    assert error(capsys, "causal", "--segments", "5,3,9", option, "1") == message
+
+
 def test_a_head_that_the_tensors_lack_is_an_error(
     capsys: pytest.CaptureFixture[str], own: Path, tmp_path: Path
 ) -> None:
@@ -291,6 +493,11 @@ def test_a_head_that_the_tensors_lack_is_an_error(
         ("--q-len", "0", "expected an integer of at least 1, got '0'"),
         ("--head", "x", "expected an integer of at least 0, got 'x'"),
         ("--q-offset", "start", "expected an integer or 'end', got 'start'"),
+        ("--segments", "5,-3", "expected lengths such as 5,3,9, not all of them 0, got '5,-3'"),
+        ("--segments", "a,b", "expected lengths such as 5,3,9, not all of them 0, got 'a,b'"),
+        ("--segments", "", "expected lengths such as 5,3,9, not all of them 0, got ''"),
+        ("--segments", "5,,9", "expected lengths such as 5,3,9, not all of them 0, got '5,,9'"),
+        ("--segments", "0,0", "expected lengths such as 5,3,9, not all of them 0, got '0,0'"),
         ("--set", "size", "expected NAME=VALUE, got 'size'"),
     ],
 )

@@ -1,0 +1,258 @@
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
+# template: kernels/bwd_dq.py.jinja
+# hash: 3424c6b20feb79bf
+"""Gradient of `alibi`, with segment ids with respect to q and slope.
+
+    keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
+                    padding_id
+    score           score + slope[h] * (kv_idx - q_idx)
+    q               [B, Hq, Sq, D]
+    k               [B, Hkv, Skv, D]
+    v               [B, Hkv, Skv, Dv]
+    do              [B, Hq, Sq, Dv]
+    lse             [B, Hq, Sq]  fp32, log of the softmax denominator
+    delta           [B, Hq, Sq]  fp32, sum(o * do) - dlse
+    slope           [h]  float32
+    q_segment_ids   [b, q_row]  int32
+    kv_segment_ids  [b, k_row]  int32
+    q_positions     [B, Sq]  int32, or None: by row
+    kv_positions    [B, Skv]  int32, or None: by row
+    dq              [B, Hq, Sq, D]
+    dslope_heads    [B, Hq, blocks]  fp32, partial sums
+    ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
+
+One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
+`ds = p * (dp - delta)` is the gradient of a score.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def clamp_index(index, size):
+    # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
+    return tl.maximum(tl.minimum(index, size - 1), 0)
+
+
+@triton.jit
+def load_tile(
+    ptr,
+    start,
+    length,
+    stride_row,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    BOUNDED: tl.constexpr,
+):
+    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix; zero in columns and, if BOUNDED, rows beyond it."""
+    # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
+    row = tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
+    if BOUNDED:
+        mask = start + row < length
+        if COLS < BLOCK_COLS:
+            mask = mask & (col < COLS)
+        return tl.load(ptrs, mask=mask, other=0.0)
+    else:
+        if COLS < BLOCK_COLS:
+            return tl.load(ptrs, mask=col < COLS, other=0.0)
+        else:
+            return tl.load(ptrs)
+
+
+@triton.jit
+def store_tile(
+    ptr,
+    tile,
+    start,
+    length,
+    stride_row,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    """Write `tile` over rows `start` to `start + ROWS` of a `[length, COLS]` matrix, nothing beyond its edges."""
+    row = tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
+    tl.store(ptrs, tile.to(ptr.dtype.element_ty), mask=(start + row < length) & (col < COLS))
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_segment_ids_size_1",
+        "kv_segment_ids_size_1",
+        "stride_ranges_b",
+        "q_len",
+        "kv_len",
+        "num_heads",
+        "group_size",
+        "q_offset",
+        "padding_id",
+    ]
+)
+def alibi_segmented_bwd_dq(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    do_ptr,
+    lse_ptr,
+    delta_ptr,
+    slope_ptr,
+    q_segment_ids_ptr,
+    kv_segment_ids_ptr,
+    q_positions_ptr,
+    kv_positions_ptr,
+    dq_ptr,
+    dslope_heads_ptr,
+    ranges_ptr,
+    stride_qb,
+    stride_qh,
+    stride_qs: tl.constexpr,
+    stride_kb,
+    stride_kh,
+    stride_ks: tl.constexpr,
+    stride_vb,
+    stride_vh,
+    stride_vs: tl.constexpr,
+    stride_dob,
+    stride_doh,
+    stride_dos: tl.constexpr,
+    stride_dqb,
+    stride_dqh,
+    stride_dqs: tl.constexpr,
+    stride_slope_0,
+    stride_q_segment_ids_0,
+    stride_q_segment_ids_1,
+    stride_kv_segment_ids_0,
+    stride_kv_segment_ids_1,
+    stride_q_positions_b,
+    stride_kv_positions_b,
+    q_segment_ids_size_1,
+    kv_segment_ids_size_1,
+    stride_ranges_b,
+    q_len,
+    kv_len,
+    num_heads,
+    group_size,
+    q_offset,
+    scale,
+    padding_id,
+    GRAD_SLOPE: tl.constexpr,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    POSITIONS: tl.constexpr,
+    RAGGED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    num_blocks = tl.cdiv(q_len, BLOCK_M)
+    block = tl.program_id(0) % num_blocks
+    head = tl.program_id(0) // num_blocks
+    b = (head // num_heads).to(tl.int64)
+    h = (head % num_heads).to(tl.int64)
+    hkv = h // group_size
+    start_m = block * BLOCK_M
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    rows = start_m + tl.arange(0, BLOCK_M)
+    in_rows = rows < q_len
+    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
+    q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
+    k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
+    v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
+    do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
+    q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+    row_offs = (b * num_heads + h) * q_len + rows
+    lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
+    # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+    lse = tl.where(lse == float("-inf"), 0.0, lse)
+    delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
+    q_idx = (
+        tl.load(q_positions_ptr + b * stride_q_positions_b + rows, mask=rows < q_len, other=0)
+        if POSITIONS
+        else rows + q_shift
+    )
+    slope_val = tl.load(slope_ptr + h * stride_slope_0)
+    q_segment_ids_q = tl.load(
+        q_segment_ids_ptr
+        + b * stride_q_segment_ids_0
+        + clamp_index(rows, q_segment_ids_size_1).to(tl.int64) * stride_q_segment_ids_1
+    )
+
+    # Of the blocks this one visits, those from full_begin to full_end need no mask.
+    block_range = ranges_ptr + b * stride_ranges_b + start_m // BLOCK_M * 4
+    kv_begin, full_begin = tl.load(block_range) * BLOCK_N, tl.load(block_range + 1) * BLOCK_N
+    full_end, kv_end = tl.load(block_range + 2) * BLOCK_N, tl.load(block_range + 3) * BLOCK_N
+
+    dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    if GRAD_SLOPE:
+        dslope_heads = tl.zeros([BLOCK_M], tl.float32)
+    # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
+    gap = full_end - full_begin
+    for step in range(kv_begin, kv_end - gap, BLOCK_N):
+        start_n = tl.where(step < full_begin, step, step + gap)
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
+        qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
+        cols = start_n + tl.arange(0, BLOCK_N)
+        kv_idx = (
+            tl.load(kv_positions_ptr + b * stride_kv_positions_b + cols, mask=cols < kv_len, other=0)
+            if POSITIONS
+            else cols
+        )
+        term = kv_idx.to(tl.float32)[None, :] - q_idx.to(tl.float32)[:, None]
+        kv_segment_ids_kv = tl.load(
+            kv_segment_ids_ptr
+            + b * stride_kv_segment_ids_0
+            + clamp_index(cols, kv_segment_ids_size_1).to(tl.int64) * stride_kv_segment_ids_1
+        )
+        p = tl.exp2(1.4426950408889634 * scale * qk + 1.4426950408889634 * slope_val * term - lse[:, None])
+        keep = (
+            (q_idx[:, None] >= kv_idx[None, :])
+            & (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
+            & (kv_segment_ids_kv != padding_id)[None, :]
+        )
+        if RAGGED:
+            keep = keep & (cols < kv_len)[None, :]
+        p = tl.where(keep, p, 0.0)
+        dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
+        ds = p * (dp - delta[:, None])
+        if GRAD_SLOPE:
+            dslope_heads += tl.sum(tl.where(keep, ds * term, 0.0), 1)
+        dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
+
+    for start_n in range(full_begin, full_end, BLOCK_N):
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
+        qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
+        cols = start_n + tl.arange(0, BLOCK_N)
+        kv_idx = (
+            tl.load(kv_positions_ptr + b * stride_kv_positions_b + cols, mask=cols < kv_len, other=0)
+            if POSITIONS
+            else cols
+        )
+        term = kv_idx.to(tl.float32)[None, :] - q_idx.to(tl.float32)[:, None]
+        p = tl.exp2(1.4426950408889634 * scale * qk + 1.4426950408889634 * slope_val * term - lse[:, None])
+        dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
+        ds = p * (dp - delta[:, None])
+        if GRAD_SLOPE:
+            dslope_heads += tl.sum(ds * term, 1)
+        dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
+
+    dq_base = dq_ptr + b * stride_dqb + h * stride_dqh
+    store_tile(dq_base, dq * scale, start_m, q_len, stride_dqs, BLOCK_M, HEAD_DIM, BLOCK_D)
+    if GRAD_SLOPE:
+        # One partial sum per program; their sum in a fixed order is the gradient.
+        dslope_heads_sum = tl.sum(tl.where(in_rows, dslope_heads, 0.0), 0)
+        tl.store(dslope_heads_ptr + (b * num_heads + h) * num_blocks + start_m // BLOCK_M, dslope_heads_sum)

@@ -1,0 +1,255 @@
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# variant: natten: {mask: 'natten(128, 128, 13)'}
+# template: kernels/fwd.py.jinja
+# hash: 38d3226a6a5088fa
+"""Forward of `natten`, with segment ids: `o = softmax(score) v`.
+
+    keep            abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) -
+                    kv_idx // 128) <= 6 and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b,
+                    cols] != padding_id
+    q               [B, Hq, Sq, D]
+    k               [B, Hkv, Skv, D]
+    v               [B, Hkv, Skv, Dv]
+    q_segment_ids   [b, q_row]  int32
+    kv_segment_ids  [b, k_row]  int32
+    q_positions     [B, Sq]  int32, or None: by row
+    kv_positions    [B, Skv]  int32, or None: by row
+    o               [B, Hq, Sq, Dv]
+    lse             [B, Hq, Sq]  fp32, log of the softmax denominator
+    spans           [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
+    block_list      [entries]  int16 or int32, lists of the blocks to visit
+
+One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
+softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
+Scores are kept times log2(e), so that each exponential is one `exp2`.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def floor_mod(a, b):
+    # Python's remainder: Triton's has the sign of the dividend.
+    r = a % b
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+
+
+@triton.jit
+def floor_div(a, b):
+    return (a - floor_mod(a, b)) // b
+
+
+@triton.jit
+def clamp_index(index, size):
+    # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
+    return tl.maximum(tl.minimum(index, size - 1), 0)
+
+
+@triton.jit
+def load_tile(
+    ptr,
+    start,
+    length,
+    stride_row,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    BOUNDED: tl.constexpr,
+):
+    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix; zero in columns and, if BOUNDED, rows beyond it."""
+    # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
+    row = tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
+    if BOUNDED:
+        mask = start + row < length
+        if COLS < BLOCK_COLS:
+            mask = mask & (col < COLS)
+        return tl.load(ptrs, mask=mask, other=0.0)
+    else:
+        if COLS < BLOCK_COLS:
+            return tl.load(ptrs, mask=col < COLS, other=0.0)
+        else:
+            return tl.load(ptrs)
+
+
+@triton.jit
+def store_tile(
+    ptr,
+    tile,
+    start,
+    length,
+    stride_row,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    """Write `tile` over rows `start` to `start + ROWS` of a `[length, COLS]` matrix, nothing beyond its edges."""
+    row = tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
+    tl.store(ptrs, tile.to(ptr.dtype.element_ty), mask=(start + row < length) & (col < COLS))
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_segment_ids_size_1",
+        "kv_segment_ids_size_1",
+        "stride_spans_b",
+        "q_len",
+        "kv_len",
+        "num_heads",
+        "group_size",
+        "q_offset",
+        "padding_id",
+    ]
+)
+def natten_segmented_fwd(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    q_segment_ids_ptr,
+    kv_segment_ids_ptr,
+    q_positions_ptr,
+    kv_positions_ptr,
+    o_ptr,
+    lse_ptr,
+    spans_ptr,
+    block_list_ptr,
+    stride_qb,
+    stride_qh,
+    stride_qs: tl.constexpr,
+    stride_kb,
+    stride_kh,
+    stride_ks: tl.constexpr,
+    stride_vb,
+    stride_vh,
+    stride_vs: tl.constexpr,
+    stride_ob,
+    stride_oh,
+    stride_os: tl.constexpr,
+    stride_q_segment_ids_0,
+    stride_q_segment_ids_1,
+    stride_kv_segment_ids_0,
+    stride_kv_segment_ids_1,
+    stride_q_positions_b,
+    stride_kv_positions_b,
+    q_segment_ids_size_1,
+    kv_segment_ids_size_1,
+    stride_spans_b,
+    q_len,
+    kv_len,
+    num_heads,
+    group_size,
+    q_offset,
+    scale,
+    padding_id,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    POSITIONS: tl.constexpr,
+    RAGGED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    num_blocks = tl.cdiv(q_len, BLOCK_M)
+    block = tl.program_id(0) % num_blocks
+    head = tl.program_id(0) // num_blocks
+    b = (head // num_heads).to(tl.int64)
+    h = (head % num_heads).to(tl.int64)
+    hkv = h // group_size
+    start_m = block * BLOCK_M
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    rows = start_m + tl.arange(0, BLOCK_M)
+    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
+    q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
+    k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
+    v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
+    q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    qk_scale = scale * LOG2E
+    q_idx = (
+        tl.load(q_positions_ptr + b * stride_q_positions_b + rows, mask=rows < q_len, other=0)
+        if POSITIONS
+        else rows + q_shift
+    )
+    q_segment_ids_q = tl.load(
+        q_segment_ids_ptr
+        + b * stride_q_segment_ids_0
+        + clamp_index(rows, q_segment_ids_size_1).to(tl.int64) * stride_q_segment_ids_1
+    )
+
+    # The list of this block: partial blocks from the left, full ones from the right.
+    span = spans_ptr + b * stride_spans_b + start_m // BLOCK_M * 4
+    list_begin, partial_end = tl.load(span), tl.load(span + 1)
+    full_begin, list_end = tl.load(span + 2), tl.load(span + 3)
+
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    for list_entry in range(list_begin, partial_end):
+        start_n = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_N
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
+        qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
+        cols = start_n + tl.arange(0, BLOCK_N)
+        kv_idx = (
+            tl.load(kv_positions_ptr + b * stride_kv_positions_b + cols, mask=cols < kv_len, other=0)
+            if POSITIONS
+            else cols
+        )
+        kv_segment_ids_kv = tl.load(
+            kv_segment_ids_ptr
+            + b * stride_kv_segment_ids_0
+            + clamp_index(cols, kv_segment_ids_size_1).to(tl.int64) * stride_kv_segment_ids_1
+        )
+        keep = (
+            (
+                tl.abs(tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121)[:, None] - floor_mod(kv_idx, 128)[None, :])
+                <= 6
+            )
+            & (
+                tl.abs(tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121)[:, None] - floor_div(kv_idx, 128)[None, :])
+                <= 6
+            )
+            & (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
+            & (kv_segment_ids_kv != padding_id)[None, :]
+        )
+        if RAGGED:
+            keep = keep & (cols < kv_len)[None, :]
+        qk = tl.where(keep, qk, float("-inf"))
+        max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
+        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+        max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
+        p = tl.exp2(qk * qk_scale - max_ref[:, None])
+        alpha = tl.exp2(row_max - max_ref)
+        row_sum = row_sum * alpha + tl.sum(p, 1)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
+        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
+        row_max = max_new
+
+    for list_entry in range(full_begin, list_end):
+        start_n = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_N
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
+        qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
+        max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
+        p = tl.exp2(qk * qk_scale - max_new[:, None])
+        alpha = tl.exp2(row_max - max_new)
+        row_sum = row_sum * alpha + tl.sum(p, 1)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
+        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
+        row_max = max_new
+
+    # A row without any key gives o = 0 and lse = -inf.
+    row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
+    o_tile = acc / row_sum[:, None]
+    lse = (row_max + tl.log2(row_sum)) * LN2
+    o_base = o_ptr + b * stride_ob + h * stride_oh
+    store_tile(o_base, o_tile, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
+    lse_base = lse_ptr + (b * num_heads + h) * q_len
+    tl.store(lse_base + rows, lse, mask=rows < q_len)

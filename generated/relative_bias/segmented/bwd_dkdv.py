@@ -1,0 +1,304 @@
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
+#     distances], grad: true}}}
+# template: kernels/bwd_dkdv.py.jinja
+# hash: 0ef92d305aba3c37
+"""Gradients of `relative_bias`, with segment ids with respect to k and v.
+
+    keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
+                    padding_id
+    score           score + bias[h, q_idx - kv_idx]
+    q               [B, Hq, Sq, D]
+    k               [B, Hkv, Skv, D]
+    v               [B, Hkv, Skv, Dv]
+    do              [B, Hq, Sq, Dv]
+    lse             [B, Hq, Sq]  fp32, log of the softmax denominator
+    delta           [B, Hq, Sq]  fp32, sum(o * do) - dlse
+    bias            [h, distances]  float32
+    q_segment_ids   [b, q_row]  int32
+    kv_segment_ids  [b, k_row]  int32
+    q_positions     [B, Sq]  int32, or None: by row
+    kv_positions    [B, Skv]  int32, or None: by row
+    dk              [B, Hkv, Skv, D]
+    dv              [B, Hkv, Skv, Dv]
+    ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
+
+One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
+order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product as
+they are.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def load_pairs(ptrs, PTX: tl.constexpr):
+    # One element per query and key, read where it is used: the compiler's pipeline would copy the whole tile to shared
+    # memory ahead of time, four bytes an instruction. Shorter elements it leaves alone.
+    BITS: tl.constexpr = ptrs.dtype.element_ty.primitive_bitwidth
+    if PTX and BITS == 32:
+        word = tl.inline_asm_elementwise(
+            "ld.global.nc.b32 $0, [$1];", "=r,l", [ptrs], dtype=tl.int32, is_pure=True, pack=1
+        )
+        return word.to(ptrs.dtype.element_ty, bitcast=True)
+    elif PTX and BITS == 64:
+        word = tl.inline_asm_elementwise(
+            "ld.global.nc.b64 $0, [$1];", "=l,l", [ptrs], dtype=tl.int64, is_pure=True, pack=1
+        )
+        return word.to(ptrs.dtype.element_ty, bitcast=True)
+    else:
+        return tl.load(ptrs)
+
+
+@triton.jit
+def clamp_index(index, size):
+    # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
+    return tl.maximum(tl.minimum(index, size - 1), 0)
+
+
+@triton.jit
+def load_tile(
+    ptr,
+    start,
+    length,
+    stride_row,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    BOUNDED: tl.constexpr,
+):
+    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix; zero in columns and, if BOUNDED, rows beyond it."""
+    # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
+    row = tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
+    if BOUNDED:
+        mask = start + row < length
+        if COLS < BLOCK_COLS:
+            mask = mask & (col < COLS)
+        return tl.load(ptrs, mask=mask, other=0.0)
+    else:
+        if COLS < BLOCK_COLS:
+            return tl.load(ptrs, mask=col < COLS, other=0.0)
+        else:
+            return tl.load(ptrs)
+
+
+@triton.jit
+def load_vector(ptr, offs, length, other, BOUNDED: tl.constexpr):
+    """Elements `offs` of a vector of `length`, `other` (if BOUNDED) beyond its end."""
+    if BOUNDED:
+        return tl.load(ptr + offs, mask=offs < length, other=other)
+    else:
+        return tl.load(ptr + offs)
+
+
+@triton.jit
+def store_tile(
+    ptr,
+    tile,
+    start,
+    length,
+    stride_row,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    """Write `tile` over rows `start` to `start + ROWS` of a `[length, COLS]` matrix, nothing beyond its edges."""
+    row = tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
+    tl.store(ptrs, tile.to(ptr.dtype.element_ty), mask=(start + row < length) & (col < COLS))
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_segment_ids_size_1",
+        "kv_segment_ids_size_1",
+        "bias_size_1",
+        "stride_ranges_b",
+        "q_len",
+        "kv_len",
+        "num_heads",
+        "group_size",
+        "q_offset",
+        "padding_id",
+    ]
+)
+def relative_bias_segmented_bwd_dkdv(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    do_ptr,
+    lse_ptr,
+    delta_ptr,
+    bias_ptr,
+    q_segment_ids_ptr,
+    kv_segment_ids_ptr,
+    q_positions_ptr,
+    kv_positions_ptr,
+    dk_ptr,
+    dv_ptr,
+    ranges_ptr,
+    stride_qb,
+    stride_qh,
+    stride_qs: tl.constexpr,
+    stride_kb,
+    stride_kh,
+    stride_ks: tl.constexpr,
+    stride_vb,
+    stride_vh,
+    stride_vs: tl.constexpr,
+    stride_dob,
+    stride_doh,
+    stride_dos: tl.constexpr,
+    stride_dkb,
+    stride_dkh,
+    stride_dks: tl.constexpr,
+    stride_dvb,
+    stride_dvh,
+    stride_dvs: tl.constexpr,
+    stride_bias_0,
+    stride_bias_1,
+    stride_q_segment_ids_0,
+    stride_q_segment_ids_1,
+    stride_kv_segment_ids_0,
+    stride_kv_segment_ids_1,
+    stride_q_positions_b,
+    stride_kv_positions_b,
+    q_segment_ids_size_1,
+    kv_segment_ids_size_1,
+    bias_size_1,
+    stride_ranges_b,
+    q_len,
+    kv_len,
+    num_heads,
+    group_size,
+    q_offset,
+    scale,
+    padding_id,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    POSITIONS: tl.constexpr,
+    PTX: tl.constexpr,
+    RAGGED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    num_kv_heads = num_heads // group_size
+    num_blocks = tl.cdiv(kv_len, BLOCK_N)
+    head = tl.program_id(0) // num_blocks
+    start_n = (tl.program_id(0) % num_blocks) * BLOCK_N
+    b = (head // num_kv_heads).to(tl.int64)
+    hkv = (head % num_kv_heads).to(tl.int64)
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
+    k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
+    v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
+    k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+    v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
+    cols = start_n + tl.arange(0, BLOCK_N)
+    kv_idx = (
+        tl.load(kv_positions_ptr + b * stride_kv_positions_b + cols, mask=cols < kv_len, other=0) if POSITIONS else cols
+    )
+    kv_segment_ids_kv = tl.load(
+        kv_segment_ids_ptr
+        + b * stride_kv_segment_ids_0
+        + clamp_index(cols, kv_segment_ids_size_1).to(tl.int64) * stride_kv_segment_ids_1
+    )
+
+    # Of the blocks this one visits, those from full_begin to full_end need no mask.
+    block_range = ranges_ptr + b * stride_ranges_b + start_n // BLOCK_N * 4
+    row_begin, full_begin = tl.load(block_range) * BLOCK_M, tl.load(block_range + 1) * BLOCK_M
+    full_end, row_end = tl.load(block_range + 2) * BLOCK_M, tl.load(block_range + 3) * BLOCK_M
+
+    dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    dv = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
+    for member in range(group_size):
+        h = hkv * group_size + member
+        q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
+        do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
+        row_base = (b * num_heads + h) * q_len
+        # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
+        gap = full_end - full_begin
+        for step in range(row_begin, row_end - gap, BLOCK_M):
+            start_m = tl.where(step < full_begin, step, step + gap)
+            q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, RAGGED)
+            do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, RAGGED)
+            rows = start_m + tl.arange(0, BLOCK_M)
+            lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), RAGGED) * LOG2E
+            delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, RAGGED)
+            # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+            lse = tl.where(lse == float("-inf"), 0.0, lse)
+            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            qk = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")  # [N, M]
+            # Starting at -delta leaves one vector less to keep beside the masks.
+            dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
+            dp = tl.dot(v_tile, tl.trans(do_tile), dp, input_precision="ieee")
+            q_idx = (
+                tl.load(q_positions_ptr + b * stride_q_positions_b + rows, mask=rows < q_len, other=0)
+                if POSITIONS
+                else rows + q_shift
+            )
+            bias_qk = load_pairs(
+                bias_ptr
+                + h * stride_bias_0
+                + clamp_index(q_idx[None, :] - kv_idx[:, None], bias_size_1).to(tl.int32) * stride_bias_1,
+                PTX,
+            )
+            q_segment_ids_q = tl.load(
+                q_segment_ids_ptr
+                + b * stride_q_segment_ids_0
+                + clamp_index(rows, q_segment_ids_size_1).to(tl.int64) * stride_q_segment_ids_1
+            )
+            p = tl.exp2(1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk - lse[None, :])
+            keep = (
+                (q_idx[None, :] >= kv_idx[:, None])
+                & (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
+                & (kv_segment_ids_kv != padding_id)[:, None]
+            )
+            if RAGGED:
+                keep = keep & (rows < q_len)[None, :]
+            p = tl.where(keep, p, 0.0)
+            dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
+            ds = p * dp
+            dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
+
+        for start_m in range(full_begin, full_end, BLOCK_M):
+            q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, False)
+            do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, False)
+            rows = start_m + tl.arange(0, BLOCK_M)
+            lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), False) * LOG2E
+            delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, False)
+            # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+            lse = tl.where(lse == float("-inf"), 0.0, lse)
+            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            qk = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")  # [N, M]
+            dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
+            q_idx = (
+                tl.load(q_positions_ptr + b * stride_q_positions_b + rows, mask=rows < q_len, other=0)
+                if POSITIONS
+                else rows + q_shift
+            )
+            bias_qk = load_pairs(
+                bias_ptr
+                + h * stride_bias_0
+                + clamp_index(q_idx[None, :] - kv_idx[:, None], bias_size_1).to(tl.int32) * stride_bias_1,
+                PTX,
+            )
+            p = tl.exp2(1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk - lse[None, :])
+            dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
+            ds = p * (dp - delta[None, :])
+            dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
+
+    dk_base = dk_ptr + b * stride_dkb + hkv * stride_dkh
+    dv_base = dv_ptr + b * stride_dvb + hkv * stride_dvh
+    store_tile(dk_base, dk * scale, start_n, kv_len, stride_dks, BLOCK_N, HEAD_DIM, BLOCK_D)
+    store_tile(dv_base, dv, start_n, kv_len, stride_dvs, BLOCK_N, HEAD_DIM_V, BLOCK_DV)
