@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,8 @@ from .torch_support import check_offset_word, check_qkv, launches_directly, offs
 
 # On a GPU the values of cu_seqlens are then checked too, each time with a wait for the device.
 DEBUG = os.environ.get("ATTENTION_DEBUG", "0") == "1"
+
+TOKEN_ARGUMENTS = ("q_segment_ids", "kv_segment_ids", "q_positions", "kv_positions", "kv_lengths")
 
 
 class Tokens(NamedTuple):
@@ -26,6 +29,11 @@ class Tokens(NamedTuple):
     kv_segment_ids: Tensor
     q_positions: Tensor | None
     kv_positions: Tensor | None
+
+    @property
+    def kind(self) -> str:
+        """The kind of calls a schedule is made for."""
+        return "of rows with segment ids" if self.q_positions is None else "of rows with positions"
 
 
 def check_packed(
@@ -66,18 +74,18 @@ def _begins(op: str, name: str, cu_seqlens: Any, packed: str, x: Tensor) -> Tens
 def _check_begins(op: str, name: str, begins: list[int], packed: str, total: int) -> None:
     if begins[0] != 0:
         fail(op, name, "a first value of 0", begins[0])
-    for i, (begin, end) in enumerate(zip(begins, begins[1:], strict=False)):
+    for i, (begin, end) in enumerate(pairwise(begins)):
         if end < begin:
             fail(op, name, "values that never decrease", f"{begin} at index {i} and {end} at index {i + 1}")
     if begins[-1] != total:
         fail(op, name, f"a last value of {total}, the rows of {packed}", begins[-1])
 
 
-def check_alone(op: str, **beside: object) -> None:
-    """Refuse what a packed call does not combine with; `beside` are those arguments by name."""
-    for name, value in beside.items():
+def check_alone(op: str, *tokens: object) -> None:
+    """Refuse what a packed call does not combine with: the arguments of TOKEN_ARGUMENTS, in that order."""
+    for name, value in zip(TOKEN_ARGUMENTS, tokens, strict=True):
         if value is not None:
-            fail(op, name, "None beside cu_seqlens_q and cu_seqlens_k", type(value).__name__)
+            fail(op, name, "None in a packed call, beside cu_seqlens_q", type(value).__name__)
 
 
 def packed_offset(
@@ -103,8 +111,14 @@ def check_tokens(
     kv_lengths: Any,
     padding_id: Any,
     q_offset: Any,
-) -> Tokens:
-    """Check what a call says of its queries and keys; q and k are `[B, H, S, D]`. Nothing waits for the device."""
+) -> Tokens | None:
+    """Check what a call says of its queries and keys, if anything; q and k are `[B, H, S, D]`.
+
+    Nothing waits for the device.
+    """
+    by_ids = q_segment_ids is not None or kv_segment_ids is not None or kv_lengths is not None
+    if not by_ids and q_positions is None and kv_positions is None:
+        return None
     padding_id = check_padding_id(op, padding_id)
     q_ids, kv_ids = _pair(op, "q_segment_ids", q_segment_ids, "kv_segment_ids", kv_segment_ids, q, k)
     q_positions, kv_positions = _pair(op, "q_positions", q_positions, "kv_positions", kv_positions, q, k)
@@ -183,10 +197,11 @@ def _rows(x: Tensor, axis: int, rows: slice, offset: int) -> Tensor:
 
 
 def packed_sequences(
-    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, q_offset: int | str | Tensor
+    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None, q_offset: int | str | Tensor
 ) -> Iterator[PackedSequence]:
     """The sequences of a packed call, in order."""
-    q_begins, kv_begins = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    q_begins = cu_seqlens_q.tolist()
+    kv_begins = q_begins if cu_seqlens_k is None else cu_seqlens_k.tolist()
     offsets = q_offset.tolist() if isinstance(q_offset, Tensor) else [q_offset] * (len(q_begins) - 1)
     for number, offset in enumerate(offsets):
         q_rows = slice(q_begins[number], q_begins[number + 1])
