@@ -10,7 +10,7 @@ an error is above its bound.
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
 import json
 import math
 import sys
@@ -102,6 +102,11 @@ def load_op(variant: str) -> Callable[..., Any]:
     """`generated.torch.<variant>`."""
     op: Callable[..., Any] = getattr(importlib.import_module("generated.torch"), variant)
     return op
+
+
+def has_lists(variant: str) -> bool:
+    """Whether the blocks of a dense call come from lists, which a schedule makes once for many calls."""
+    return importlib.util.find_spec(f"generated.{variant}.block_lists") is not None
 
 
 def load_reference(variant: str) -> Callable[..., Any]:

@@ -69,10 +69,10 @@ class Argument:
 
     @property
     def of_sequence(self) -> str:
-        """What the reference of one packed sequence `s` gets for it."""
+        """What the reference of one packed `sequence` gets for it."""
         if not _has_position(self.dims):
             return self.name
-        return f"s.own({', '.join([self.name, *(_quoted(d) for d in self.dims)])})"
+        return f"sequence.own({', '.join([self.name, *(_quoted(d) for d in self.dims)])})"
 
 
 def _has_position(dims: Sequence[str | int]) -> bool:

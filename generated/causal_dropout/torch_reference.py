@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/torch_reference.py.jinja
-# hash: d568bfe3d2f11be2
+# hash: 90c7142e2f13733f
 """`causal_dropout` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -91,18 +91,18 @@ def packed_reference(
     """The packed call: `reference` of each sequence alone. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
     o_parts = [q.new_empty((0, q.shape[1], v.shape[2]))]
     lse_parts = [q.new_empty((q.shape[1], 0), dtype=torch.promote_types(q.dtype, torch.float32))]
-    for s in packed_sequences(cu_seqlens_q, cu_seqlens_k, q_offset):
+    for sequence in packed_sequences(cu_seqlens_q, cu_seqlens_k, q_offset):
         o, lse = reference(
-            q[None, s.q_rows],
-            k[None, s.kv_rows],
-            v[None, s.kv_rows],
+            q[None, sequence.q_rows],
+            k[None, sequence.kv_rows],
+            v[None, sequence.kv_rows],
             dropout_p=dropout_p,
             seed=seed,
             scale=scale,
             layout="bshd",
             return_lse=True,
-            q_offset=s.q_offset,
-            first_batch=s.number,
+            q_offset=sequence.q_offset,
+            first_batch=sequence.number,
         )
         o_parts.append(o[0])
         lse_parts.append(lse[0])

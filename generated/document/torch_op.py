@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_op.py.jinja
-# hash: 20c3104a7b611f1f
+# hash: ee5620b4b49f3956
 """`document` for PyTorch. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from typing import Any
@@ -62,7 +62,7 @@ def _schedule(
         cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, None, cu_seqlens_q, cu_seqlens_k)
         row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
         doc = check_tensor(NAME, "doc", doc, (k.shape[0],), ("int32",), q)
-        q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in autocast_inputs(q, k, v))
+        q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in autocast_inputs(q, k, v))
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
     else:
         check_inputs(NAME, q, k, v, None, layout)
@@ -227,7 +227,7 @@ def _packed(
     block_tables: list[Tensor] = []
     packed = autocast_inputs(q, k, v)
     # What the kernels see: one batch row, [1, H, total, D].
-    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in packed)
+    q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in packed)
     if schedule is not None:
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
         block_tables = _tables_of(schedule, call_key, q, v, config_words)
@@ -274,7 +274,7 @@ def _packed_kernels(
     """o `[1, Hq, total_q, Dv]` and lse of a packed call, q, k and v `[1, H, total, D]`."""
     del config_words, block_tables
     o, lse = packed_reference(
-        *(x[0].transpose(0, 1) for x in (q, k, v)),
+        *(each[0].transpose(0, 1) for each in (q, k, v)),
         doc=doc,
         scale=scale,
         q_offset=row_offset if row_offsets is None else row_offsets,

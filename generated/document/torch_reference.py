@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_reference.py.jinja
-# hash: f88df1852c74b651
+# hash: 5933608a9cfce102
 """`document` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -90,17 +90,17 @@ def packed_reference(
     """The packed call: `reference` of each sequence alone. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
     o_parts = [q.new_empty((0, q.shape[1], v.shape[2]))]
     lse_parts = [q.new_empty((q.shape[1], 0), dtype=torch.promote_types(q.dtype, torch.float32))]
-    for s in packed_sequences(cu_seqlens_q, cu_seqlens_k, q_offset):
+    for sequence in packed_sequences(cu_seqlens_q, cu_seqlens_k, q_offset):
         o, lse = reference(
-            q[None, s.q_rows],
-            k[None, s.kv_rows],
-            v[None, s.kv_rows],
-            doc=s.own(doc, "b", "kv_idx"),
+            q[None, sequence.q_rows],
+            k[None, sequence.kv_rows],
+            v[None, sequence.kv_rows],
+            doc=sequence.own(doc, "b", "kv_idx"),
             scale=scale,
             layout="bshd",
             return_lse=True,
-            q_offset=s.q_offset,
-            first_batch=s.number,
+            q_offset=sequence.q_offset,
+            first_batch=sequence.number,
         )
         o_parts.append(o[0])
         lse_parts.append(lse[0])

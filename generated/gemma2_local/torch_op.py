@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: ops/torch_op.py.jinja
-# hash: 777b2255678a2b3c
+# hash: 1ae0203263cb24b4
 """`gemma2_local` for PyTorch. The local layers of Gemma 2, a window of 4096 and logits capped at 50
 (arXiv:2408.00118, table 1)."""
 
@@ -57,7 +57,7 @@ def _schedule(
         check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, None, cu_seqlens_q, cu_seqlens_k)
         row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
-        q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in autocast_inputs(q, k, v))
+        q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in autocast_inputs(q, k, v))
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
     else:
         check_inputs(NAME, q, k, v, None, layout)
@@ -210,7 +210,7 @@ def _packed(
     block_tables: list[Tensor] = []
     packed = autocast_inputs(q, k, v)
     # What the kernels see: one batch row, [1, H, total, D].
-    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in packed)
+    q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in packed)
     if schedule is not None:
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
         block_tables = _tables_of(schedule, call_key, q, v, config_words)
@@ -255,7 +255,7 @@ def _packed_kernels(
     """o `[1, Hq, total_q, Dv]` and lse of a packed call, q, k and v `[1, H, total, D]`."""
     del config_words, block_tables
     o, lse = packed_reference(
-        *(x[0].transpose(0, 1) for x in (q, k, v)),
+        *(each[0].transpose(0, 1) for each in (q, k, v)),
         scale=scale,
         q_offset=row_offset if row_offsets is None else row_offsets,
         return_lse=True,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/torch_op.py.jinja
-# hash: 562e49e33eb152d6
+# hash: d4acd46671621ebc
 """`gpt_oss` for PyTorch. The sliding-window layers of gpt-oss, a learned sink per head in the denominator
 (arXiv:2508.10925)."""
 
@@ -59,7 +59,7 @@ def _schedule(
         check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, None, cu_seqlens_q, cu_seqlens_k)
         row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
-        q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in autocast_inputs(q, k, v))
+        q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in autocast_inputs(q, k, v))
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
     else:
         check_inputs(NAME, q, k, v, None, layout)
@@ -218,7 +218,7 @@ def _packed(
     block_tables: list[Tensor] = []
     packed = autocast_inputs(q, k, v)
     # What the kernels see: one batch row, [1, H, total, D].
-    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in packed)
+    q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in packed)
     if schedule is not None:
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
         block_tables = _tables_of(schedule, call_key, q, v, config_words)
@@ -266,7 +266,7 @@ def _packed_kernels(
     """o `[1, Hq, total_q, Dv]` and lse of a packed call, q, k and v `[1, H, total, D]`."""
     del config_words, block_tables
     o, lse = packed_reference(
-        *(x[0].transpose(0, 1) for x in (q, k, v)),
+        *(each[0].transpose(0, 1) for each in (q, k, v)),
         sink=sink,
         scale=scale,
         q_offset=row_offset if row_offsets is None else row_offsets,

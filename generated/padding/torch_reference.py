@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: ops/torch_reference.py.jinja
-# hash: 760bceedd84c11fb
+# hash: 12a16f242b187207
 """`padding` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -84,17 +84,17 @@ def packed_reference(
     """The packed call: `reference` of each sequence alone. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
     o_parts = [q.new_empty((0, q.shape[1], v.shape[2]))]
     lse_parts = [q.new_empty((q.shape[1], 0), dtype=torch.promote_types(q.dtype, torch.float32))]
-    for s in packed_sequences(cu_seqlens_q, cu_seqlens_k, q_offset):
+    for sequence in packed_sequences(cu_seqlens_q, cu_seqlens_k, q_offset):
         o, lse = reference(
-            q[None, s.q_rows],
-            k[None, s.kv_rows],
-            v[None, s.kv_rows],
+            q[None, sequence.q_rows],
+            k[None, sequence.kv_rows],
+            v[None, sequence.kv_rows],
             length=length,
             scale=scale,
             layout="bshd",
             return_lse=True,
-            q_offset=s.q_offset,
-            first_batch=s.number,
+            q_offset=sequence.q_offset,
+            first_batch=sequence.number,
         )
         o_parts.append(o[0])
         lse_parts.append(lse[0])

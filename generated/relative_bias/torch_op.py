@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/torch_op.py.jinja
-# hash: 6ed2c070fa71bf68
+# hash: d569992a6f366247
 """`relative_bias` for PyTorch. A learned bias per head and distance; those beyond the table have its last (Raffel et
 al., 2020, arXiv:1910.10683)."""
 
@@ -60,7 +60,7 @@ def _schedule(
         check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, None, cu_seqlens_q, cu_seqlens_k)
         row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
-        q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in autocast_inputs(q, k, v))
+        q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in autocast_inputs(q, k, v))
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
     else:
         check_inputs(NAME, q, k, v, None, layout)
@@ -222,7 +222,7 @@ def _packed(
     block_tables: list[Tensor] = []
     packed = autocast_inputs(q, k, v)
     # What the kernels see: one batch row, [1, H, total, D].
-    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in packed)
+    q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in packed)
     if schedule is not None:
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
         block_tables = _tables_of(schedule, call_key, q, v, config_words)
@@ -269,7 +269,7 @@ def _packed_kernels(
     """o `[1, Hq, total_q, Dv]` and lse of a packed call, q, k and v `[1, H, total, D]`."""
     del config_words, block_tables
     o, lse = packed_reference(
-        *(x[0].transpose(0, 1) for x in (q, k, v)),
+        *(each[0].transpose(0, 1) for each in (q, k, v)),
         bias=bias,
         scale=scale,
         q_offset=row_offset if row_offsets is None else row_offsets,

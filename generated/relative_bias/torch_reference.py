@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/torch_reference.py.jinja
-# hash: b82806c80553136e
+# hash: a82869c0df8dd3ee
 """`relative_bias` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -90,17 +90,17 @@ def packed_reference(
     """The packed call: `reference` of each sequence alone. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
     o_parts = [q.new_empty((0, q.shape[1], v.shape[2]))]
     lse_parts = [q.new_empty((q.shape[1], 0), dtype=torch.promote_types(q.dtype, torch.float32))]
-    for s in packed_sequences(cu_seqlens_q, cu_seqlens_k, q_offset):
+    for sequence in packed_sequences(cu_seqlens_q, cu_seqlens_k, q_offset):
         o, lse = reference(
-            q[None, s.q_rows],
-            k[None, s.kv_rows],
-            v[None, s.kv_rows],
+            q[None, sequence.q_rows],
+            k[None, sequence.kv_rows],
+            v[None, sequence.kv_rows],
             bias=bias,
             scale=scale,
             layout="bshd",
             return_lse=True,
-            q_offset=s.q_offset,
-            first_batch=s.number,
+            q_offset=sequence.q_offset,
+            first_batch=sequence.number,
         )
         o_parts.append(o[0])
         lse_parts.append(lse[0])

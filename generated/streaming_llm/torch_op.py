@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/torch_op.py.jinja
-# hash: a87b68ad34f3ca12
+# hash: 9999181f5e3cb3ea
 """`streaming_llm` for PyTorch. A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et al.,
 2024, arXiv:2309.17453)."""
 
@@ -63,7 +63,7 @@ def _schedule(
         row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
         size = check_int(NAME, "size", size, minimum=1)
         sinks = check_int(NAME, "sinks", sinks, minimum=0)
-        q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in autocast_inputs(q, k, v))
+        q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in autocast_inputs(q, k, v))
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
     else:
         check_inputs(NAME, q, k, v, None, layout)
@@ -231,7 +231,7 @@ def _packed(
     block_tables: list[Tensor] = []
     packed = autocast_inputs(q, k, v)
     # What the kernels see: one batch row, [1, H, total, D].
-    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in packed)
+    q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in packed)
     if schedule is not None:
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
         block_tables = _tables_of(schedule, call_key, q, v, config_words)
@@ -280,7 +280,7 @@ def _packed_kernels(
     """o `[1, Hq, total_q, Dv]` and lse of a packed call, q, k and v `[1, H, total, D]`."""
     del config_words, block_tables
     o, lse = packed_reference(
-        *(x[0].transpose(0, 1) for x in (q, k, v)),
+        *(each[0].transpose(0, 1) for each in (q, k, v)),
         size=size,
         sinks=sinks,
         scale=scale,
