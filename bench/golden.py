@@ -10,7 +10,7 @@ an error is above its bound.
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
 import json
 import math
 import sys
@@ -102,6 +102,12 @@ def load_op(variant: str) -> Callable[..., Any]:
     """`generated.torch.<variant>`."""
     op: Callable[..., Any] = getattr(importlib.import_module("generated.torch"), variant)
     return op
+
+
+def has_tables(variant: str) -> bool:
+    """Whether the blocks of a dense call come from tables, which a schedule makes once for many calls."""
+    found = (importlib.util.find_spec(f"generated.{variant}.block_{kind}") for kind in ("ranges", "lists"))
+    return any(spec is not None for spec in found)
 
 
 def load_reference(variant: str) -> Callable[..., Any]:

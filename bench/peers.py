@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_bloc
 from torch.nn.functional import scaled_dot_product_attention
 
 from bench.cases import Case
-from bench.golden import Inputs, load_op
+from bench.golden import Inputs, has_tables, load_op
 from bench.mods import MODS
 
 OURS = "ours"
@@ -52,7 +52,7 @@ class Runner:
 
 def _ours(case: Case, inputs: Inputs) -> Runner:
     op: Any = load_op(case.variant)
-    if not hasattr(op, "schedule"):
+    if not has_tables(case.variant):
         return Runner(forward=lambda: inputs.call(op), do=inputs.do, leaves=inputs.leaves())
     # As FlexAttention's block mask: made once.
     schedule = make_schedule(op, inputs)
@@ -60,7 +60,7 @@ def _ours(case: Case, inputs: Inputs) -> Runner:
 
 
 def make_schedule(op: Any, inputs: Inputs, **options: Any) -> Any:
-    """The schedule of an op that has them, for these inputs."""
+    """The schedule of an op for these inputs."""
     taken = inspect.signature(op.schedule).parameters
     own = {name: value for name, value in (inputs.tensors | inputs.scalars).items() if name in taken}
     return op.schedule(inputs.q, inputs.k, inputs.v, **own, **options)

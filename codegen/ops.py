@@ -15,7 +15,7 @@ from codegen.model import GradientTerm, KernelPlan
 from codegen.modes import Mode
 from codegen.op_gradients import Buffer, Grid
 from codegen.plan import VariantPlan
-from codegen.printers import ArrayPrinter, FormulaPrinter, torch_printer
+from codegen.printers import ROWS, ArrayPrinter, FormulaPrinter, torch_printer
 from codegen.signature import (
     CU_SEQLENS,
     PACKED_TABLES,
@@ -34,16 +34,18 @@ from codegen.text import docstring
 class Argument:
     """One of the variant's own arguments: a tensor, the sink, the log-decay, or a scalar.
 
-    `shape` is Python source for a tuple of expected sizes, an entry `at_least(n)` where longer is fine and None where
-    the call decides; `limits` are further arguments of a scalar's check; `doc` is its line in the op's docstring. Of a
-    `trained` one the backward is told whether a call wants the gradient. Each pair of a query and a key may have an
-    index of its own into one of the `tile_axes`.
+    `shape` is Python source for a tuple of expected sizes, an entry `at_least(n)` where longer is fine, `packed_shape`
+    the same in a packed call; `limits` are further arguments of a scalar's check; `doc` is its line in the op's
+    docstring. Of a `trained` one the backward is told whether a call wants the gradient. Each pair of a query and a key
+    may have an index of its own into one of the `tile_axes`.
     """
 
     name: str
     kind: str  # tensor | scalar
     annotation: str
+    dims: tuple[str | int, ...] = ()
     shape: str = ""
+    packed_shape: str = ""
     dtypes: str = ""
     limits: str = ""
     trained: bool = False
@@ -58,6 +60,43 @@ class Argument:
     def required(self) -> str:
         """The annotation where the argument is there."""
         return self.annotation.split(" ")[0]
+
+    @property
+    def check(self) -> str:
+        """The statement that checks it in a dense call."""
+        return self._check(self.shape, self.tile_axes)
+
+    @property
+    def packed_check(self) -> str:
+        """That of a packed call."""
+        kept = packed_axes(self.dims)
+        return self._check(self.packed_shape, tuple(kept.index(axis) for axis in self.tile_axes if axis in kept))
+
+    def _check(self, shape: str, tile_axes: tuple[int, ...]) -> str:
+        if self.is_tensor:
+            narrow = f", tile_axes={tile_axes}" if tile_axes else ""
+            return f'{self.name} = check_tensor(NAME, "{self.name}", {self.name}, {shape}, {self.dtypes}, q{narrow})'
+        return f'{self.name} = check_{self.required}(NAME, "{self.name}", {self.name}{self.limits})'
+
+    @property
+    def of_sequence(self) -> str:
+        """What the reference of one packed `sequence` gets for it."""
+        if not _has_position(self.dims):
+            return self.name
+        return f"sequence.own({', '.join([self.name, *(_quoted(d) for d in self.dims)])})"
+
+
+def _has_position(dims: Sequence[str | int]) -> bool:
+    return any(dim in _POSITIONS for dim in dims)
+
+
+def packed_axes(dims: Sequence[str | int]) -> list[int]:
+    """The axes a tensor keeps in a packed call: beside an axis of positions there is none of batch rows."""
+    return [axis for axis, dim in enumerate(dims) if not (dim == "b" and _has_position(dims))]
+
+
+def _quoted(dim: str | int) -> str:
+    return f'"{dim}"' if isinstance(dim, str) else str(dim)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +144,6 @@ class ListsOp:
     reads_queries: bool
     positions: Sequence[str]
     arguments: Sequence[Argument]
-    checks: Sequence[str]
 
     @property
     def parameters(self) -> list[str]:
@@ -154,7 +192,7 @@ class OpPlan:
     grids: Sequence[Grid]
     placed: Sequence[str]
     launches: Launches
-    checks: Sequence[str]
+    mask_arguments: Sequence[Argument]
     has_offset: bool
     uses_tanh: bool
     reads_pairs: bool
@@ -174,6 +212,18 @@ class OpPlan:
     @property
     def scalars(self) -> list[Argument]:
         return [a for a in self.arguments if not a.is_tensor]
+
+    @property
+    def reference_ignores(self) -> list[str]:
+        """Parameters of the plain reference that its mathematics does not read."""
+        reads = self.reference_reads
+        read = {
+            "q_offset": self.has_offset,
+            "q_positions": bool(reads & {"q_idx", "kv_idx"}),
+            "kv_positions": "kv_idx" in reads,
+            "first_batch": "b" in reads or self.dropout,
+        }
+        return [name for name, is_read in read.items() if not is_read]
 
     @property
     def _numbers(self) -> list[str]:
@@ -362,7 +412,7 @@ class OpPlan:
     @property
     def runtime_checks(self) -> list[str]:
         """What the op imports from the runtime's checks."""
-        used = " ".join(self.checks)
+        used = " ".join(text for a in self.arguments for text in (a.check, a.packed_check))
         own = [n for n in ("FLOAT_DTYPES", "at_least", "check_float", "check_int") if n in used]
         return sorted([*own, *(["check_dropout_p"] if self.dropout else [])])
 
@@ -386,12 +436,14 @@ def op_plan(planned: VariantPlan) -> OpPlan:
     """Everything the torch op's templates need besides the kernels."""
     variant = planned.variant
     printer = torch_printer(
-        lambda tensor, axis, index: exact_index(variant.tensors, tensor, axis, index),
+        lambda tensor, axis, index: _reference_exact(variant, tensor, axis, index),
         numbers=frozenset(variant.scalars),
+        row_dims=lambda tensor, axis: variant.tensors[tensor].dims[axis] in _POSITIONS,
     )
-    parts = [e for e in (variant.mask, variant.score) if e is not None]
-    reads = frozenset().union(*(expr.names(e) for e in parts)) if parts else frozenset()
+    score, mask = _reference_score(variant, printer), _reference_mask(variant, printer)
+    reads = frozenset(re.findall(r"\w+", f"{score} {mask}")) & {"b", "h", "hkv", *ROWS, *ROWS.values()}
     arguments = _arguments(variant, planned.terms)
+    mask_arguments = _mask_arguments(variant, arguments)
     return OpPlan(
         arguments=arguments,
         name=variant.name,
@@ -404,7 +456,7 @@ def op_plan(planned: VariantPlan) -> OpPlan:
         launches=Launches(
             fwd=_launch(planned.fwd), delta=_launch(planned.delta), dq=_launch(planned.dq), dkdv=_launch(planned.dkdv)
         ),
-        checks=[_check(a) for a in arguments],
+        mask_arguments=mask_arguments,
         has_offset=reads_query_position(variant),
         uses_tanh=uses_tanh(variant),
         reads_pairs=reads_pairs(variant),
@@ -412,10 +464,10 @@ def op_plan(planned: VariantPlan) -> OpPlan:
         dropout=variant.dropout,
         positions=positions_read(variant) if planned.mode is Mode.SEGMENTED else (),
         formula=_formula(variant),
-        reference_score=_reference_score(variant, printer),
-        reference_mask=_reference_mask(variant, printer),
-        reference_reads=reads | ({"b", "h", "q_idx", "kv_idx"} if variant.decay else set()),
-        lists=_lists_op(variant, planned.lists, arguments),
+        reference_score=score,
+        reference_mask=mask,
+        reference_reads=reads | ({"b", "h", *ROWS.values()} if variant.decay else set()),
+        lists=_lists_op(variant, planned.lists, mask_arguments),
     )
 
 
@@ -442,11 +494,23 @@ def _extremes_launch(lists: ListsPlan) -> ExtremesLaunch | None:
     )
 
 
-def _lists_op(variant: Variant, lists: ListsPlan | None, arguments: Sequence[Argument]) -> ListsOp | None:
-    if lists is None or variant.mask is None:
-        return None
+def _mask_arguments(variant: Variant, arguments: Sequence[Argument]) -> list[Argument]:
+    """Those that decide which blocks are visited."""
+    if variant.mask is None:
+        return []
     read = expr.names(variant.mask) | {load.tensor for load in expr.loads(variant.mask)}
-    own = [a for a in arguments if a.name in read]
+    return [a for a in arguments if a.name in read]
+
+
+def _reference_exact(variant: Variant, tensor: str, axis: int, index: expr.Expr) -> bool:
+    """Whether an index of the reference cannot leave its axis: what was packed has one batch row, whatever `b` is."""
+    dims = variant.tensors[tensor].dims
+    return exact_index(variant.tensors, tensor, axis, index) and axis in packed_axes(dims)
+
+
+def _lists_op(variant: Variant, lists: ListsPlan | None, mask_arguments: Sequence[Argument]) -> ListsOp | None:
+    if lists is None:
+        return None
     return ListsOp(
         module=lists.module,
         ranges=lists.schedule is Schedule.RANGES,
@@ -460,8 +524,7 @@ def _lists_op(variant: Variant, lists: ListsPlan | None, arguments: Sequence[Arg
         has_offset=lists.has_offset,
         reads_queries=lists.has_offset and lists.reads_queries,
         positions=[f"{name}: Tensor | None" for name in positions_read(variant)] if lists.segmented else [],
-        arguments=own,
-        checks=[_check(a) for a in own],
+        arguments=mask_arguments,
     )
 
 
@@ -495,16 +558,12 @@ def _formula(variant: Variant) -> str:
     return "\n".join(docstring(line, indent=8, hanging=12) for line in lines)
 
 
-def _check(a: Argument) -> str:
-    if a.is_tensor:
-        narrow = f", tile_axes={a.tile_axes}" if a.tile_axes else ""
-        return f'{a.name} = check_tensor(NAME, "{a.name}", {a.name}, {a.shape}, {a.dtypes}, q{narrow})'
-    return f'{a.name} = check_{a.required}(NAME, "{a.name}", {a.name}{a.limits})'
-
-
 _SIZES = {"b": "q.shape[0]", "h": "q.shape[1]", "hkv": "k.shape[1]"}
 _POSITIONS = {"q_idx": "row_offset + q.shape[2]", "kv_idx": "k.shape[2]"}
 _FURTHEST = f"max({', '.join(_POSITIONS.values())})"
+# The same in a packed call, where q and k are `[total, H, D]`.
+_PACKED_SIZES = _SIZES | {"b": "cu_seqlens_q.shape[0] - 1", "q_idx": "q.shape[0]", "kv_idx": "k.shape[0]"}
+_TOTALS = {"q_idx": "total_q", "kv_idx": "total_k"}
 
 
 def _arguments(variant: Variant, terms: Sequence[GradientTerm]) -> list[Argument]:
@@ -513,6 +572,7 @@ def _arguments(variant: Variant, terms: Sequence[GradientTerm]) -> list[Argument
     for spec in variant.tensors.values():
         sizes = [_axis_size(variant, spec.name, axis, dim) for axis, dim in enumerate(spec.dims)]
         dims = ", ".join(str(d) for d in spec.dims)
+        packed = f", packed `[{_packed_text(spec.dims)}]`" if _has_position(spec.dims) else ""
         example = f", such as `{FormulaPrinter().text(spec.example)}`" if spec.example is not None else ""
         trained = "; differentiable" if spec.grad else ""
         if spec.name in atomic:
@@ -522,19 +582,25 @@ def _arguments(variant: Variant, terms: Sequence[GradientTerm]) -> list[Argument
                 name=spec.name,
                 kind="tensor",
                 annotation="Tensor | None",
-                shape=f"({', '.join(sizes)}{',' * (len(sizes) == 1)})",
+                dims=spec.dims,
+                shape=_tuple(sizes),
+                packed_shape=_packed_shape(spec.dims),
                 dtypes=f'("{spec.dtype}",)',
                 trained=spec.grad,
                 tile_axes=_tile_axes(variant, spec.name),
-                doc=f"{spec.dtype} `[{dims}]`{example}{trained}.",
+                doc=f"{spec.dtype} `[{dims}]`{packed}{example}{trained}.",
             )
         )
     if variant.decay:
-        doc = "log-decay `[B, P, Hq]`, natural log, any float dtype; P covers all positions; differentiable."
-        found.append(_float_argument("g", f"(q.shape[0], at_least({_FURTHEST}), q.shape[1])", doc))
+        doc = (
+            "log-decay `[B, P, Hq]`, packed `[total_k, Hq]`, natural log, any float dtype; P covers all rows and the "
+            "offset; differentiable."
+        )
+        shape = f"(q.shape[0], at_least({_FURTHEST}), q.shape[1])"
+        found.append(_float_argument("g", ("b", "kv_idx", "h"), shape, doc))
     if variant.sink:
         doc = "`[Hq]`, any float dtype: a logit per query head in the softmax denominator only; differentiable."
-        found.append(_float_argument("sink", "(q.shape[1],)", doc))
+        found.append(_float_argument("sink", ("h",), "(q.shape[1],)", doc))
     for scalar in variant.scalars.values():
         kind = scalar.type.value
         limits = "".join(
@@ -556,8 +622,31 @@ def _range_text(scalar: ScalarSpec) -> str:
     return text if scalar.example is None else f"{text}, such as {scalar.example}"
 
 
-def _float_argument(name: str, shape: str, doc: str) -> Argument:
-    return Argument(name=name, kind="tensor", annotation="Tensor | None", shape=shape, dtypes="FLOAT_DTYPES", doc=doc)
+def _float_argument(name: str, dims: tuple[str | int, ...], shape: str, doc: str) -> Argument:
+    return Argument(
+        name=name,
+        kind="tensor",
+        annotation="Tensor | None",
+        dims=dims,
+        shape=shape,
+        packed_shape=_packed_shape(dims),
+        dtypes="FLOAT_DTYPES",
+        doc=doc,
+    )
+
+
+def _tuple(sizes: Sequence[str]) -> str:
+    return f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
+
+
+def _packed_shape(dims: Sequence[str | int]) -> str:
+    """The sizes in a packed call; where positions index a named dim, only the device knows how far they reach."""
+    kept = [dims[axis] for axis in packed_axes(dims)]
+    return _tuple([str(d) if isinstance(d, int) else _PACKED_SIZES.get(d, "at_least(1)") for d in kept])
+
+
+def _packed_text(dims: Sequence[str | int]) -> str:
+    return ", ".join(str(_TOTALS.get(str(dims[axis]), dims[axis])) for axis in packed_axes(dims))
 
 
 def _tile_axes(variant: Variant, tensor: str) -> tuple[int, ...]:
@@ -578,7 +667,9 @@ def _axis_size(variant: Variant, tensor: str, axis: int, dim: str | int) -> str:
             needed.add(_POSITIONS[index.name])
     if not needed:
         return "at_least(1)"
-    return f"at_least({needed.pop()})" if len(needed) == 1 else f"at_least({_FURTHEST})"
+    size = needed.pop() if len(needed) == 1 else _FURTHEST
+    # Positions of the call's own reach no further than the caller likes; a dim of positions has an element per row.
+    return f"at_least({size})" if dim in _POSITIONS else f"at_least({size} if q_positions is None else 1)"
 
 
 @dataclass(frozen=True, kw_only=True)

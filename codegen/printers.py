@@ -125,6 +125,9 @@ class NumberPrinter(FormulaPrinter):
         return f"math.{super().call(e)}" if e.op in FLOAT_FUNCTIONS else super().call(e)
 
 
+ROWS = {"q_idx": "q_row", "kv_idx": "kv_row"}
+"""The position of a query or key -> its row, which with the offset is its position where none is given."""
+
 _MODULE_FUNCTIONS = ("exp", "log", "sqrt", "tanh", "sin", "cos", "abs", "minimum", "maximum", "where")
 
 
@@ -132,7 +135,8 @@ _MODULE_FUNCTIONS = ("exp", "log", "sqrt", "tanh", "sin", "cos", "abs", "minimum
 class ArrayPrinter(Printer):
     """torch or jnp. An index that may leave its tensor is clamped to the ends.
 
-    `numbers` are the variables that are Python numbers and no arrays.
+    `numbers` are the variables that are Python numbers and no arrays. `row_dims` says which axes of which tensors are
+    indexed by row, where a call gives its rows positions of their own.
     """
 
     module: str = "torch"
@@ -141,6 +145,8 @@ class ArrayPrinter(Printer):
     int_cast: Callable[[str], str] = lambda x: f"{x}.to(torch.int64)"
     clamp: Callable[[str, str], str] = lambda x, size: f"{x}.clamp(0, {size} - 1)"
     exact_dims: Callable[[str, int, Expr], bool] = lambda tensor, axis, index: False
+    row_dims: Callable[[str, int], bool] = lambda tensor, axis: False
+    by_row: bool = False
 
     def __post_init__(self) -> None:
         table = {name: f"{self.module}.{name}" for name in _MODULE_FUNCTIONS}
@@ -157,6 +163,9 @@ class ArrayPrinter(Printer):
     def is_number(self, e: Expr) -> bool:
         """Whether `e` is a Python number, or a Python bool."""
         return self.numbers >= names(e) and not loads(e)
+
+    def variable(self, e: Var) -> str:
+        return ROWS.get(e.name, e.name) if self.by_row else e.name
 
     def operation(self, e: Op) -> tuple[str, int]:
         return NumberPrinter().operation(e) if self.is_number(e) else super().operation(e)
@@ -190,6 +199,13 @@ class ArrayPrinter(Printer):
         return [self._index(e.tensor, axis, index) for axis, index in enumerate(e.indices)]
 
     def _index(self, tensor: str, axis: int, index: Expr) -> str:
+        outer, self.by_row = self.by_row, self.row_dims(tensor, axis)
+        try:
+            return self._clamped(tensor, axis, index)
+        finally:
+            self.by_row = outer
+
+    def _clamped(self, tensor: str, axis: int, index: Expr) -> str:
         if self.exact_dims(tensor, axis, index):
             return self.text(index)
         size = f"{tensor}.shape[{axis}]"

@@ -93,7 +93,8 @@ def _variant_files(env: jinja2.Environment, name: str, plans: Mapping[Mode, Vari
     planned = plans[Mode.DENSE]
     context = _context(planned)
     op: OpPlan = op_plan(planned)
-    files[f"{name}/torch_op.py"] = _fill(env, "ops/torch_op.py.jinja", op=op, plan=planned, **context)
+    others = {f"{mode}_op": op_plan(plans[mode]) for mode in (Mode.PACKED, Mode.SEGMENTED)}
+    files[f"{name}/torch_op.py"] = _fill(env, "ops/torch_op.py.jinja", op=op, plan=planned, **others, **context)
     files[f"{name}/torch_reference.py"] = _fill(env, "ops/torch_reference.py.jinja", op=op, **context)
     return files
 

@@ -45,6 +45,9 @@ _WORDS = """
     Attention PASSES make_tables tables tiles_of
 
     cu_seqlens_k cu_seqlens_q kv_lengths kv_positions kv_segment_ids padding_id q_positions q_segment_ids
+
+    Tokens check_alone check_packed check_tokens first_batch kv_ids kv_row lse_parts o_parts packed packed_offset
+    packed_reference packed_sequences packed_sizes q_ids q_row sequence tokens
 """
 _USED = frozenset(_WORDS.split())
 

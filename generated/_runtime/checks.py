@@ -5,6 +5,9 @@ from typing import Any, NoReturn
 
 FLOAT_DTYPES = ("float16", "bfloat16", "float32")
 LAYOUTS = ("bhsd", "bshd")
+PACKED = "packed"
+# Of a layout: the dims as messages write them, the axes of heads and of the sequence.
+_DIMS = {"bhsd": ("[B, H, S, D]", 1, 2), "bshd": ("[B, S, H, D]", 2, 1), PACKED: ("[total, H, D]", 1, 0)}
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 # Positions, offsets and integer scalars are 32-bit in the kernels; half the range leaves room for their sums.
 INT_LIMIT = 2**30
@@ -35,27 +38,28 @@ def check_layout(op: str, layout: object) -> None:
 
 
 def check_shapes(op: str, layout: str, q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> None:
-    """Check the shapes of q, k and v, given in `layout`."""
-    dims = "[B, H, S, D]" if layout == "bhsd" else "[B, S, H, D]"
+    """Check the shapes of q, k and v, given in `layout`, which may be PACKED."""
+    dims, head, seq = _DIMS[layout]
+    rank = dims.count(",") + 1
     for name, shape in (("q", q), ("k", k), ("v", v)):
-        if len(shape) != 4:
-            fail(op, name, f"4 dimensions {dims}", f"{len(shape)} dimensions {list(shape)}")
-    head, seq = (1, 2) if layout == "bhsd" else (2, 1)
-    for name, shape in (("k", k), ("v", v)):
-        if shape[0] != q[0]:
-            fail(op, name, f"batch size {q[0]}, that of q", f"{shape[0]} in {dims} = {list(shape)}")
+        if len(shape) != rank:
+            fail(op, name, f"{rank} dimensions {dims}", f"{len(shape)} dimensions {list(shape)}")
+    if layout != PACKED:
+        for name, shape in (("k", k), ("v", v)):
+            if shape[0] != q[0]:
+                fail(op, name, f"batch size {q[0]}, that of q", f"{shape[0]} in {dims} = {list(shape)}")
     if v[head] != k[head]:
         fail(op, "v", f"{k[head]} heads, as many as k", f"{v[head]} in {dims} = {list(v)}")
     if v[seq] != k[seq]:
         fail(op, "v", f"sequence length {k[seq]}, that of k", f"{v[seq]} in {dims} = {list(v)}")
     if k[head] == 0 or q[head] == 0 or q[head] % k[head] != 0:
         fail(op, "q", f"a head count that is a multiple of k's {k[head]}", f"{q[head]} in {dims} = {list(q)}")
-    if k[3] != q[3]:
-        fail(op, "k", f"head_dim {q[3]}, that of q", f"{k[3]} in {dims} = {list(k)}")
+    if k[-1] != q[-1]:
+        fail(op, "k", f"head_dim {q[-1]}, that of q", f"{k[-1]} in {dims} = {list(k)}")
     for name, shape in (("q", q), ("v", v)):
-        if not MIN_HEAD_DIM <= shape[3] <= MAX_HEAD_DIM:
+        if not MIN_HEAD_DIM <= shape[-1] <= MAX_HEAD_DIM:
             expected = f"a head_dim from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}"
-            fail(op, name, expected, f"{shape[3]} in {dims} = {list(shape)}")
+            fail(op, name, expected, f"{shape[-1]} in {dims} = {list(shape)}")
 
 
 def sizes_text(sizes: Sequence[Size]) -> str:
@@ -107,6 +111,13 @@ def check_float(
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not in_range(value, minimum, maximum):
         fail(op, argument, f"a number{range_text(minimum, maximum)}", repr(value))
     return value
+
+
+def check_padding_id(op: str, padding_id: object) -> int:
+    """The segment id of padding, checked: any that an int32 tensor holds."""
+    if isinstance(padding_id, bool) or not isinstance(padding_id, int) or not -(2**31) <= padding_id < 2**31:
+        fail(op, "padding_id", "an int of 32 bits", repr(padding_id))
+    return padding_id
 
 
 def check_dropout_p(op: str, dropout_p: object) -> float:

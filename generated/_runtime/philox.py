@@ -39,25 +39,26 @@ def philox4x32(seed: int, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> tup
     return c0, c1, c2, c3
 
 
-def dropout_words(seed: int, shape: Sequence[int], device: torch.device) -> Tensor:
+def dropout_words(seed: int, shape: Sequence[int], device: torch.device, first_batch: int = 0) -> Tensor:
     """The word that decides about each probability of `shape` `[B, H, Sq, Skv]`, int64.
 
     Bit 3 of a row and of a key tells which of the four words of one Philox is theirs: the bit of the row times two plus
-    that of the key. The other bits, closed up, are its counter: (key, row, batch row times heads plus head, 0).
+    that of the key. The other bits, closed up, are its counter: (key, row, batch row times heads plus head, 0). Batch
+    rows are numbered from `first_batch` on.
     """
     batch, heads, q_len, kv_len = shape
     row_blocks, key_blocks = -(-q_len // 16), -(-kv_len // 16)
     row_group = torch.arange(row_blocks * 8, device=device)[:, None]
     key_group = torch.arange(key_blocks * 8, device=device)
-    head = torch.arange(batch * heads, device=device).view(-1, 1, 1)
+    head = first_batch * heads + torch.arange(batch * heads, device=device).view(-1, 1, 1)
     words = torch.stack(philox4x32(seed, key_group, row_group, head, torch.zeros_like(head)))
     # [row's bit 3, key's bit 3, B * H, row block, row, key block, key]: each bit goes back between block and place.
     words = words.view(2, 2, batch * heads, row_blocks, 8, key_blocks, 8).permute(2, 3, 0, 4, 5, 1, 6)
     return words.reshape(batch, heads, row_blocks * 16, key_blocks * 16)[:, :, :q_len, :kv_len]
 
 
-def dropout(probs: Tensor, dropout_p: float, seed: int) -> Tensor:
+def dropout(probs: Tensor, dropout_p: float, seed: int, first_batch: int = 0) -> Tensor:
     """Probabilities `[B, H, Sq, Skv]`, each set to 0 with probability `dropout_p`, else divided by `1 - dropout_p`."""
     threshold, keep_scale = keep_numbers(dropout_p)
-    drop = dropout_words(seed, probs.shape, probs.device) < threshold
+    drop = dropout_words(seed, probs.shape, probs.device, first_batch) < threshold
     return torch.where(drop, 0.0, probs * keep_scale)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .checks import fail
 from .configs import PASSES, Tile, Tiles, next_power_of_2
+from .torch_sequences import Tokens
 from .torch_support import HAS_TRITON, on_device
 
 if HAS_TRITON:
@@ -68,11 +69,24 @@ def scheduled(schedule: Callable[..., Schedule]) -> Callable[[Callable[_P, _R]],
     return attach
 
 
-def call_sizes(q: Tensor, k: Tensor, row_offset: int, row_offsets: Tensor | None) -> dict[str, Any]:
+def call_sizes(
+    q: Tensor, k: Tensor, row_offset: int, row_offsets: Tensor | None, tokens: Tokens | None
+) -> dict[str, Any]:
     """What a schedule depends on besides the mask's own arguments; q and k are `[B, H, S, D]`."""
     offset = row_offset if row_offsets is None else "one per batch row"
     sizes = {"batch size": q.shape[0], "query heads": q.shape[1], "q length": q.shape[2], "kv length": k.shape[2]}
-    return {**sizes, "device": q.device, "q_offset": offset}
+    kind = "of dense rows" if tokens is None else tokens.kind
+    return {"calls": kind, **sizes, "device": q.device, "q_offset": offset}
+
+
+def packed_sizes(
+    q: Tensor, k: Tensor, cu_seqlens_q: Tensor, row_offset: int, row_offsets: Tensor | None
+) -> dict[str, Any]:
+    """The same of a packed call; q and k are `[1, H, total, D]`."""
+    offset = row_offset if row_offsets is None else "one per sequence"
+    sizes = {"query heads": q.shape[1], "q rows": q.shape[2], "kv rows": k.shape[2]}
+    sequences = cu_seqlens_q.shape[0] - 1
+    return {"calls": "of packed sequences", "sequences": sequences, **sizes, "device": q.device, "q_offset": offset}
 
 
 def least_block(*tiles: Tile) -> int:

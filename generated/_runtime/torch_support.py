@@ -48,6 +48,11 @@ _STRIDE_LIMIT = 2**31 // 256
 def check_inputs(op: str, q: Any, k: Any, v: Any, scale: object, layout: str) -> None:
     """Check q, k, v, scale and layout."""
     check_layout(op, layout)
+    check_qkv(op, q, k, v, scale, layout)
+
+
+def check_qkv(op: str, q: Any, k: Any, v: Any, scale: object, layout: str) -> None:
+    """Check q, k, v and scale; `layout` may be PACKED."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             fail(op, name, "a torch.Tensor", type(x).__name__)
@@ -109,18 +114,30 @@ def check_tensor(
     return x
 
 
-def query_offset(op: str, q_offset: Any, q: Tensor, q_len: int, kv_len: int) -> tuple[int, Tensor | None]:
-    """The offset as (number, None) or (0, one int32 per batch row). `"end"` aligns the last query with the last key."""
+def query_offset(op: str, q_offset: Any, q: Tensor, q_len: int, kv_len: int | Tensor) -> tuple[int, Tensor | None]:
+    """The offset as (number, None) or (0, one int32 per batch row). `"end"` aligns the last query with the last key.
+
+    `kv_len` is an int32 tensor where each batch row has a length of its own.
+    """
     if isinstance(q_offset, Tensor):
-        if q_offset.dtype != torch.int32 or q_offset.shape != (q.shape[0],) or q_offset.device != q.device:
-            got = f"{q_offset.dtype} {list(q_offset.shape)} on {q_offset.device}"
-            fail(op, "q_offset", f"an int, 'end' or an int32 tensor [{q.shape[0]}] on {q.device}", got)
-        return 0, q_offset.contiguous()
+        return 0, offset_tensor(op, q_offset, q.shape[0], q.device)
     if isinstance(q_offset, str):
-        if q_offset != "end":
-            fail(op, "q_offset", "an int, 'end' or an int32 tensor", repr(q_offset))
-        return kv_len - q_len, None
+        check_offset_word(op, q_offset)
+        return (0, kv_len - q_len) if isinstance(kv_len, Tensor) else (kv_len - q_len, None)
     return check_int(op, "q_offset", q_offset), None
+
+
+def offset_tensor(op: str, q_offset: Tensor, count: int, device: torch.device) -> Tensor:
+    """Offsets of so many batch rows or sequences, checked."""
+    if q_offset.dtype != torch.int32 or q_offset.shape != (count,) or q_offset.device != device:
+        got = f"{q_offset.dtype} {list(q_offset.shape)} on {q_offset.device}"
+        fail(op, "q_offset", f"an int, 'end' or an int32 tensor [{count}] on {device}", got)
+    return q_offset.contiguous()
+
+
+def check_offset_word(op: str, q_offset: str) -> None:
+    if q_offset != "end":
+        fail(op, "q_offset", "an int, 'end' or an int32 tensor", repr(q_offset))
 
 
 def dropout_seed(op: str, dropout_p: float, seed: object) -> int:

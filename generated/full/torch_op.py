@@ -1,26 +1,91 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/torch_op.py.jinja
-# hash: 4c3c413f81298d09
+# hash: 862e8251624857f5
 """`full` for PyTorch. Every query attends to every key (Vaswani et al., 2017, arXiv:1706.03762)."""
+
+from typing import Any
 
 from torch import Tensor
 
+from .._runtime.configs import PASSES
+from .._runtime.torch_schedule import Schedule, call_sizes, packed_sizes, schedule_tables, scheduled
+from .._runtime.torch_sequences import check_alone, check_packed, check_tokens, packed_offset
 from .._runtime.torch_support import (
     autocast_inputs,
     check_inputs,
     config_text,
     interpreter_dtype,
+    launches_directly,
     positive_scale,
     query_offset,
     runs_reference,
 )
-from .torch_launch import Attention
-from .torch_reference import reference
+from .packed import torch_launch as packed_launch
+from .segmented import torch_launch as segmented_launch
+from .torch_launch import Attention, tiles_of
+from .torch_reference import packed_reference, reference
 
 NAME = "full"
 
 
+def _schedule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    layout: str = "bhsd",
+    q_offset: int | str | Tensor = 0,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    q_segment_ids: Tensor | None = None,
+    kv_segment_ids: Tensor | None = None,
+    q_positions: Tensor | None = None,
+    kv_positions: Tensor | None = None,
+    kv_lengths: Tensor | None = None,
+    padding_id: int = -1,
+    config: dict[str, dict[str, int]] | None = None,
+    backward: bool = True,
+) -> Schedule:
+    """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
+
+    The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
+    the backward needs. Without a schedule a call makes its own.
+    """
+    config_words = config_text(NAME, config)
+    tables: list[Tensor] = []
+    if cu_seqlens_q is not None or cu_seqlens_k is not None:
+        check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, None, cu_seqlens_q, cu_seqlens_k)
+        row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
+        q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in autocast_inputs(q, k, v))
+        call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
+        if not runs_reference(q):
+            tables = packed_launch.make_tables(q, k, v, cu_seqlens_q, cu_seqlens_k, config_words, backward)
+    else:
+        check_inputs(NAME, q, k, v, None, layout)
+        q, k, v = autocast_inputs(q, k, v)
+        if layout == "bshd":
+            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        tokens = check_tokens(
+            NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
+        )
+        kv_len = k.shape[2] if kv_lengths is None else kv_lengths
+        row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
+        call_key = call_sizes(q, k, row_offset, row_offsets, tokens)
+        if tokens is not None and not runs_reference(q):
+            q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
+            tables = segmented_launch.make_tables(
+                q, k, v, q_segment_ids, kv_segment_ids, padding_id, config_words, backward
+            )
+    if runs_reference(q):
+        return Schedule(op=NAME, call=call_key, tiles={}, tables=())
+    tiles = tiles_of(q, v, config_words)
+    tile_blocks = {each: (tiles[each].block_m, tiles[each].block_n) for each in (PASSES if backward else PASSES[:1])}
+    return Schedule(op=NAME, call=call_key, tiles=tile_blocks, tables=tuple(tables))
+
+
+@scheduled(_schedule)
 def full(
     q: Tensor,
     k: Tensor,
@@ -30,7 +95,16 @@ def full(
     layout: str = "bhsd",
     return_lse: bool = False,
     q_offset: int | str | Tensor = 0,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    q_segment_ids: Tensor | None = None,
+    kv_segment_ids: Tensor | None = None,
+    q_positions: Tensor | None = None,
+    kv_positions: Tensor | None = None,
+    kv_lengths: Tensor | None = None,
+    padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    schedule: Schedule | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Every query attends to every key (Vaswani et al., 2017, arXiv:1706.03762).
 
@@ -45,8 +119,19 @@ def full(
         layout: `"bhsd"` as above, or `"bshd"` for q, k, v and o of `[B, S, H, D]`.
         return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.
         q_offset: position of the first query row: an int, an int32 tensor `[B]`, or `"end"` for `Skv - Sq`.
+        cu_seqlens_q: int32 `[n + 1]`, for a packed call: q is `[total_q, Hq, D]`, k `[total_k, Hkv, D]`, v
+            `[total_k, Hkv, Dv]`, and sequence s, rows `cu_seqlens_q[s]` to `cu_seqlens_q[s + 1]`, is what batch row s
+            is in a dense call. `q_offset` may be an int32 tensor `[n]`; o is `[total_q, Hq, Dv]`, lse `[Hq, total_q]`.
+        cu_seqlens_k: the same for k and v; by default `cu_seqlens_q`.
+        q_segment_ids: int32 `[B, Sq]`; a query attends to keys of its id, and none has the id `padding_id`.
+        kv_segment_ids: int32 `[B, Skv]`; by default `q_segment_ids`.
+        q_positions: int32 `[B, Sq]`, what `q_idx` is in mask and score, where else it is the row + `q_offset`.
+        kv_positions: int32 `[B, Skv]`, what `kv_idx` is there; by default `q_positions`.
+        kv_lengths: int32 `[B]`: no query attends to keys from there on. `q_offset="end"` is then `kv_lengths - Sq`.
+        padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
+        schedule: what `full.schedule(...)` gave for a call like this one; by default each call makes its own.
 
     Returns:
         o in the layout and dtype of q, or `(o, lse)`. A row without any key has o = 0, lse = -inf.
@@ -56,13 +141,34 @@ def full(
 
     On CPU tensors the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
+    if cu_seqlens_q is not None or cu_seqlens_k is not None:
+        check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        return _packed(
+            q,
+            k,
+            v,
+            scale,
+            return_lse,
+            q_offset,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            config,
+            schedule,
+        )
     check_inputs(NAME, q, k, v, scale, layout)
     q, k, v = autocast_inputs(q, k, v)
     dtype = q.dtype
     if layout == "bshd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], k.shape[2])
+    tokens = check_tokens(
+        NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
+    )
+    kv_len = k.shape[2] if kv_lengths is None else kv_lengths
+    row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
     config_words = config_text(NAME, config)
+    block_tables: list[Tensor] = []
+    if schedule is not None:
+        block_tables = _tables_of(schedule, call_sizes(q, k, row_offset, row_offsets, tokens), q, v, config_words)
     if runs_reference(q):
         q_offset = row_offset if row_offsets is None else row_offsets
         o, lse = reference(
@@ -72,12 +178,68 @@ def full(
             scale=scale,
             q_offset=q_offset,
             return_lse=True,
+            **({} if tokens is None else tokens._asdict()),
+            padding_id=padding_id,
         )
     else:
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
-        o, lse = Attention.apply(q, k, v, scale, config_words)
+        if tokens is None:
+            o, lse = Attention.apply(q, k, v, scale, config_words)
+        else:
+            q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
+            o, lse = segmented_launch.Attention.apply(
+                q, k, v, q_segment_ids, kv_segment_ids, padding_id, scale, config_words, block_tables
+            )
         o = o.to(dtype)
     if layout == "bshd":
         o = o.transpose(1, 2)
     return (o, lse) if return_lse else o
+
+
+def _packed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None,
+    return_lse: bool,
+    q_offset: int | str | Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    config: dict[str, dict[str, int]] | None,
+    schedule: Schedule | None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The packed call: q, k and v are `[total, H, D]`."""
+    cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, scale, cu_seqlens_q, cu_seqlens_k)
+    row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
+    config_words = config_text(NAME, config)
+    block_tables: list[Tensor] = []
+    packed = autocast_inputs(q, k, v)
+    # What the kernels see: one batch row, [1, H, total, D].
+    q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in packed)
+    if schedule is not None:
+        call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
+        block_tables = _tables_of(schedule, call_key, q, v, config_words)
+    # Where there is no key at all, there is nothing for kernels to read.
+    if runs_reference(q) or k.shape[2] == 0:
+        o, lse = packed_reference(
+            *packed,
+            scale=scale,
+            q_offset=row_offset if row_offsets is None else row_offsets,
+            return_lse=True,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+        )
+    else:
+        q, scale = positive_scale(q, scale)
+        q, k, v = interpreter_dtype(q, k, v)
+        o, lse = packed_launch.Attention.apply(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, config_words, block_tables)
+        o, lse = o[0].transpose(0, 1).to(packed[0].dtype), lse[0]
+    return (o, lse) if return_lse else o
+
+
+def _tables_of(schedule: Schedule, call_key: dict[str, Any], q: Tensor, v: Tensor, config_words: str) -> list[Tensor]:
+    """The tables of a call's schedule, checked; q and v are `[B, H, S, D]`."""
+    # Traced, the operators alone know the chip, and with it the tiles.
+    tiles = tiles_of(q, v, config_words) if launches_directly(q) and not runs_reference(q) else None
+    return schedule_tables(NAME, schedule, call_key, tiles)

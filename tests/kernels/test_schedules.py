@@ -20,7 +20,7 @@ from generated._runtime.configs import PASSES
 
 from .cases import DEVICE, VARIANTS, Shape, draw, evaluate, tiles, variants_where
 
-SCHEDULED = variants_where(lambda name: hasattr(golden.load_op(name), "schedule"))
+SCHEDULED = variants_where(golden.has_tables)
 RANGED, LISTED = (
     [name for name in SCHEDULED if (Path(generated.__file__).parent / name / f"block_{schedule}.py").exists()]
     for schedule in ("ranges", "lists")
