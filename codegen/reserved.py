@@ -20,11 +20,11 @@ _WORDS = """
     total values
 
     backward behind_full block_extremes block_list block_range block_table block_tables blocks by_keys call_key
-    chunk_first each fill_lists has_full in_parts is_full is_partial key_parts launch_lists least_block list_batch
-    list_begin list_end list_entries list_entry list_heads made num_keys num_kv num_others num_q num_rows
-    other_blocks own_blocks own_room part part_idx part_offs partial_end parts pass_name pass_names program
-    programs query_parts query_programs ranges reduced span spans table_kernel their_part_idx their_part_offs
-    tile_blocks visits
+    chunk_first each fill_lists has_full in_parts is_full is_partial key_parts kv_values launch_lists least_block
+    list_batch list_begin list_end list_entries list_entry list_heads made num_keys num_kv num_others num_q
+    num_rows other_blocks own_blocks own_room part part_idx part_offs partial_end parts pass_name pass_names
+    program programs q_values query_parts query_programs ranges span spans table_kernel their_part_idx
+    their_part_offs tile_blocks visits
 
     ddecay_cols ddecay_rows decay_kernels has_key lag share sums unrounded
 

@@ -64,22 +64,50 @@ variants:
     tensors: {t: {dims: [h, n], grad: true}, i: {dims: [q_idx, kv_idx], dtype: int32}}
 """
 
+TABLES = """
+variants:
+  integers:
+    mask: causal and ids[b, q_idx] == ids[b, kv_idx] and ids[b, kv_idx] != 1
+    tensors: {ids: {dims: [b, kv_idx], dtype: int64}}
+  floats:
+    mask: time[hkv, kv_idx] <= time[hkv, q_idx] and kv_idx < limit[h, q_idx]
+    tensors: {time: {dims: [hkv, kv_idx]}, limit: {dims: [h, q_idx], dtype: int32}}
+  positions: {mask: causal and chunk(size), scalars: {size: {type: int, example: 48}}}
+  holes:
+    mask: weight[h, q_idx] > 0 and seen[b, kv_idx]
+    tensors: {weight: {dims: [h, q_idx]}, seen: {dims: [b, kv_idx], dtype: bool}}
+"""
+
+
+def _package(folder: Path, name: str, spec: str) -> Iterator[Path]:
+    (folder / "spec.yaml").write_text(spec)
+    assert cli.main(["render", "--variants", str(folder / "spec.yaml"), "--out", str(folder / name)]) == 0
+    sys.path.insert(0, str(folder))
+    yield folder / name
+    sys.path.remove(str(folder))
+
 
 @pytest.fixture(scope="module")
 def gathering(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A package with a variant for each way to gather a gradient that the library's variants do not use."""
-    folder = tmp_path_factory.mktemp("gathering")
-    (folder / "spec.yaml").write_text(GATHERING)
-    assert cli.main(["render", "--variants", str(folder / "spec.yaml"), "--out", str(folder / "gathering")]) == 0
-    sys.path.insert(0, str(folder))
-    yield folder / "gathering"
-    sys.path.remove(str(folder))
+    yield from _package(tmp_path_factory.mktemp("gathering"), "gathering", GATHERING)
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A package with variants whose blocks depend on values of every type, or on none."""
+    yield from _package(tmp_path_factory.mktemp("tables"), "tables", TABLES)
 
 
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("variant", ["vectors", "pairs", "diagonals", "scatter"])
 def test_every_way_to_gather_a_gradient(gathering: Path, variant: str, dim: int) -> None:
     check(variant, "sm_90", dim, torch.bfloat16, gathering)
+
+
+@pytest.mark.parametrize("variant", ["integers", "floats", "positions", "holes"])
+def test_every_kind_of_table(tables: Path, variant: str) -> None:
+    check(variant, "sm_90", 64, torch.bfloat16, tables)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/block_ranges.py.jinja
-# hash: d3f8b52dc3776462
+# hash: 1fd8aa1a5aa9d06d
 """Which blocks of keys a block of queries visits under `document`, and the other way round.
 
     keep        q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -71,9 +71,9 @@ def document_extremes(
         doc_q = tl.load(doc_ptr + b * stride_doc_0 + clamp_index(q_idx, doc_size_1).to(tl.int64) * stride_doc_1)
         part_offs = head * num_q + part_idx
         in_parts = part_idx < num_q
-        reduced = doc_q.to(tl.int32)
-        tl.store(doc_q_min_ptr + part_offs, tl.min(reduced, 1, keep_dims=True), mask=in_parts)
-        tl.store(doc_q_max_ptr + part_offs, tl.max(reduced, 1, keep_dims=True), mask=in_parts)
+        q_values = doc_q.to(tl.int32)
+        tl.store(doc_q_min_ptr + part_offs, tl.min(q_values, 1, keep_dims=True), mask=in_parts)
+        tl.store(doc_q_max_ptr + part_offs, tl.max(q_values, 1, keep_dims=True), mask=in_parts)
 
     else:
         part_idx = (program - query_programs) * PARTS + tl.arange(0, PARTS)[:, None]
@@ -83,9 +83,9 @@ def document_extremes(
         doc_kv = tl.load(doc_ptr + b * stride_doc_0 + clamp_index(kv_idx, doc_size_1).to(tl.int64) * stride_doc_1)
         part_offs = head * num_kv + part_idx
         in_parts = part_idx < num_kv
-        reduced = doc_kv.to(tl.int32)
-        tl.store(doc_kv_min_ptr + part_offs, tl.min(reduced, 1, keep_dims=True), mask=in_parts)
-        tl.store(doc_kv_max_ptr + part_offs, tl.max(reduced, 1, keep_dims=True), mask=in_parts)
+        kv_values = doc_kv.to(tl.int32)
+        tl.store(doc_kv_min_ptr + part_offs, tl.min(kv_values, 1, keep_dims=True), mask=in_parts)
+        tl.store(doc_kv_max_ptr + part_offs, tl.max(kv_values, 1, keep_dims=True), mask=in_parts)
 
 
 @triton.jit(

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/block_ranges.py.jinja
-# hash: a8f92260f141e2ad
+# hash: 02134a3ee9f6a4ed
 """Which blocks of keys a block of queries visits under `document`, packed sequences, and the other way round.
 
     keep           q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
@@ -93,9 +93,9 @@ def document_packed_extremes(
         doc_q = tl.load(doc_ptr + kv_start * stride_doc_0 + clamp_index(q_idx, kv_len).to(tl.int64) * stride_doc_0)
         part_offs = head * q_parts + slots
         in_parts = has_part
-        reduced = doc_q.to(tl.int32)
-        tl.store(doc_q_min_ptr + part_offs, tl.min(reduced, 1, keep_dims=True), mask=in_parts)
-        tl.store(doc_q_max_ptr + part_offs, tl.max(reduced, 1, keep_dims=True), mask=in_parts)
+        q_values = doc_q.to(tl.int32)
+        tl.store(doc_q_min_ptr + part_offs, tl.min(q_values, 1, keep_dims=True), mask=in_parts)
+        tl.store(doc_q_max_ptr + part_offs, tl.max(q_values, 1, keep_dims=True), mask=in_parts)
 
     else:
         slots = (program - query_programs) * PARTS + tl.arange(0, PARTS)[:, None]
@@ -126,9 +126,9 @@ def document_packed_extremes(
         doc_kv = tl.load(doc_ptr + kv_start * stride_doc_0 + clamp_index(kv_idx, kv_len).to(tl.int64) * stride_doc_0)
         part_offs = head * kv_parts + slots
         in_parts = has_part
-        reduced = doc_kv.to(tl.int32)
-        tl.store(doc_kv_min_ptr + part_offs, tl.min(reduced, 1, keep_dims=True), mask=in_parts)
-        tl.store(doc_kv_max_ptr + part_offs, tl.max(reduced, 1, keep_dims=True), mask=in_parts)
+        kv_values = doc_kv.to(tl.int32)
+        tl.store(doc_kv_min_ptr + part_offs, tl.min(kv_values, 1, keep_dims=True), mask=in_parts)
+        tl.store(doc_kv_max_ptr + part_offs, tl.max(kv_values, 1, keep_dims=True), mask=in_parts)
 
 
 @triton.jit(

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/block_ranges.py.jinja
-# hash: 1daf91c3ecd764eb
+# hash: d015131e165439e8
 """Which blocks of keys a block of queries visits under `document`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and doc[b, q_row] == doc[b, cols] and q_segment_ids[b, rows] ==
@@ -113,12 +113,12 @@ def document_segmented_extremes(
         )
         part_offs = head * num_q + part_idx
         in_parts = part_idx < num_q
-        reduced = doc_q.to(tl.int32)
-        tl.store(doc_q_min_ptr + part_offs, tl.min(reduced, 1, keep_dims=True), mask=in_parts)
-        tl.store(doc_q_max_ptr + part_offs, tl.max(reduced, 1, keep_dims=True), mask=in_parts)
-        reduced = q_segment_ids_q.to(tl.int32)
-        tl.store(q_segment_ids_q_min_ptr + part_offs, tl.min(reduced, 1, keep_dims=True), mask=in_parts)
-        tl.store(q_segment_ids_q_max_ptr + part_offs, tl.max(reduced, 1, keep_dims=True), mask=in_parts)
+        q_values = doc_q.to(tl.int32)
+        tl.store(doc_q_min_ptr + part_offs, tl.min(q_values, 1, keep_dims=True), mask=in_parts)
+        tl.store(doc_q_max_ptr + part_offs, tl.max(q_values, 1, keep_dims=True), mask=in_parts)
+        q_values = q_segment_ids_q.to(tl.int32)
+        tl.store(q_segment_ids_q_min_ptr + part_offs, tl.min(q_values, 1, keep_dims=True), mask=in_parts)
+        tl.store(q_segment_ids_q_max_ptr + part_offs, tl.max(q_values, 1, keep_dims=True), mask=in_parts)
         if POSITIONS:
             tl.store(q_position_min_ptr + part_offs, tl.min(q_idx, 1, keep_dims=True), mask=in_parts)
             tl.store(q_position_max_ptr + part_offs, tl.max(q_idx, 1, keep_dims=True), mask=in_parts)
@@ -138,15 +138,15 @@ def document_segmented_extremes(
         )
         part_offs = head * num_kv + part_idx
         in_parts = part_idx < num_kv
-        reduced = doc_kv.to(tl.int32)
-        tl.store(doc_kv_min_ptr + part_offs, tl.min(reduced, 1, keep_dims=True), mask=in_parts)
-        tl.store(doc_kv_max_ptr + part_offs, tl.max(reduced, 1, keep_dims=True), mask=in_parts)
-        reduced = kv_segment_ids_kv.to(tl.int32)
-        tl.store(kv_segment_ids_kv_min_ptr + part_offs, tl.min(reduced, 1, keep_dims=True), mask=in_parts)
-        tl.store(kv_segment_ids_kv_max_ptr + part_offs, tl.max(reduced, 1, keep_dims=True), mask=in_parts)
-        reduced = (kv_segment_ids_kv != padding_id).to(tl.int32)
-        tl.store(kv_segment_ids_kv_2_min_ptr + part_offs, tl.min(reduced, 1, keep_dims=True), mask=in_parts)
-        tl.store(kv_segment_ids_kv_2_max_ptr + part_offs, tl.max(reduced, 1, keep_dims=True), mask=in_parts)
+        kv_values = doc_kv.to(tl.int32)
+        tl.store(doc_kv_min_ptr + part_offs, tl.min(kv_values, 1, keep_dims=True), mask=in_parts)
+        tl.store(doc_kv_max_ptr + part_offs, tl.max(kv_values, 1, keep_dims=True), mask=in_parts)
+        kv_values = kv_segment_ids_kv.to(tl.int32)
+        tl.store(kv_segment_ids_kv_min_ptr + part_offs, tl.min(kv_values, 1, keep_dims=True), mask=in_parts)
+        tl.store(kv_segment_ids_kv_max_ptr + part_offs, tl.max(kv_values, 1, keep_dims=True), mask=in_parts)
+        kv_values = (kv_segment_ids_kv != padding_id).to(tl.int32)
+        tl.store(kv_segment_ids_kv_2_min_ptr + part_offs, tl.min(kv_values, 1, keep_dims=True), mask=in_parts)
+        tl.store(kv_segment_ids_kv_2_max_ptr + part_offs, tl.max(kv_values, 1, keep_dims=True), mask=in_parts)
         if POSITIONS:
             tl.store(kv_position_min_ptr + part_offs, tl.min(kv_idx, 1, keep_dims=True), mask=in_parts)
             tl.store(kv_position_max_ptr + part_offs, tl.max(kv_idx, 1, keep_dims=True), mask=in_parts)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: kernels/block_ranges.py.jinja
-# hash: 4b438028857eb222
+# hash: 276529b4cd4f915a
 """Which blocks of keys a block of queries visits under `full`, with segment ids, and the other way round.
 
     keep                     q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] != padding_id
@@ -81,9 +81,9 @@ def full_segmented_extremes(
         )
         part_offs = head * num_q + part_idx
         in_parts = part_idx < num_q
-        reduced = q_segment_ids_q.to(tl.int32)
-        tl.store(q_segment_ids_q_min_ptr + part_offs, tl.min(reduced, 1, keep_dims=True), mask=in_parts)
-        tl.store(q_segment_ids_q_max_ptr + part_offs, tl.max(reduced, 1, keep_dims=True), mask=in_parts)
+        q_values = q_segment_ids_q.to(tl.int32)
+        tl.store(q_segment_ids_q_min_ptr + part_offs, tl.min(q_values, 1, keep_dims=True), mask=in_parts)
+        tl.store(q_segment_ids_q_max_ptr + part_offs, tl.max(q_values, 1, keep_dims=True), mask=in_parts)
 
     else:
         part_idx = (program - query_programs) * PARTS + tl.arange(0, PARTS)[:, None]
@@ -97,12 +97,12 @@ def full_segmented_extremes(
         )
         part_offs = head * num_kv + part_idx
         in_parts = part_idx < num_kv
-        reduced = kv_segment_ids_kv.to(tl.int32)
-        tl.store(kv_segment_ids_kv_min_ptr + part_offs, tl.min(reduced, 1, keep_dims=True), mask=in_parts)
-        tl.store(kv_segment_ids_kv_max_ptr + part_offs, tl.max(reduced, 1, keep_dims=True), mask=in_parts)
-        reduced = (kv_segment_ids_kv != padding_id).to(tl.int32)
-        tl.store(kv_segment_ids_kv_2_min_ptr + part_offs, tl.min(reduced, 1, keep_dims=True), mask=in_parts)
-        tl.store(kv_segment_ids_kv_2_max_ptr + part_offs, tl.max(reduced, 1, keep_dims=True), mask=in_parts)
+        kv_values = kv_segment_ids_kv.to(tl.int32)
+        tl.store(kv_segment_ids_kv_min_ptr + part_offs, tl.min(kv_values, 1, keep_dims=True), mask=in_parts)
+        tl.store(kv_segment_ids_kv_max_ptr + part_offs, tl.max(kv_values, 1, keep_dims=True), mask=in_parts)
+        kv_values = (kv_segment_ids_kv != padding_id).to(tl.int32)
+        tl.store(kv_segment_ids_kv_2_min_ptr + part_offs, tl.min(kv_values, 1, keep_dims=True), mask=in_parts)
+        tl.store(kv_segment_ids_kv_2_max_ptr + part_offs, tl.max(kv_values, 1, keep_dims=True), mask=in_parts)
 
 
 @triton.jit(

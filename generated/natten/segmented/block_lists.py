@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/block_lists.py.jinja
-# hash: 5e9d1a2924a907a0
+# hash: a0a91ef7c94db505
 """Which blocks of keys a block of queries visits under `natten`, with segment ids, and the other way round.
 
     keep                     abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6),
@@ -111,9 +111,9 @@ def natten_segmented_extremes(
         )
         part_offs = head * num_q + part_idx
         in_parts = part_idx < num_q
-        reduced = q_segment_ids_q.to(tl.int32)
-        tl.store(q_segment_ids_q_min_ptr + part_offs, tl.min(reduced, 1, keep_dims=True), mask=in_parts)
-        tl.store(q_segment_ids_q_max_ptr + part_offs, tl.max(reduced, 1, keep_dims=True), mask=in_parts)
+        q_values = q_segment_ids_q.to(tl.int32)
+        tl.store(q_segment_ids_q_min_ptr + part_offs, tl.min(q_values, 1, keep_dims=True), mask=in_parts)
+        tl.store(q_segment_ids_q_max_ptr + part_offs, tl.max(q_values, 1, keep_dims=True), mask=in_parts)
         if POSITIONS:
             tl.store(q_position_min_ptr + part_offs, tl.min(q_idx, 1, keep_dims=True), mask=in_parts)
             tl.store(q_position_max_ptr + part_offs, tl.max(q_idx, 1, keep_dims=True), mask=in_parts)
@@ -132,12 +132,12 @@ def natten_segmented_extremes(
         )
         part_offs = head * num_kv + part_idx
         in_parts = part_idx < num_kv
-        reduced = kv_segment_ids_kv.to(tl.int32)
-        tl.store(kv_segment_ids_kv_min_ptr + part_offs, tl.min(reduced, 1, keep_dims=True), mask=in_parts)
-        tl.store(kv_segment_ids_kv_max_ptr + part_offs, tl.max(reduced, 1, keep_dims=True), mask=in_parts)
-        reduced = (kv_segment_ids_kv != padding_id).to(tl.int32)
-        tl.store(kv_segment_ids_kv_2_min_ptr + part_offs, tl.min(reduced, 1, keep_dims=True), mask=in_parts)
-        tl.store(kv_segment_ids_kv_2_max_ptr + part_offs, tl.max(reduced, 1, keep_dims=True), mask=in_parts)
+        kv_values = kv_segment_ids_kv.to(tl.int32)
+        tl.store(kv_segment_ids_kv_min_ptr + part_offs, tl.min(kv_values, 1, keep_dims=True), mask=in_parts)
+        tl.store(kv_segment_ids_kv_max_ptr + part_offs, tl.max(kv_values, 1, keep_dims=True), mask=in_parts)
+        kv_values = (kv_segment_ids_kv != padding_id).to(tl.int32)
+        tl.store(kv_segment_ids_kv_2_min_ptr + part_offs, tl.min(kv_values, 1, keep_dims=True), mask=in_parts)
+        tl.store(kv_segment_ids_kv_2_max_ptr + part_offs, tl.max(kv_values, 1, keep_dims=True), mask=in_parts)
         if POSITIONS:
             tl.store(kv_position_min_ptr + part_offs, tl.min(kv_idx, 1, keep_dims=True), mask=in_parts)
             tl.store(kv_position_max_ptr + part_offs, tl.max(kv_idx, 1, keep_dims=True), mask=in_parts)

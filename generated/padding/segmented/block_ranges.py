@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: kernels/block_ranges.py.jinja
-# hash: 7279a64cf633520d
+# hash: 16e22d5db5f93794
 """Which blocks of keys a block of queries visits under `padding`, with segment ids, and the other way round.
 
     keep                     kv_idx < length[b] and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and
@@ -87,9 +87,9 @@ def padding_segmented_extremes(
         )
         part_offs = head * num_q + part_idx
         in_parts = part_idx < num_q
-        reduced = q_segment_ids_q.to(tl.int32)
-        tl.store(q_segment_ids_q_min_ptr + part_offs, tl.min(reduced, 1, keep_dims=True), mask=in_parts)
-        tl.store(q_segment_ids_q_max_ptr + part_offs, tl.max(reduced, 1, keep_dims=True), mask=in_parts)
+        q_values = q_segment_ids_q.to(tl.int32)
+        tl.store(q_segment_ids_q_min_ptr + part_offs, tl.min(q_values, 1, keep_dims=True), mask=in_parts)
+        tl.store(q_segment_ids_q_max_ptr + part_offs, tl.max(q_values, 1, keep_dims=True), mask=in_parts)
 
     else:
         part_idx = (program - query_programs) * PARTS + tl.arange(0, PARTS)[:, None]
@@ -105,12 +105,12 @@ def padding_segmented_extremes(
         )
         part_offs = head * num_kv + part_idx
         in_parts = part_idx < num_kv
-        reduced = kv_segment_ids_kv.to(tl.int32)
-        tl.store(kv_segment_ids_kv_min_ptr + part_offs, tl.min(reduced, 1, keep_dims=True), mask=in_parts)
-        tl.store(kv_segment_ids_kv_max_ptr + part_offs, tl.max(reduced, 1, keep_dims=True), mask=in_parts)
-        reduced = (kv_segment_ids_kv != padding_id).to(tl.int32)
-        tl.store(kv_segment_ids_kv_2_min_ptr + part_offs, tl.min(reduced, 1, keep_dims=True), mask=in_parts)
-        tl.store(kv_segment_ids_kv_2_max_ptr + part_offs, tl.max(reduced, 1, keep_dims=True), mask=in_parts)
+        kv_values = kv_segment_ids_kv.to(tl.int32)
+        tl.store(kv_segment_ids_kv_min_ptr + part_offs, tl.min(kv_values, 1, keep_dims=True), mask=in_parts)
+        tl.store(kv_segment_ids_kv_max_ptr + part_offs, tl.max(kv_values, 1, keep_dims=True), mask=in_parts)
+        kv_values = (kv_segment_ids_kv != padding_id).to(tl.int32)
+        tl.store(kv_segment_ids_kv_2_min_ptr + part_offs, tl.min(kv_values, 1, keep_dims=True), mask=in_parts)
+        tl.store(kv_segment_ids_kv_2_max_ptr + part_offs, tl.max(kv_values, 1, keep_dims=True), mask=in_parts)
         if POSITIONS:
             tl.store(kv_position_min_ptr + part_offs, tl.min(kv_idx, 1, keep_dims=True), mask=in_parts)
             tl.store(kv_position_max_ptr + part_offs, tl.max(kv_idx, 1, keep_dims=True), mask=in_parts)

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: kernels/block_lists.py.jinja
-# hash: 1954694b432052c1
+# hash: ed72b66f1b5f2302
 """Which blocks of keys a block of queries visits under `streaming_llm`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks) and q_segment_ids[b, rows] ==
@@ -99,9 +99,9 @@ def streaming_llm_segmented_extremes(
         )
         part_offs = head * num_q + part_idx
         in_parts = part_idx < num_q
-        reduced = q_segment_ids_q.to(tl.int32)
-        tl.store(q_segment_ids_q_min_ptr + part_offs, tl.min(reduced, 1, keep_dims=True), mask=in_parts)
-        tl.store(q_segment_ids_q_max_ptr + part_offs, tl.max(reduced, 1, keep_dims=True), mask=in_parts)
+        q_values = q_segment_ids_q.to(tl.int32)
+        tl.store(q_segment_ids_q_min_ptr + part_offs, tl.min(q_values, 1, keep_dims=True), mask=in_parts)
+        tl.store(q_segment_ids_q_max_ptr + part_offs, tl.max(q_values, 1, keep_dims=True), mask=in_parts)
         if POSITIONS:
             tl.store(q_position_min_ptr + part_offs, tl.min(q_idx, 1, keep_dims=True), mask=in_parts)
             tl.store(q_position_max_ptr + part_offs, tl.max(q_idx, 1, keep_dims=True), mask=in_parts)
@@ -120,12 +120,12 @@ def streaming_llm_segmented_extremes(
         )
         part_offs = head * num_kv + part_idx
         in_parts = part_idx < num_kv
-        reduced = kv_segment_ids_kv.to(tl.int32)
-        tl.store(kv_segment_ids_kv_min_ptr + part_offs, tl.min(reduced, 1, keep_dims=True), mask=in_parts)
-        tl.store(kv_segment_ids_kv_max_ptr + part_offs, tl.max(reduced, 1, keep_dims=True), mask=in_parts)
-        reduced = (kv_segment_ids_kv != padding_id).to(tl.int32)
-        tl.store(kv_segment_ids_kv_2_min_ptr + part_offs, tl.min(reduced, 1, keep_dims=True), mask=in_parts)
-        tl.store(kv_segment_ids_kv_2_max_ptr + part_offs, tl.max(reduced, 1, keep_dims=True), mask=in_parts)
+        kv_values = kv_segment_ids_kv.to(tl.int32)
+        tl.store(kv_segment_ids_kv_min_ptr + part_offs, tl.min(kv_values, 1, keep_dims=True), mask=in_parts)
+        tl.store(kv_segment_ids_kv_max_ptr + part_offs, tl.max(kv_values, 1, keep_dims=True), mask=in_parts)
+        kv_values = (kv_segment_ids_kv != padding_id).to(tl.int32)
+        tl.store(kv_segment_ids_kv_2_min_ptr + part_offs, tl.min(kv_values, 1, keep_dims=True), mask=in_parts)
+        tl.store(kv_segment_ids_kv_2_max_ptr + part_offs, tl.max(kv_values, 1, keep_dims=True), mask=in_parts)
         if POSITIONS:
             tl.store(kv_position_min_ptr + part_offs, tl.min(kv_idx, 1, keep_dims=True), mask=in_parts)
             tl.store(kv_position_max_ptr + part_offs, tl.max(kv_idx, 1, keep_dims=True), mask=in_parts)
