@@ -261,6 +261,20 @@ class OpPlan:
         return ", ".join(_name(p) for p in self._numbers)
 
     @property
+    def own_names(self) -> list[str]:
+        """The arguments that only some variants have."""
+        return [*(a.name for a in self.arguments), *(["dropout_p", "seed"] if self.dropout else [])]
+
+    @property
+    def own_keywords(self) -> str:
+        return "".join(f"{name}={name}, " for name in self.own_names)
+
+    @property
+    def kernel_values(self) -> str:
+        """What a function takes first that launches kernels for a packed call, or for one with ids or positions."""
+        return ", ".join(["q", "k", "v", *self.own_names, "row_offset", "row_offsets", "scale", "config_words"])
+
+    @property
     def flags(self) -> dict[str, int]:
         """Whether a call wants the gradient of each trained tensor: the parameter, and the input of the forward."""
         return {f"grad_{a.name.lower()}": 3 + i for i, a in enumerate(self.tensors) if a.trained}
