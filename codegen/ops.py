@@ -348,6 +348,15 @@ class OpPlan:
         return ", ".join(_name(p) for p in self._numbers)
 
     @property
+    def own_names(self) -> list[str]:
+        """The arguments that only some variants have."""
+        return [*(a.name for a in self.arguments), *(["dropout_p", "seed"] if self.dropout else [])]
+
+    @property
+    def own_keywords(self) -> str:
+        return "".join(f"{name}={name}, " for name in self.own_names)
+
+    @property
     def flags(self) -> dict[str, int]:
         """Whether a call wants the gradient of each trained tensor: the parameter, and the input of the forward."""
         return {f"grad_{a.name.lower()}": 3 + i for i, a in enumerate(self.tensors) if a.trained}
