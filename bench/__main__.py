@@ -2,25 +2,29 @@
 
 python -m bench                              # everything
 python -m bench --suite host                 # the CPU's cost of a call; also: issue and paper (speed), memory
+python -m bench --suite packed --json p.json  # documents of unequal lengths in one call
 python -m bench --only 'causal.*D128' --seqs 4096,65536 --csv speed.csv
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from bench.cases import Case, issue_cases, paper_cases
 from bench.pool import DEFAULT_JOBS, spread
 
-SUITES = ("issue", "paper", "schedules", "host", "memory")
+SUITES = ("issue", "paper", "packed", "schedules", "host", "memory")
 
 
 def _lengths(text: str) -> list[int]:
@@ -46,10 +50,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--suite", choices=(*SUITES, "all"), default="all")
     parser.add_argument("--seqs", type=_lengths, default=[2048, 16384], help="sequence lengths of the speed suite")
-    parser.add_argument("--only", type=_pattern, metavar="REGEX", help="the cases of the speed suite that match")
+    parser.add_argument(
+        "--only", type=_pattern, metavar="REGEX", help="the cases of the speed and packed suites that match"
+    )
     parser.add_argument("--quick", action="store_true", help="head_dim 128 alone, each pass repeated for less long")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the speed suite's measurements")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write them with the machine they were made on")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write them, and those of the packed suite, with the machine they were made on",
+    )
     parser.add_argument("--jobs", type=int, default=DEFAULT_JOBS, help="processes that compile beforehand; 0: none")
     return parser
 
@@ -75,8 +86,8 @@ def _compile_beforehand(cases: list[Case], jobs: int) -> None:
     print(flush=True)
 
 
-def _speed(options: argparse.Namespace, suites: Sequence[str], found: dict[str, str]) -> bool:
-    """The cases of the speed suites; whether everything of ours was right."""
+def _speed(options: argparse.Namespace, suites: Sequence[str], document: dict[str, Any]) -> bool:
+    """The cases of the speed suites, added to the JSON `document`; whether everything of ours was right."""
     from bench import report
     from bench.measure import Measurement, measure
 
@@ -100,9 +111,22 @@ def _speed(options: argparse.Namespace, suites: Sequence[str], found: dict[str, 
     print(report.table(measurements), flush=True)
     if options.csv:
         report.write_csv(options.csv, measurements)
-    if options.json:
-        report.write_json(options.json, found, measurements)
+    document["measurements"] = [asdict(m) for m in measurements]
     return not any(m.note for m in measurements if m.implementation == "ours")
+
+
+def _packed(options: argparse.Namespace, document: dict[str, Any]) -> bool:
+    """The packed suite, added to the JSON `document`; whether ours was right and fast enough."""
+    from bench import packed
+
+    chosen = [case for case in packed.cases() if not options.only or options.only.search(case.name)]
+    if not chosen:
+        # `--suite all --only ...` may ask for cases of the speed suite alone.
+        print("--only matches no case of the packed suite", file=sys.stderr)
+        return bool(options.suite == "all")
+    right, measurements = packed.run(10 if options.quick else 30, options.jobs, chosen)
+    document["packed"] = [asdict(m) for m in measurements]
+    return right
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -114,9 +138,14 @@ def main(arguments: list[str] | None = None) -> int:
     found = machine()
     print(", ".join(f"{name} {what}" for name, what in found.items()), flush=True)
     wanted = SUITES if options.suite == "all" else (options.suite,)
+    document: dict[str, Any] = {"machine": found}
     right = True
     if {"issue", "paper"} & set(wanted):
-        right = _speed(options, wanted, found) and right
+        right = _speed(options, wanted, document) and right
+    if "packed" in wanted:
+        right = _packed(options, document) and right
+    if options.json:
+        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if "schedules" in wanted:
         from bench import schedules
 

@@ -1,9 +1,8 @@
-"""Measurements as a table, as CSV and as JSON."""
+"""Measurements as a table and as CSV."""
 
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -55,9 +54,3 @@ def write_csv(path: Path, measurements: Sequence[Measurement]) -> None:
         writer = csv.DictWriter(file, [each.name for each in fields(Measurement)])
         writer.writeheader()
         writer.writerows(asdict(m) for m in measurements)
-
-
-def write_json(path: Path, machine: dict[str, str], measurements: Sequence[Measurement]) -> None:
-    """The machine and every measurement."""
-    document = {"machine": machine, "measurements": [asdict(m) for m in measurements]}
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -1,9 +1,11 @@
 """Where the kernels cannot run, every test of this folder is skipped."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
-from .cases import INTERPRET
+from .cases import DEVICE, INTERPRET
 
 
 @pytest.fixture(autouse=True)
@@ -15,6 +17,18 @@ def kernels_run() -> None:
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def poisoned_memory() -> Iterator[None]:
+    """torch fills what it allocates with NaN. Nothing else of its deterministic mode is wanted: the golden may sum."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        assert torch.empty(4, device=DEVICE).isnan().all()
+        assert torch.empty(8, device=DEVICE).new_empty((2, 4)).isnan().all()
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

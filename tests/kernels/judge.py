@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from bench import golden
 from bench.golden import Inputs
 
-from . import plain
+from . import packings, plain
 from .cases import INTERPRET, MANIFEST, evaluate
 
 EPS32 = torch.finfo(torch.float32).eps
@@ -40,8 +40,13 @@ LARGEST_SCORE = 4.0
 def golden_of(variant: str, inputs: Inputs, **options: Any) -> dict[str, Tensor]:
     """The results in float64."""
     entry = MANIFEST[variant]
-    op = plain.attention(entry) if plain.covers(entry) else golden.load_reference(variant)
+    op = _plain_op(entry, options) if plain.covers(entry) else golden.load_reference(variant)
     return golden.evaluate(op, inputs.double(), **options)
+
+
+def _plain_op(entry: Mapping[str, Any], options: Mapping[str, Any]) -> Callable[..., Any]:
+    op = plain.attention(entry)
+    return packings.per_sequence(entry, op) if "cu_seqlens_q" in options else op
 
 
 def check_call(variant: str, inputs: Inputs, *, config: Any = None, **options: Any) -> dict[str, Tensor]:
@@ -54,7 +59,7 @@ def check_call(variant: str, inputs: Inputs, *, config: Any = None, **options: A
 def check_results(
     variant: str, inputs: Inputs, got: Mapping[str, Tensor], *, ratios: bool = True, **options: Any
 ) -> None:
-    """Hold the results of a call, in layout "bhsd", to the bounds; `ratios`: also against plain PyTorch."""
+    """Hold the results of a call, packed or in layout "bhsd", to the bounds; `ratios`: also against plain PyTorch."""
     want = golden_of(variant, inputs, **options)
     for name, wanted in want.items():
         assert got[name].shape == wanted.shape, f"{name}: shape {list(got[name].shape)}, not {list(wanted.shape)}"
@@ -67,11 +72,12 @@ def check_results(
         errors = golden.relative_errors(got, finite)
         assert max(errors.values(), default=0.0) <= golden.BOUND[inputs.q.dtype], errors
         return
-    sizes, score = plain.term_sizes(entry, inputs.double(), inputs.q.dtype, **options)
+    term_sizes = packings.term_sizes if "cu_seqlens_q" in options else plain.term_sizes
+    sizes, score = term_sizes(entry, inputs.double(), inputs.q.dtype, **options)
     problems = [_lse_problem(got["lse"], want["lse"], score, _instruction_error(entry, inputs))]
     problems += [_largest_problem(name, got[name], want[name], size, inputs, score) for name, size in sizes.items()]
     if ratios:
-        baseline = golden.evaluate(plain.attention(entry), inputs, **options)
+        baseline = golden.evaluate(_plain_op(entry, options), inputs, **options)
         problems += [_mean_problem(name, got, want, baseline, size, score) for name, size in sizes.items()]
     found = [problem for problem in problems if problem]
     assert not found, "\n".join(found)

@@ -8,7 +8,7 @@ cores keep them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,6 +30,11 @@ MASKS: dict[str, Callable[..., Tensor]] = {
     ),
 }
 SCORES = ("softcap", "alibi")
+# What a call takes besides tensors and scalars of the variant's own.
+OPTIONS = (
+    *("scale", "q_offset", "kv_lengths", "padding_id"),
+    *("q_segment_ids", "kv_segment_ids", "q_positions", "kv_positions"),
+)
 RELATIVE_BIAS = "score + bias[h, q_idx - kv_idx]"
 
 
@@ -40,14 +45,22 @@ def _near(query: Tensor, key: Tensor, size: int, kernel: int) -> Tensor:
 
 
 class _Clamped:
-    """A tensor whose indices are clamped to it, as the language has it."""
+    """A tensor whose indices are clamped to it, as the language has it.
 
-    def __init__(self, x: Tensor) -> None:
-        self.x = x
+    `rows`: pairs of a position and what stands for it along a dim named after one, where tokens lie in memory.
+    """
+
+    def __init__(self, x: Tensor, dims: Sequence[str | int], rows: Sequence[tuple[Tensor, Tensor]]) -> None:
+        self.x, self.dims, self.rows = x, dims, rows
 
     def __getitem__(self, indices: Tensor | tuple[Tensor, ...]) -> Tensor:
         indices = indices if isinstance(indices, tuple) else (indices,)
-        return self.x[tuple(index.clamp(0, size - 1) for index, size in zip(indices, self.x.shape, strict=True))]
+        placed = [self._placed(dim, index) for dim, index in zip(self.dims, indices, strict=True)]
+        return self.x[tuple(index.clamp(0, size - 1) for index, size in zip(placed, self.x.shape, strict=True))]
+
+    def _placed(self, dim: str | int, index: Tensor) -> Tensor:
+        of_tokens = dim in ("q_idx", "kv_idx")
+        return next((row for position, row in self.rows if of_tokens and index is position), index)
 
 
 def words(text: str) -> list[tuple[str, list[str]]]:
@@ -74,13 +87,13 @@ def _attend(
     k: Tensor,
     v: Tensor,
     *,
-    scale: float | None = None,
-    q_offset: Any = 0,
     return_lse: bool = True,
-    **own: Any,
+    **arguments: Any,
 ) -> tuple[Tensor, Tensor]:
     assert return_lse
-    call = _Call.of(entry, q, k, scale, q_offset, own)
+    options = {name: value for name, value in arguments.items() if name in OPTIONS}
+    own = {name: value for name, value in arguments.items() if name not in OPTIONS}
+    call = _Call.of(entry, q, k, own, **options)
     scores = call.scores(_rounded(call.products(q, k), q.dtype))
     probs, lse, _ = call.softmax(scores)
     o = _heads(_rounded(call.dropped(probs), q.dtype), k.shape[1]) @ _wide(v).unsqueeze(2)
@@ -114,25 +127,60 @@ def _called(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Call:
-    """One call: positions `[B or 1, 1, Sq, 1]` and `[Skv]`, and the variant's own arguments."""
+    """One call: positions `[B or 1, 1, Sq, 1]` and `[B or 1, 1, 1, Skv]`, and the variant's own arguments.
+
+    `q_row` and `kv_row` are what tensors with an element per token are indexed by; `seen` are the pairs that segments
+    and lengths leave, whatever the mask.
+    """
 
     entry: Entry
     scale: float
     q_idx: Tensor
     kv_idx: Tensor
+    q_row: Tensor
+    kv_row: Tensor
+    seen: Tensor
     batch: int
     own: Mapping[str, Any]
 
     @staticmethod
-    def of(entry: Entry, q: Tensor, k: Tensor, scale: float | None, q_offset: Any, own: Mapping[str, Any]) -> _Call:
+    def of(
+        entry: Entry,
+        q: Tensor,
+        k: Tensor,
+        own: Mapping[str, Any],
+        *,
+        scale: float | None = None,
+        q_offset: Any = 0,
+        q_segment_ids: Tensor | None = None,
+        kv_segment_ids: Tensor | None = None,
+        q_positions: Tensor | None = None,
+        kv_positions: Tensor | None = None,
+        kv_lengths: Tensor | None = None,
+        padding_id: int = -1,
+    ) -> _Call:
         q_len, kv_len = q.shape[2], k.shape[2]
-        shift = kv_len - q_len if isinstance(q_offset, str) else q_offset
-        rows = torch.arange(q_len, device=q.device)[:, None]
+        lengths = torch.as_tensor(kv_len if kv_lengths is None else kv_lengths, device=q.device).view(-1, 1, 1, 1)
+        offset = lengths - q_len if isinstance(q_offset, str) else torch.as_tensor(q_offset, device=q.device)
+        q_row = torch.arange(q_len, device=q.device)[:, None] + offset.view(-1, 1, 1, 1)
+        kv_row = torch.arange(kv_len, device=q.device).view(1, 1, 1, -1)
+        seen = kv_row < lengths
+        if q_segment_ids is not None:
+            queries = q_segment_ids[:, None, :, None]
+            keys = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
+            seen = seen & (queries == keys) & (queries != padding_id)
+        q_idx, kv_idx = q_row, kv_row
+        if q_positions is not None:
+            q_idx = q_positions[:, None, :, None].long()
+            kv_idx = (q_positions if kv_positions is None else kv_positions)[:, None, None, :].long()
         return _Call(
             entry=entry,
             scale=q.shape[3] ** -0.5 if scale is None else scale,
-            q_idx=(rows + torch.as_tensor(shift, device=q.device).view(-1, 1, 1, 1)),
-            kv_idx=torch.arange(kv_len, device=q.device),
+            q_idx=q_idx,
+            kv_idx=kv_idx,
+            q_row=q_row,
+            kv_row=kv_row,
+            seen=seen,
             batch=len(q),
             own=own,
         )
@@ -141,18 +189,20 @@ class _Call:
         return _products(q, k) * self.scale
 
     def keep(self) -> Tensor:
-        everything = torch.ones_like(self.q_idx == self.kv_idx)
+        seen = self.seen & torch.ones_like(self.q_idx == self.kv_idx)
         if not self.entry["mask"]:
-            return everything
+            return seen
         named = {name: partial(mask, self.q_idx, self.kv_idx) for name, mask in MASKS.items()}
-        own = {name: _Clamped(x) if isinstance(x, Tensor) else x for name, x in self.own.items()}
+        dims = {name: declared["dims"] for name, declared in self.entry["tensors"].items()}
+        rows = [(self.q_idx, self.q_row), (self.kv_idx, self.kv_row)]
+        own = {name: _Clamped(x, dims[name], rows) if name in dims else x for name, x in self.own.items()}
         b = torch.arange(self.batch, device=self.kv_idx.device)
         scope = {**named, **own, "b": b.view(-1, 1, 1, 1), "q_idx": self.q_idx, "kv_idx": self.kv_idx}
         # Python's `and` takes no tensors; a comparison binds closer than `&` only in parentheses.
         parts = re.split(r"\b(and|or)\b", self.entry["mask"])
         text = "".join({"and": " & ", "or": " | "}.get(part) or f"({_called(part.strip())})" for part in parts)
         keep: Tensor = eval(text, {"__builtins__": {}}, scope)  # the text is this project's own
-        return keep & everything
+        return keep & seen
 
     def scores(self, products: Tensor) -> Tensor:
         """The scaled products after the variant's score expression and its decay."""
@@ -171,9 +221,9 @@ class _Call:
                 scores = scores + self.own["slope"].to(scores.dtype).view(-1, 1, 1) * distance
         if self.entry["decay"]:
             total = self.own["g"].to(scores.dtype).cumsum(1).transpose(1, 2)  # [B, H, P]
-            at_query = self.q_idx.clamp(0, total.shape[2] - 1).squeeze(-1)
+            at_query = self.q_row.clamp(0, total.shape[2] - 1).squeeze(-1)
             at_query = total.gather(2, at_query.expand(total.shape[0], total.shape[1], -1))
-            scores = scores + at_query[..., None] - total[:, :, None, : len(self.kv_idx)]
+            scores = scores + at_query[..., None] - total[:, :, None, : self.kv_row.shape[-1]]
         return scores
 
     def softmax(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -198,9 +248,7 @@ class _Call:
         return dropout(probs, self.own["dropout_p"], self.own["seed"]) if self.own.get("dropout_p") else probs
 
 
-def term_sizes(
-    entry: Entry, inputs: Inputs, dtype: torch.dtype, *, scale: float | None = None, q_offset: Any = 0
-) -> tuple[dict[str, Tensor], float]:
+def term_sizes(entry: Entry, inputs: Inputs, dtype: torch.dtype, **options: Any) -> tuple[dict[str, Tensor], float]:
     """What each result would be if none of its terms cancelled, and the same for the largest score.
 
     Rounding a term moves a result by that term's size times eps, however small the result itself. `inputs` are
@@ -208,7 +256,7 @@ def term_sizes(
     """
     tiny = torch.finfo(dtype).tiny
     x = inputs
-    call = _Call.of(entry, x.q, x.k, scale, q_offset, x.tensors | x.scalars)
+    call = _Call.of(entry, x.q, x.k, x.tensors | x.scalars, **options)
     kv_heads = x.k.shape[1]
     keep = call.keep().double()
     trained = {name: tensor for name, tensor in x.tensors.items() if tensor.requires_grad and name != "sink"}
@@ -237,7 +285,7 @@ def term_sizes(
         if "g" in trained:
             # Every score a position takes part in, as a query or as a key: what is on both sides of g cancels.
             at_positions = torch.zeros_like(x.tensors["g"]).transpose(1, 2)
-            rows = call.q_idx.clamp(0, at_positions.shape[2] - 1).squeeze(-1).expand(*x.q.shape[:3])
+            rows = call.q_row.clamp(0, at_positions.shape[2] - 1).squeeze(-1).expand(*x.q.shape[:3])
             at_positions = at_positions.scatter_add(2, rows, score_sizes.sum(3))
             at_positions[:, :, : x.k.shape[2]] += score_sizes.sum(2)
             sizes["dg"] = at_positions.flip(2).cumsum(2).flip(2).transpose(1, 2)
