@@ -72,14 +72,18 @@ def _believing_in(arch: str, variant: str, package: str) -> Iterator[dict[str, A
         compiled[kernel.__name__] = result = run(kernel, *args, **options | {"warmup": True})
         return result
 
-    ops, launch = (importlib.import_module(f"{package}.{variant}.{name}") for name in ("torch_op", "torch_launch"))
+    ops = importlib.import_module(f"{package}.{variant}.torch_op")
+    modes = ("", ".packed", ".segmented")
+    launches = [importlib.import_module(f"{package}.{variant}{mode}.torch_launch") for mode in modes]
     support = importlib.import_module(f"{package}._runtime.torch_support")
     with (
         # Not `driver.reset_active()` at the end: that looks for a real GPU.
         mock.patch.object(driver, "_active", AbsentGPU(arch)),
         mock.patch.object(JITFunction, "run", compile_only),
         mock.patch.object(ops, "runs_reference", return_value=False),
-        mock.patch.object(launch, "arch_of", return_value=arch),
+        mock.patch.object(launches[0], "arch_of", return_value=arch),
+        mock.patch.object(launches[1], "arch_of", return_value=arch),
+        mock.patch.object(launches[2], "arch_of", return_value=arch),
         mock.patch.object(support, "arch_of", return_value=arch),
     ):
         yield compiled

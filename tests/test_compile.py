@@ -6,12 +6,14 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from bench.golden import Shape, draw_inputs, load_manifest
+from bench.golden import Inputs, Shape, draw_inputs, load_manifest
 from codegen import cli
 from codegen.spec import ARCHS, SMEM_LIMIT
 from generated._runtime.torch_support import INTERPRET
@@ -31,21 +33,48 @@ EVERYWHERE = [
 ]
 
 
-def kernels_of(variant: str, package: Path) -> set[str]:
-    """The names of a variant's kernels: the jitted functions that carry its name."""
-    source = "".join(path.read_text(encoding="utf-8") for path in sorted((package / variant).glob("*.py")))
+def kernels_of(variant: str, package: Path, mode: str) -> set[str]:
+    """The names of a variant's kernels in a mode: the jitted functions that carry its name."""
+    folder = package / variant / (mode if mode != "dense" else "")
+    source = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py")))
     return set(re.findall(rf"^def ({variant}_\w+)\(", source, re.MULTILINE))
 
 
-def check(variant: str, arch: str, dim: int, dtype: torch.dtype, package: Path = GENERATED) -> None:
+def check(
+    variant: str, arch: str, dim: int, dtype: torch.dtype, package: Path = GENERATED, mode: str = "dense"
+) -> None:
     entry = json.loads((package / "MANIFEST.json").read_text(encoding="utf-8"))["variants"][variant]
     shape = Shape(batch=1, heads=4, kv_heads=2, seq=128, dim=dim)
     inputs = draw_inputs(entry, shape, dtype=dtype, device="cpu")
-    compiled = compile_call(variant, arch, inputs, package=package.name)
-    assert compiled.keys() == kernels_of(variant, package)
+    tokens = torch.arange(128, dtype=torch.int32)
+    options = {}
+    if mode == "packed":
+        inputs, options = _packed(entry, inputs), {"cu_seqlens_q": torch.tensor([0, 40, 128], dtype=torch.int32)}
+    elif mode == "segmented":
+        options = {"q_segment_ids": tokens[None] // 50, "q_positions": tokens[None] % 50}
+    compiled = compile_call(variant, arch, inputs, package=package.name, **options)
+    # The first step of the backward, and what a log-decay sums, are shared with dense calls; the table of blocks is the
+    # same for all variants.
+    shared_names = {f"{variant}_bwd_delta", "packed_blocks"} | {name for name in compiled if "decay" in name}
+    assert compiled.keys() - shared_names == kernels_of(variant, package, mode) - shared_names
     for name, kernel in compiled.items():
         shared = kernel.metadata.shared
         assert shared <= SMEM_LIMIT[arch], f"{name}: {shared} bytes of shared memory, {SMEM_LIMIT[arch]} on {arch}"
+
+
+def _packed(entry: dict[str, Any], inputs: Inputs) -> Inputs:
+    """A batch of one row as packed sequences."""
+    tensors = {}
+    for name, x in inputs.tensors.items():
+        dims = (
+            entry["tensors"][name]["dims"] if name in entry["tensors"] else ["b", "q_idx", "h"] if name == "g" else []
+        )
+        packed = x[0] if dims[:1] == ["b"] and {"q_idx", "kv_idx"} & set(dims) else x
+        packed = packed.expand(2, *x.shape[1:]) if dims[:1] == ["b"] and packed is x else packed
+        tensors[name] = packed.detach().clone().requires_grad_(x.requires_grad)
+    q, k, v, do = (x[0].transpose(0, 1).detach() for x in (inputs.q, inputs.k, inputs.v, inputs.do))
+    q, k, v = (x.clone().requires_grad_() for x in (q, k, v))
+    return replace(inputs, q=q, k=k, v=v, do=do, dlse=inputs.dlse[0], tensors=tensors)
 
 
 GATHERING = """
@@ -113,6 +142,18 @@ def test_every_kind_of_table(tables: Path, variant: str) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_kernel_on_sm_90(variant: str) -> None:
     check(variant, "sm_90", 64, torch.bfloat16)
+
+
+@pytest.mark.parametrize("mode", ["packed", "segmented"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_mode_on_sm_90(variant: str, mode: str) -> None:
+    check(variant, "sm_90", 64, torch.bfloat16, mode=mode)
+
+
+@pytest.mark.parametrize("mode", ["packed", "segmented"])
+@pytest.mark.parametrize("variant", ["integers", "floats", "positions", "holes"])
+def test_every_kind_of_table_in_every_mode(tables: Path, variant: str, mode: str) -> None:
+    check(variant, "sm_90", 64, torch.bfloat16, tables, mode)
 
 
 @pytest.mark.parametrize(("arch", "dim", "variant"), EVERYWHERE)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from .checks import fail
 from .configs import PASSES, Tile, Tiles, next_power_of_2
-from .torch_sequences import Tokens
-from .torch_support import HAS_TRITON, on_device
+from .torch_sequences import Tokens, values_are_checked
+from .torch_support import HAS_TRITON, launches_directly, on_device
 
 if HAS_TRITON:
     from .packed_blocks import packed_blocks
@@ -35,11 +35,14 @@ class Schedule:
 
     It holds what the mask's tensors and scalars were when it was made. `tables` are, for each pass in the order of
     PASSES, its ranges of blocks, int32 `[B or 1, Hq or 1, blocks, 4]`, or for a mask with holes the spans of its lists,
-    of that shape, and the lists themselves, int16 or int32. Passes with the same blocks share theirs.
+    of that shape, and the lists themselves, int16 or int32. Passes with the same blocks share theirs. Of packed
+    sequences, `sequences` are cu_seqlens_q and cu_seqlens_k, and each pass has two tables more, the sequence of each
+    block and the first block of each sequence; the others are `[Hq or 1, entries, 4]`.
     """
 
     op: str
     call: Mapping[str, Any]
+    sequences: tuple[Tensor, ...] = ()
     tiles: Mapping[str, tuple[int, int]]
     tables: tuple[Tensor, ...]
 
@@ -151,6 +154,19 @@ def schedule_tables(op: str, schedule: object, call: Mapping[str, Any], tiles: T
             expected = f"one made for {name} blocks of {tile.block_m} by {tile.block_n}, those of this call"
             fail(op, "schedule", expected, f"one made for {block_m} by {block_n}")
     return list(schedule.tables)
+
+
+def check_sequences(op: str, schedule: Schedule, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> None:
+    """Check that a schedule is of these sequences: at no cost if they are the very tensors, else as cu_seqlens are."""
+    names = ("cu_seqlens_q", "cu_seqlens_k")
+    for name, made_for, given in zip(names, schedule.sequences, (cu_seqlens_q, cu_seqlens_k), strict=False):
+        if made_for is given or not launches_directly(given):
+            continue
+        if values_are_checked(given):
+            if not torch.equal(made_for, given):
+                fail(op, "schedule", f"one made for the {name} of this call", "one made for other sequences")
+        else:
+            torch._assert_async((made_for == given).all(), f"{op}: the schedule was made for other {name}")
 
 
 def pass_table(tables: list[Tensor], name: str, count: int) -> list[Tensor]:

@@ -66,9 +66,14 @@ def _begins(op: str, name: str, cu_seqlens: Any, packed: str, x: Tensor) -> Tens
     fits = cu_seqlens.dtype == torch.int32 and cu_seqlens.dim() == 1 and cu_seqlens.shape[0] > 0
     if not fits or cu_seqlens.device != x.device:
         fail(op, name, expected, f"{cu_seqlens.dtype} {list(cu_seqlens.shape)} on {cu_seqlens.device}")
-    if launches_directly(cu_seqlens) and (x.device.type == "cpu" or (DEBUG and not x.is_meta)):
+    if launches_directly(cu_seqlens) and values_are_checked(cu_seqlens):
         _check_begins(op, name, cu_seqlens.tolist(), packed, x.shape[0])
     return cu_seqlens.contiguous()
+
+
+def values_are_checked(x: Tensor) -> bool:
+    """Whether a call reads what a tensor holds, to check it: on a GPU it would wait for the device."""
+    return x.device.type == "cpu" or (DEBUG and not x.is_meta)
 
 
 def _check_begins(op: str, name: str, begins: list[int], packed: str, total: int) -> None:

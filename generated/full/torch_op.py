@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/torch_op.py.jinja
-# hash: 862e8251624857f5
+# hash: 9d4e09dac60a147e
 """`full` for PyTorch. Every query attends to every key (Vaswani et al., 2017, arXiv:1706.03762)."""
 
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from .._runtime.configs import PASSES
-from .._runtime.torch_schedule import Schedule, call_sizes, packed_sizes, schedule_tables, scheduled
+from .._runtime.torch_schedule import Schedule, call_sizes, check_sequences, packed_sizes, schedule_tables, scheduled
 from .._runtime.torch_sequences import check_alone, check_packed, check_tokens, packed_offset
 from .._runtime.torch_support import (
     autocast_inputs,
@@ -54,12 +54,14 @@ def _schedule(
     """
     config_words = config_text(NAME, config)
     tables: list[Tensor] = []
+    sequences: tuple[Tensor, ...] = ()
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, None, cu_seqlens_q, cu_seqlens_k)
         row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
         q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in autocast_inputs(q, k, v))
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
+        sequences = (cu_seqlens_q, cu_seqlens_k)
         if not runs_reference(q):
             tables = packed_launch.make_tables(q, k, v, cu_seqlens_q, cu_seqlens_k, config_words, backward)
     else:
@@ -79,10 +81,10 @@ def _schedule(
                 q, k, v, q_segment_ids, kv_segment_ids, padding_id, config_words, backward
             )
     if runs_reference(q):
-        return Schedule(op=NAME, call=call_key, tiles={}, tables=())
+        return Schedule(op=NAME, call=call_key, sequences=sequences, tiles={}, tables=())
     tiles = tiles_of(q, v, config_words)
     tile_blocks = {each: (tiles[each].block_m, tiles[each].block_n) for each in (PASSES if backward else PASSES[:1])}
-    return Schedule(op=NAME, call=call_key, tiles=tile_blocks, tables=tuple(tables))
+    return Schedule(op=NAME, call=call_key, sequences=sequences, tiles=tile_blocks, tables=tuple(tables))
 
 
 @scheduled(_schedule)
@@ -220,6 +222,7 @@ def _packed(
     if schedule is not None:
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
         block_tables = _tables_of(schedule, call_key, q, v, config_words)
+        check_sequences(NAME, schedule, cu_seqlens_q, cu_seqlens_k)
     # Where there is no key at all, there is nothing for kernels to read.
     if runs_reference(q) or k.shape[2] == 0:
         o, lse = packed_reference(
