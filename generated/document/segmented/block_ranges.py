@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/block_ranges.py.jinja
-# hash: d015131e165439e8
+# hash: c0b2e7fc8d6d509a
 """Which blocks of keys a block of queries visits under `document`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and doc[b, q_row] == doc[b, cols] and q_segment_ids[b, rows] ==
@@ -102,8 +102,7 @@ def document_segmented_extremes(
         # Beyond the end the last position stands in for itself once more.
         rows = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], q_len - 1)
         q_row = rows + q_shift
-        given_ptrs = q_positions_ptr + b * stride_q_positions_b + rows
-        q_idx = tl.load(given_ptrs) if POSITIONS else rows + q_shift
+        q_idx = tl.load(q_positions_ptr + b * stride_q_positions_b + rows) if POSITIONS else rows + q_shift
 
         doc_q = tl.load(doc_ptr + b * stride_doc_0 + clamp_index(q_row, doc_size_1).to(tl.int64) * stride_doc_1)
         q_segment_ids_q = tl.load(
@@ -127,8 +126,7 @@ def document_segmented_extremes(
         part_idx = (program - query_programs) * PARTS + tl.arange(0, PARTS)[:, None]
         # Beyond the end the last position stands in for itself once more.
         cols = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], kv_len - 1)
-        given_ptrs = kv_positions_ptr + b * stride_kv_positions_b + cols
-        kv_idx = tl.load(given_ptrs) if POSITIONS else cols
+        kv_idx = tl.load(kv_positions_ptr + b * stride_kv_positions_b + cols) if POSITIONS else cols
 
         doc_kv = tl.load(doc_ptr + b * stride_doc_0 + clamp_index(cols, doc_size_1).to(tl.int64) * stride_doc_1)
         kv_segment_ids_kv = tl.load(

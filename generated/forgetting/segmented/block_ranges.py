@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/block_ranges.py.jinja
-# hash: adf783c75edbe16c
+# hash: f3839287d7e77aa5
 """Which blocks of keys a block of queries visits under `forgetting`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b,
@@ -87,8 +87,7 @@ def forgetting_segmented_extremes(
         part_idx = program * PARTS + tl.arange(0, PARTS)[:, None]
         # Beyond the end the last position stands in for itself once more.
         rows = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], q_len - 1)
-        given_ptrs = q_positions_ptr + b * stride_q_positions_b + rows
-        q_idx = tl.load(given_ptrs) if POSITIONS else rows + q_shift
+        q_idx = tl.load(q_positions_ptr + b * stride_q_positions_b + rows) if POSITIONS else rows + q_shift
 
         q_segment_ids_q = tl.load(
             q_segment_ids_ptr
@@ -108,8 +107,7 @@ def forgetting_segmented_extremes(
         part_idx = (program - query_programs) * PARTS + tl.arange(0, PARTS)[:, None]
         # Beyond the end the last position stands in for itself once more.
         cols = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], kv_len - 1)
-        given_ptrs = kv_positions_ptr + b * stride_kv_positions_b + cols
-        kv_idx = tl.load(given_ptrs) if POSITIONS else cols
+        kv_idx = tl.load(kv_positions_ptr + b * stride_kv_positions_b + cols) if POSITIONS else cols
 
         kv_segment_ids_kv = tl.load(
             kv_segment_ids_ptr

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/block_lists.py.jinja
-# hash: a0a91ef7c94db505
+# hash: cfeccc8fe93a83ed
 """Which blocks of keys a block of queries visits under `natten`, with segment ids, and the other way round.
 
     keep                     abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6),
@@ -101,8 +101,7 @@ def natten_segmented_extremes(
         part_idx = program * PARTS + tl.arange(0, PARTS)[:, None]
         # Beyond the end the last position stands in for itself once more.
         rows = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], q_len - 1)
-        given_ptrs = q_positions_ptr + b * stride_q_positions_b + rows
-        q_idx = tl.load(given_ptrs) if POSITIONS else rows + q_shift
+        q_idx = tl.load(q_positions_ptr + b * stride_q_positions_b + rows) if POSITIONS else rows + q_shift
 
         q_segment_ids_q = tl.load(
             q_segment_ids_ptr
@@ -122,8 +121,7 @@ def natten_segmented_extremes(
         part_idx = (program - query_programs) * PARTS + tl.arange(0, PARTS)[:, None]
         # Beyond the end the last position stands in for itself once more.
         cols = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], kv_len - 1)
-        given_ptrs = kv_positions_ptr + b * stride_kv_positions_b + cols
-        kv_idx = tl.load(given_ptrs) if POSITIONS else cols
+        kv_idx = tl.load(kv_positions_ptr + b * stride_kv_positions_b + cols) if POSITIONS else cols
 
         kv_segment_ids_kv = tl.load(
             kv_segment_ids_ptr

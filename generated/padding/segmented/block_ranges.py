@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: kernels/block_ranges.py.jinja
-# hash: 16e22d5db5f93794
+# hash: e0fefe3c71facce2
 """Which blocks of keys a block of queries visits under `padding`, with segment ids, and the other way round.
 
     keep                     kv_idx < length[b] and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and
@@ -95,8 +95,7 @@ def padding_segmented_extremes(
         part_idx = (program - query_programs) * PARTS + tl.arange(0, PARTS)[:, None]
         # Beyond the end the last position stands in for itself once more.
         cols = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], kv_len - 1)
-        given_ptrs = kv_positions_ptr + b * stride_kv_positions_b + cols
-        kv_idx = tl.load(given_ptrs) if POSITIONS else cols
+        kv_idx = tl.load(kv_positions_ptr + b * stride_kv_positions_b + cols) if POSITIONS else cols
 
         kv_segment_ids_kv = tl.load(
             kv_segment_ids_ptr

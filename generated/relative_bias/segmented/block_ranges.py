@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: kernels/block_ranges.py.jinja
-# hash: 26b160ea8deaf87d
+# hash: a472b8448c2588de
 """Which blocks of keys a block of queries visits under `relative_bias`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b,
@@ -88,8 +88,7 @@ def relative_bias_segmented_extremes(
         part_idx = program * PARTS + tl.arange(0, PARTS)[:, None]
         # Beyond the end the last position stands in for itself once more.
         rows = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], q_len - 1)
-        given_ptrs = q_positions_ptr + b * stride_q_positions_b + rows
-        q_idx = tl.load(given_ptrs) if POSITIONS else rows + q_shift
+        q_idx = tl.load(q_positions_ptr + b * stride_q_positions_b + rows) if POSITIONS else rows + q_shift
 
         q_segment_ids_q = tl.load(
             q_segment_ids_ptr
@@ -109,8 +108,7 @@ def relative_bias_segmented_extremes(
         part_idx = (program - query_programs) * PARTS + tl.arange(0, PARTS)[:, None]
         # Beyond the end the last position stands in for itself once more.
         cols = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], kv_len - 1)
-        given_ptrs = kv_positions_ptr + b * stride_kv_positions_b + cols
-        kv_idx = tl.load(given_ptrs) if POSITIONS else cols
+        kv_idx = tl.load(kv_positions_ptr + b * stride_kv_positions_b + cols) if POSITIONS else cols
 
         kv_segment_ids_kv = tl.load(
             kv_segment_ids_ptr

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: kernels/block_lists.py.jinja
-# hash: ed72b66f1b5f2302
+# hash: 928fcf985c2e69aa
 """Which blocks of keys a block of queries visits under `streaming_llm`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks) and q_segment_ids[b, rows] ==
@@ -89,8 +89,7 @@ def streaming_llm_segmented_extremes(
         part_idx = program * PARTS + tl.arange(0, PARTS)[:, None]
         # Beyond the end the last position stands in for itself once more.
         rows = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], q_len - 1)
-        given_ptrs = q_positions_ptr + b * stride_q_positions_b + rows
-        q_idx = tl.load(given_ptrs) if POSITIONS else rows + q_shift
+        q_idx = tl.load(q_positions_ptr + b * stride_q_positions_b + rows) if POSITIONS else rows + q_shift
 
         q_segment_ids_q = tl.load(
             q_segment_ids_ptr
@@ -110,8 +109,7 @@ def streaming_llm_segmented_extremes(
         part_idx = (program - query_programs) * PARTS + tl.arange(0, PARTS)[:, None]
         # Beyond the end the last position stands in for itself once more.
         cols = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], kv_len - 1)
-        given_ptrs = kv_positions_ptr + b * stride_kv_positions_b + cols
-        kv_idx = tl.load(given_ptrs) if POSITIONS else cols
+        kv_idx = tl.load(kv_positions_ptr + b * stride_kv_positions_b + cols) if POSITIONS else cols
 
         kv_segment_ids_kv = tl.load(
             kv_segment_ids_ptr
