@@ -110,9 +110,10 @@ def has_tables(variant: str) -> bool:
     return any(spec is not None for spec in found)
 
 
-def load_reference(variant: str) -> Callable[..., Any]:
+def load_reference(variant: str, *, packed: bool = False) -> Callable[..., Any]:
     """The plain mathematics of a variant, differentiable and exact to the dtype it is given."""
-    reference: Callable[..., Any] = importlib.import_module(f"generated.{variant}.torch_reference").reference
+    module = importlib.import_module(f"generated.{variant}.torch_reference")
+    reference: Callable[..., Any] = module.packed_reference if packed else module.reference
     return reference
 
 

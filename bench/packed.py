@@ -1,7 +1,7 @@
 """Documents of unequal lengths in one call: ours packed and with segment ids, beside FlexAttention and FLA.
 
-The sizes are those of Kvax's benchmark (github.com/nebius/kvax): 131072 tokens, 12 documents of random lengths in each
-row, causal inside documents, 32 query heads on 8 key heads of 128 channels.
+The sizes are those of Kvax's benchmark (github.com/nebius/kvax): 131072 tokens, 12 documents in each row, of lengths
+that scatter a little around the mean, causal inside documents, 32 query heads on 8 key heads of 128 channels.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import functools
 import itertools
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -45,10 +46,11 @@ MOST_JOBS = 3
 """Processes that compile at once: each holds a case's tensors, up to 16 GiB, on the same GPU."""
 
 
-def random_lengths(total: int, documents: int, rng: random.Random) -> tuple[int, ...]:
-    """Lengths of at least one that sum to `total`, cut at random places."""
-    ends = (0, *sorted(rng.sample(range(1, total), documents - 1)), total)
-    return tuple(end - start for start, end in itertools.pairwise(ends))
+def random_lengths(total: int, documents: int) -> tuple[int, ...]:
+    """Lengths that sum to `total`, as Kvax draws them: one token each, the others to a random one each, from seed 0."""
+    rng = random.Random(0)
+    counts = Counter(rng.randint(0, documents - 1) for _ in range(total - documents))
+    return tuple(1 + counts[i] for i in range(documents))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +90,7 @@ def _shrunk(row: Sequence[int], total: int) -> tuple[int, ...]:
 
 def cases() -> list[PackedCase]:
     """Kvax's documents, also with a log-decay; then what the dense rate is compared with; one long among short ones."""
-    rng = random.Random(0)
-    rows = {seq: tuple(random_lengths(seq, DOCUMENTS, rng) for _ in range(TOKENS // seq)) for seq in SEQS}
+    rows = {seq: (random_lengths(seq, DOCUMENTS),) * (TOKENS // seq) for seq in SEQS}
     documents = [
         PackedCase(
             name=f"documents B{TOKENS // seq} S{seq}", rows=rows[seq], implementations=("packed", "segments", "flex")
@@ -148,14 +149,21 @@ def draw(case: PackedCase, device: str) -> Inputs:
 
 
 def packed_inputs(inputs: Inputs) -> Inputs:
-    """The rows of a dense batch one behind the other: `[B * S, H, D]`, and g `[B * S, H]`."""
+    """The rows of a dense batch one behind the other: `[B * S, H, D]`, dlse `[H, B * S]`, and g `[B * S, H]`.
+
+    The variant's own tensors have an element per token, or none for the batch.
+    """
 
     def joined(x: Tensor) -> Tensor:
         return x.detach().transpose(1, 2).flatten(0, 1).contiguous().requires_grad_(x.requires_grad)
 
-    tensors = {name: x.detach().flatten(0, 1).requires_grad_(x.requires_grad) for name, x in inputs.tensors.items()}
+    batch = inputs.q.shape[0]
+    tensors = {
+        name: x.detach().flatten(0, 1).requires_grad_(x.requires_grad) if x.dim() > 1 and x.shape[0] == batch else x
+        for name, x in inputs.tensors.items()
+    }
     q, k, v, do = (joined(x) for x in (inputs.q, inputs.k, inputs.v, inputs.do))
-    return replace(inputs, q=q, k=k, v=v, do=do, tensors=tensors)
+    return replace(inputs, q=q, k=k, v=v, do=do, dlse=inputs.dlse.transpose(0, 1).flatten(1), tensors=tensors)
 
 
 def cu_seqlens(case: PackedCase, device: torch.device) -> Tensor:

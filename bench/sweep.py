@@ -2,6 +2,7 @@
 
     python -m bench.sweep --variant causal --pass fwd --dim 128
     python -m bench.sweep --variant window --scalar size=1024 --pass dkdv --heads 32/8 --configs 64,128,8,2 64,64,4,3
+    python -m bench.sweep --pass dq --documents 341 --seq 16384
 
 A config is block_m,block_n,num_warps,num_stages. Those of the other passes stay at the default, and a backward pass is
 timed as part of the whole backward.
@@ -13,7 +14,7 @@ import argparse
 import functools
 import itertools
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from bench import golden
 from bench.golden import BOUND, Inputs, Shape
+from bench.packed import packed_inputs
 from bench.pool import DEFAULT_JOBS, spread
 
 DTYPE = torch.bfloat16
@@ -51,11 +53,21 @@ class Trial:
     config: Config | None
     shape: Shape
     scalars: tuple[tuple[str, float], ...]
+    documents: int = 0
 
     def draw(self, shape: Shape) -> Inputs:
         """Inputs of the given size."""
         entry = golden.load_manifest()[self.variant]
-        return golden.draw_inputs(entry, shape, dtype=DTYPE, device="cuda", scalars=dict(self.scalars))
+        inputs = golden.draw_inputs(entry, shape, dtype=DTYPE, device="cuda", scalars=dict(self.scalars))
+        return packed_inputs(inputs) if self.documents else inputs
+
+    def sequences(self, inputs: Inputs) -> dict[str, Any]:
+        """What makes a call a packed one: sequences of `documents` tokens, the last cut short."""
+        if not self.documents:
+            return {}
+        total = inputs.q.shape[0]
+        ends = [*range(0, total, self.documents), total]
+        return {"cu_seqlens_q": torch.tensor(ends, dtype=torch.int32, device="cuda")}
 
     @property
     def options(self) -> dict[str, Any]:
@@ -70,15 +82,16 @@ class Trial:
 def _golden(trial: Trial) -> tuple[Inputs, dict[str, Tensor]]:
     shape = Shape(batch=1, heads=trial.shape.heads, kv_heads=trial.shape.kv_heads, seq=CHECK_SEQ, dim=trial.shape.dim)
     inputs = trial.draw(shape)
-    return inputs, golden.evaluate(golden.load_reference(trial.variant), inputs.double())
+    reference = golden.load_reference(trial.variant, packed=trial.documents > 0)
+    return inputs, golden.evaluate(reference, inputs.double(), **trial.sequences(inputs))
 
 
 def check(trial: Trial) -> str:
     """Compile the config and compare its results with float64; "" when they are right, else what is wrong."""
-    default = Trial(variant=trial.variant, kernel=trial.kernel, config=None, shape=trial.shape, scalars=trial.scalars)
-    inputs, wanted = _golden(default)
+    inputs, wanted = _golden(replace(trial, config=None))
     try:
-        errors = golden.relative_errors(golden.evaluate(golden.load_op(trial.variant), inputs, **trial.options), wanted)
+        got = golden.evaluate(golden.load_op(trial.variant), inputs, **trial.options, **trial.sequences(inputs))
+        errors = golden.relative_errors(got, wanted)
     except Exception as error:  # out of resources, a compiler's failure: all are reasons not to take it
         return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:100]}"
     worst = max(errors, key=lambda name: errors[name])
@@ -90,14 +103,15 @@ def time_ms(trial: Trial, inputs: Inputs) -> float:
     from triton.testing import do_bench
 
     op = golden.load_op(trial.variant)
-    o = inputs.call(op, **trial.options)
+    options = trial.options | trial.sequences(inputs)
+    o = inputs.call(op, **options)
     leaves = list(inputs.leaves().values())
 
     def backward() -> tuple[Tensor, ...]:
         return torch.autograd.grad(o, leaves, inputs.do, retain_graph=True)
 
     def forward() -> Tensor:
-        result: Tensor = inputs.call(op, **trial.options)
+        result: Tensor = inputs.call(op, **options)
         return result
 
     ms: float = do_bench(forward if trial.kernel == "fwd" else backward, warmup=10, rep=50, return_mode="median")
@@ -137,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seq", type=int, default=8192)
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--heads", type=_heads, default=(16, 16), help="16, or 32/8 for grouped heads")
+    parser.add_argument("--documents", type=int, default=0, metavar="TOKENS", help="packed sequences of this length")
     parser.add_argument("--scalar", type=_scalar, action="append", default=[], metavar="NAME=NUMBER")
     parser.add_argument("--configs", type=_config, nargs="+", metavar="M,N,WARPS,STAGES", help="instead of the grid")
     parser.add_argument("--jobs", type=int, default=DEFAULT_JOBS, help="processes that compile and check")
@@ -164,7 +179,12 @@ def main() -> int:
     shape = Shape(batch=options.batch, heads=heads, kv_heads=kv_heads, seq=options.seq, dim=options.dim)
     configs = [None, *(options.configs or itertools.starmap(Config, GRID))]
     trial = functools.partial(
-        Trial, variant=options.variant, kernel=options.kernel, shape=shape, scalars=tuple(options.scalar)
+        Trial,
+        variant=options.variant,
+        kernel=options.kernel,
+        shape=shape,
+        scalars=tuple(options.scalar),
+        documents=options.documents,
     )
     passed = _passing([trial(config=config) for config in configs], options.jobs)
     if not passed:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,6 +15,7 @@ from torch import Tensor
 from bench import golden
 from bench.golden import Inputs
 from bench.peers import make_schedule
+from generated._runtime import torch_sequences
 from generated._runtime.checks import ArgumentError
 
 from .cases import DEVICE, DTYPES, MANIFEST, assert_same, draw, evaluate, tiles, with_variants
@@ -408,12 +411,34 @@ BAD: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_arguments(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # On a GPU values are looked at only where a synchronisation does not matter.
-    monkeypatch.setenv("ATTENTION_DEBUG", "1")
+    monkeypatch.setattr(torch_sequences, "DEBUG", True)
     change, argument = BAD[case]
     inputs = draw_packed("causal", Packing.of(9, 20), dim=32)
     call = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "cu_seqlens_q": _ints(0, 9, 20), **change()}
     with pytest.raises(ArgumentError, match=rf"^causal: {argument}: expected .*, got "):
         golden.load_op("causal")(call.pop("q"), call.pop("k"), call.pop("v"), **call)
+
+
+DEVICE_CHECK = """
+import torch
+from generated.torch import causal
+x = torch.zeros(20, 2, 32, device="cuda", dtype=torch.float16)
+causal(x, x, x, cu_seqlens_q=torch.tensor({begins}, dtype=torch.int32, device="cuda"))
+torch.cuda.synchronize()
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("begins", "rule"),
+    [([1, 9, 20], "start at 0"), ([0, 21, 20], "not decrease"), ([0, 9, 19], "end at the number of tokens")],
+)
+def test_the_device_asserts_what_the_host_does_not_read(begins: list[int], rule: str) -> None:
+    """In a process of its own, as nothing runs on a GPU after an assertion."""
+    code = DEVICE_CHECK.format(begins=begins)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode != 0
+    assert f"cu_seqlens must {rule}" in result.stdout + result.stderr
 
 
 @pytest.mark.gpu
