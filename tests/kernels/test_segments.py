@@ -99,7 +99,8 @@ def test_padding(variant: str, padding_id: int) -> None:
 @with_kinds
 def test_segments_and_offsets(variant: str, q_offset: int | str) -> None:
     inputs = draw(variant, CROSS, DTYPES[0], positions=LENGTH + 30)
-    ids = {"q_segment_ids": IDS["padded"](), "kv_segment_ids": randomly(-1, 3, KEYS)}
+    # Few ids: most rows have many keys.
+    ids = {"q_segment_ids": randomly(-1, 2), "kv_segment_ids": randomly(-1, 2, KEYS)}
     offset = ints([30, -20]) if q_offset == "tensor" else q_offset
     check_call(variant, inputs, config=TILES, q_offset=offset, **ids)
 
@@ -254,12 +255,12 @@ def test_all_together(variant: str) -> None:
     check_call(
         variant,
         inputs,
-        q_segment_ids=IDS["padded"](),
-        kv_segment_ids=randomly(-1, 3, KEYS),
+        q_segment_ids=randomly(-1, 2),
+        kv_segment_ids=randomly(-1, 2, KEYS),
         q_positions=POSITIONS["apart"](),
         kv_positions=randomly(0, 2 * LENGTH, KEYS),
-        kv_lengths=ints([KEYS, 51]),
-        padding_id=4,
+        kv_lengths=ints([KEYS, 80]),
+        padding_id=1,
     )
 
 
