@@ -313,7 +313,8 @@ def _legend(variant: Variant, mode: Mode, reads: Sequence[Extreme], schedule: Sc
         rows.append((x.minimum.name, f"[B, H, parts]  {kind}, smallest {formula.text(x.value)} of each part"))
         rows.append((x.maximum.name, f"[B, H, parts]  {kind}, largest"))
     packed = mode is Mode.PACKED
-    rows += [(x, PACKED_SHAPES[x]) for x in (*CU_SEQLENS, *PACKED_TABLES) if packed]
+    cu_seqlens = CU_SEQLENS if reads else ()
+    rows += [(x, PACKED_SHAPES[x]) for x in (*cu_seqlens, *PACKED_TABLES) if packed]
     rows += [(x, (SHAPES | PACKED_SHAPES if packed else SHAPES)[x]) for x in TABLES[schedule]]
     width = max(len(symbol) for symbol, _ in rows)
     return "\n".join(legend_row(symbol, text, width) for symbol, text in rows)

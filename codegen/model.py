@@ -131,7 +131,6 @@ class KernelPlan:
     partial: BlockText | None = None
     gradients: Sequence[GradientTerm] = ()
     mode: Mode = Mode.DENSE
-    reads_tokens: bool = False
 
     @property
     def packed(self) -> bool:

@@ -117,11 +117,6 @@ class KernelBuilder:
                 found.append(line)
         return found
 
-    def reads_tokens(self, *bodies: BlockText) -> bool:
-        """Whether some tensor lies as packed tokens do."""
-        lines = [*self.emitter.prologue, *self.emitter.head_prologue, *(line for x in bodies for line in x.statements)]
-        return bool(_words(" ".join(lines)) & {"q_start", "kv_start"})
-
     def _places(self, term: GradientTerm) -> tuple[str, str]:
         """The offset of a term in its buffer, in the names of the block's statements, and where it is summed along
         diagonals the same pair by pair, for positions that are not one after the other; empty without atomics."""
@@ -209,7 +204,6 @@ def _query_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signat
     return KernelPlan(
         name=f"{sign.symbol}_{'bwd_dq' if backward else 'fwd'}",
         mode=sign.mode,
-        reads_tokens=builder.reads_tokens(full, partial),
         args=args,
         constants=sign.dq_constants() if backward else sign.constants(),
         legend=legend(variant, sign.mode, args, terms),
@@ -239,7 +233,6 @@ def _key_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signatur
     return KernelPlan(
         name=f"{sign.symbol}_bwd_dkdv",
         mode=sign.mode,
-        reads_tokens=builder.reads_tokens(full, partial),
         args=args,
         constants=sign.dkdv_constants(),
         legend=legend(variant, sign.mode, args, terms),

@@ -54,8 +54,8 @@ PACKED_SHAPES = {
     "decay": "[Hq, total_k]  fp32, cumulative log-decay of each sequence times log2(e)",
     "cu_seqlens_q": "[n + 1]  int32, where the sequences of queries begin",
     "cu_seqlens_k": "[n + 1]  int32, where those of keys begin",
-    "block_seqs": "[entries]  int32, the sequence of each block, -1 for none",
-    "first_entries": "[n]  int32, the first block of each sequence",
+    "block_seqs": "[entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length "
+    "of its queries, and of its keys",
     "spans": "[H, entries, 4]  int32, first, partial end, full begin and end of a block's list",
     "ranges": "[H, entries, 4]  int32, first visited, first full, end of full and end of visited blocks",
 }
@@ -64,7 +64,7 @@ TABLES = {Schedule.LISTS: ("spans", "block_list"), Schedule.RANGES: ("ranges",)}
 
 
 CU_SEQLENS = ("cu_seqlens_q", "cu_seqlens_k")
-PACKED_TABLES = ("block_seqs", "first_entries")
+PACKED_TABLES = ("block_seqs",)
 """What tells a program of packed sequences which one is its own: made for each pass, as its other tables are."""
 
 
@@ -248,7 +248,7 @@ class Signatures:
         """What tells a program of packed sequences which one is its own."""
         if self.mode is not Mode.PACKED:
             return []
-        return [table_pointers(CU_SEQLENS), table_pointers(PACKED_TABLES)]
+        return [table_pointers(PACKED_TABLES)]
 
     def _table_strides(self) -> list[ArgGroup]:
         if not self.tables:

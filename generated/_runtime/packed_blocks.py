@@ -4,50 +4,66 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["num_seqs", "total", "num_entries"], debug=True)
+@triton.jit
+def sequence(cu_seqlens_ptr, seqs, inside):
+    """Where sequences begin, and their lengths; what is not `inside` has none."""
+    start = tl.load(cu_seqlens_ptr + seqs, mask=inside, other=0)
+    return start, tl.load(cu_seqlens_ptr + seqs + 1, mask=inside, other=0) - start
+
+
+# Without `debug` the assertions would not be compiled.
+@triton.jit(do_not_specialize=["num_seqs", "q_total", "kv_total", "num_entries"], debug=True)
 def packed_blocks(
-    cu_seqlens_ptr,
-    other_cu_seqlens_ptr,
+    cu_seqlens_q_ptr,
+    cu_seqlens_k_ptr,
     block_seqs_ptr,
-    first_entries_ptr,
     num_seqs,
-    total,
+    q_total,
+    kv_total,
     num_entries,
+    BY_KEYS: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     """Lay out the blocks of all sequences one after the other, those of sequences with the longest loops first.
 
-        cu_seqlens        [n + 1]  int32, where the sequences begin along the axis that is cut into blocks
-        other_cu_seqlens  [n + 1]  int32, the same along the axis that a program loops over
-        block_seqs        [entries]  int32, the sequence of each block; -1 in the entries that are left over
-        first_entries     [n]  int32, the entry of each sequence's first block
+        cu_seqlens_q, cu_seqlens_k  [n + 1]  int32, where the sequences of queries and of keys begin
+        block_seqs                  [entries, 8]  int32: sequence, its first entry, q_start, q_len, kv_start, kv_len
 
-    Program s places sequence s. Without `debug` the assertions would not be compiled.
+    The queries are cut into blocks, or BY_KEYS the keys; a program then loops over the other axis. Program s places
+    sequence s. Entries that are left over have the sequence -1. An axis without a token begins at 0, where something
+    can be read.
     """
     seq = tl.program_id(0)
-    start, end = tl.load(cu_seqlens_ptr + seq), tl.load(cu_seqlens_ptr + seq + 1)
-    tl.device_assert(start <= end, "cu_seqlens must not decrease")
-    tl.device_assert((seq > 0) | (start == 0), "cu_seqlens must start at 0")
-    tl.device_assert((seq < num_seqs - 1) | (end == total), "cu_seqlens must end at the number of tokens")
-    loop = tl.load(other_cu_seqlens_ptr + seq + 1) - tl.load(other_cu_seqlens_ptr + seq)
-    first = 0
+    q_start, q_len = sequence(cu_seqlens_q_ptr, seq, True)
+    kv_start, kv_len = sequence(cu_seqlens_k_ptr, seq, True)
+    tl.device_assert((q_len >= 0) & (kv_len >= 0), "cu_seqlens must not decrease")
+    tl.device_assert((seq > 0) | ((q_start == 0) & (kv_start == 0)), "cu_seqlens must start at 0")
+    ends = (q_start + q_len == q_total) & (kv_start + kv_len == kv_total)
+    tl.device_assert((seq < num_seqs - 1) | ends, "cu_seqlens must end at the number of tokens")
+    own, loop = (kv_len, q_len) if BY_KEYS else (q_len, kv_len)
+    first_entry = 0
     num_blocks = 0
     for chunk_first in range(0, num_seqs, CHUNK):
         seqs = chunk_first + tl.arange(0, CHUNK)
-        inside = seqs < num_seqs
-        ends = tl.load(cu_seqlens_ptr + seqs + 1, mask=inside, other=0)
-        blocks = (ends - tl.load(cu_seqlens_ptr + seqs, mask=inside, other=0) + BLOCK - 1) // BLOCK
-        other_ends = tl.load(other_cu_seqlens_ptr + seqs + 1, mask=inside, other=0)
-        loops = other_ends - tl.load(other_cu_seqlens_ptr + seqs, mask=inside, other=0)
+        _, q_lens = sequence(cu_seqlens_q_ptr, seqs, seqs < num_seqs)
+        _, kv_lens = sequence(cu_seqlens_k_ptr, seqs, seqs < num_seqs)
+        lens, loops = (kv_lens, q_lens) if BY_KEYS else (q_lens, kv_lens)
+        blocks = (lens + BLOCK - 1) // BLOCK
         earlier = (loops > loop) | ((loops == loop) & (seqs < seq))
-        first += tl.sum(tl.where(earlier & inside, blocks, 0), 0)
-        num_blocks += tl.sum(tl.where(inside, blocks, 0), 0)
-    tl.store(first_entries_ptr + seq, first)
-    own_blocks = (end - start + BLOCK - 1) // BLOCK
+        first_entry += tl.sum(tl.where(earlier, blocks, 0), 0)
+        num_blocks += tl.sum(blocks, 0)
+    own_blocks = (own + BLOCK - 1) // BLOCK
     for chunk_first in range(0, own_blocks, CHUNK):
-        own = chunk_first + tl.arange(0, CHUNK)
-        tl.store(block_seqs_ptr + first + own, seq + tl.zeros_like(own), mask=own < own_blocks)
+        entries = chunk_first + tl.arange(0, CHUNK)
+        inside = entries < own_blocks
+        records = block_seqs_ptr + (first_entry + entries) * 8
+        tl.store(records, seq + tl.zeros_like(entries), mask=inside)
+        tl.store(records + 1, first_entry + tl.zeros_like(entries), mask=inside)
+        tl.store(records + 2, tl.where(q_len > 0, q_start, 0) + tl.zeros_like(entries), mask=inside)
+        tl.store(records + 3, q_len + tl.zeros_like(entries), mask=inside)
+        tl.store(records + 4, tl.where(kv_len > 0, kv_start, 0) + tl.zeros_like(entries), mask=inside)
+        tl.store(records + 5, kv_len + tl.zeros_like(entries), mask=inside)
     # No more entries are left over than there are sequences.
     if num_blocks + seq < num_entries:
-        tl.store(block_seqs_ptr + num_blocks + seq, -1)
+        tl.store(block_seqs_ptr + (num_blocks + seq) * 8, -1)

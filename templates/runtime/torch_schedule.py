@@ -36,8 +36,8 @@ class Schedule:
     It holds what the mask's tensors and scalars were when it was made. `tables` are, for each pass in the order of
     PASSES, its ranges of blocks, int32 `[B or 1, Hq or 1, blocks, 4]`, or for a mask with holes the spans of its lists,
     of that shape, and the lists themselves, int16 or int32. Passes with the same blocks share theirs. Of packed
-    sequences, `sequences` are cu_seqlens_q and cu_seqlens_k, and each pass has two tables more, the sequence of each
-    block and the first block of each sequence; the others are `[Hq or 1, entries, 4]`.
+    sequences, `sequences` are cu_seqlens_q and cu_seqlens_k, and each pass has one table more, first, with the sequence
+    of each block; the others are `[Hq or 1, entries, 4]`.
     """
 
     op: str
@@ -120,23 +120,32 @@ def list_blocks(launch: Launch, shape: tuple[int, ...], others: int, device: tor
     return [spans, blocks]
 
 
-def block_sequences(cu_seqlens: Tensor, other: Tensor, total: int, block: int) -> list[Tensor]:
-    """The sequence of each block of packed sequences, and the first block of each sequence.
+def block_sequences(
+    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, q_total: int, kv_total: int, block: int, by_keys: bool
+) -> Tensor:
+    """The sequence of each block of packed queries, or `by_keys` of packed keys: int32 `[entries, 8]`.
 
-    There are as many entries as there could be blocks, so that nothing waits for the device. `other` are the sequences
-    along the axis that a block's program loops over.
+    There are as many entries as there could be blocks, so that nothing waits for the device.
     """
-    num_seqs = cu_seqlens.shape[0] - 1
+    num_seqs = cu_seqlens_q.shape[0] - 1
+    total = kv_total if by_keys else q_total
     num_entries = min(total, total // block + num_seqs)
-    block_seqs = cu_seqlens.new_empty(num_entries)
-    first_entries = cu_seqlens.new_empty(num_seqs)
+    block_seqs = cu_seqlens_q.new_empty((num_entries, 8))
     if num_seqs > 0:
-        chunk = min(1024, next_power_of_2(max(num_seqs, 16)))
-        with on_device(cu_seqlens):
+        with on_device(cu_seqlens_q):
             packed_blocks[(num_seqs,)](
-                cu_seqlens, other, block_seqs, first_entries, num_seqs, total, num_entries, BLOCK=block, CHUNK=chunk
+                cu_seqlens_q,
+                cu_seqlens_k,
+                block_seqs,
+                num_seqs,
+                q_total,
+                kv_total,
+                num_entries,
+                BY_KEYS=by_keys,
+                BLOCK=block,
+                CHUNK=min(1024, next_power_of_2(max(num_seqs, 16))),
             )
-    return [block_seqs, first_entries]
+    return block_seqs
 
 
 def schedule_tables(op: str, schedule: object, call: Mapping[str, Any], tiles: Tiles | None) -> list[Tensor]:

@@ -288,7 +288,7 @@ def packed_row(index: Tensor | int, cu_seqlens: Tensor, seqs: Tensor, q_offset: 
 def sums_by_sequence(sums: Tensor, block_seqs: Tensor, num_seqs: int) -> Tensor:
     """The sums `[1, Hq, entries]` of packed blocks as `[n, Hq]`, in a fixed order; those of no sequence are zero."""
     total = sums.new_zeros((num_seqs, sums.shape[1]))
-    return total.index_put_((block_seqs.clamp(min=0).long(),), sums[0].T, accumulate=True)
+    return total.index_put_((block_seqs[:, 0].clamp(min=0).long(),), sums[0].T, accumulate=True)
 
 
 def row_stride(x: Tensor | None) -> int:

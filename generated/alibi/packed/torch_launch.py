@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: b736b37717a37652
+# hash: 83783f18372e1fd3
 """Launches of the kernels of `alibi`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -104,12 +104,10 @@ def _tables(
     tile: Tile,
     by_keys: bool,
 ) -> list[Tensor]:
-    """The tables of a pass: of block_seqs, first_entries; `by_keys` that of blocks of keys."""
-    if by_keys:
-        block_seqs, first_entries = block_sequences(cu_seqlens_k, cu_seqlens_q, k.shape[2], tile.block_n)
-    else:
-        block_seqs, first_entries = block_sequences(cu_seqlens_q, cu_seqlens_k, q.shape[2], tile.block_m)
-    return [block_seqs, first_entries]
+    """The tables of a pass: of block_seqs; `by_keys` that of blocks of keys."""
+    block = tile.block_n if by_keys else tile.block_m
+    block_seqs = block_sequences(cu_seqlens_q, cu_seqlens_k, q.shape[2], k.shape[2], block, by_keys)
+    return [block_seqs]
 
 
 def make_tables(
@@ -153,9 +151,7 @@ def _forward(
         return o, lse
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
-    block_seqs, first_entries = pass_table(block_tables, "fwd", 2) or _tables(
-        q, k, cu_seqlens_q, cu_seqlens_k, tile, False
-    )
+    (block_seqs,) = pass_table(block_tables, "fwd", 1) or _tables(q, k, cu_seqlens_q, cu_seqlens_k, tile, False)
     with on_device(q):
         fwd.alibi_packed_fwd[(block_seqs.shape[0] * num_heads,)](
             q,
@@ -164,10 +160,7 @@ def _forward(
             slope,
             o,
             lse,
-            cu_seqlens_q,
-            cu_seqlens_k,
             block_seqs,
-            first_entries,
             *unit_strides(q)[1:],
             *unit_strides(k)[1:],
             *unit_strides(v)[1:],
@@ -221,10 +214,8 @@ def _backward(
     dv = empty_like_layout(v, head_dim_v)
     # As many rows as keep a tile of o and one of do in registers.
     delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
-    block_seqs, first_entries = pass_table(block_tables, "dq", 2) or _tables(
-        q, k, cu_seqlens_q, cu_seqlens_k, tiles["dq"], False
-    )
-    key_block_seqs, key_first_entries = pass_table(block_tables, "dkdv", 2) or _tables(
+    (block_seqs,) = pass_table(block_tables, "dq", 1) or _tables(q, k, cu_seqlens_q, cu_seqlens_k, tiles["dq"], False)
+    (key_block_seqs,) = pass_table(block_tables, "dkdv", 1) or _tables(
         q, k, cu_seqlens_q, cu_seqlens_k, tiles["dkdv"], True
     )
     dslope_heads = q.new_zeros((batch, num_heads, block_seqs.shape[0]) if grad_slope else (0,), dtype=FP32)
@@ -256,10 +247,7 @@ def _backward(
                 slope,
                 dq,
                 dslope_heads,
-                cu_seqlens_q,
-                cu_seqlens_k,
                 block_seqs,
-                first_entries,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],
@@ -293,10 +281,7 @@ def _backward(
                 slope,
                 dk,
                 dv,
-                cu_seqlens_q,
-                cu_seqlens_k,
                 key_block_seqs,
-                key_first_entries,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],

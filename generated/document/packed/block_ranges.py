@@ -2,19 +2,19 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/block_ranges.py.jinja
-# hash: 02134a3ee9f6a4ed
+# hash: b1de5959fa684da6
 """Which blocks of keys a block of queries visits under `document`, packed sequences, and the other way round.
 
-    keep           q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
-    doc_q_min      [B, H, parts]  int32, smallest doc[q_idx] of each part
-    doc_q_max      [B, H, parts]  int32, largest
-    doc_kv_min     [B, H, parts]  int32, smallest doc[kv_idx] of each part
-    doc_kv_max     [B, H, parts]  int32, largest
-    cu_seqlens_q   [n + 1]  int32, where the sequences of queries begin
-    cu_seqlens_k   [n + 1]  int32, where those of keys begin
-    block_seqs     [entries]  int32, the sequence of each block, -1 for none
-    first_entries  [n]  int32, the first block of each sequence
-    ranges         [H, entries, 4]  int32, first visited, first full, end of full and end of visited blocks
+    keep          q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
+    doc_q_min     [B, H, parts]  int32, smallest doc[q_idx] of each part
+    doc_q_max     [B, H, parts]  int32, largest
+    doc_kv_min    [B, H, parts]  int32, smallest doc[kv_idx] of each part
+    doc_kv_max    [B, H, parts]  int32, largest
+    cu_seqlens_q  [n + 1]  int32, where the sequences of queries begin
+    cu_seqlens_k  [n + 1]  int32, where those of keys begin
+    block_seqs    [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
+                  its queries, and of its keys
+    ranges        [H, entries, 4]  int32, first visited, first full, end of full and end of visited blocks
 
 A block is decided by interval arithmetic, at a cost that does not depend on its size: empty where no pair can be kept,
 full where every pair is, else partial. Each program finds the range of one row of blocks: from the first that is not
@@ -144,10 +144,7 @@ def document_packed_query_ranges(
     doc_q_max_ptr,
     doc_kv_min_ptr,
     doc_kv_max_ptr,
-    cu_seqlens_q_ptr,
-    cu_seqlens_k_ptr,
     block_seqs_ptr,
-    first_entries_ptr,
     ranges_ptr,
     q_parts,
     kv_parts,
@@ -160,14 +157,12 @@ def document_packed_query_ranges(
     CHUNK: tl.constexpr,
 ):
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    b = tl.load(block_seqs_ptr + tl.program_id(0) // num_heads).to(tl.int64)
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
+    q_start, q_len = tl.load(record + 2).to(tl.int64), tl.load(record + 3)
+    kv_start, kv_len = tl.load(record + 4).to(tl.int64), tl.load(record + 5)
     if b < 0:
         return
-    q_start = tl.load(cu_seqlens_q_ptr + b).to(tl.int64)
-    q_len = (tl.load(cu_seqlens_q_ptr + b + 1) - q_start).to(tl.int32)
-    kv_start = tl.load(cu_seqlens_k_ptr + b).to(tl.int64)
-    kv_len = (tl.load(cu_seqlens_k_ptr + b + 1) - kv_start).to(tl.int32)
-    first_entry = tl.load(first_entries_ptr + b)
     program = tl.program_id(0) - first_entry * num_heads
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = program % num_blocks
@@ -232,10 +227,7 @@ def document_packed_key_ranges(
     doc_q_max_ptr,
     doc_kv_min_ptr,
     doc_kv_max_ptr,
-    cu_seqlens_q_ptr,
-    cu_seqlens_k_ptr,
     block_seqs_ptr,
-    first_entries_ptr,
     ranges_ptr,
     q_parts,
     kv_parts,
@@ -248,14 +240,12 @@ def document_packed_key_ranges(
     CHUNK: tl.constexpr,
 ):
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    b = tl.load(block_seqs_ptr + tl.program_id(0) // num_heads).to(tl.int64)
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
+    q_start, q_len = tl.load(record + 2).to(tl.int64), tl.load(record + 3)
+    kv_start, kv_len = tl.load(record + 4).to(tl.int64), tl.load(record + 5)
     if b < 0:
         return
-    q_start = tl.load(cu_seqlens_q_ptr + b).to(tl.int64)
-    q_len = (tl.load(cu_seqlens_q_ptr + b + 1) - q_start).to(tl.int32)
-    kv_start = tl.load(cu_seqlens_k_ptr + b).to(tl.int64)
-    kv_len = (tl.load(cu_seqlens_k_ptr + b + 1) - kv_start).to(tl.int32)
-    first_entry = tl.load(first_entries_ptr + b)
     program = tl.program_id(0) - first_entry * num_heads
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     block = program % num_blocks

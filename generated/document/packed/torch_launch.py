@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_launch.py.jinja
-# hash: 02a72497e5a50c30
+# hash: 4383dca15bcb12a9
 """Launches of the kernels of `document`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -151,11 +151,9 @@ def _tables(
     tile: Tile,
     by_keys: bool,
 ) -> list[Tensor]:
-    """The tables of a pass: of block_seqs, first_entries, ranges; `by_keys` that of blocks of keys."""
-    if by_keys:
-        block_seqs, first_entries = block_sequences(cu_seqlens_k, cu_seqlens_q, k.shape[2], tile.block_n)
-    else:
-        block_seqs, first_entries = block_sequences(cu_seqlens_q, cu_seqlens_k, q.shape[2], tile.block_m)
+    """The tables of a pass: of block_seqs, ranges; `by_keys` that of blocks of keys."""
+    block = tile.block_n if by_keys else tile.block_m
+    block_seqs = block_sequences(cu_seqlens_q, cu_seqlens_k, q.shape[2], k.shape[2], block, by_keys)
     list_heads = 1
 
     q_offset = row_offset if row_offsets is None else row_offsets
@@ -171,10 +169,7 @@ def _tables(
             doc_q_max,
             doc_kv_min,
             doc_kv_max,
-            cu_seqlens_q,
-            cu_seqlens_k,
             block_seqs,
-            first_entries,
             ranges,
             q_parts,
             kv_parts,
@@ -186,7 +181,7 @@ def _tables(
             PART=part,
             CHUNK=min(256, next_power_of_2(max(other_blocks, 32))),
         )
-    return [block_seqs, first_entries, ranges]
+    return [block_seqs, ranges]
 
 
 def make_tables(
@@ -247,7 +242,7 @@ def _forward(
     block_extremes = (
         () if block_tables else _extremes(q, k, doc, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, part)
     )
-    block_seqs, first_entries, ranges = pass_table(block_tables, "fwd", 3) or _tables(
+    block_seqs, ranges = pass_table(block_tables, "fwd", 2) or _tables(
         q, k, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, block_extremes, part, tile, False
     )
     with on_device(q):
@@ -258,10 +253,7 @@ def _forward(
             doc,
             o,
             lse,
-            cu_seqlens_q,
-            cu_seqlens_k,
             block_seqs,
-            first_entries,
             ranges,
             *unit_strides(q)[1:],
             *unit_strides(k)[1:],
@@ -318,13 +310,13 @@ def _backward(
     part = least_block(tiles["dq"], tiles["dkdv"])
     block_extremes = (
         ()
-        if pass_table(block_tables, "dq", 3)
+        if pass_table(block_tables, "dq", 2)
         else _extremes(q, k, doc, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, part)
     )
-    block_seqs, first_entries, ranges = pass_table(block_tables, "dq", 3) or _tables(
+    block_seqs, ranges = pass_table(block_tables, "dq", 2) or _tables(
         q, k, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, block_extremes, part, tiles["dq"], False
     )
-    key_block_seqs, key_first_entries, key_ranges = pass_table(block_tables, "dkdv", 3) or _tables(
+    key_block_seqs, key_ranges = pass_table(block_tables, "dkdv", 2) or _tables(
         q, k, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, block_extremes, part, tiles["dkdv"], True
     )
     q_offset = row_offset if row_offsets is None else row_offsets
@@ -354,10 +346,7 @@ def _backward(
                 delta,
                 doc,
                 dq,
-                cu_seqlens_q,
-                cu_seqlens_k,
                 block_seqs,
-                first_entries,
                 ranges,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
@@ -391,10 +380,7 @@ def _backward(
                 doc,
                 dk,
                 dv,
-                cu_seqlens_q,
-                cu_seqlens_k,
                 key_block_seqs,
-                key_first_entries,
                 key_ranges,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],

@@ -1,24 +1,22 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: f3b7c816d8378ee5
+# hash: 006cf17dc87232b6
 """Gradients of `forgetting`, packed sequences with respect to k and v and g.
 
-    keep           q_idx >= kv_idx
-    q              [total_q, Hq, D]
-    k              [total_k, Hkv, D]
-    v              [total_k, Hkv, Dv]
-    do             [total_q, Hq, Dv]
-    lse            [Hq, total_q]  fp32, log of the softmax denominator
-    delta          [Hq, total_q]  fp32, sum(o * do) - dlse
-    decay          [Hq, total_k]  fp32, cumulative log-decay of each sequence times log2(e)
-    dk             [total_k, Hkv, D]
-    dv             [total_k, Hkv, Dv]
-    ddecay_cols    [Hq, total_k]  fp32, partial sums
-    cu_seqlens_q   [n + 1]  int32, where the sequences of queries begin
-    cu_seqlens_k   [n + 1]  int32, where those of keys begin
-    block_seqs     [entries]  int32, the sequence of each block, -1 for none
-    first_entries  [n]  int32, the first block of each sequence
+    keep         q_idx >= kv_idx
+    q            [total_q, Hq, D]
+    k            [total_k, Hkv, D]
+    v            [total_k, Hkv, Dv]
+    do           [total_q, Hq, Dv]
+    lse          [Hq, total_q]  fp32, log of the softmax denominator
+    delta        [Hq, total_q]  fp32, sum(o * do) - dlse
+    decay        [Hq, total_k]  fp32, cumulative log-decay of each sequence times log2(e)
+    dk           [total_k, Hkv, D]
+    dv           [total_k, Hkv, Dv]
+    ddecay_cols  [Hq, total_k]  fp32, partial sums
+    block_seqs   [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
+                 its queries, and of its keys
 
 One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
 order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product as
@@ -112,10 +110,7 @@ def forgetting_packed_bwd_dkdv(
     dk_ptr,
     dv_ptr,
     ddecay_cols_ptr,
-    cu_seqlens_q_ptr,
-    cu_seqlens_k_ptr,
     block_seqs_ptr,
-    first_entries_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,
@@ -145,15 +140,12 @@ def forgetting_packed_bwd_dkdv(
 ):
     num_kv_heads = num_heads // group_size
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    b = tl.load(block_seqs_ptr + tl.program_id(0) // num_kv_heads).to(tl.int64)
+    record = block_seqs_ptr + tl.program_id(0) // num_kv_heads * 8
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
+    q_start, q_len = tl.load(record + 2).to(tl.int64), tl.load(record + 3)
+    kv_start, kv_len = tl.load(record + 4).to(tl.int64), tl.load(record + 5)
     if b < 0:
         return
-    q_start = tl.load(cu_seqlens_q_ptr + b).to(tl.int64)
-    q_len = (tl.load(cu_seqlens_q_ptr + b + 1) - q_start).to(tl.int32)
-    kv_start = tl.load(cu_seqlens_k_ptr + b).to(tl.int64)
-    kv_len = (tl.load(cu_seqlens_k_ptr + b + 1) - kv_start).to(tl.int32)
-    q_start, kv_start = tl.where(q_len > 0, q_start, 0), tl.where(kv_len > 0, kv_start, 0)
-    first_entry = tl.load(first_entries_ptr + b)
     program = tl.program_id(0) - first_entry * num_kv_heads
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     hkv = (program // num_blocks).to(tl.int64)

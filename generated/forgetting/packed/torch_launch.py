@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/torch_launch.py.jinja
-# hash: 4e8deff5ab7a7c2c
+# hash: 473f837426241cdd
 """Launches of the kernels of `forgetting`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -103,12 +103,10 @@ def _tables(
     tile: Tile,
     by_keys: bool,
 ) -> list[Tensor]:
-    """The tables of a pass: of block_seqs, first_entries; `by_keys` that of blocks of keys."""
-    if by_keys:
-        block_seqs, first_entries = block_sequences(cu_seqlens_k, cu_seqlens_q, k.shape[2], tile.block_n)
-    else:
-        block_seqs, first_entries = block_sequences(cu_seqlens_q, cu_seqlens_k, q.shape[2], tile.block_m)
-    return [block_seqs, first_entries]
+    """The tables of a pass: of block_seqs; `by_keys` that of blocks of keys."""
+    block = tile.block_n if by_keys else tile.block_m
+    block_seqs = block_sequences(cu_seqlens_q, cu_seqlens_k, q.shape[2], k.shape[2], block, by_keys)
+    return [block_seqs]
 
 
 def make_tables(
@@ -153,9 +151,7 @@ def _forward(
         return o, lse, decay
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
-    block_seqs, first_entries = pass_table(block_tables, "fwd", 2) or _tables(
-        q, k, cu_seqlens_q, cu_seqlens_k, tile, False
-    )
+    (block_seqs,) = pass_table(block_tables, "fwd", 1) or _tables(q, k, cu_seqlens_q, cu_seqlens_k, tile, False)
     with on_device(q):
         decay_kernels.forgetting_packed_decay_cumsum[((cu_seqlens_k.shape[0] - 1) * num_heads,)](
             g, decay, cu_seqlens_k, *g.stride(), kv_len, num_heads, BLOCK=1024
@@ -167,10 +163,7 @@ def _forward(
             decay,
             o,
             lse,
-            cu_seqlens_q,
-            cu_seqlens_k,
             block_seqs,
-            first_entries,
             *unit_strides(q)[1:],
             *unit_strides(k)[1:],
             *unit_strides(v)[1:],
@@ -225,10 +218,8 @@ def _backward(
     # As many rows as keep a tile of o and one of do in registers.
     delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
     num_seqs = cu_seqlens_q.shape[0] - 1
-    block_seqs, first_entries = pass_table(block_tables, "dq", 2) or _tables(
-        q, k, cu_seqlens_q, cu_seqlens_k, tiles["dq"], False
-    )
-    key_block_seqs, key_first_entries = pass_table(block_tables, "dkdv", 2) or _tables(
+    (block_seqs,) = pass_table(block_tables, "dq", 1) or _tables(q, k, cu_seqlens_q, cu_seqlens_k, tiles["dq"], False)
+    (key_block_seqs,) = pass_table(block_tables, "dkdv", 1) or _tables(
         q, k, cu_seqlens_q, cu_seqlens_k, tiles["dkdv"], True
     )
     ddecay_rows = q.new_empty((batch, num_heads, q_len), dtype=FP32)
@@ -263,10 +254,7 @@ def _backward(
                 decay,
                 dq,
                 ddecay_rows,
-                cu_seqlens_q,
-                cu_seqlens_k,
                 block_seqs,
-                first_entries,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],
@@ -301,10 +289,7 @@ def _backward(
                 dk,
                 dv,
                 ddecay_cols,
-                cu_seqlens_q,
-                cu_seqlens_k,
                 key_block_seqs,
-                key_first_entries,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],

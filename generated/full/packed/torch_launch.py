@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/torch_launch.py.jinja
-# hash: 53f59ecbae24a0ef
+# hash: 91a09b4cf31cc573
 """Launches of the kernels of `full`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -80,12 +80,10 @@ def _tables(
     tile: Tile,
     by_keys: bool,
 ) -> list[Tensor]:
-    """The tables of a pass: of block_seqs, first_entries; `by_keys` that of blocks of keys."""
-    if by_keys:
-        block_seqs, first_entries = block_sequences(cu_seqlens_k, cu_seqlens_q, k.shape[2], tile.block_n)
-    else:
-        block_seqs, first_entries = block_sequences(cu_seqlens_q, cu_seqlens_k, q.shape[2], tile.block_m)
-    return [block_seqs, first_entries]
+    """The tables of a pass: of block_seqs; `by_keys` that of blocks of keys."""
+    block = tile.block_n if by_keys else tile.block_m
+    block_seqs = block_sequences(cu_seqlens_q, cu_seqlens_k, q.shape[2], k.shape[2], block, by_keys)
+    return [block_seqs]
 
 
 def make_tables(
@@ -125,9 +123,7 @@ def _forward(
     if o.numel() == 0:
         return o, lse
     q, k, v = aligned(q), aligned(k), aligned(v)
-    block_seqs, first_entries = pass_table(block_tables, "fwd", 2) or _tables(
-        q, k, cu_seqlens_q, cu_seqlens_k, tile, False
-    )
+    (block_seqs,) = pass_table(block_tables, "fwd", 1) or _tables(q, k, cu_seqlens_q, cu_seqlens_k, tile, False)
     with on_device(q):
         fwd.full_packed_fwd[(block_seqs.shape[0] * num_heads,)](
             q,
@@ -135,10 +131,7 @@ def _forward(
             v,
             o,
             lse,
-            cu_seqlens_q,
-            cu_seqlens_k,
             block_seqs,
-            first_entries,
             *unit_strides(q)[1:],
             *unit_strides(k)[1:],
             *unit_strides(v)[1:],
@@ -185,10 +178,8 @@ def _backward(
     dv = empty_like_layout(v, head_dim_v)
     # As many rows as keep a tile of o and one of do in registers.
     delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
-    block_seqs, first_entries = pass_table(block_tables, "dq", 2) or _tables(
-        q, k, cu_seqlens_q, cu_seqlens_k, tiles["dq"], False
-    )
-    key_block_seqs, key_first_entries = pass_table(block_tables, "dkdv", 2) or _tables(
+    (block_seqs,) = pass_table(block_tables, "dq", 1) or _tables(q, k, cu_seqlens_q, cu_seqlens_k, tiles["dq"], False)
+    (key_block_seqs,) = pass_table(block_tables, "dkdv", 1) or _tables(
         q, k, cu_seqlens_q, cu_seqlens_k, tiles["dkdv"], True
     )
     q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
@@ -216,10 +207,7 @@ def _backward(
                 lse,
                 delta,
                 dq,
-                cu_seqlens_q,
-                cu_seqlens_k,
                 block_seqs,
-                first_entries,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],
@@ -248,10 +236,7 @@ def _backward(
                 delta,
                 dk,
                 dv,
-                cu_seqlens_q,
-                cu_seqlens_k,
                 key_block_seqs,
-                key_first_entries,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],

@@ -1,20 +1,18 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: kernels/fwd.py.jinja
-# hash: 6d8ea7ed52cc43e8
+# hash: 8e6872c70f9aa91f
 """Forward of `gpt_oss`, packed sequences: `o = softmax(score) v`.
 
-    keep           q_idx >= kv_idx and q_idx - kv_idx < 128
-    q              [total_q, Hq, D]
-    k              [total_k, Hkv, D]
-    v              [total_k, Hkv, Dv]
-    sink           [Hq]  fp32, logit in the denominator only
-    o              [total_q, Hq, Dv]
-    lse            [Hq, total_q]  fp32, log of the softmax denominator
-    cu_seqlens_q   [n + 1]  int32, where the sequences of queries begin
-    cu_seqlens_k   [n + 1]  int32, where those of keys begin
-    block_seqs     [entries]  int32, the sequence of each block, -1 for none
-    first_entries  [n]  int32, the first block of each sequence
+    keep        q_idx >= kv_idx and q_idx - kv_idx < 128
+    q           [total_q, Hq, D]
+    k           [total_k, Hkv, D]
+    v           [total_k, Hkv, Dv]
+    sink        [Hq]  fp32, logit in the denominator only
+    o           [total_q, Hq, Dv]
+    lse         [Hq, total_q]  fp32, log of the softmax denominator
+    block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
+                its queries, and of its keys
 
 One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
 softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
@@ -89,10 +87,7 @@ def gpt_oss_packed_fwd(
     sink_ptr,
     o_ptr,
     lse_ptr,
-    cu_seqlens_q_ptr,
-    cu_seqlens_k_ptr,
     block_seqs_ptr,
-    first_entries_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,
@@ -115,14 +110,12 @@ def gpt_oss_packed_fwd(
     BLOCK_N: tl.constexpr,
 ):
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    b = tl.load(block_seqs_ptr + tl.program_id(0) // num_heads).to(tl.int64)
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
+    q_start, q_len = tl.load(record + 2).to(tl.int64), tl.load(record + 3)
+    kv_start, kv_len = tl.load(record + 4).to(tl.int64), tl.load(record + 5)
     if b < 0:
         return
-    q_start = tl.load(cu_seqlens_q_ptr + b).to(tl.int64)
-    q_len = (tl.load(cu_seqlens_q_ptr + b + 1) - q_start).to(tl.int32)
-    kv_start = tl.load(cu_seqlens_k_ptr + b).to(tl.int64)
-    kv_len = (tl.load(cu_seqlens_k_ptr + b + 1) - kv_start).to(tl.int32)
-    first_entry = tl.load(first_entries_ptr + b)
     program = tl.program_id(0) - first_entry * num_heads
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = program % num_blocks

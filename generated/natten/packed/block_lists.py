@@ -1,17 +1,15 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/block_lists.py.jinja
-# hash: ebd38023e2e6ec34
+# hash: f82dc4d17ca1ba7c
 """Which blocks of keys a block of queries visits under `natten`, packed sequences, and the other way round.
 
-    keep           abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) -
-                   kv_idx // 128) <= 6
-    cu_seqlens_q   [n + 1]  int32, where the sequences of queries begin
-    cu_seqlens_k   [n + 1]  int32, where those of keys begin
-    block_seqs     [entries]  int32, the sequence of each block, -1 for none
-    first_entries  [n]  int32, the first block of each sequence
-    spans          [H, entries, 4]  int32, first, partial end, full begin and end of a block's list
-    block_list     [entries]  int16 or int32, lists of the blocks to visit
+    keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
+                // 128) <= 6
+    block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
+                its queries, and of its keys
+    spans       [H, entries, 4]  int32, first, partial end, full begin and end of a block's list
+    block_list  [entries]  int16 or int32, lists of the blocks to visit
 
 A block is decided by interval arithmetic, at a cost that does not depend on its size: empty where no pair can be kept,
 full where every pair is, else partial. Each program lists one row of blocks in its own room of `block_list`: the
@@ -42,10 +40,7 @@ def floor_div(a, b):
     ]
 )
 def natten_packed_query_lists(
-    cu_seqlens_q_ptr,
-    cu_seqlens_k_ptr,
     block_seqs_ptr,
-    first_entries_ptr,
     spans_ptr,
     block_list_ptr,
     num_others_most,
@@ -59,14 +54,11 @@ def natten_packed_query_lists(
     CHUNK: tl.constexpr,
 ):
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    b = tl.load(block_seqs_ptr + tl.program_id(0) // num_heads).to(tl.int64)
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
+    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
     if b < 0:
         return
-    q_start = tl.load(cu_seqlens_q_ptr + b).to(tl.int64)
-    q_len = (tl.load(cu_seqlens_q_ptr + b + 1) - q_start).to(tl.int32)
-    kv_start = tl.load(cu_seqlens_k_ptr + b).to(tl.int64)
-    kv_len = (tl.load(cu_seqlens_k_ptr + b + 1) - kv_start).to(tl.int32)
-    first_entry = tl.load(first_entries_ptr + b)
     program = tl.program_id(0) - first_entry * num_heads
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = program % num_blocks
@@ -169,10 +161,7 @@ def natten_packed_query_lists(
     ]
 )
 def natten_packed_key_lists(
-    cu_seqlens_q_ptr,
-    cu_seqlens_k_ptr,
     block_seqs_ptr,
-    first_entries_ptr,
     spans_ptr,
     block_list_ptr,
     num_others_most,
@@ -186,14 +175,11 @@ def natten_packed_key_lists(
     CHUNK: tl.constexpr,
 ):
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    b = tl.load(block_seqs_ptr + tl.program_id(0) // num_heads).to(tl.int64)
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
+    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
     if b < 0:
         return
-    q_start = tl.load(cu_seqlens_q_ptr + b).to(tl.int64)
-    q_len = (tl.load(cu_seqlens_q_ptr + b + 1) - q_start).to(tl.int32)
-    kv_start = tl.load(cu_seqlens_k_ptr + b).to(tl.int64)
-    kv_len = (tl.load(cu_seqlens_k_ptr + b + 1) - kv_start).to(tl.int32)
-    first_entry = tl.load(first_entries_ptr + b)
     program = tl.program_id(0) - first_entry * num_heads
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     block = program % num_blocks

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/torch_launch.py.jinja
-# hash: fdd99912c1fcd327
+# hash: dbebe47871b24dc9
 """Launches of the kernels of `natten`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -99,11 +99,9 @@ def _tables(
     tile: Tile,
     by_keys: bool,
 ) -> list[Tensor]:
-    """The tables of a pass: of block_seqs, first_entries, spans, block_list; `by_keys` that of blocks of keys."""
-    if by_keys:
-        block_seqs, first_entries = block_sequences(cu_seqlens_k, cu_seqlens_q, k.shape[2], tile.block_n)
-    else:
-        block_seqs, first_entries = block_sequences(cu_seqlens_q, cu_seqlens_k, q.shape[2], tile.block_m)
+    """The tables of a pass: of block_seqs, spans, block_list; `by_keys` that of blocks of keys."""
+    block = tile.block_n if by_keys else tile.block_m
+    block_seqs = block_sequences(cu_seqlens_q, cu_seqlens_k, q.shape[2], k.shape[2], block, by_keys)
     list_heads = 1
 
     q_offset = row_offset if row_offsets is None else row_offsets
@@ -112,10 +110,7 @@ def _tables(
 
     def launch_lists(spans: Tensor, block_list: Tensor, own_room: bool, fill_lists: bool) -> None:
         table_kernel[(list_heads * block_seqs.shape[0],)](
-            cu_seqlens_q,
-            cu_seqlens_k,
             block_seqs,
-            first_entries,
             spans,
             block_list,
             other_blocks,
@@ -130,11 +125,7 @@ def _tables(
         )
 
     with on_device(q):
-        return [
-            block_seqs,
-            first_entries,
-            *list_blocks(launch_lists, (list_heads, block_seqs.shape[0]), other_blocks, q.device),
-        ]
+        return [block_seqs, *list_blocks(launch_lists, (list_heads, block_seqs.shape[0]), other_blocks, q.device)]
 
 
 def make_tables(
@@ -185,7 +176,7 @@ def _forward(
         return o, lse
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
-    block_seqs, first_entries, spans, block_list = pass_table(block_tables, "fwd", 4) or _tables(
+    block_seqs, spans, block_list = pass_table(block_tables, "fwd", 3) or _tables(
         q, k, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, tile, False
     )
     with on_device(q):
@@ -195,10 +186,7 @@ def _forward(
             v,
             o,
             lse,
-            cu_seqlens_q,
-            cu_seqlens_k,
             block_seqs,
-            first_entries,
             spans,
             block_list,
             *unit_strides(q)[1:],
@@ -251,10 +239,10 @@ def _backward(
     dv = empty_like_layout(v, head_dim_v)
     # As many rows as keep a tile of o and one of do in registers.
     delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
-    block_seqs, first_entries, spans, block_list = pass_table(block_tables, "dq", 4) or _tables(
+    block_seqs, spans, block_list = pass_table(block_tables, "dq", 3) or _tables(
         q, k, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, tiles["dq"], False
     )
-    key_block_seqs, key_first_entries, key_spans, key_block_list = pass_table(block_tables, "dkdv", 4) or _tables(
+    key_block_seqs, key_spans, key_block_list = pass_table(block_tables, "dkdv", 3) or _tables(
         q, k, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, tiles["dkdv"], True
     )
     q_offset = row_offset if row_offsets is None else row_offsets
@@ -283,10 +271,7 @@ def _backward(
                 lse,
                 delta,
                 dq,
-                cu_seqlens_q,
-                cu_seqlens_k,
                 block_seqs,
-                first_entries,
                 spans,
                 block_list,
                 *unit_strides(q)[1:],
@@ -319,10 +304,7 @@ def _backward(
                 delta,
                 dk,
                 dv,
-                cu_seqlens_q,
-                cu_seqlens_k,
                 key_block_seqs,
-                key_first_entries,
                 key_spans,
                 key_block_list,
                 *unit_strides(q)[1:],

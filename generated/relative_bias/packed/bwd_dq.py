@@ -2,24 +2,22 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 1003c2241aa87453
+# hash: ff8250633d713d8e
 """Gradient of `relative_bias`, packed sequences with respect to q and bias.
 
-    keep           q_idx >= kv_idx
-    score          score + bias[h, q_idx - kv_idx]
-    q              [total_q, Hq, D]
-    k              [total_k, Hkv, D]
-    v              [total_k, Hkv, Dv]
-    do             [total_q, Hq, Dv]
-    lse            [Hq, total_q]  fp32, log of the softmax denominator
-    delta          [Hq, total_q]  fp32, sum(o * do) - dlse
-    bias           [h, distances]  float32
-    dq             [total_q, Hq, D]
-    dbias_atomic   [h, distances]  fp32, added to with atomics
-    cu_seqlens_q   [n + 1]  int32, where the sequences of queries begin
-    cu_seqlens_k   [n + 1]  int32, where those of keys begin
-    block_seqs     [entries]  int32, the sequence of each block, -1 for none
-    first_entries  [n]  int32, the first block of each sequence
+    keep          q_idx >= kv_idx
+    score         score + bias[h, q_idx - kv_idx]
+    q             [total_q, Hq, D]
+    k             [total_k, Hkv, D]
+    v             [total_k, Hkv, Dv]
+    do            [total_q, Hq, Dv]
+    lse           [Hq, total_q]  fp32, log of the softmax denominator
+    delta         [Hq, total_q]  fp32, sum(o * do) - dlse
+    bias          [h, distances]  float32
+    dq            [total_q, Hq, D]
+    dbias_atomic  [h, distances]  fp32, added to with atomics
+    block_seqs    [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
+                  its queries, and of its keys
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
 `ds = p * (dp - delta)` is the gradient of a score.
@@ -156,10 +154,7 @@ def relative_bias_packed_bwd_dq(
     bias_ptr,
     dq_ptr,
     dbias_atomic_ptr,
-    cu_seqlens_q_ptr,
-    cu_seqlens_k_ptr,
     block_seqs_ptr,
-    first_entries_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,
@@ -191,14 +186,12 @@ def relative_bias_packed_bwd_dq(
     BLOCK_N: tl.constexpr,
 ):
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    b = tl.load(block_seqs_ptr + tl.program_id(0) // num_heads).to(tl.int64)
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
+    q_start, q_len = tl.load(record + 2).to(tl.int64), tl.load(record + 3)
+    kv_start, kv_len = tl.load(record + 4).to(tl.int64), tl.load(record + 5)
     if b < 0:
         return
-    q_start = tl.load(cu_seqlens_q_ptr + b).to(tl.int64)
-    q_len = (tl.load(cu_seqlens_q_ptr + b + 1) - q_start).to(tl.int32)
-    kv_start = tl.load(cu_seqlens_k_ptr + b).to(tl.int64)
-    kv_len = (tl.load(cu_seqlens_k_ptr + b + 1) - kv_start).to(tl.int32)
-    first_entry = tl.load(first_entries_ptr + b)
     program = tl.program_id(0) - first_entry * num_heads
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = program % num_blocks

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: 706461543cebb57b
+# hash: af3f6f527b80c82f
 """Launches of the kernels of `relative_bias`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -105,12 +105,10 @@ def _tables(
     tile: Tile,
     by_keys: bool,
 ) -> list[Tensor]:
-    """The tables of a pass: of block_seqs, first_entries; `by_keys` that of blocks of keys."""
-    if by_keys:
-        block_seqs, first_entries = block_sequences(cu_seqlens_k, cu_seqlens_q, k.shape[2], tile.block_n)
-    else:
-        block_seqs, first_entries = block_sequences(cu_seqlens_q, cu_seqlens_k, q.shape[2], tile.block_m)
-    return [block_seqs, first_entries]
+    """The tables of a pass: of block_seqs; `by_keys` that of blocks of keys."""
+    block = tile.block_n if by_keys else tile.block_m
+    block_seqs = block_sequences(cu_seqlens_q, cu_seqlens_k, q.shape[2], k.shape[2], block, by_keys)
+    return [block_seqs]
 
 
 def make_tables(
@@ -154,9 +152,7 @@ def _forward(
         return o, lse
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
-    block_seqs, first_entries = pass_table(block_tables, "fwd", 2) or _tables(
-        q, k, cu_seqlens_q, cu_seqlens_k, tile, False
-    )
+    (block_seqs,) = pass_table(block_tables, "fwd", 1) or _tables(q, k, cu_seqlens_q, cu_seqlens_k, tile, False)
     with on_device(q):
         fwd.relative_bias_packed_fwd[(block_seqs.shape[0] * num_heads,)](
             q,
@@ -165,10 +161,7 @@ def _forward(
             bias,
             o,
             lse,
-            cu_seqlens_q,
-            cu_seqlens_k,
             block_seqs,
-            first_entries,
             *unit_strides(q)[1:],
             *unit_strides(k)[1:],
             *unit_strides(v)[1:],
@@ -224,10 +217,8 @@ def _backward(
     dv = empty_like_layout(v, head_dim_v)
     # As many rows as keep a tile of o and one of do in registers.
     delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
-    block_seqs, first_entries = pass_table(block_tables, "dq", 2) or _tables(
-        q, k, cu_seqlens_q, cu_seqlens_k, tiles["dq"], False
-    )
-    key_block_seqs, key_first_entries = pass_table(block_tables, "dkdv", 2) or _tables(
+    (block_seqs,) = pass_table(block_tables, "dq", 1) or _tables(q, k, cu_seqlens_q, cu_seqlens_k, tiles["dq"], False)
+    (key_block_seqs,) = pass_table(block_tables, "dkdv", 1) or _tables(
         q, k, cu_seqlens_q, cu_seqlens_k, tiles["dkdv"], True
     )
     dbias_atomic = q.new_zeros(bias.shape if grad_bias else (0,) * bias.dim(), dtype=FP32)
@@ -259,10 +250,7 @@ def _backward(
                 bias,
                 dq,
                 dbias_atomic,
-                cu_seqlens_q,
-                cu_seqlens_k,
                 block_seqs,
-                first_entries,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],
@@ -299,10 +287,7 @@ def _backward(
                 bias,
                 dk,
                 dv,
-                cu_seqlens_q,
-                cu_seqlens_k,
                 key_block_seqs,
-                key_first_entries,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],
