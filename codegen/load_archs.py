@@ -12,6 +12,9 @@ from codegen.yaml_tree import Document, Item
 FLOAT32 = "float32"
 """The key of an arch under which the configs for 4-byte inputs stand."""
 
+SHORT = "short"
+"""The key under which those for short sequences stand, by the longest that they serve."""
+
 _PASSES = tuple(p.value for p in Pass)
 
 T = TypeVar("T", str, int)
@@ -54,13 +57,28 @@ def read_archs(doc: Document, item: Item, inherited: Mapping[str, ArchSpec]) -> 
     archs = dict(inherited)
     for name, entry in doc.mapping(item, ARCHS, "architecture").items():
         base = archs.get(name, ArchSpec(name=name, half={}, float32={}))
-        keys = doc.mapping(entry, (*_PASSES, FLOAT32), "pass")
-        single = keys.pop(FLOAT32, None)
+        keys = doc.mapping(entry, (*_PASSES, FLOAT32, SHORT), "pass")
+        single, brief = keys.pop(FLOAT32, None), keys.pop(SHORT, None)
         half = _read_passes(doc, keys, base.half)
         float32 = _read_passes(doc, doc.mapping(single, _PASSES, "pass"), base.float32) if single else base.float32
-        archs[name] = ArchSpec(name=name, half=half, float32=float32)
+        short = _read_short(doc, brief, base.short) if brief else base.short
+        archs[name] = ArchSpec(name=name, half=half, float32=float32, short=short)
         _check_complete(doc, entry, archs[name])
     return archs
+
+
+def _read_short(doc: Document, item: Item, base: Mapping[int, PassConfigs]) -> dict[int, PassConfigs]:
+    """`length: passes` entries; a pass or head_dim that one leaves out runs with what longer sequences run with."""
+    found = dict(base)
+    for key, value in doc.entries(item):
+        length = doc.integer(key)
+        if length is not None and length < 1:
+            doc.note(key, f"the longest sequence served must be at least 1, got {length}")
+            continue
+        passes = doc.mapping(value, _PASSES, "pass")
+        if length is not None:
+            found[length] = _read_passes(doc, passes, found.get(length, {}))
+    return dict(sorted(found.items()))
 
 
 def _read_passes(doc: Document, passes: Mapping[str, Item], base: PassConfigs) -> PassConfigs:

@@ -681,13 +681,21 @@ def _axis_size(variant: Variant, tensor: str, axis: int, dim: str | int) -> str:
     return f"at_least({size})" if dim in _POSITIONS else f"at_least({size} if q_positions is None else 1)"
 
 
+Rows = Sequence[tuple[str, Sequence[tuple[int, int, int, int, int]]]]
+"""Pass -> rows."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ArchTable:
-    """One architecture's default tiles as rows of `(largest head_dim, block_m, block_n, num_warps, num_stages)`."""
+    """One architecture's default tiles as rows of `(largest head_dim, block_m, block_n, num_warps, num_stages)`.
+
+    `short`: of sequences up to a length.
+    """
 
     name: str
-    half: Sequence[tuple[str, Sequence[tuple[int, int, int, int, int]]]]
-    float32: Sequence[tuple[str, Sequence[tuple[int, int, int, int, int]]]]
+    half: Rows
+    float32: Rows
+    short: Sequence[tuple[int, Rows]]
 
 
 def arch_tables(archs: Mapping[str, ArchSpec]) -> list[ArchTable]:
@@ -696,10 +704,11 @@ def arch_tables(archs: Mapping[str, ArchSpec]) -> list[ArchTable]:
 
 
 def _arch_table(arch: ArchSpec) -> ArchTable:
-    def rows(configs: PassConfigs) -> list[tuple[str, list[tuple[int, int, int, int, int]]]]:
+    def rows(configs: PassConfigs) -> Rows:
         return [
             (p.value, [(d, c.block_m, c.block_n, c.num_warps, c.num_stages) for d, c in sorted(by_dim.items())])
             for p, by_dim in sorted(configs.items())
         ]
 
-    return ArchTable(name=arch.name, half=rows(arch.half), float32=rows(arch.float32))
+    short = [(length, rows(configs)) for length, configs in sorted(arch.short.items())]
+    return ArchTable(name=arch.name, half=rows(arch.half), float32=rows(arch.float32), short=short)

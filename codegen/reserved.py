@@ -9,7 +9,7 @@ import re
 
 _FAMILIES = re.compile(
     r"(stride|bwd|grad|GRAD)_\w+|(term|gap|full_gap)(_\d+)?"
-    r"|\w+_(ptrs?|base|tile|begin|end|first|last|len|stop|val|q|kv|size_\d)(_\d)?"
+    r"|\w+_(ptrs?|base|tile|begin|end|first|last|len|stop|val|q|kv|seq|min|max|size_\d)(_\d)?"
 )
 """Names that are built: of a pointer and what is derived from it, a bound, a subexpression."""
 
@@ -43,6 +43,10 @@ _WORDS = """
     schedule schedule_tables scheduled
 
     Attention PASSES make_tables tables tiles_of
+
+    block_seqs block_sequences check_sequences cols first_entry key_block_list key_block_seqs key_ranges key_spans
+    kv_parts kv_start kv_total launched num_entries num_others_most num_seqs packed_launch packed_row q_parts q_row
+    q_start q_total record row_stride segmented_launch sequence_of_rows sequences slots sums_by_sequence table_row
 
     cu_seqlens_k cu_seqlens_q kv_lengths kv_positions kv_segment_ids padding_id q_positions q_segment_ids
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from codegen.checks import IDENTIFIER
 from codegen.expr import INDEX_NAMES, ScalarType
-from codegen.load_archs import FLOAT32
+from codegen.load_archs import FLOAT32, SHORT
 from codegen.load_variants import INT_LIMIT, SCALAR_KEYS, SCALAR_TYPES
 from codegen.spec import ARCHS, DTYPES, MAX_HEAD_DIM, MIN_HEAD_DIM, TENSOR_DTYPES, Pass
 from codegen.tiles import TILE_FIELDS
@@ -99,7 +99,13 @@ def _archs() -> Schema:
     passes = {"$ref": "#/$defs/passes"}
     arch = _object(
         "Configs for 16-bit inputs, and under `float32` for 4-byte inputs.",
-        {**{p.value: {"$ref": f"#/$defs/passes/properties/{p.value}"} for p in Pass}, FLOAT32: passes},
+        {
+            **{p.value: {"$ref": f"#/$defs/passes/properties/{p.value}"} for p in Pass},
+            FLOAT32: passes,
+            SHORT: _named(
+                "Configs for 16-bit inputs of short sequences, by the longest served.", passes, key=r"^[1-9]\d*$"
+            ),
+        },
     )
     description = "Block sizes and launch options before tuning; an entry left out keeps the library's value."
     return _object(description, dict.fromkeys(ARCHS, arch))

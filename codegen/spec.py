@@ -54,11 +54,15 @@ PassConfigs = Mapping[Pass, Mapping[int, TileConfig]]
 
 @dataclass(frozen=True, kw_only=True)
 class ArchSpec:
-    """Default configs of one architecture: for 16-bit inputs, and for float32, whose tiles take twice the memory."""
+    """Default configs of one architecture: for 16-bit inputs, and for float32, whose tiles take twice the memory.
+
+    `short` holds what 16-bit calls of short sequences run with instead: longest sequence served -> configs.
+    """
 
     name: str
     half: PassConfigs
     float32: PassConfigs
+    short: Mapping[int, PassConfigs] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

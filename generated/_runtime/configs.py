@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from .archs import ARCHS, VARIANT_ARCHS
+from .archs import ARCHS, VARIANT_ARCHS, Arch
 from .checks import fail
 
 
@@ -19,6 +19,7 @@ class Tile(NamedTuple):
 
 PASSES = ("fwd", "dkdv", "dq")
 INTERPRETER = "interpreter"
+NOT_SHORT = 2**31
 # Chips without an entry of their own that run another's tiles: same instructions, no less shared memory.
 SAME_TILES = {"sm_86": "sm_89", "sm_87": "sm_80", "sm_103": "sm_100", "sm_121": "sm_120"}
 
@@ -35,25 +36,49 @@ def next_power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-@cache
-def default_tiles(op: str, arch: str, itemsize: int, head_dim: int) -> Tiles:
-    """The architecture's tiles for inputs of `itemsize` bytes; `head_dim` is the larger one of q's and v's."""
-    if arch == INTERPRETER:
-        return dict.fromkeys(PASSES, Tile(64, 64, 4, 1))
+def _arch(op: str, arch: str) -> Arch:
     like = SAME_TILES.get(arch, arch)
     table = VARIANT_ARCHS.get(op, ARCHS).get(like) or ARCHS.get(like)
     if table is None:
         remedy = "add it under archs: in the variants file and render again, or pass config={'fwd': {...}, ...}"
         raise NotImplementedError(f"{op}: no tiles for the architecture {arch}: {remedy}")
-    passes = table["float32" if itemsize == 4 else "half"]
-    return {name: Tile(*min(row for row in rows if row[0] >= head_dim)[1:]) for name, rows in passes.items()}
+    return table
 
 
-def tiles_for(op: str, arch: str, itemsize: int, head_dim: int, head_dim_v: int, own: Tiles) -> Tiles:
-    """The tiles of each pass; one that is not among the call's `own` keeps its default."""
+@cache
+def default_tiles(op: str, arch: str, itemsize: int, head_dim: int, length: int = NOT_SHORT) -> Tiles:
+    """The architecture's tiles for inputs of `itemsize` bytes; `head_dim` is the larger one of q's and v's.
+
+    `length` is one of those that the architecture has tiles for short sequences of, or NOT_SHORT.
+    """
+    if arch == INTERPRETER:
+        return dict.fromkeys(PASSES, Tile(64, 64, 4, 1))
+    table = _arch(op, arch)
+    passes = table["float32"] if itemsize == 4 else table["half"]
+    tiles = {name: Tile(*min(row for row in rows if row[0] >= head_dim)[1:]) for name, rows in passes.items()}
+    for name, rows in table["short"].get(length, {}).items() if itemsize == 2 else ():
+        served = [row for row in rows if row[0] >= head_dim]
+        if served:
+            tiles[name] = Tile(*min(served)[1:])
+    return tiles
+
+
+@cache
+def _short_lengths(op: str, arch: str) -> tuple[int, ...]:
+    return () if arch == INTERPRETER else tuple(sorted(_arch(op, arch)["short"]))
+
+
+def tiles_for(
+    op: str, arch: str, itemsize: int, head_dim: int, head_dim_v: int, own: Tiles, length: int = NOT_SHORT
+) -> Tiles:
+    """The tiles of each pass; one that is not among the call's `own` keeps its default.
+
+    `length`: how many keys a sequence has, on average where they are packed.
+    """
     tiles = own
     if any(name not in own for name in PASSES):
-        defaults = default_tiles(op, arch, itemsize, max(head_dim, head_dim_v))
+        served = next((most for most in _short_lengths(op, arch) if length <= most), NOT_SHORT)
+        defaults = default_tiles(op, arch, itemsize, max(head_dim, head_dim_v), served)
         tiles = {**defaults, **own} if own else defaults
     if arch == "sm_90" and itemsize == 2 and next_power_of_2(head_dim) != next_power_of_2(head_dim_v):
         # Triton 3.6 compiles wrong results where tiles of k and v of different width get no pipeline.

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_launch.py.jinja
-# hash: 5de7d0ffbfcdff54
+# hash: c5f6eeb9e57c44bd
 """Launches of the kernels of `document`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -71,7 +71,9 @@ class Attention(torch.autograd.Function):
 
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
-    return tiles_for("document", arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
+    length = v.shape[2]
+    own = parse_config(config_words)
+    return tiles_for("document", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
 
 
 def _extremes(

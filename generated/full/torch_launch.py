@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/torch_launch.py.jinja
-# hash: f5925fcb914b889a
+# hash: db9b1462ccb9dea7
 """Launches of the kernels of `full`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -57,7 +57,9 @@ class Attention(torch.autograd.Function):
 
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
-    return tiles_for("full", arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
+    length = v.shape[2]
+    own = parse_config(config_words)
+    return tiles_for("full", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, scale: float, config_words: str) -> tuple[Tensor, Tensor]:

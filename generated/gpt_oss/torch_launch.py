@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/torch_launch.py.jinja
-# hash: d73fe106e09dc3aa
+# hash: 0a5e2e2ec622fb51
 """Launches of the kernels of `gpt_oss`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -67,7 +67,9 @@ class Attention(torch.autograd.Function):
 
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
-    return tiles_for("gpt_oss", arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
+    length = v.shape[2]
+    own = parse_config(config_words)
+    return tiles_for("gpt_oss", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
 
 
 def _forward(

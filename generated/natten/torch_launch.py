@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/torch_launch.py.jinja
-# hash: 98bbf740c51768de
+# hash: 20647f76151f1638
 """Launches of the kernels of `natten`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -69,7 +69,9 @@ class Attention(torch.autograd.Function):
 
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
-    return tiles_for("natten", arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
+    length = v.shape[2]
+    own = parse_config(config_words)
+    return tiles_for("natten", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
 
 
 def _tables(

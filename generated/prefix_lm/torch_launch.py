@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: ops/torch_launch.py.jinja
-# hash: 7d61e05e54558dd2
+# hash: c5eb047d2b5cab3b
 """Launches of the kernels of `prefix_lm`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -67,7 +67,9 @@ class Attention(torch.autograd.Function):
 
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
-    return tiles_for("prefix_lm", arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
+    length = v.shape[2]
+    own = parse_config(config_words)
+    return tiles_for("prefix_lm", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
 
 
 def _forward(

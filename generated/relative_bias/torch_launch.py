@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: b47a080694eeba50
+# hash: 1e9ff17f44981b19
 """Launches of the kernels of `relative_bias`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -72,7 +72,9 @@ class Attention(torch.autograd.Function):
 
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
-    return tiles_for("relative_bias", arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
+    length = v.shape[2]
+    own = parse_config(config_words)
+    return tiles_for("relative_bias", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
 
 
 def _forward(

@@ -2,11 +2,9 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/torch_op.py.jinja
-# hash: 19c02864d2ad3d0f
+# hash: 5dac9fb0d92a2737
 """`streaming_llm` for PyTorch. A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et al.,
 2024, arXiv:2309.17453)."""
-
-from typing import Any
 
 from torch import Tensor
 
@@ -104,7 +102,7 @@ def _schedule(
             )
     if runs_reference(q):
         return Schedule(op=NAME, call=call_key, sequences=sequences, tiles={}, tables=())
-    tiles = tiles_of(q, v, config_words)
+    tiles = packed_launch.tiles_of(q, v, sequences[0], config_words) if sequences else tiles_of(q, v, config_words)
     tile_blocks = {each: (tiles[each].block_m, tiles[each].block_n) for each in (PASSES if backward else PASSES[:1])}
     return Schedule(op=NAME, call=call_key, sequences=sequences, tiles=tile_blocks, tables=tuple(tables))
 
@@ -202,7 +200,9 @@ def streaming_llm(
     config_words = config_text(NAME, config)
     block_tables: list[Tensor] = []
     if schedule is not None:
-        block_tables = _tables_of(schedule, call_sizes(q, k, row_offset, row_offsets, tokens), q, v, config_words)
+        # Traced, the operators alone know the chip, and with it the tiles.
+        tiles = tiles_of(q, v, config_words) if launches_directly(q) and not runs_reference(q) else None
+        block_tables = schedule_tables(NAME, schedule, call_sizes(q, k, row_offset, row_offsets, tokens), tiles)
     if runs_reference(q):
         q_offset = row_offset if row_offsets is None else row_offsets
         o, lse = reference(
@@ -273,7 +273,9 @@ def _packed(
     q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in packed)
     if schedule is not None:
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
-        block_tables = _tables_of(schedule, call_key, q, v, config_words)
+        launched = launches_directly(q) and not runs_reference(q)
+        tiles = packed_launch.tiles_of(q, v, cu_seqlens_q, config_words) if launched else None
+        block_tables = schedule_tables(NAME, schedule, call_key, tiles)
         check_sequences(NAME, schedule, cu_seqlens_q, cu_seqlens_k)
     # Where there is no key at all, there is nothing for kernels to read.
     if runs_reference(q) or k.shape[2] == 0:
@@ -295,10 +297,3 @@ def _packed(
         )
         o, lse = o[0].transpose(0, 1).to(packed[0].dtype), lse[0]
     return (o, lse) if return_lse else o
-
-
-def _tables_of(schedule: Schedule, call_key: dict[str, Any], q: Tensor, v: Tensor, config_words: str) -> list[Tensor]:
-    """The tables of a call's schedule, checked; q and v are `[B, H, S, D]`."""
-    # Traced, the operators alone know the chip, and with it the tiles.
-    tiles = tiles_of(q, v, config_words) if launches_directly(q) and not runs_reference(q) else None
-    return schedule_tables(NAME, schedule, call_key, tiles)

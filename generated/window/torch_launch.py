@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: ops/torch_launch.py.jinja
-# hash: 1ba4f8874cfeac49
+# hash: 7c1a2843dd6a15ed
 """Launches of the kernels of `window`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -67,7 +67,9 @@ class Attention(torch.autograd.Function):
 
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
-    return tiles_for("window", arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
+    length = v.shape[2]
+    own = parse_config(config_words)
+    return tiles_for("window", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
 
 
 def _forward(

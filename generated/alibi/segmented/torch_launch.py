@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: 9ff453f12070233f
+# hash: b53386a7069dc594
 """Launches of the kernels of `alibi`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -117,7 +117,9 @@ class Attention(torch.autograd.Function):
 
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
-    return tiles_for("alibi", arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
+    length = v.shape[2]
+    own = parse_config(config_words)
+    return tiles_for("alibi", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
 
 
 def _extremes(

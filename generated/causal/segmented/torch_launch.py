@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: ops/torch_launch.py.jinja
-# hash: 7cd32834b1b8c2d8
+# hash: 7271e73a22ab4850
 """Launches of the kernels of `causal`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -111,7 +111,9 @@ class Attention(torch.autograd.Function):
 
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
-    return tiles_for("causal", arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
+    length = v.shape[2]
+    own = parse_config(config_words)
+    return tiles_for("causal", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
 
 
 def _extremes(

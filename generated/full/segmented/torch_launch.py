@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/torch_launch.py.jinja
-# hash: 6fb2e18674b95f7d
+# hash: 9e542b5eeb96039d
 """Launches of the kernels of `full`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -73,7 +73,9 @@ class Attention(torch.autograd.Function):
 
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
-    return tiles_for("full", arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
+    length = v.shape[2]
+    own = parse_config(config_words)
+    return tiles_for("full", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
 
 
 def _extremes(

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: ops/torch_launch.py.jinja
-# hash: a0d5d3d03573ac68
+# hash: a15062db30ffb505
 """Launches of the kernels of `prefix_lm`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -88,9 +88,11 @@ class Attention(torch.autograd.Function):
         return dq, dk, dv, None, None, None, None, None, None, None, None
 
 
-def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
+def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
-    return tiles_for("prefix_lm", arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
+    length = v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1)
+    own = parse_config(config_words)
+    return tiles_for("prefix_lm", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
 
 
 def _tables(
@@ -111,7 +113,7 @@ def make_tables(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, config_words: str, backward: bool
 ) -> list[Tensor]:
     """The tables of each pass, in the order of PASSES; `backward=False` leaves out those of its passes."""
-    tiles = tiles_of(q, v, config_words)
+    tiles = tiles_of(q, v, cu_seqlens_q, config_words)
     pass_names = PASSES if backward else PASSES[:1]
     made: dict[tuple[int, int, bool], list[Tensor]] = {}
     block_tables: list[Tensor] = []
@@ -141,7 +143,7 @@ def _forward(
     batch, num_heads, q_len, head_dim = q.shape
     head_dim_v = v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_of(q, v, config_words)["fwd"]
+    tile = tiles_of(q, v, cu_seqlens_q, config_words)["fwd"]
     o = empty_like_layout(q, head_dim_v)
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
@@ -201,7 +203,7 @@ def _backward(
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, head_dim_v = k.shape[1], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_of(q, v, config_words)
+    tiles = tiles_of(q, v, cu_seqlens_q, config_words)
     dlse = None if dlse is None else dlse.contiguous()
     delta = torch.empty_like(lse)
     dq = empty_like_layout(q, head_dim)

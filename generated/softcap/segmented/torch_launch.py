@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: ops/torch_launch.py.jinja
-# hash: d7acf2d3071a32b1
+# hash: 6f9b505fbd97b909
 """Launches of the kernels of `softcap`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -112,7 +112,9 @@ class Attention(torch.autograd.Function):
 
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
-    return tiles_for("softcap", arch_of(q), q.element_size(), q.shape[3], v.shape[3], parse_config(config_words))
+    length = v.shape[2]
+    own = parse_config(config_words)
+    return tiles_for("softcap", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
 
 
 def _extremes(
