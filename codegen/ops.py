@@ -278,12 +278,13 @@ class OpPlan:
         """What the launches import from the runtime's schedules."""
         lists = self.lists
         names = [
+            *(["SEGMENTS"] if self.segmented else []),
             *(["POSITIONS"] if lists is not None and lists.extremes is not None else []),
             *(["block_sequences"] if self.packed else []),
             *(["least_block"] if lists is not None and lists.extremes is not None else []),
             *(["list_blocks"] if lists is not None and not lists.ranges else []),
         ]
-        return [*names, "pass_table"]
+        return sorted([*names, "pass_table"], key=lambda name: (name.islower(), name))
 
     @property
     def _cu_seqlens(self) -> list[str]:

@@ -22,6 +22,9 @@ DENSE_ENTRIES = 2**22
 POSITIONS = 1024
 """So many positions of a tensor are reduced by one program."""
 
+SEGMENTS = 8
+"""A row with segment ids is taken to hold so many segments, for the choice of tiles."""
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R", covariant=True)
 

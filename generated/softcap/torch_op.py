@@ -1,14 +1,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: ops/torch_op.py.jinja
-# hash: d979cc94ab539910
+# hash: 480be8afe3f7ac8c
 """`softcap` for PyTorch. Causal with logits capped at 20 (Bello et al., 2016, arXiv:1611.09940, section 5.1)."""
 
 from torch import Tensor
 
 from .._runtime.configs import PASSES
 from .._runtime.torch_schedule import Schedule, call_sizes, check_sequences, packed_sizes, schedule_tables, scheduled
-from .._runtime.torch_sequences import check_alone, check_packed, check_tokens, packed_offset
+from .._runtime.torch_sequences import Tokens, check_alone, check_packed, check_tokens, packed_offset
 from .._runtime.torch_support import (
     autocast_inputs,
     check_inputs,
@@ -52,6 +52,7 @@ def _schedule(
     """
     config_words = config_text(NAME, config)
     tables: list[Tensor] = []
+    tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
@@ -91,7 +92,11 @@ def _schedule(
             )
     if runs_reference(q):
         return Schedule(op=NAME, call=call_key, sequences=sequences, tiles={}, tables=())
-    tiles = packed_launch.tiles_of(q, v, sequences[0], config_words) if sequences else tiles_of(q, v, config_words)
+    tiles = tiles_of(q, v, config_words)
+    if sequences:
+        tiles = packed_launch.tiles_of(q, v, sequences[0], config_words)
+    elif tokens is not None:
+        tiles = segmented_launch.tiles_of(q, v, tokens.q_segment_ids, config_words)
     tile_blocks = {each: (tiles[each].block_m, tiles[each].block_n) for each in (PASSES if backward else PASSES[:1])}
     return Schedule(op=NAME, call=call_key, sequences=sequences, tiles=tile_blocks, tables=tuple(tables))
 
@@ -181,8 +186,12 @@ def softcap(
     config_words = config_text(NAME, config)
     block_tables: list[Tensor] = []
     if schedule is not None:
+        tiles = None
         # Traced, the operators alone know the chip, and with it the tiles.
-        tiles = tiles_of(q, v, config_words) if launches_directly(q) and not runs_reference(q) else None
+        if launches_directly(q) and not runs_reference(q):
+            tiles = tiles_of(q, v, config_words)
+            if tokens is not None:
+                tiles = segmented_launch.tiles_of(q, v, tokens.q_segment_ids, config_words)
         block_tables = schedule_tables(NAME, schedule, call_sizes(q, k, row_offset, row_offsets, tokens), tiles)
     if runs_reference(q):
         q_offset = row_offset if row_offsets is None else row_offsets

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/torch_op.py.jinja
-# hash: 5dac9fb0d92a2737
+# hash: 36fa37dbed403dfd
 """`streaming_llm` for PyTorch. A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et al.,
 2024, arXiv:2309.17453)."""
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from .._runtime.checks import check_int
 from .._runtime.configs import PASSES
 from .._runtime.torch_schedule import Schedule, call_sizes, check_sequences, packed_sizes, schedule_tables, scheduled
-from .._runtime.torch_sequences import check_alone, check_packed, check_tokens, packed_offset
+from .._runtime.torch_sequences import Tokens, check_alone, check_packed, check_tokens, packed_offset
 from .._runtime.torch_support import (
     autocast_inputs,
     check_inputs,
@@ -57,6 +57,7 @@ def _schedule(
     """
     config_words = config_text(NAME, config)
     tables: list[Tensor] = []
+    tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
@@ -102,7 +103,11 @@ def _schedule(
             )
     if runs_reference(q):
         return Schedule(op=NAME, call=call_key, sequences=sequences, tiles={}, tables=())
-    tiles = packed_launch.tiles_of(q, v, sequences[0], config_words) if sequences else tiles_of(q, v, config_words)
+    tiles = tiles_of(q, v, config_words)
+    if sequences:
+        tiles = packed_launch.tiles_of(q, v, sequences[0], config_words)
+    elif tokens is not None:
+        tiles = segmented_launch.tiles_of(q, v, tokens.q_segment_ids, config_words)
     tile_blocks = {each: (tiles[each].block_m, tiles[each].block_n) for each in (PASSES if backward else PASSES[:1])}
     return Schedule(op=NAME, call=call_key, sequences=sequences, tiles=tile_blocks, tables=tuple(tables))
 
@@ -200,8 +205,12 @@ def streaming_llm(
     config_words = config_text(NAME, config)
     block_tables: list[Tensor] = []
     if schedule is not None:
+        tiles = None
         # Traced, the operators alone know the chip, and with it the tiles.
-        tiles = tiles_of(q, v, config_words) if launches_directly(q) and not runs_reference(q) else None
+        if launches_directly(q) and not runs_reference(q):
+            tiles = tiles_of(q, v, config_words)
+            if tokens is not None:
+                tiles = segmented_launch.tiles_of(q, v, tokens.q_segment_ids, config_words)
         block_tables = schedule_tables(NAME, schedule, call_sizes(q, k, row_offset, row_offsets, tokens), tiles)
     if runs_reference(q):
         q_offset = row_offset if row_offsets is None else row_offsets

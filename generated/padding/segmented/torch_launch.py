@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: ops/torch_launch.py.jinja
-# hash: 98a1ea33cf2053f5
+# hash: d604ec7fa6e75f10
 """Launches of the kernels of `padding`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, tiles_for
-from ..._runtime.torch_schedule import POSITIONS, least_block, pass_table
+from ..._runtime.torch_schedule import POSITIONS, SEGMENTS, least_block, pass_table
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -89,9 +89,10 @@ class Attention(torch.autograd.Function):
         return dq, dk, dv, None, None, None, None, None, None, None, None
 
 
-def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
+def tiles_of(q: Tensor, v: Tensor, q_segment_ids: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
-    length = v.shape[2]
+    # How many segments a row has only the device knows. One id for all, with a stride of 0, is one segment.
+    length = v.shape[2] // (SEGMENTS if q_segment_ids.stride(1) else 1)
     own = parse_config(config_words)
     return tiles_for("padding", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
 
@@ -231,7 +232,7 @@ def make_tables(
     backward: bool,
 ) -> list[Tensor]:
     """The tables of each pass, in the order of PASSES; `backward=False` leaves out those of its passes."""
-    tiles = tiles_of(q, v, config_words)
+    tiles = tiles_of(q, v, q_segment_ids, config_words)
     pass_names = PASSES if backward else PASSES[:1]
     part = least_block(*(tiles[pass_name] for pass_name in pass_names))
     block_extremes = _extremes(q, k, q_segment_ids, kv_segment_ids, padding_id, kv_positions, part)
@@ -263,7 +264,7 @@ def _forward(
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_of(q, v, config_words)["fwd"]
+    tile = tiles_of(q, v, q_segment_ids, config_words)["fwd"]
     o = empty_like_layout(q, head_dim_v)
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
@@ -338,7 +339,7 @@ def _backward(
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_of(q, v, config_words)
+    tiles = tiles_of(q, v, q_segment_ids, config_words)
     dlse = None if dlse is None else dlse.contiguous()
     delta = torch.empty_like(lse)
     dq = empty_like_layout(q, head_dim)
