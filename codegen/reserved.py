@@ -37,7 +37,7 @@ _WORDS = """
     reference runs_reference tiles_for unit_strides
 
     Any BLOCK_D BLOCK_DV BLOCK_M BLOCK_N DROPOUT FLOAT_DTYPES FP32 HARDWARE_TANH HAS_DLSE HAS_TRITON HEAD_DIM
-    HEAD_DIM_V LN2 LOG2E NAME NAMESPACE Q_OFFSET_PER_BATCH RAGGED Schedule Tensor Tile Tiles UNIT
+    HEAD_DIM_V LN2 LOG2E NAME NAMESPACE SEGMENTS Q_OFFSET_PER_BATCH RAGGED Schedule Tensor Tile Tiles UNIT
 
     CHUNK FILL OWN_ROOM PART PARTS POSITIONS PTX block_lists block_ranges call_sizes list_blocks pass_table
     schedule schedule_tables scheduled
