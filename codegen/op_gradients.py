@@ -40,7 +40,8 @@ def _allocation(term: GradientTerm, mode: Mode) -> str:
     if term.atomic:
         shape, none = f"{term.tensor}.shape", f"(0,) * {term.tensor}.dim()"
     else:
-        shape, none = f"(batch, num_heads, {_sizes(term, mode)})", "(0,)"
+        batch = "1" if mode is Mode.PACKED else "batch"
+        shape, none = f"({batch}, num_heads, {_sizes(term, mode)})", "(0,)"
     wanted = f"{shape} if {term.flag.lower()} else {none}" if term.trained else shape
     # Every program stores the sums of its own rows or keys, but there may be more entries than blocks of packed
     # sequences. Pairs in blocks that a mask leaves out are never visited.

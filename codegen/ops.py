@@ -104,7 +104,6 @@ class Launches:
     """The positional arguments of each launch, in the order of the kernel's signature."""
 
     fwd: str
-    delta: str
     dq: str
     dkdv: str
 
@@ -463,9 +462,7 @@ def op_plan(planned: VariantPlan) -> OpPlan:
         gradients=op_gradients.gradients(variant, planned.terms, planned.mode),
         grids=op_gradients.grids(planned.terms, planned.mode),
         placed=op_gradients.placed(planned.terms),
-        launches=Launches(
-            fwd=_launch(planned.fwd), delta=_launch(planned.delta), dq=_launch(planned.dq), dkdv=_launch(planned.dkdv)
-        ),
+        launches=Launches(fwd=_launch(planned.fwd), dq=_launch(planned.dq), dkdv=_launch(planned.dkdv)),
         mask_arguments=mask_arguments,
         has_offset=reads_query_position(variant),
         uses_tanh=uses_tanh(variant),

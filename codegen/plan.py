@@ -156,7 +156,6 @@ class VariantPlan:
     mode: Mode
     symbol: str
     fwd: KernelPlan
-    delta: KernelPlan
     dq: KernelPlan
     dkdv: KernelPlan
     lists: ListsPlan | None
@@ -174,21 +173,10 @@ def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
         mode=mode,
         symbol=sign.symbol,
         fwd=_query_kernel(variant, analysis, sign, backward=False),
-        delta=_delta_kernel(variant, sign),
         dq=_query_kernel(variant, analysis, sign, backward=True),
         dkdv=_key_kernel(variant, analysis, sign),
         lists=lists_plan(variant, analysis, sign),
         terms=terms,
-    )
-
-
-def _delta_kernel(variant: Variant, sign: Signatures) -> KernelPlan:
-    args = sign.delta()
-    return KernelPlan(
-        name=f"{variant.name}_bwd_delta",
-        args=args,
-        constants=sign.delta_constants(),
-        legend=legend(variant, sign.mode, args),
     )
 
 

@@ -57,7 +57,7 @@ def _environment(folder: Path) -> jinja2.Environment:
 
 MODES = (Mode.DENSE, Mode.PACKED, Mode.SEGMENTED)
 
-KERNELS = {"fwd": "fwd", "bwd_delta": "delta", "bwd_dq": "dq", "bwd_dkdv": "dkdv"}
+KERNELS = {"fwd": "fwd", "bwd_dq": "dq", "bwd_dkdv": "dkdv"}
 """File stem of each kernel -> the attribute of `VariantPlan` that holds its plan."""
 
 COPIED = {"package": "", "runtime": "_runtime/"}
@@ -114,7 +114,6 @@ def _mode_files(env: jinja2.Environment, folder: str, planned: VariantPlan) -> d
     files = {
         f"{folder}/{stem}.py": _fill(env, f"kernels/{stem}.py.jinja", kernel=getattr(planned, attribute), **context)
         for stem, attribute in KERNELS.items()
-        if dense or attribute != "delta"
     }
     if planned.lists is not None:
         stem = planned.lists.module

@@ -14,7 +14,7 @@ _FAMILIES = re.compile(
 """Names that are built: of a pointer and what is derived from it, a bound, a subexpression."""
 
 _WORDS = """
-    acc alpha batch block ctx decay delta delta_rows dk dlse do dp dq ds dtype dv finite fwd gap group_size head
+    acc alpha batch block ctx decay delta dk dlse do dp dq ds dtype dv finite fwd gap group_size head
     head_dim head_dim_v in_rows keep keys last logit lse max_new max_ref member num_blocks num_heads num_kv_heads o
     p qk qk_scale q_shift row_max row_offs row_offset row_offsets row_sum rows run start_m start_n step tile tiles
     total values
@@ -26,7 +26,7 @@ _WORDS = """
     program programs q_values query_parts query_programs ranges span spans table_kernel their_part_idx
     their_part_offs tile_blocks visits
 
-    ddecay_cols ddecay_rows decay_kernels has_key lag share sums unrounded
+    ddecay_cols ddecay_rows decay_kernels has_key lag share sums unrounded p_sink
 
     check_dropout_p drop dropout dropout_mask dropout_seed keep_numbers keep_scale p_dropped probs threshold
 

@@ -52,6 +52,7 @@ PACKED_SHAPES = {
     "dlse": "[Hq, total_q]  fp32, gradient of lse",
     "delta": "[Hq, total_q]  fp32, sum(o * do) - dlse",
     "decay": "[Hq, total_k]  fp32, cumulative log-decay of each sequence times log2(e)",
+    "dsink": "[Hq, entries]  fp32, partial sums",
     "cu_seqlens_q": "[n + 1]  int32, where the sequences of queries begin",
     "cu_seqlens_k": "[n + 1]  int32, where those of keys begin",
     "block_seqs": "[entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length "
@@ -162,29 +163,17 @@ class Signatures:
             *self._numbers(),
         ]
 
-    def delta(self) -> list[ArgGroup]:
-        sink = [ArgGroup(names=("lse_ptr", "sink_ptr"), host="lse, sink")] if self.variant.sink else []
-        dsink = [ArgGroup(names=("dsink_ptr",), host="dsink_heads")] if self.variant.sink else []
-        return [
-            ArgGroup(names=("o_ptr", "do_ptr", "dlse_ptr"), host="o, do, dlse"),
-            *sink,
-            ArgGroup(names=("delta_ptr",), host="delta"),
-            *dsink,
-            *(_strides(x, "bhs") for x in ("o", "do")),
-            ArgGroup(names=("q_len", "num_heads"), host="q_len, num_heads", varies=True),
-        ]
-
     def dq(self) -> list[ArgGroup]:
-        dlse = [ArgGroup(names=("dlse_ptr",), host="dlse")] if self.variant.decay else []
-        sink = [ArgGroup(names=("sink_ptr",), host="sink")] if self.variant.decay and self.variant.sink else []
-        return [*dlse, *sink, *self._backward(("dq",), self._gathered(in_dq=True))]
+        sink = [ArgGroup(names=("sink_ptr",), host="sink")] if self.variant.sink else []
+        dsink = [ArgGroup(names=("dsink_ptr",), host="dsink_heads")] if self.variant.sink else []
+        groups = self._backward(("dq",), self._gathered(in_dq=True), inputs=("q", "k", "v", "do", "o"), sums=dsink)
+        return [ArgGroup(names=("o_ptr", "dlse_ptr"), host="o, dlse"), *sink, *groups]
 
     def dq_constants(self) -> list[str]:
-        dlse = ["HAS_DLSE"] if self.variant.decay else []
-        return [*dlse, *_flags(self._gathered(in_dq=True)), *self.constants()]
+        return ["HAS_DLSE", *_flags(self._gathered(in_dq=True)), *self.constants()]
 
     def dkdv(self) -> list[ArgGroup]:
-        groups = self._backward(("dk", "dv"), self._gathered(in_dq=False))
+        groups = self._backward(("dk", "dv"), self._gathered(in_dq=False), inputs=("q", "k", "v", "do"))
         # Its tables are others than those of dq.
         tables = "|".join((*PACKED_TABLES, *self.tables))
         return [replace(g, host=re.sub(rf"\b({tables})\b", r"key_\1", g.host)) for g in groups] if tables else groups
@@ -206,10 +195,14 @@ class Signatures:
         ragged = ["RAGGED"] if self.mode is not Mode.PACKED else []
         return [*offset, *positions, *ptx, *tanh, *dropout, *ragged, *sizes]
 
-    def delta_constants(self) -> list[str]:
-        return ["HAS_DLSE", "HEAD_DIM_V", "BLOCK_DV", "BLOCK_M"]
-
-    def _backward(self, outputs: tuple[str, ...], terms: Sequence[GradientTerm]) -> list[ArgGroup]:
+    def _backward(
+        self,
+        outputs: tuple[str, ...],
+        terms: Sequence[GradientTerm],
+        *,
+        inputs: tuple[str, ...],
+        sums: Sequence[ArgGroup] = (),
+    ) -> list[ArgGroup]:
         buffers = dict.fromkeys(t.accumulator for t in terms)
         return [
             ArgGroup(
@@ -217,8 +210,9 @@ class Signatures:
             ),
             *self._tensors(),
             *(ArgGroup(names=(f"{x}_ptr",), host=x) for x in (*outputs, *buffers)),
+            *sums,
             *self._tables(),
-            *(self._unit_strides(x) for x in ("q", "k", "v", "do")),
+            *(self._unit_strides(x) for x in inputs),
             *(self._strides(x) for x in outputs),
             *self._tensor_strides(),
             *self._table_strides(),

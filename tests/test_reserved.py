@@ -16,7 +16,7 @@ from codegen.checks import argument_problem
 GENERATED = Path(__file__).resolve().parent.parent / "generated"
 VARIANTS: dict[str, Any] = json.loads((GENERATED / "MANIFEST.json").read_text(encoding="utf-8"))["variants"]
 
-# The files that see a variant's own tensors and scalars; bwd_delta and decay do not.
+# The files that see a variant's own tensors and scalars; decay does not.
 KERNELS = ("fwd.py", "bwd_dq.py", "bwd_dkdv.py", "torch_launch.py")
 MODES = [f"{mode}/{file}" for mode in ("packed", "segmented") for file in KERNELS]
 FILES = (*KERNELS, *MODES, "torch_op.py", "torch_reference.py")

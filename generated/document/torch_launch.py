@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_launch.py.jinja
-# hash: c5f6eeb9e57c44bd
+# hash: dca2d34da3ba7078
 """Launches of the kernels of `document`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -28,7 +28,7 @@ from .._runtime.torch_support import (
 )
 
 if HAS_TRITON:
-    from . import block_ranges, bwd_delta, bwd_dkdv, bwd_dq, fwd
+    from . import block_ranges, bwd_dkdv, bwd_dq, fwd
 
 NAME = "document"
 # Operators are registered under the name of the package, so that two packages can live in one process.
@@ -259,7 +259,7 @@ def _backward(
     config_words: str,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Launch the backward: delta, then dq, then dk and dv."""
+    """Launch the backward: dq, which finds delta, then dk and dv."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
@@ -269,8 +269,6 @@ def _backward(
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
-    # As many rows as keep a tile of o and one of do in registers.
-    delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
     part = least_block(tiles["dq"], tiles["dkdv"])
     block_extremes = () if pass_table(block_tables, "dq", 1) else _extremes(q, k, doc, row_offset, row_offsets, part)
     (ranges,) = pass_table(block_tables, "dq", 1) or _tables(
@@ -280,24 +278,12 @@ def _backward(
         q, k, row_offset, row_offsets, block_extremes, part, tiles["dkdv"], True
     )
     q_offset = row_offset if row_offsets is None else row_offsets
-    q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
+    q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     with on_device(q):
         if dq.numel() > 0:
-            bwd_delta.document_bwd_delta[(cdiv(q_len, delta_rows) * num_heads * batch,)](
-                o,
-                do,
-                dlse,
-                delta,
-                *o.stride()[:3],
-                *do.stride()[:3],
-                q_len,
-                num_heads,
-                HAS_DLSE=dlse is not None,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_DV=next_power_of_2(head_dim_v),
-                BLOCK_M=delta_rows,
-            )
             bwd_dq.document_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
+                o,
+                dlse,
                 q,
                 k,
                 v,
@@ -311,6 +297,7 @@ def _backward(
                 *unit_strides(k),
                 *unit_strides(v),
                 *unit_strides(do),
+                *unit_strides(o),
                 *dq.stride()[:3],
                 *doc.stride(),
                 doc.shape[1],
@@ -321,6 +308,7 @@ def _backward(
                 group_size,
                 q_offset,
                 scale,
+                HAS_DLSE=dlse is not None,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 RAGGED=kv_len % tiles["dq"].block_n != 0,
                 HEAD_DIM=head_dim,

@@ -1,9 +1,11 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: kernels/bwd_dq.py.jinja
-# hash: b40166e4dc68a11d
+# hash: 1353f3f6915fcc39
 """Gradient of `full` with respect to q.
 
+    o      [B, Hq, Sq, Dv]
+    dlse   [B, Hq, Sq]  fp32, gradient of lse
     q      [B, Hq, Sq, D]
     k      [B, Hkv, Skv, D]
     v      [B, Hkv, Skv, Dv]
@@ -13,7 +15,8 @@
     dq     [B, Hq, Sq, D]
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
-`ds = p * (dp - delta)` is the gradient of a score.
+`ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
+for the kernel of dk and dv.
 """
 
 import triton
@@ -77,6 +80,8 @@ def store_tile(
     ]
 )
 def full_bwd_dq(
+    o_ptr,
+    dlse_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -96,6 +101,9 @@ def full_bwd_dq(
     stride_dob,
     stride_doh,
     stride_dos: tl.constexpr,
+    stride_ob,
+    stride_oh,
+    stride_os: tl.constexpr,
     stride_dqb,
     stride_dqh,
     stride_dqs: tl.constexpr,
@@ -104,6 +112,7 @@ def full_bwd_dq(
     num_heads,
     group_size,
     scale,
+    HAS_DLSE: tl.constexpr,
     RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
@@ -127,11 +136,17 @@ def full_bwd_dq(
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
     v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
     do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
+    o_base = o_ptr + (b * stride_ob + h * stride_oh) * UNIT
     q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
     row_offs = (b * num_heads + h) * q_len + rows
     lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
-    delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
+    # The part of ds that a whole row shares.
+    o_tile = load_tile(o_base, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+    delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
+    if HAS_DLSE:
+        delta -= tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0)
+    tl.store(delta_ptr + row_offs, delta, mask=in_rows)
     qk_scale = scale * LOG2E
 
     # Blocks before full_end need no mask.

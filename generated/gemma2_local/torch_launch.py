@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: ops/torch_launch.py.jinja
-# hash: b1eb4dd227a5384e
+# hash: 61f378ba4daa326c
 """Launches of the kernels of `gemma2_local`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -26,7 +26,7 @@ from .._runtime.torch_support import (
 )
 
 if HAS_TRITON:
-    from . import bwd_delta, bwd_dkdv, bwd_dq, fwd
+    from . import bwd_dkdv, bwd_dq, fwd
 
 NAME = "gemma2_local"
 # Operators are registered under the name of the package, so that two packages can live in one process.
@@ -131,7 +131,7 @@ def _backward(
     scale: float,
     config_words: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Launch the backward: delta, then dq, then dk and dv."""
+    """Launch the backward: dq, which finds delta, then dk and dv."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
@@ -141,27 +141,13 @@ def _backward(
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
-    # As many rows as keep a tile of o and one of do in registers.
-    delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
     q_offset = row_offset if row_offsets is None else row_offsets
-    q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
+    q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     with on_device(q):
         if dq.numel() > 0:
-            bwd_delta.gemma2_local_bwd_delta[(cdiv(q_len, delta_rows) * num_heads * batch,)](
-                o,
-                do,
-                dlse,
-                delta,
-                *o.stride()[:3],
-                *do.stride()[:3],
-                q_len,
-                num_heads,
-                HAS_DLSE=dlse is not None,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_DV=next_power_of_2(head_dim_v),
-                BLOCK_M=delta_rows,
-            )
             bwd_dq.gemma2_local_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
+                o,
+                dlse,
                 q,
                 k,
                 v,
@@ -173,6 +159,7 @@ def _backward(
                 *unit_strides(k),
                 *unit_strides(v),
                 *unit_strides(do),
+                *unit_strides(o),
                 *dq.stride()[:3],
                 q_len,
                 kv_len,
@@ -180,6 +167,7 @@ def _backward(
                 group_size,
                 q_offset,
                 scale,
+                HAS_DLSE=dlse is not None,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 HARDWARE_TANH=has_tanh_instruction(q),
                 RAGGED=kv_len % tiles["dq"].block_n != 0,

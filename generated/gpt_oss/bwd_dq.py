@@ -1,10 +1,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: kernels/bwd_dq.py.jinja
-# hash: b98b236db6759107
+# hash: 1d4a401e6ad30c01
 """Gradient of `gpt_oss` with respect to q.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 128
+    o      [B, Hq, Sq, Dv]
+    dlse   [B, Hq, Sq]  fp32, gradient of lse
+    sink   [Hq]  fp32, logit in the denominator only
     q      [B, Hq, Sq, D]
     k      [B, Hkv, Skv, D]
     v      [B, Hkv, Skv, Dv]
@@ -12,9 +15,11 @@
     lse    [B, Hq, Sq]  fp32, log of the softmax denominator
     delta  [B, Hq, Sq]  fp32, sum(o * do) - dlse
     dq     [B, Hq, Sq, D]
+    dsink  [B, Hq, blocks]  fp32, partial sums
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
-`ds = p * (dp - delta)` is the gradient of a score.
+`ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
+for the kernel of dk and dv.
 """
 
 import triton
@@ -79,6 +84,9 @@ def store_tile(
     ]
 )
 def gpt_oss_bwd_dq(
+    o_ptr,
+    dlse_ptr,
+    sink_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -86,6 +94,7 @@ def gpt_oss_bwd_dq(
     lse_ptr,
     delta_ptr,
     dq_ptr,
+    dsink_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -98,6 +107,9 @@ def gpt_oss_bwd_dq(
     stride_dob,
     stride_doh,
     stride_dos: tl.constexpr,
+    stride_ob,
+    stride_oh,
+    stride_os: tl.constexpr,
     stride_dqb,
     stride_dqh,
     stride_dqs: tl.constexpr,
@@ -107,6 +119,7 @@ def gpt_oss_bwd_dq(
     group_size,
     q_offset,
     scale,
+    HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -132,11 +145,23 @@ def gpt_oss_bwd_dq(
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
     v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
     do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
+    o_base = o_ptr + (b * stride_ob + h * stride_oh) * UNIT
     q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
     row_offs = (b * num_heads + h) * q_len + rows
     lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
-    delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
+    # The part of ds that a whole row shares.
+    o_tile = load_tile(o_base, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+    delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
+    if HAS_DLSE:
+        delta -= tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0)
+    tl.store(delta_ptr + row_offs, delta, mask=in_rows)
+    # The sink's own probability times its ds: it has no value, so ds is -delta. One partial sum per program.
+    p_sink = tl.where(lse == float("-inf"), 0.0, tl.exp2(tl.load(sink_ptr + h) * LOG2E - lse))
+    tl.store(
+        dsink_ptr + (b * num_heads + h) * num_blocks + start_m // BLOCK_M,
+        -tl.sum(tl.where(in_rows, p_sink * delta, 0.0), 0),
+    )
     qk_scale = scale * LOG2E
     q_idx = rows + q_shift
 

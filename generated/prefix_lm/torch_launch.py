@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: ops/torch_launch.py.jinja
-# hash: c5eb047d2b5cab3b
+# hash: ad194835f4186b2d
 """Launches of the kernels of `prefix_lm`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -25,7 +25,7 @@ from .._runtime.torch_support import (
 )
 
 if HAS_TRITON:
-    from . import bwd_delta, bwd_dkdv, bwd_dq, fwd
+    from . import bwd_dkdv, bwd_dq, fwd
 
 NAME = "prefix_lm"
 # Operators are registered under the name of the package, so that two packages can live in one process.
@@ -139,7 +139,7 @@ def _backward(
     scale: float,
     config_words: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Launch the backward: delta, then dq, then dk and dv."""
+    """Launch the backward: dq, which finds delta, then dk and dv."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
@@ -149,27 +149,13 @@ def _backward(
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
-    # As many rows as keep a tile of o and one of do in registers.
-    delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
     q_offset = row_offset if row_offsets is None else row_offsets
-    q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
+    q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     with on_device(q):
         if dq.numel() > 0:
-            bwd_delta.prefix_lm_bwd_delta[(cdiv(q_len, delta_rows) * num_heads * batch,)](
-                o,
-                do,
-                dlse,
-                delta,
-                *o.stride()[:3],
-                *do.stride()[:3],
-                q_len,
-                num_heads,
-                HAS_DLSE=dlse is not None,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_DV=next_power_of_2(head_dim_v),
-                BLOCK_M=delta_rows,
-            )
             bwd_dq.prefix_lm_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
+                o,
+                dlse,
                 q,
                 k,
                 v,
@@ -181,6 +167,7 @@ def _backward(
                 *unit_strides(k),
                 *unit_strides(v),
                 *unit_strides(do),
+                *unit_strides(o),
                 *dq.stride()[:3],
                 q_len,
                 kv_len,
@@ -189,6 +176,7 @@ def _backward(
                 q_offset,
                 scale,
                 length,
+                HAS_DLSE=dlse is not None,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 RAGGED=kv_len % tiles["dq"].block_n != 0,
                 HEAD_DIM=head_dim,

@@ -2,11 +2,13 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: c3a18ec3717993d9
+# hash: a2ea1714ee309591
 """Gradient of `relative_bias` with respect to q and bias.
 
     keep          q_idx >= kv_idx
     score         score + bias[h, q_idx - kv_idx]
+    o             [B, Hq, Sq, Dv]
+    dlse          [B, Hq, Sq]  fp32, gradient of lse
     q             [B, Hq, Sq, D]
     k             [B, Hkv, Skv, D]
     v             [B, Hkv, Skv, Dv]
@@ -18,7 +20,8 @@
     dbias_atomic  [h, distances]  fp32, added to with atomics
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
-`ds = p * (dp - delta)` is the gradient of a score.
+`ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
+for the kernel of dk and dv.
 
 Not deterministic: the gradient of bias is added with fp32 atomics, in any order, so that equal inputs may give
 other last bits.
@@ -144,6 +147,8 @@ def store_tile(
     ]
 )
 def relative_bias_bwd_dq(
+    o_ptr,
+    dlse_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -165,6 +170,9 @@ def relative_bias_bwd_dq(
     stride_dob,
     stride_doh,
     stride_dos: tl.constexpr,
+    stride_ob,
+    stride_oh,
+    stride_os: tl.constexpr,
     stride_dqb,
     stride_dqh,
     stride_dqs: tl.constexpr,
@@ -179,6 +187,7 @@ def relative_bias_bwd_dq(
     group_size,
     q_offset,
     scale,
+    HAS_DLSE: tl.constexpr,
     GRAD_BIAS: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     PTX: tl.constexpr,
@@ -207,13 +216,19 @@ def relative_bias_bwd_dq(
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
     v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
     do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
+    o_base = o_ptr + (b * stride_ob + h * stride_oh) * UNIT
     q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
     row_offs = (b * num_heads + h) * q_len + rows
     lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
+    # The part of ds that a whole row shares.
+    o_tile = load_tile(o_base, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+    delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
+    if HAS_DLSE:
+        delta -= tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0)
+    tl.store(delta_ptr + row_offs, delta, mask=in_rows)
     # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
     lse = tl.where(lse == float("-inf"), 0.0, lse)
-    delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     q_idx = rows + q_shift
 
     q_first = start_m + q_shift

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: 1e9ff17f44981b19
+# hash: f4466c97e761ee5e
 """Launches of the kernels of `relative_bias`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -27,7 +27,7 @@ from .._runtime.torch_support import (
 )
 
 if HAS_TRITON:
-    from . import bwd_delta, bwd_dkdv, bwd_dq, fwd
+    from . import bwd_dkdv, bwd_dq, fwd
 
 NAME = "relative_bias"
 # Operators are registered under the name of the package, so that two packages can live in one process.
@@ -148,7 +148,7 @@ def _backward(
     config_words: str,
     grad_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Launch the backward: delta, then dq, then dk and dv."""
+    """Launch the backward: dq, which finds delta, then dk and dv."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
@@ -158,28 +158,14 @@ def _backward(
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
-    # As many rows as keep a tile of o and one of do in registers.
-    delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
     dbias_atomic = q.new_zeros(bias.shape if grad_bias else (0,) * bias.dim(), dtype=FP32)
     q_offset = row_offset if row_offsets is None else row_offsets
-    q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
+    q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     with on_device(q):
         if dq.numel() > 0:
-            bwd_delta.relative_bias_bwd_delta[(cdiv(q_len, delta_rows) * num_heads * batch,)](
-                o,
-                do,
-                dlse,
-                delta,
-                *o.stride()[:3],
-                *do.stride()[:3],
-                q_len,
-                num_heads,
-                HAS_DLSE=dlse is not None,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_DV=next_power_of_2(head_dim_v),
-                BLOCK_M=delta_rows,
-            )
             bwd_dq.relative_bias_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
+                o,
+                dlse,
                 q,
                 k,
                 v,
@@ -193,6 +179,7 @@ def _backward(
                 *unit_strides(k),
                 *unit_strides(v),
                 *unit_strides(do),
+                *unit_strides(o),
                 *dq.stride()[:3],
                 *bias.stride(),
                 bias.shape[1],
@@ -203,6 +190,7 @@ def _backward(
                 group_size,
                 q_offset,
                 scale,
+                HAS_DLSE=dlse is not None,
                 GRAD_BIAS=grad_bias,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 PTX=is_nvidia(q),

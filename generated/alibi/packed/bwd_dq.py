@@ -1,11 +1,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 1d6b0c95a1e666ab
+# hash: 29ab2789377adde1
 """Gradient of `alibi`, packed sequences with respect to q and slope.
 
     keep          q_idx >= kv_idx
     score         score + slope[h] * (kv_idx - q_idx)
+    o             [total_q, Hq, Dv]
+    dlse          [Hq, total_q]  fp32, gradient of lse
     q             [total_q, Hq, D]
     k             [total_k, Hkv, D]
     v             [total_k, Hkv, Dv]
@@ -19,7 +21,8 @@
                   its queries, and of its keys
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
-`ds = p * (dp - delta)` is the gradient of a score.
+`ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
+for the kernel of dk and dv.
 """
 
 import triton
@@ -83,6 +86,8 @@ def store_tile(
     ]
 )
 def alibi_packed_bwd_dq(
+    o_ptr,
+    dlse_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -101,6 +106,8 @@ def alibi_packed_bwd_dq(
     stride_vs: tl.constexpr,
     stride_doh,
     stride_dos: tl.constexpr,
+    stride_oh,
+    stride_os: tl.constexpr,
     stride_dqh,
     stride_dqs: tl.constexpr,
     stride_slope_0,
@@ -109,6 +116,7 @@ def alibi_packed_bwd_dq(
     group_size,
     q_offset,
     scale,
+    HAS_DLSE: tl.constexpr,
     GRAD_SLOPE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -141,13 +149,19 @@ def alibi_packed_bwd_dq(
     k_base = k_ptr + kv_start * stride_ks + hkv * stride_kh * UNIT
     v_base = v_ptr + kv_start * stride_vs + hkv * stride_vh * UNIT
     do_base = do_ptr + q_start * stride_dos + h * stride_doh * UNIT
+    o_base = o_ptr + q_start * stride_os + h * stride_oh * UNIT
     q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
     row_offs = h * q_total + q_start + rows
     lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
+    # The part of ds that a whole row shares.
+    o_tile = load_tile(o_base, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+    delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
+    if HAS_DLSE:
+        delta -= tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0)
+    tl.store(delta_ptr + row_offs, delta, mask=in_rows)
     # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
     lse = tl.where(lse == float("-inf"), 0.0, lse)
-    delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     q_idx = rows + q_shift
     slope_val = tl.load(slope_ptr + h * stride_slope_0)
 
@@ -195,5 +209,7 @@ def alibi_packed_bwd_dq(
     if GRAD_SLOPE:
         # One partial sum per program; their sum in a fixed order is the gradient.
         dslope_heads_sum = tl.sum(tl.where(in_rows, dslope_heads, 0.0), 0)
-        num_entries = tl.num_programs(0) // num_heads
-        tl.store(dslope_heads_ptr + h * num_entries + first_entry + start_m // BLOCK_M, dslope_heads_sum)
+        tl.store(
+            dslope_heads_ptr + h * (tl.num_programs(0) // num_heads) + first_entry + start_m // BLOCK_M,
+            dslope_heads_sum,
+        )

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: 8ad728d2c7724cd9
+# hash: 10aa8efd26a7ba4e
 """Launches of the kernels of `alibi`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -28,7 +28,6 @@ from ..._runtime.torch_support import (
 )
 
 if HAS_TRITON:
-    from .. import bwd_delta
     from . import block_ranges, bwd_dkdv, bwd_dq, fwd
 
 NAME = "alibi_segmented"
@@ -403,7 +402,7 @@ def _backward(
     block_tables: list[Tensor],
     grad_slope: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Launch the backward: delta, then dq, then dk and dv."""
+    """Launch the backward: dq, which finds delta, then dk and dv."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
@@ -413,8 +412,6 @@ def _backward(
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
-    # As many rows as keep a tile of o and one of do in registers.
-    delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
     part = least_block(tiles["dq"], tiles["dkdv"])
     block_extremes = (
         ()
@@ -431,24 +428,12 @@ def _backward(
     )
     dslope_heads = q.new_empty((batch, num_heads, cdiv(q_len, tiles["dq"].block_m)) if grad_slope else (0,), dtype=FP32)
     q_offset = row_offset if row_offsets is None else row_offsets
-    q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
+    q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     with on_device(q):
         if dq.numel() > 0:
-            bwd_delta.alibi_bwd_delta[(cdiv(q_len, delta_rows) * num_heads * batch,)](
-                o,
-                do,
-                dlse,
-                delta,
-                *o.stride()[:3],
-                *do.stride()[:3],
-                q_len,
-                num_heads,
-                HAS_DLSE=dlse is not None,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_DV=next_power_of_2(head_dim_v),
-                BLOCK_M=delta_rows,
-            )
             bwd_dq.alibi_segmented_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
+                o,
+                dlse,
                 q,
                 k,
                 v,
@@ -467,6 +452,7 @@ def _backward(
                 *unit_strides(k),
                 *unit_strides(v),
                 *unit_strides(do),
+                *unit_strides(o),
                 *dq.stride()[:3],
                 *slope.stride(),
                 *q_segment_ids.stride(),
@@ -483,6 +469,7 @@ def _backward(
                 q_offset,
                 scale,
                 padding_id,
+                HAS_DLSE=dlse is not None,
                 GRAD_SLOPE=grad_slope,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 POSITIONS=q_positions is not None,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/torch_launch.py.jinja
-# hash: dab01b3784b8f8de
+# hash: e43b18709aa6e028
 """Launches of the kernels of `causal_dropout`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -28,7 +28,6 @@ from ..._runtime.torch_support import (
 )
 
 if HAS_TRITON:
-    from .. import bwd_delta
     from . import block_ranges, bwd_dkdv, bwd_dq, fwd
 
 NAME = "causal_dropout_segmented"
@@ -412,7 +411,7 @@ def _backward(
     config_words: str,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Launch the backward: delta, then dq, then dk and dv."""
+    """Launch the backward: dq, which finds delta, then dk and dv."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
@@ -422,8 +421,6 @@ def _backward(
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
-    # As many rows as keep a tile of o and one of do in registers.
-    delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
     part = least_block(tiles["dq"], tiles["dkdv"])
     block_extremes = (
         ()
@@ -440,24 +437,12 @@ def _backward(
     )
     q_offset = row_offset if row_offsets is None else row_offsets
     threshold, keep_scale = keep_numbers(dropout_p)
-    q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
+    q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     with on_device(q):
         if dq.numel() > 0:
-            bwd_delta.causal_dropout_bwd_delta[(cdiv(q_len, delta_rows) * num_heads * batch,)](
-                o,
-                do,
-                dlse,
-                delta,
-                *o.stride()[:3],
-                *do.stride()[:3],
-                q_len,
-                num_heads,
-                HAS_DLSE=dlse is not None,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_DV=next_power_of_2(head_dim_v),
-                BLOCK_M=delta_rows,
-            )
             bwd_dq.causal_dropout_segmented_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
+                o,
+                dlse,
                 q,
                 k,
                 v,
@@ -474,6 +459,7 @@ def _backward(
                 *unit_strides(k),
                 *unit_strides(v),
                 *unit_strides(do),
+                *unit_strides(o),
                 *dq.stride()[:3],
                 *q_segment_ids.stride(),
                 *kv_segment_ids.stride(),
@@ -492,6 +478,7 @@ def _backward(
                 threshold,
                 keep_scale,
                 padding_id,
+                HAS_DLSE=dlse is not None,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 POSITIONS=q_positions is not None,
                 DROPOUT=threshold > 0,

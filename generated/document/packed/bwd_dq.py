@@ -2,10 +2,12 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 7ab3b32b989d3d96
+# hash: 8d6c29e561fea5dc
 """Gradient of `document`, packed sequences with respect to q.
 
     keep        q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
+    o           [total_q, Hq, Dv]
+    dlse        [Hq, total_q]  fp32, gradient of lse
     q           [total_q, Hq, D]
     k           [total_k, Hkv, D]
     v           [total_k, Hkv, Dv]
@@ -19,7 +21,8 @@
     ranges      [H, entries, 4]  int32, first visited, first full, end of full and end of visited blocks
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
-`ds = p * (dp - delta)` is the gradient of a score.
+`ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
+for the kernel of dk and dv.
 """
 
 import triton
@@ -89,6 +92,8 @@ def store_tile(
     ]
 )
 def document_packed_bwd_dq(
+    o_ptr,
+    dlse_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -107,6 +112,8 @@ def document_packed_bwd_dq(
     stride_vs: tl.constexpr,
     stride_doh,
     stride_dos: tl.constexpr,
+    stride_oh,
+    stride_os: tl.constexpr,
     stride_dqh,
     stride_dqs: tl.constexpr,
     stride_doc_0,
@@ -115,6 +122,7 @@ def document_packed_bwd_dq(
     group_size,
     q_offset,
     scale,
+    HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
@@ -145,11 +153,17 @@ def document_packed_bwd_dq(
     k_base = k_ptr + kv_start * stride_ks + hkv * stride_kh * UNIT
     v_base = v_ptr + kv_start * stride_vs + hkv * stride_vh * UNIT
     do_base = do_ptr + q_start * stride_dos + h * stride_doh * UNIT
+    o_base = o_ptr + q_start * stride_os + h * stride_oh * UNIT
     q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
     row_offs = h * q_total + q_start + rows
     lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
-    delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
+    # The part of ds that a whole row shares.
+    o_tile = load_tile(o_base, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+    delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
+    if HAS_DLSE:
+        delta -= tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0)
+    tl.store(delta_ptr + row_offs, delta, mask=in_rows)
     qk_scale = scale * LOG2E
     q_idx = rows + q_shift
     doc_q = tl.load(doc_ptr + kv_start * stride_doc_0 + clamp_index(q_idx, kv_len).to(tl.int64) * stride_doc_0)

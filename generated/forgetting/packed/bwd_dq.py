@@ -1,10 +1,11 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/bwd_dq.py.jinja
-# hash: 1ed518f177cb9316
+# hash: 76bf359036ca7ee0
 """Gradient of `forgetting`, packed sequences with respect to q and g.
 
     keep         q_idx >= kv_idx
+    o            [total_q, Hq, Dv]
     dlse         [Hq, total_q]  fp32, gradient of lse
     q            [total_q, Hq, D]
     k            [total_k, Hkv, D]
@@ -19,7 +20,8 @@
                  its queries, and of its keys
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
-`ds = p * (dp - delta)` is the gradient of a score.
+`ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
+for the kernel of dk and dv.
 """
 
 import triton
@@ -89,6 +91,7 @@ def store_tile(
     ]
 )
 def forgetting_packed_bwd_dq(
+    o_ptr,
     dlse_ptr,
     q_ptr,
     k_ptr,
@@ -108,6 +111,8 @@ def forgetting_packed_bwd_dq(
     stride_vs: tl.constexpr,
     stride_doh,
     stride_dos: tl.constexpr,
+    stride_oh,
+    stride_os: tl.constexpr,
     stride_dqh,
     stride_dqs: tl.constexpr,
     stride_decay_0,
@@ -148,14 +153,19 @@ def forgetting_packed_bwd_dq(
     k_base = k_ptr + kv_start * stride_ks + hkv * stride_kh * UNIT
     v_base = v_ptr + kv_start * stride_vs + hkv * stride_vh * UNIT
     do_base = do_ptr + q_start * stride_dos + h * stride_doh * UNIT
+    o_base = o_ptr + q_start * stride_os + h * stride_oh * UNIT
     q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
     row_offs = h * q_total + q_start + rows
     lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
+    # The part of ds that a whole row shares.
+    o_tile = load_tile(o_base, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+    delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
+    dlse = tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0) if HAS_DLSE else 0.0
+    delta -= dlse
     has_key = lse > float("-inf")
     # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
     lse = tl.where(lse == float("-inf"), 0.0, lse)
-    delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     q_idx = rows + q_shift
     decay_q = tl.load(decay_ptr + h * stride_decay_0 + kv_start + clamp_index(q_idx, kv_len))
 
@@ -199,7 +209,6 @@ def forgetting_packed_bwd_dq(
     store_tile(dq_base, dq * scale, start_m, q_len, stride_dqs, BLOCK_M, HEAD_DIM, BLOCK_D)
     # The ds of a row sum to dlse; what they sum to besides is the rounding of o in delta. The keys' sums would
     # gather that over the whole sequence, so dkdv, which runs next, gets the delta of the unrounded o.
-    dlse = tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0) if HAS_DLSE else 0.0
     unrounded = ddecay_rows + delta - dlse
     ddecay_rows = tl.where(has_key, dlse, 0.0)
     tl.store(delta_ptr + row_offs, tl.where(has_key, unrounded, delta), mask=in_rows)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: ops/torch_launch.py.jinja
-# hash: c206f7bde75473b4
+# hash: c44bb07b5168eb21
 """Launches of the kernels of `gemma2_local`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, tiles_for
+from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2, tiles_for
 from ..._runtime.torch_schedule import block_sequences, pass_table
 from ..._runtime.torch_support import (
     FP32,
@@ -27,7 +27,6 @@ from ..._runtime.torch_support import (
 )
 
 if HAS_TRITON:
-    from .. import bwd_delta
     from . import bwd_dkdv, bwd_dq, fwd
 
 NAME = "gemma2_local_packed"
@@ -194,8 +193,8 @@ def _backward(
     config_words: str,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Launch the backward: delta, then dq, then dk and dv."""
-    batch, num_heads, q_len, head_dim = q.shape
+    """Launch the backward: dq, which finds delta, then dk and dv."""
+    num_heads, q_len, head_dim = q.shape[1:]
     num_kv_heads, head_dim_v = k.shape[1], v.shape[3]
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, cu_seqlens_q, config_words)
@@ -204,31 +203,17 @@ def _backward(
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
-    # As many rows as keep a tile of o and one of do in registers.
-    delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
     (block_seqs,) = pass_table(block_tables, "dq", 1) or _tables(q, k, cu_seqlens_q, cu_seqlens_k, tiles["dq"], False)
     (key_block_seqs,) = pass_table(block_tables, "dkdv", 1) or _tables(
         q, k, cu_seqlens_q, cu_seqlens_k, tiles["dkdv"], True
     )
     q_offset = row_offset if row_offsets is None else row_offsets
-    q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
+    q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     with on_device(q):
         if dq.numel() > 0:
-            bwd_delta.gemma2_local_bwd_delta[(cdiv(q_len, delta_rows) * num_heads * batch,)](
-                o,
-                do,
-                dlse,
-                delta,
-                *o.stride()[:3],
-                *do.stride()[:3],
-                q_len,
-                num_heads,
-                HAS_DLSE=dlse is not None,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_DV=next_power_of_2(head_dim_v),
-                BLOCK_M=delta_rows,
-            )
             bwd_dq.gemma2_local_packed_bwd_dq[(block_seqs.shape[0] * num_heads,)](
+                o,
+                dlse,
                 q,
                 k,
                 v,
@@ -241,12 +226,14 @@ def _backward(
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],
                 *unit_strides(do)[1:],
+                *unit_strides(o)[1:],
                 *dq.stride()[1:3],
                 q_len,
                 num_heads,
                 group_size,
                 q_offset,
                 scale,
+                HAS_DLSE=dlse is not None,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 HARDWARE_TANH=has_tanh_instruction(q),
                 HEAD_DIM=head_dim,

@@ -1,12 +1,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: kernels/bwd_dq.py.jinja
-# hash: 9134f00113b90469
+# hash: 5245ceefe03556f4
 """Gradient of `gemma2_local`, with segment ids with respect to q.
 
     keep            q_idx >= kv_idx and q_idx - kv_idx < 4096 and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and
                     kv_segment_ids[b, cols] != padding_id
     score           50.0 * tanh(0.02 * score)
+    o               [B, Hq, Sq, Dv]
+    dlse            [B, Hq, Sq]  fp32, gradient of lse
     q               [B, Hq, Sq, D]
     k               [B, Hkv, Skv, D]
     v               [B, Hkv, Skv, Dv]
@@ -21,7 +23,8 @@
     ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
-`ds = p * (dp - delta)` is the gradient of a score.
+`ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
+for the kernel of dk and dv.
 """
 
 import triton
@@ -110,6 +113,8 @@ def store_tile(
     ]
 )
 def gemma2_local_segmented_bwd_dq(
+    o_ptr,
+    dlse_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -134,6 +139,9 @@ def gemma2_local_segmented_bwd_dq(
     stride_dob,
     stride_doh,
     stride_dos: tl.constexpr,
+    stride_ob,
+    stride_oh,
+    stride_os: tl.constexpr,
     stride_dqb,
     stride_dqh,
     stride_dqs: tl.constexpr,
@@ -153,6 +161,7 @@ def gemma2_local_segmented_bwd_dq(
     q_offset,
     scale,
     padding_id,
+    HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     POSITIONS: tl.constexpr,
     HARDWARE_TANH: tl.constexpr,
@@ -180,13 +189,19 @@ def gemma2_local_segmented_bwd_dq(
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
     v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
     do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
+    o_base = o_ptr + (b * stride_ob + h * stride_oh) * UNIT
     q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
     row_offs = (b * num_heads + h) * q_len + rows
     lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
+    # The part of ds that a whole row shares.
+    o_tile = load_tile(o_base, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+    delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
+    if HAS_DLSE:
+        delta -= tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0)
+    tl.store(delta_ptr + row_offs, delta, mask=in_rows)
     # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
     lse = tl.where(lse == float("-inf"), 0.0, lse)
-    delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     q_idx = (
         tl.load(q_positions_ptr + b * stride_q_positions_b + rows, mask=rows < q_len, other=0)
         if POSITIONS

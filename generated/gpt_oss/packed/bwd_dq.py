@@ -1,10 +1,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: kernels/bwd_dq.py.jinja
-# hash: e8bd1c8dad1452df
+# hash: 66920a5f2fbe6935
 """Gradient of `gpt_oss`, packed sequences with respect to q.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < 128
+    o           [total_q, Hq, Dv]
+    dlse        [Hq, total_q]  fp32, gradient of lse
+    sink        [Hq]  fp32, logit in the denominator only
     q           [total_q, Hq, D]
     k           [total_k, Hkv, D]
     v           [total_k, Hkv, Dv]
@@ -12,11 +15,13 @@
     lse         [Hq, total_q]  fp32, log of the softmax denominator
     delta       [Hq, total_q]  fp32, sum(o * do) - dlse
     dq          [total_q, Hq, D]
+    dsink       [Hq, entries]  fp32, partial sums
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
                 its queries, and of its keys
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
-`ds = p * (dp - delta)` is the gradient of a score.
+`ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
+for the kernel of dk and dv.
 """
 
 import triton
@@ -80,6 +85,9 @@ def store_tile(
     ]
 )
 def gpt_oss_packed_bwd_dq(
+    o_ptr,
+    dlse_ptr,
+    sink_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -87,6 +95,7 @@ def gpt_oss_packed_bwd_dq(
     lse_ptr,
     delta_ptr,
     dq_ptr,
+    dsink_ptr,
     block_seqs_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -96,6 +105,8 @@ def gpt_oss_packed_bwd_dq(
     stride_vs: tl.constexpr,
     stride_doh,
     stride_dos: tl.constexpr,
+    stride_oh,
+    stride_os: tl.constexpr,
     stride_dqh,
     stride_dqs: tl.constexpr,
     q_total,
@@ -103,6 +114,7 @@ def gpt_oss_packed_bwd_dq(
     group_size,
     q_offset,
     scale,
+    HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
@@ -133,11 +145,23 @@ def gpt_oss_packed_bwd_dq(
     k_base = k_ptr + kv_start * stride_ks + hkv * stride_kh * UNIT
     v_base = v_ptr + kv_start * stride_vs + hkv * stride_vh * UNIT
     do_base = do_ptr + q_start * stride_dos + h * stride_doh * UNIT
+    o_base = o_ptr + q_start * stride_os + h * stride_oh * UNIT
     q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
     row_offs = h * q_total + q_start + rows
     lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
-    delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
+    # The part of ds that a whole row shares.
+    o_tile = load_tile(o_base, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+    delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
+    if HAS_DLSE:
+        delta -= tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0)
+    tl.store(delta_ptr + row_offs, delta, mask=in_rows)
+    # The sink's own probability times its ds: it has no value, so ds is -delta. One partial sum per program.
+    p_sink = tl.where(lse == float("-inf"), 0.0, tl.exp2(tl.load(sink_ptr + h) * LOG2E - lse))
+    tl.store(
+        dsink_ptr + h * (tl.num_programs(0) // num_heads) + first_entry + start_m // BLOCK_M,
+        -tl.sum(tl.where(in_rows, p_sink * delta, 0.0), 0),
+    )
     qk_scale = scale * LOG2E
     q_idx = rows + q_shift
 

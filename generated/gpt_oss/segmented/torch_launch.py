@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/torch_launch.py.jinja
-# hash: bc91d25d24266358
+# hash: 3583f47a1d6137a6
 """Launches of the kernels of `gpt_oss`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -27,7 +27,6 @@ from ..._runtime.torch_support import (
 )
 
 if HAS_TRITON:
-    from .. import bwd_delta
     from . import block_ranges, bwd_dkdv, bwd_dq, fwd
 
 NAME = "gpt_oss_segmented"
@@ -398,7 +397,7 @@ def _backward(
     config_words: str,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Launch the backward: delta, then dq, then dk and dv."""
+    """Launch the backward: dq, which finds delta, then dk and dv."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
@@ -408,8 +407,6 @@ def _backward(
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
-    # As many rows as keep a tile of o and one of do in registers.
-    delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
     part = least_block(tiles["dq"], tiles["dkdv"])
     block_extremes = (
         ()
@@ -424,29 +421,15 @@ def _backward(
     (key_ranges,) = pass_table(block_tables, "dkdv", 1) or _tables(
         q, k, row_offset, row_offsets, block_extremes, part, tiles["dkdv"], True
     )
-    dsink_heads = q.new_empty((batch, num_heads, cdiv(q_len, delta_rows)), dtype=FP32)
+    dsink_heads = q.new_empty((batch, num_heads, cdiv(q_len, tiles["dq"].block_m)), dtype=FP32)
     q_offset = row_offset if row_offsets is None else row_offsets
-    q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
+    q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     with on_device(q):
         if dq.numel() > 0:
-            bwd_delta.gpt_oss_bwd_delta[(cdiv(q_len, delta_rows) * num_heads * batch,)](
-                o,
-                do,
-                dlse,
-                lse,
-                sink,
-                delta,
-                dsink_heads,
-                *o.stride()[:3],
-                *do.stride()[:3],
-                q_len,
-                num_heads,
-                HAS_DLSE=dlse is not None,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_DV=next_power_of_2(head_dim_v),
-                BLOCK_M=delta_rows,
-            )
             bwd_dq.gpt_oss_segmented_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
+                o,
+                dlse,
+                sink,
                 q,
                 k,
                 v,
@@ -458,11 +441,13 @@ def _backward(
                 q_positions,
                 kv_positions,
                 dq,
+                dsink_heads,
                 ranges,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),
                 *unit_strides(do),
+                *unit_strides(o),
                 *dq.stride()[:3],
                 *q_segment_ids.stride(),
                 *kv_segment_ids.stride(),
@@ -478,6 +463,7 @@ def _backward(
                 q_offset,
                 scale,
                 padding_id,
+                HAS_DLSE=dlse is not None,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 POSITIONS=q_positions is not None,
                 RAGGED=kv_len % tiles["dq"].block_n != 0,

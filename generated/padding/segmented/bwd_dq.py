@@ -1,11 +1,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 1ded6585de61b3b9
+# hash: d6a2b61b1b23201c
 """Gradient of `padding`, with segment ids with respect to q.
 
     keep            kv_idx < length[b] and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols]
                     != padding_id
+    o               [B, Hq, Sq, Dv]
+    dlse            [B, Hq, Sq]  fp32, gradient of lse
     q               [B, Hq, Sq, D]
     k               [B, Hkv, Skv, D]
     v               [B, Hkv, Skv, Dv]
@@ -20,7 +22,8 @@
     ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
-`ds = p * (dp - delta)` is the gradient of a score.
+`ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
+for the kernel of dk and dv.
 """
 
 import triton
@@ -94,6 +97,8 @@ def store_tile(
     ]
 )
 def padding_segmented_bwd_dq(
+    o_ptr,
+    dlse_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -118,6 +123,9 @@ def padding_segmented_bwd_dq(
     stride_dob,
     stride_doh,
     stride_dos: tl.constexpr,
+    stride_ob,
+    stride_oh,
+    stride_os: tl.constexpr,
     stride_dqb,
     stride_dqh,
     stride_dqs: tl.constexpr,
@@ -136,6 +144,7 @@ def padding_segmented_bwd_dq(
     group_size,
     scale,
     padding_id,
+    HAS_DLSE: tl.constexpr,
     POSITIONS: tl.constexpr,
     RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -160,11 +169,17 @@ def padding_segmented_bwd_dq(
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
     v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
     do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
+    o_base = o_ptr + (b * stride_ob + h * stride_oh) * UNIT
     q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
     row_offs = (b * num_heads + h) * q_len + rows
     lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
-    delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
+    # The part of ds that a whole row shares.
+    o_tile = load_tile(o_base, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+    delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
+    if HAS_DLSE:
+        delta -= tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0)
+    tl.store(delta_ptr + row_offs, delta, mask=in_rows)
     qk_scale = scale * LOG2E
     length_val = tl.load(length_ptr + b * stride_length_0)
     q_segment_ids_q = tl.load(

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: ops/torch_launch.py.jinja
-# hash: d604ec7fa6e75f10
+# hash: a478227995f1000d
 """Launches of the kernels of `padding`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -27,7 +27,6 @@ from ..._runtime.torch_support import (
 )
 
 if HAS_TRITON:
-    from .. import bwd_delta
     from . import block_ranges, bwd_dkdv, bwd_dq, fwd
 
 NAME = "padding_segmented"
@@ -335,7 +334,7 @@ def _backward(
     config_words: str,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Launch the backward: delta, then dq, then dk and dv."""
+    """Launch the backward: dq, which finds delta, then dk and dv."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
@@ -345,8 +344,6 @@ def _backward(
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
-    # As many rows as keep a tile of o and one of do in registers.
-    delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
     part = least_block(tiles["dq"], tiles["dkdv"])
     block_extremes = (
         ()
@@ -357,24 +354,12 @@ def _backward(
     (key_ranges,) = pass_table(block_tables, "dkdv", 1) or _tables(
         q, k, length, block_extremes, part, tiles["dkdv"], True
     )
-    q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
+    q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     with on_device(q):
         if dq.numel() > 0:
-            bwd_delta.padding_bwd_delta[(cdiv(q_len, delta_rows) * num_heads * batch,)](
-                o,
-                do,
-                dlse,
-                delta,
-                *o.stride()[:3],
-                *do.stride()[:3],
-                q_len,
-                num_heads,
-                HAS_DLSE=dlse is not None,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_DV=next_power_of_2(head_dim_v),
-                BLOCK_M=delta_rows,
-            )
             bwd_dq.padding_segmented_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
+                o,
+                dlse,
                 q,
                 k,
                 v,
@@ -391,6 +376,7 @@ def _backward(
                 *unit_strides(k),
                 *unit_strides(v),
                 *unit_strides(do),
+                *unit_strides(o),
                 *dq.stride()[:3],
                 *length.stride(),
                 *q_segment_ids.stride(),
@@ -405,6 +391,7 @@ def _backward(
                 group_size,
                 scale,
                 padding_id,
+                HAS_DLSE=dlse is not None,
                 POSITIONS=kv_positions is not None,
                 RAGGED=kv_len % tiles["dq"].block_n != 0,
                 HEAD_DIM=head_dim,

@@ -2,11 +2,13 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: ff8250633d713d8e
+# hash: cd2da99194b0ce0a
 """Gradient of `relative_bias`, packed sequences with respect to q and bias.
 
     keep          q_idx >= kv_idx
     score         score + bias[h, q_idx - kv_idx]
+    o             [total_q, Hq, Dv]
+    dlse          [Hq, total_q]  fp32, gradient of lse
     q             [total_q, Hq, D]
     k             [total_k, Hkv, D]
     v             [total_k, Hkv, Dv]
@@ -20,7 +22,8 @@
                   its queries, and of its keys
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
-`ds = p * (dp - delta)` is the gradient of a score.
+`ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
+for the kernel of dk and dv.
 
 Not deterministic: the gradient of bias is added with fp32 atomics, in any order, so that equal inputs may give
 other last bits.
@@ -145,6 +148,8 @@ def store_tile(
     ]
 )
 def relative_bias_packed_bwd_dq(
+    o_ptr,
+    dlse_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -163,6 +168,8 @@ def relative_bias_packed_bwd_dq(
     stride_vs: tl.constexpr,
     stride_doh,
     stride_dos: tl.constexpr,
+    stride_oh,
+    stride_os: tl.constexpr,
     stride_dqh,
     stride_dqs: tl.constexpr,
     stride_bias_0,
@@ -175,6 +182,7 @@ def relative_bias_packed_bwd_dq(
     group_size,
     q_offset,
     scale,
+    HAS_DLSE: tl.constexpr,
     GRAD_BIAS: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     PTX: tl.constexpr,
@@ -208,13 +216,19 @@ def relative_bias_packed_bwd_dq(
     k_base = k_ptr + kv_start * stride_ks + hkv * stride_kh * UNIT
     v_base = v_ptr + kv_start * stride_vs + hkv * stride_vh * UNIT
     do_base = do_ptr + q_start * stride_dos + h * stride_doh * UNIT
+    o_base = o_ptr + q_start * stride_os + h * stride_oh * UNIT
     q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
     row_offs = h * q_total + q_start + rows
     lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
+    # The part of ds that a whole row shares.
+    o_tile = load_tile(o_base, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+    delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
+    if HAS_DLSE:
+        delta -= tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0)
+    tl.store(delta_ptr + row_offs, delta, mask=in_rows)
     # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
     lse = tl.where(lse == float("-inf"), 0.0, lse)
-    delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     q_idx = rows + q_shift
 
     q_first = start_m + q_shift

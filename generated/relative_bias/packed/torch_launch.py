@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: 0058f6089a3bf916
+# hash: ed8de30482ad7364
 """Launches of the kernels of `relative_bias`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, tiles_for
+from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2, tiles_for
 from ..._runtime.torch_schedule import block_sequences, pass_table
 from ..._runtime.torch_support import (
     FP32,
@@ -28,7 +28,6 @@ from ..._runtime.torch_support import (
 )
 
 if HAS_TRITON:
-    from .. import bwd_delta
     from . import bwd_dkdv, bwd_dq, fwd
 
 NAME = "relative_bias_packed"
@@ -207,8 +206,8 @@ def _backward(
     block_tables: list[Tensor],
     grad_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Launch the backward: delta, then dq, then dk and dv."""
-    batch, num_heads, q_len, head_dim = q.shape
+    """Launch the backward: dq, which finds delta, then dk and dv."""
+    num_heads, q_len, head_dim = q.shape[1:]
     num_kv_heads, head_dim_v = k.shape[1], v.shape[3]
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, cu_seqlens_q, config_words)
@@ -217,32 +216,18 @@ def _backward(
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
-    # As many rows as keep a tile of o and one of do in registers.
-    delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
     (block_seqs,) = pass_table(block_tables, "dq", 1) or _tables(q, k, cu_seqlens_q, cu_seqlens_k, tiles["dq"], False)
     (key_block_seqs,) = pass_table(block_tables, "dkdv", 1) or _tables(
         q, k, cu_seqlens_q, cu_seqlens_k, tiles["dkdv"], True
     )
     dbias_atomic = q.new_zeros(bias.shape if grad_bias else (0,) * bias.dim(), dtype=FP32)
     q_offset = row_offset if row_offsets is None else row_offsets
-    q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
+    q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     with on_device(q):
         if dq.numel() > 0:
-            bwd_delta.relative_bias_bwd_delta[(cdiv(q_len, delta_rows) * num_heads * batch,)](
-                o,
-                do,
-                dlse,
-                delta,
-                *o.stride()[:3],
-                *do.stride()[:3],
-                q_len,
-                num_heads,
-                HAS_DLSE=dlse is not None,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_DV=next_power_of_2(head_dim_v),
-                BLOCK_M=delta_rows,
-            )
             bwd_dq.relative_bias_packed_bwd_dq[(block_seqs.shape[0] * num_heads,)](
+                o,
+                dlse,
                 q,
                 k,
                 v,
@@ -257,6 +242,7 @@ def _backward(
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],
                 *unit_strides(do)[1:],
+                *unit_strides(o)[1:],
                 *dq.stride()[1:3],
                 *bias.stride(),
                 bias.shape[1],
@@ -266,6 +252,7 @@ def _backward(
                 group_size,
                 q_offset,
                 scale,
+                HAS_DLSE=dlse is not None,
                 GRAD_BIAS=grad_bias,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 PTX=is_nvidia(q),

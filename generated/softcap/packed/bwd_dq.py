@@ -1,11 +1,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: kernels/bwd_dq.py.jinja
-# hash: 06a80b2265d90cd1
+# hash: 5fe6431f98985187
 """Gradient of `softcap`, packed sequences with respect to q.
 
     keep        q_idx >= kv_idx
     score       20.0 * tanh(0.05 * score)
+    o           [total_q, Hq, Dv]
+    dlse        [Hq, total_q]  fp32, gradient of lse
     q           [total_q, Hq, D]
     k           [total_k, Hkv, D]
     v           [total_k, Hkv, Dv]
@@ -17,7 +19,8 @@
                 its queries, and of its keys
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
-`ds = p * (dp - delta)` is the gradient of a score.
+`ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
+for the kernel of dk and dv.
 """
 
 import triton
@@ -95,6 +98,8 @@ def store_tile(
     ]
 )
 def softcap_packed_bwd_dq(
+    o_ptr,
+    dlse_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -111,6 +116,8 @@ def softcap_packed_bwd_dq(
     stride_vs: tl.constexpr,
     stride_doh,
     stride_dos: tl.constexpr,
+    stride_oh,
+    stride_os: tl.constexpr,
     stride_dqh,
     stride_dqs: tl.constexpr,
     q_total,
@@ -118,6 +125,7 @@ def softcap_packed_bwd_dq(
     group_size,
     q_offset,
     scale,
+    HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HARDWARE_TANH: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -150,13 +158,19 @@ def softcap_packed_bwd_dq(
     k_base = k_ptr + kv_start * stride_ks + hkv * stride_kh * UNIT
     v_base = v_ptr + kv_start * stride_vs + hkv * stride_vh * UNIT
     do_base = do_ptr + q_start * stride_dos + h * stride_doh * UNIT
+    o_base = o_ptr + q_start * stride_os + h * stride_oh * UNIT
     q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
     row_offs = h * q_total + q_start + rows
     lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
+    # The part of ds that a whole row shares.
+    o_tile = load_tile(o_base, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+    delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
+    if HAS_DLSE:
+        delta -= tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0)
+    tl.store(delta_ptr + row_offs, delta, mask=in_rows)
     # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
     lse = tl.where(lse == float("-inf"), 0.0, lse)
-    delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     q_idx = rows + q_shift
 
     q_first = start_m + q_shift

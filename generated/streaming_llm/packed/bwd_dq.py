@@ -2,10 +2,12 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 04f1799b2c699e7b
+# hash: a7a421012a5757ff
 """Gradient of `streaming_llm`, packed sequences with respect to q.
 
     keep        q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks)
+    o           [total_q, Hq, Dv]
+    dlse        [Hq, total_q]  fp32, gradient of lse
     q           [total_q, Hq, D]
     k           [total_k, Hkv, D]
     v           [total_k, Hkv, Dv]
@@ -17,7 +19,8 @@
                 its queries, and of its keys
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
-`ds = p * (dp - delta)` is the gradient of a score.
+`ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
+for the kernel of dk and dv.
 """
 
 import triton
@@ -83,6 +86,8 @@ def store_tile(
     ]
 )
 def streaming_llm_packed_bwd_dq(
+    o_ptr,
+    dlse_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -99,6 +104,8 @@ def streaming_llm_packed_bwd_dq(
     stride_vs: tl.constexpr,
     stride_doh,
     stride_dos: tl.constexpr,
+    stride_oh,
+    stride_os: tl.constexpr,
     stride_dqh,
     stride_dqs: tl.constexpr,
     q_total,
@@ -108,6 +115,7 @@ def streaming_llm_packed_bwd_dq(
     scale,
     size,
     sinks,
+    HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
@@ -138,11 +146,17 @@ def streaming_llm_packed_bwd_dq(
     k_base = k_ptr + kv_start * stride_ks + hkv * stride_kh * UNIT
     v_base = v_ptr + kv_start * stride_vs + hkv * stride_vh * UNIT
     do_base = do_ptr + q_start * stride_dos + h * stride_doh * UNIT
+    o_base = o_ptr + q_start * stride_os + h * stride_oh * UNIT
     q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
     row_offs = h * q_total + q_start + rows
     lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
-    delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
+    # The part of ds that a whole row shares.
+    o_tile = load_tile(o_base, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+    delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
+    if HAS_DLSE:
+        delta -= tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0)
+    tl.store(delta_ptr + row_offs, delta, mask=in_rows)
     qk_scale = scale * LOG2E
     q_idx = rows + q_shift
 

@@ -2,11 +2,13 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 023ea0cda5a42ff8
+# hash: 4f1737a51ed97f22
 """Gradient of `streaming_llm`, with segment ids with respect to q.
 
     keep            q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks) and q_segment_ids[b, rows] ==
                     kv_segment_ids[b, cols] and kv_segment_ids[b, cols] != padding_id
+    o               [B, Hq, Sq, Dv]
+    dlse            [B, Hq, Sq]  fp32, gradient of lse
     q               [B, Hq, Sq, D]
     k               [B, Hkv, Skv, D]
     v               [B, Hkv, Skv, Dv]
@@ -22,7 +24,8 @@
     block_list      [entries]  int16 or int32, lists of the blocks to visit
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
-`ds = p * (dp - delta)` is the gradient of a score.
+`ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
+for the kernel of dk and dv.
 """
 
 import triton
@@ -99,6 +102,8 @@ def store_tile(
     ]
 )
 def streaming_llm_segmented_bwd_dq(
+    o_ptr,
+    dlse_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -124,6 +129,9 @@ def streaming_llm_segmented_bwd_dq(
     stride_dob,
     stride_doh,
     stride_dos: tl.constexpr,
+    stride_ob,
+    stride_oh,
+    stride_os: tl.constexpr,
     stride_dqb,
     stride_dqh,
     stride_dqs: tl.constexpr,
@@ -145,6 +153,7 @@ def streaming_llm_segmented_bwd_dq(
     size,
     sinks,
     padding_id,
+    HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     POSITIONS: tl.constexpr,
     RAGGED: tl.constexpr,
@@ -171,11 +180,17 @@ def streaming_llm_segmented_bwd_dq(
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
     v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
     do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
+    o_base = o_ptr + (b * stride_ob + h * stride_oh) * UNIT
     q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
     row_offs = (b * num_heads + h) * q_len + rows
     lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
-    delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
+    # The part of ds that a whole row shares.
+    o_tile = load_tile(o_base, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+    delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
+    if HAS_DLSE:
+        delta -= tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0)
+    tl.store(delta_ptr + row_offs, delta, mask=in_rows)
     qk_scale = scale * LOG2E
     q_idx = (
         tl.load(q_positions_ptr + b * stride_q_positions_b + rows, mask=rows < q_len, other=0)

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/torch_launch.py.jinja
-# hash: 8949c999a63ee35b
+# hash: 906562889da716df
 """Launches of the kernels of `streaming_llm`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -28,7 +28,6 @@ from ..._runtime.torch_support import (
 )
 
 if HAS_TRITON:
-    from .. import bwd_delta
     from . import block_lists, bwd_dkdv, bwd_dq, fwd
 
 NAME = "streaming_llm_segmented"
@@ -419,7 +418,7 @@ def _backward(
     config_words: str,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Launch the backward: delta, then dq, then dk and dv."""
+    """Launch the backward: dq, which finds delta, then dk and dv."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
@@ -429,8 +428,6 @@ def _backward(
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
-    # As many rows as keep a tile of o and one of do in registers.
-    delta_rows = max(16, 8192 // next_power_of_2(head_dim_v))
     part = least_block(tiles["dq"], tiles["dkdv"])
     block_extremes = (
         ()
@@ -446,24 +443,12 @@ def _backward(
         q, k, size, sinks, row_offset, row_offsets, block_extremes, part, tiles["dkdv"], True
     )
     q_offset = row_offset if row_offsets is None else row_offsets
-    q, k, v, do = aligned(q), aligned(k), aligned(v), aligned(do)
+    q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     with on_device(q):
         if dq.numel() > 0:
-            bwd_delta.streaming_llm_bwd_delta[(cdiv(q_len, delta_rows) * num_heads * batch,)](
-                o,
-                do,
-                dlse,
-                delta,
-                *o.stride()[:3],
-                *do.stride()[:3],
-                q_len,
-                num_heads,
-                HAS_DLSE=dlse is not None,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_DV=next_power_of_2(head_dim_v),
-                BLOCK_M=delta_rows,
-            )
             bwd_dq.streaming_llm_segmented_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
+                o,
+                dlse,
                 q,
                 k,
                 v,
@@ -481,6 +466,7 @@ def _backward(
                 *unit_strides(k),
                 *unit_strides(v),
                 *unit_strides(do),
+                *unit_strides(o),
                 *dq.stride()[:3],
                 *q_segment_ids.stride(),
                 *kv_segment_ids.stride(),
@@ -498,6 +484,7 @@ def _backward(
                 size,
                 sinks,
                 padding_id,
+                HAS_DLSE=dlse is not None,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 POSITIONS=q_positions is not None,
                 RAGGED=kv_len % tiles["dq"].block_n != 0,
