@@ -13,6 +13,7 @@ from .cases import (
     MANIFEST,
     OWN_TENSORS,
     Shape,
+    assert_same,
     draw,
     evaluate,
     has_word,
@@ -71,7 +72,7 @@ def test_the_number_and_the_tensor_of_one_offset_agree(variant: str) -> None:
     # Every second element of a tensor: its stride is not 1.
     offsets = torch.full((4,), 50, dtype=torch.int32, device=DEVICE)[::2]
     for name, got in evaluate(variant, inputs, q_offset=offsets).items():
-        assert torch.equal(got, number[name]), name
+        assert_same(variant, name, got, number[name])
 
 
 @pytest.mark.parametrize("scale", [0.3, 1, -0.2, 0.0])

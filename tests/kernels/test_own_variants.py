@@ -7,6 +7,7 @@ masks that only partly bound the blocks, derivatives that are infinite on masked
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -272,10 +273,13 @@ def check(package: str, name: str, block_m: int, block_n: int, q_offset: int | l
     want = _results(reference, [_double(x) for x in inputs], {n: _double(x) for n, x in own.items()}, q_offset=offset)
     for index, (mine, wanted) in enumerate(zip(got, want, strict=True)):
         assert not mine.isnan().any(), index
-        # float32 throughout: a few roundings of terms that may cancel.
+        # float32 throughout: a few roundings of terms that may cancel. Where pairs are added up one by one, in any order,
+        # the rounding of a sum walks at random, a step for each term.
         size = wanted.norm() if wanted.any() else 1.0
         error = (mine.double() - wanted).norm() / size
-        assert error < 2e-6, f"result {index}: relative error {error:.1e}"
+        terms = BATCH * HEADS * Q_LEN * KV_LEN / max(wanted.numel(), 1) if index >= 5 else 1
+        bound = max(2e-6, torch.finfo(torch.float32).eps * math.sqrt(terms))
+        assert error < bound, f"result {index}: relative error {error:.1e}"
 
 
 @pytest.mark.parametrize("q_offset", [0, 20])
