@@ -273,8 +273,8 @@ def check(package: str, name: str, block_m: int, block_n: int, q_offset: int | l
     want = _results(reference, [_double(x) for x in inputs], {n: _double(x) for n, x in own.items()}, q_offset=offset)
     for index, (mine, wanted) in enumerate(zip(got, want, strict=True)):
         assert not mine.isnan().any(), index
-        # float32 throughout: a few roundings of terms that may cancel. Where pairs are added up one by one, in any order,
-        # the rounding of a sum walks at random, a step for each term.
+        # float32 throughout: a few roundings of terms that may cancel. Where pairs are added up one by one, in any
+        # order, the rounding of a sum walks at random, a step for each term.
         size = wanted.norm() if wanted.any() else 1.0
         error = (mine.double() - wanted).norm() / size
         terms = BATCH * HEADS * Q_LEN * KV_LEN / max(wanted.numel(), 1) if index >= 5 else 1
