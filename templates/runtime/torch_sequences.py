@@ -48,8 +48,8 @@ def check_packed(
         if k.shape[0] != q.shape[0]:
             got = f"None for q of {q.shape[0]} rows and k of {k.shape[0]}"
             fail(op, "cu_seqlens_k", "an int32 tensor [n + 1] where q and k differ in length", got)
-        cu_seqlens_q = cu_seqlens_k = _begins(op, "cu_seqlens_q", cu_seqlens_q, "q", q)
-        return cu_seqlens_q, cu_seqlens_k
+        cu_seqlens_q = _begins(op, "cu_seqlens_q", cu_seqlens_q, "q", q)
+        return cu_seqlens_q, _second(cu_seqlens_q)
     cu_seqlens_q = _begins(op, "cu_seqlens_q", cu_seqlens_q, "q", q)
     cu_seqlens_k = _begins(op, "cu_seqlens_k", cu_seqlens_k, "k", k)
     if cu_seqlens_k.shape != cu_seqlens_q.shape:
@@ -154,8 +154,13 @@ def _pair(
     if of_keys is None:
         if q_shape != kv_shape:
             fail(op, kv_name, f"an int32 tensor {list(kv_shape)} where q and k differ in length", None)
-        return queries, queries
+        return queries, _second(queries)
     return queries, _int32(op, kv_name, of_keys, kv_shape, q.device)
+
+
+def _second(x: Tensor) -> Tensor:
+    """The same tensor for a second argument. Dynamo traces no autograd function that is given one tensor twice."""
+    return x.view(x.shape) if torch.compiler.is_compiling() else x
 
 
 def _int32(op: str, name: str, x: Any, shape: tuple[int, ...], device: torch.device) -> Tensor:
