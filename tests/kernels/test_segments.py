@@ -205,8 +205,8 @@ def test_positions_of_every_variant(variant: str) -> None:
     """A log-decay, documents and dropout stay with the row and the key."""
     options = {"q_positions": POSITIONS["restarting"](), "kv_positions": randomly(0, LENGTH, KEYS)}
     inputs = draw(variant, CROSS, DTYPES[0])
-    # A query that sees keys of later rows has a growing log-decay to them, and one key gets all of its probability. Plain
-    # PyTorch is exact there, as with a single key.
+    # A query that sees keys of later rows has a growing log-decay to them, and one key gets all of its probability.
+    # Plain PyTorch is exact there, as with a single key.
     check_results(
         variant, inputs, evaluate(variant, inputs, **options), ratios=not MANIFEST[variant]["decay"], **options
     )
