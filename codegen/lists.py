@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from codegen import expr
@@ -20,7 +20,8 @@ from codegen.text import legend_row
 
 @dataclass(frozen=True, kw_only=True)
 class ExtremeText:
-    """A value whose smallest and largest over a block go to `minimum` and `maximum`, of type `dtype`."""
+    """A value whose smallest and largest over a block go to `minimum` and `maximum`, of type `dtype`; one that decides
+    nothing has no name."""
 
     text: str
     minimum: str
@@ -58,6 +59,11 @@ class ExtremesKernel:
     positions: Mapping[str, tuple[str, str]]
     given: Sequence[str]
 
+    @property
+    def shifted(self) -> bool:
+        """Whether it needs the query offset."""
+        return bool(self.reads & {"q_idx", "q_row"}) or "q" in self.positions
+
 
 @dataclass(frozen=True, kw_only=True)
 class ListKernel:
@@ -90,6 +96,7 @@ class ListsPlan:
     has_offset: bool
     reads_queries: bool
     reads_keys: bool
+    decided: frozenset[str]
 
     @property
     def packed(self) -> bool:
@@ -121,35 +128,37 @@ def lists_plan(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> L
     of_keys = [x for x in decision.reads if not x.of_queries]
     reads_queries = bool(decided & {"q_first", "q_last"})
     reads_keys = bool(decided & {"kv_first", "kv_last"})
-    builder = _Builder(variant, sign, schedule, reads_queries=reads_queries, reads_keys=reads_keys)
+    builder = _Builder(variant, sign, schedule, decided)
     return ListsPlan(
         schedule=schedule,
         mode=sign.mode,
         extremes=builder.extremes(of_queries, of_keys),
         query_lists=builder.lists("query", of_queries, of_keys, decision.may, decision.must),
         key_lists=builder.lists("key", of_keys, of_queries, decision.may, decision.must),
-        legend=_legend(variant, sign.mode, decision.reads, schedule),
+        legend=_legend(variant, sign.mode, decision.reads, schedule, decided),
         per_batch="b" in read,
         per_head=analysis.tables_per_head,
         has_offset=sign.offset,
         reads_queries=reads_queries,
         reads_keys=reads_keys,
+        decided=decided,
     )
 
 
 class _Builder:
-    def __init__(
-        self, variant: Variant, sign: Signatures, schedule: Schedule, *, reads_queries: bool, reads_keys: bool
-    ) -> None:
+    def __init__(self, variant: Variant, sign: Signatures, schedule: Schedule, decided: Set[str]) -> None:
+        """`decided`: the names that the decision reads."""
         self.variant = variant
         self.sign = sign
         self.schedule = schedule
+        self.decided = decided
+        reads_queries, reads_keys = bool(decided & {"q_first", "q_last"}), bool(decided & {"kv_first", "kv_last"})
         self.shifts = sign.offset and reads_queries
         self.offset = ["Q_OFFSET_PER_BATCH"] if sign.offset else []
         self.packed = sign.mode is Mode.PACKED
         axes = [*(["q"] if reads_queries else []), *(["kv"] if reads_keys else [])]
         segmented = sign.mode is Mode.SEGMENTED
-        self.positions = {a: (f"{a}_position_min", f"{a}_position_max") for a in axes} if segmented else {}
+        self.positions = {a: self._position_extremes(a) for a in axes} if segmented else {}
 
     def extremes(self, of_queries: Sequence[Extreme], of_keys: Sequence[Extreme]) -> ExtremesKernel | None:
         reads = [*of_queries, *of_keys]
@@ -159,32 +168,33 @@ class _Builder:
         queries, keys = (Emitter(tensors=self.variant.tensors, query_axis=axis, mode=self.sign.mode) for axis in (0, 1))
         query_texts, key_texts = (
             [
-                _extreme_text(x, text, _dtype(self.variant, x))
+                _extreme_text(x, text, _dtype(self.variant, x), self.decided)
                 for x, text in zip(found, emitter.own_shape([x.value for x in found]), strict=True)
             ]
             for emitter, found in ((queries, of_queries), (keys, of_keys))
         )
-        axes = [*(["q"] if of_queries else []), *(["kv"] if of_keys else [])]
+        axes = self._axes(reads)
         read = frozenset().union(*map(expr.names, values)) | {f"{axis}_idx" for axis in self.positions}
+        shifted = bool(read & {"q_idx", "q_row"})
         positions = [name for name in self.sign.position_names if f"{name.partition('_')[0]}_idx" in read]
         args = [
             *self.sign.own_tensors(values),
             *self.sign.positions(positions),
-            *_pointers(reads),
+            *_pointers(reads, self.decided),
             *self._position_pointers(),
             *([table_pointers(CU_SEQLENS)] if self.packed else ()),
             *self.sign.own_strides(values),
             *self.sign.position_strides(positions),
             *self._lengths(axes),
             *([ArgGroup(names=("num_seqs",), host="num_seqs", varies=True)] if self.packed else ()),
-            *_heads(values, shifted=bool(of_queries) and not self.packed),
-            *self._numbers(values, offset=bool(of_queries)),
+            *_heads(values, shifted=shifted, by_batch=not self.packed),
+            *self._numbers(values, offset=shifted),
         ]
         kernel = KernelPlan(
             name=f"{self.sign.symbol}_extremes",
             args=args,
             constants=[
-                *(self.offset if of_queries else []),
+                *(self.offset if shifted else []),
                 *(["POSITIONS"] if positions else []),
                 *(["SEARCH_STEPS"] if self.packed else []),
                 "PART",
@@ -203,26 +213,37 @@ class _Builder:
             given=positions,
         )
 
+    @staticmethod
+    def _axes(reads: Sequence[Extreme]) -> list[str]:
+        """The axes that some values are of."""
+        return sorted({"q" if x.of_queries else "kv" for x in reads}, reverse=True)
+
     def _lengths(self, axes: Sequence[str]) -> list[ArgGroup]:
         """Lengths; of packed sequences, whose own are read, the parts of all of them."""
         names = tuple(f"{axis}_{'parts' if self.packed else 'len'}" for axis in axes)
         return [ArgGroup(names=names, host=", ".join(names), varies=True)] if names else []
 
+    def _position_extremes(self, axis: str) -> tuple[str, str]:
+        """The names of the smallest and the largest position of a part, empty where they decide nothing."""
+        ends = ((f"{axis}_first", "min"), (f"{axis}_last", "max"))
+        least, most = (f"{axis}_position_{extreme}" if end in self.decided else "" for end, extreme in ends)
+        return least, most
+
     def _position_pointers(self) -> list[ArgGroup]:
-        names = [name for of_axis in self.positions.values() for name in of_axis]
+        names = [name for of_axis in self.positions.values() for name in of_axis if name]
         return [table_pointers(names)] if names else []
 
     def lists(self, axis: str, own: Sequence[Extreme], others: Sequence[Extreme], may: Expr, must: Expr) -> ListKernel:
         emitter = Emitter(tensors=self.variant.tensors, query_axis=0, mode=self.sign.mode)
         may_text, must_text = emitter.own_shape([may, must])
         args = [
-            *_pointers(sorted((*own, *others), key=lambda x: not x.of_queries)),
+            *_pointers(sorted((*own, *others), key=lambda x: not x.of_queries), self.decided),
             *self._position_pointers(),
             *self.sign.own_tensors([may, must]),
             *self.sign.sequences(),
             table_pointers(TABLES[self.schedule]),
             *self.sign.own_strides([may, must]),
-            *self._lengths(("q", "kv") if own or others or not self.packed else ()),
+            *self._lengths(self._axes((*own, *others)) if self.packed else ("q", "kv")),
             *([ArgGroup(names=("num_others_most",), host="other_blocks", varies=True)] if self._fixed_room else ()),
             *_heads([may, must], shifted=self.shifts or self.packed),
             *self._numbers([may, must], offset=self.shifts),
@@ -247,8 +268,8 @@ class _Builder:
         )
         return ListKernel(
             kernel=kernel,
-            loaded=_reductions(self.variant, own),
-            gathered=_reductions(self.variant, others),
+            loaded=_reductions(self.variant, own, self.decided),
+            gathered=_reductions(self.variant, others, self.decided),
             may="" if may == TRUE else may_text,
             must=must_text,
             reads=expr.names(may) | expr.names(must),
@@ -264,17 +285,22 @@ class _Builder:
         return [*shift, *self.sign.own_scalars(roots)]
 
 
-def _heads(roots: Sequence[Expr], *, shifted: bool) -> list[ArgGroup]:
-    """What tells the batch row and the head of a program, where the values (or an offset per batch row) want them."""
+def _heads(roots: Sequence[Expr], *, shifted: bool, by_batch: bool = True) -> list[ArgGroup]:
+    """What tells the batch row and the head of a program, where the values (or an offset per batch row) want them.
+
+    Not `by_batch`, its number is that of its head.
+    """
     read = frozenset().union(*map(expr.names, roots))
     heads = ArgGroup(names=("num_heads",), host="list_heads", varies=True)
     group = ArgGroup(names=("group_size",), host="group_size", varies=True)
-    return [*([heads] if shifted or read & {"b", "h", "hkv"} else []), *([group] if "hkv" in read else [])]
+    wanted = by_batch and (shifted or bool(read & {"b", "h", "hkv"}))
+    return [*([heads] if wanted else []), *([group] if "hkv" in read else [])]
 
 
-def _extreme_text(x: Extreme, text: str, dtype: str) -> ExtremeText:
+def _extreme_text(x: Extreme, text: str, dtype: str, decided: Set[str]) -> ExtremeText:
     whole = dtype == "float32" or text.isidentifier()
-    return ExtremeText(text=text if whole else f"({text})", minimum=x.minimum.name, maximum=x.maximum.name, dtype=dtype)
+    minimum, maximum = (v.name if v.name in decided else "" for v in (x.minimum, x.maximum))
+    return ExtremeText(text=text if whole else f"({text})", minimum=minimum, maximum=maximum, dtype=dtype)
 
 
 def _dtype(variant: Variant, x: Extreme) -> str:
@@ -286,25 +312,22 @@ def _dtype(variant: Variant, x: Extreme) -> str:
     return "int32" if narrow else "int64"
 
 
-def _reductions(variant: Variant, reads: Sequence[Extreme]) -> list[Reduction]:
+def _reductions(variant: Variant, reads: Sequence[Extreme], decided: Set[str]) -> list[Reduction]:
     found = []
     for x in reads:
         # Integers are decided in 64 bits, as differences of extremes may need them.
         widened = ".to(tl.int64)" if _dtype(variant, x) == "int32" else ""
         found.append(Reduction(name=x.minimum.name, reduction="min", widened=widened))
         found.append(Reduction(name=x.maximum.name, reduction="max", widened=widened))
-    return found
+    return [x for x in found if x.name in decided]
 
 
-def _extreme_names(reads: Sequence[Extreme]) -> list[str]:
-    return [v.name for x in reads for v in (x.minimum, x.maximum)]
+def _pointers(reads: Sequence[Extreme], decided: Set[str]) -> list[ArgGroup]:
+    names = [v.name for x in reads for v in (x.minimum, x.maximum) if v.name in decided]
+    return [ArgGroup(names=(f"{name}_ptr",), host=name) for name in names]
 
 
-def _pointers(reads: Sequence[Extreme]) -> list[ArgGroup]:
-    return [ArgGroup(names=(f"{name}_ptr",), host=name) for name in _extreme_names(reads)]
-
-
-def _legend(variant: Variant, mode: Mode, reads: Sequence[Extreme], schedule: Schedule) -> str:
+def _legend(variant: Variant, mode: Mode, reads: Sequence[Extreme], schedule: Schedule, decided: Set[str]) -> str:
     assert variant.mask is not None
     formula = FormulaPrinter()
     rows = [("keep", formula.text(variant.mask))]
@@ -312,6 +335,7 @@ def _legend(variant: Variant, mode: Mode, reads: Sequence[Extreme], schedule: Sc
         kind = _dtype(variant, x)
         rows.append((x.minimum.name, f"[B, H, parts]  {kind}, smallest {formula.text(x.value)} of each part"))
         rows.append((x.maximum.name, f"[B, H, parts]  {kind}, largest"))
+    rows = [row for row in rows if row[0] == "keep" or row[0] in decided]
     packed = mode is Mode.PACKED
     cu_seqlens = CU_SEQLENS if reads else ()
     rows += [(x, PACKED_SHAPES[x]) for x in (*cu_seqlens, *PACKED_TABLES) if packed]

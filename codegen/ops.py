@@ -141,8 +141,14 @@ class ListsOp:
     per_head: bool
     has_offset: bool
     reads_queries: bool
+    packed: bool
     positions: Sequence[str]
     arguments: Sequence[Argument]
+
+    @property
+    def by_batch(self) -> bool:
+        """Whether tables are made for each batch row, whatever the offset; packed sequences always have their own."""
+        return self.per_batch or self.packed
 
     @property
     def parameters(self) -> list[str]:
@@ -157,7 +163,7 @@ class ListsOp:
         return _own_parameters(self.extremes.args, self.arguments, used, self._offset(self.extremes.has_offset))
 
     def _offset(self, used: bool) -> list[str]:
-        rows = ["row_offsets: Tensor | None"] if self.has_offset and (used or not self.per_batch) else []
+        rows = ["row_offsets: Tensor | None"] if self.has_offset and (used or not self.by_batch) else []
         return ["row_offset: int", *rows] if used else rows
 
     @property
@@ -173,7 +179,7 @@ def _own_parameters(
     launched: str, arguments: Sequence[Argument], others: Sequence[str], offset: Sequence[str]
 ) -> list[str]:
     """The parameters of a function that makes a launch: of the variant's arguments and others those that it names."""
-    named = set(re.findall(r"\w+", launched))
+    named = set(re.findall(r"(?<![.\w])\w+", launched))  # not the attributes
     own = [f"{a.name}: {a.required}" for a in arguments]
     return [*(p for p in (*own, *others) if _name(p) in named), *offset]
 
@@ -299,7 +305,8 @@ class OpPlan:
     def uses_kv_len(self) -> bool:
         """Whether the backward names the number of keys: of packed sequences few kernels need that of all."""
         sources = [*self.gradients.values(), *(g.source for g in self.grids), *(b.allocate for b in self.buffers)]
-        return not self.packed or self.decay or "kv_len" in " ".join([self.launches.dq, self.launches.dkdv, *sources])
+        used = re.search(r"\bkv_len\b", " ".join([self.launches.dq, self.launches.dkdv, *sources]))
+        return not self.packed or self.decay or used is not None
 
     @property
     def saved_options(self) -> list[str]:
@@ -494,9 +501,12 @@ def _extremes_launch(lists: ListsPlan) -> ExtremesLaunch | None:
             for values, parts in ((plan.queries, "q_parts"), (plan.keys, "kv_parts"))
             for value in values
             for name in (value.minimum, value.maximum)
+            if name
         ],
         position_buffers=[
-            (name, f"{axis}_parts", f"{axis}_positions") for axis, names in plan.positions.items() for name in names
+            (name, f"{axis}_parts", f"{axis}_positions")
+            for axis, names in plan.positions.items()
+            for name in filter(None, names)
         ],
     )
 
@@ -530,6 +540,7 @@ def _lists_op(variant: Variant, lists: ListsPlan | None, mask_arguments: Sequenc
         per_head=lists.per_head,
         has_offset=lists.has_offset,
         reads_queries=lists.has_offset and lists.reads_queries,
+        packed=lists.packed,
         positions=[f"{name}: Tensor | None" for name in positions_read(variant)] if lists.segmented else [],
         arguments=mask_arguments,
     )

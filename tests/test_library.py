@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
+from ruff import find_ruff_bin
 
 from codegen.cli import main
 from codegen.load import library_path, load
@@ -28,6 +30,16 @@ def test_an_entry_trains_what_is_learned() -> None:
     for variant in VARIANTS.values():
         for tensor in variant.tensors.values():
             assert tensor.grad == (tensor.name in TRAINED), f"{variant.name}.{tensor.name}"
+
+
+def test_the_rendered_library_is_clean(tmp_path: Path) -> None:
+    """In every mode, by the linter's rules for this repository."""
+    folder = tmp_path / "rendered"
+    assert main(["render", "--variants", str(LIBRARY), "--out", str(folder)]) == 0
+    settings = LIBRARY.with_name("pyproject.toml")
+    command = [find_ruff_bin(), "check", "--no-cache", "--config", str(settings), str(folder)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout
 
 
 def test_nothing_is_written_twice() -> None:

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 3f5e42293952e75d
+# hash: 663ee59bed45162f
 """Gradients of `document`, packed sequences with respect to k and v.
 
     keep        q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
@@ -141,8 +141,9 @@ def document_packed_bwd_dkdv(
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
     record = block_seqs_ptr + tl.program_id(0) // num_kv_heads * 8
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
-    q_start, q_len = tl.load(record + 2).to(tl.int64), tl.load(record + 3)
-    kv_start, kv_len = tl.load(record + 4).to(tl.int64), tl.load(record + 5)
+    q_start = tl.load(record + 2).to(tl.int64)
+    kv_start = tl.load(record + 4).to(tl.int64)
+    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
     if b < 0:
         return
     program = tl.program_id(0) - first_entry * num_kv_heads

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_launch.py.jinja
-# hash: d33ba6ae72a39a8c
+# hash: c6430f0c6647196c
 """Launches of the kernels of `document`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -161,7 +161,8 @@ def _tables(
     doc_q_min, doc_q_max, doc_kv_min, doc_kv_max = block_extremes
     other_blocks = cdiv(q.shape[2], tile.block_m) if by_keys else cdiv(k.shape[2], tile.block_n)
     num_seqs = cu_seqlens_q.shape[0] - 1
-    q_parts, kv_parts = q.shape[2] // part + num_seqs, k.shape[2] // part + num_seqs
+    q_parts = q.shape[2] // part + num_seqs
+    kv_parts = k.shape[2] // part + num_seqs
     table_kernel = block_ranges.document_packed_key_ranges if by_keys else block_ranges.document_packed_query_ranges
     ranges = q.new_empty((list_heads, block_seqs.shape[0], 4), dtype=torch.int32)
     with on_device(q):

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/block_ranges.py.jinja
-# hash: c0b2e7fc8d6d509a
+# hash: b6cc70d1174b7599
 """Which blocks of keys a block of queries visits under `document`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and doc[b, q_row] == doc[b, cols] and q_segment_ids[b, rows] ==
@@ -200,12 +200,12 @@ def document_segmented_query_ranges(
     doc_q_max = tl.max(tl.load(doc_q_max_ptr + part_offs), 1).to(tl.int64)
     q_segment_ids_q_min = tl.min(tl.load(q_segment_ids_q_min_ptr + part_offs), 1).to(tl.int64)
     q_segment_ids_q_max = tl.max(tl.load(q_segment_ids_q_max_ptr + part_offs), 1).to(tl.int64)
-    if POSITIONS:
-        q_first = tl.min(tl.load(q_position_min_ptr + part_offs), 1)
-        q_last = tl.max(tl.load(q_position_max_ptr + part_offs), 1)
-    else:
-        q_first = block * BLOCK_M + q_shift
-        q_last = tl.minimum(block * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
+    q_first = tl.min(tl.load(q_position_min_ptr + part_offs), 1) if POSITIONS else block * BLOCK_M + q_shift
+    q_last = (
+        tl.max(tl.load(q_position_max_ptr + part_offs), 1)
+        if POSITIONS
+        else tl.minimum(block * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
+    )
 
     num_kv = tl.cdiv(kv_len, PART)
     num_others = tl.cdiv(kv_len, BLOCK_N)
@@ -222,12 +222,12 @@ def document_segmented_query_ranges(
         kv_segment_ids_kv_max = tl.max(tl.load(kv_segment_ids_kv_max_ptr + their_part_offs), 1).to(tl.int64)
         kv_segment_ids_kv_2_min = tl.min(tl.load(kv_segment_ids_kv_2_min_ptr + their_part_offs), 1).to(tl.int64)
         kv_segment_ids_kv_2_max = tl.max(tl.load(kv_segment_ids_kv_2_max_ptr + their_part_offs), 1).to(tl.int64)
-        if POSITIONS:
-            kv_first = tl.min(tl.load(kv_position_min_ptr + their_part_offs), 1)
-            kv_last = tl.max(tl.load(kv_position_max_ptr + their_part_offs), 1)
-        else:
-            kv_first = other_blocks * BLOCK_N
-            kv_last = tl.minimum(other_blocks * BLOCK_N + BLOCK_N, kv_len) - 1
+        kv_first = tl.min(tl.load(kv_position_min_ptr + their_part_offs), 1) if POSITIONS else other_blocks * BLOCK_N
+        kv_last = (
+            tl.max(tl.load(kv_position_max_ptr + their_part_offs), 1)
+            if POSITIONS
+            else tl.minimum(other_blocks * BLOCK_N + BLOCK_N, kv_len) - 1
+        )
 
         visits = visits & (
             (q_last >= kv_first)
@@ -317,12 +317,12 @@ def document_segmented_key_ranges(
     kv_segment_ids_kv_max = tl.max(tl.load(kv_segment_ids_kv_max_ptr + part_offs), 1).to(tl.int64)
     kv_segment_ids_kv_2_min = tl.min(tl.load(kv_segment_ids_kv_2_min_ptr + part_offs), 1).to(tl.int64)
     kv_segment_ids_kv_2_max = tl.max(tl.load(kv_segment_ids_kv_2_max_ptr + part_offs), 1).to(tl.int64)
-    if POSITIONS:
-        kv_first = tl.min(tl.load(kv_position_min_ptr + part_offs), 1)
-        kv_last = tl.max(tl.load(kv_position_max_ptr + part_offs), 1)
-    else:
-        kv_first = block * BLOCK_N
-        kv_last = tl.minimum(block * BLOCK_N + BLOCK_N, kv_len) - 1
+    kv_first = tl.min(tl.load(kv_position_min_ptr + part_offs), 1) if POSITIONS else block * BLOCK_N
+    kv_last = (
+        tl.max(tl.load(kv_position_max_ptr + part_offs), 1)
+        if POSITIONS
+        else tl.minimum(block * BLOCK_N + BLOCK_N, kv_len) - 1
+    )
 
     num_q = tl.cdiv(q_len, PART)
     num_others = tl.cdiv(q_len, BLOCK_M)
@@ -337,12 +337,14 @@ def document_segmented_key_ranges(
         doc_q_max = tl.max(tl.load(doc_q_max_ptr + their_part_offs), 1).to(tl.int64)
         q_segment_ids_q_min = tl.min(tl.load(q_segment_ids_q_min_ptr + their_part_offs), 1).to(tl.int64)
         q_segment_ids_q_max = tl.max(tl.load(q_segment_ids_q_max_ptr + their_part_offs), 1).to(tl.int64)
-        if POSITIONS:
-            q_first = tl.min(tl.load(q_position_min_ptr + their_part_offs), 1)
-            q_last = tl.max(tl.load(q_position_max_ptr + their_part_offs), 1)
-        else:
-            q_first = other_blocks * BLOCK_M + q_shift
-            q_last = tl.minimum(other_blocks * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
+        q_first = (
+            tl.min(tl.load(q_position_min_ptr + their_part_offs), 1) if POSITIONS else other_blocks * BLOCK_M + q_shift
+        )
+        q_last = (
+            tl.max(tl.load(q_position_max_ptr + their_part_offs), 1)
+            if POSITIONS
+            else tl.minimum(other_blocks * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
+        )
 
         visits = visits & (
             (q_last >= kv_first)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/fwd.py.jinja
-# hash: 23a646ca685748f0
+# hash: 3286388e22aecc2f
 """Forward of `forgetting`, packed sequences: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx
@@ -119,8 +119,9 @@ def forgetting_packed_fwd(
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
     record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
-    q_start, q_len = tl.load(record + 2).to(tl.int64), tl.load(record + 3)
-    kv_start, kv_len = tl.load(record + 4).to(tl.int64), tl.load(record + 5)
+    q_start = tl.load(record + 2).to(tl.int64)
+    kv_start = tl.load(record + 4).to(tl.int64)
+    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
     if b < 0:
         return
     program = tl.program_id(0) - first_entry * num_heads

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 7d0321e616d2eb68
+# hash: a08406b0ab803824
 """Gradients of `full`, packed sequences with respect to k and v.
 
     q           [total_q, Hq, D]
@@ -125,8 +125,9 @@ def full_packed_bwd_dkdv(
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
     record = block_seqs_ptr + tl.program_id(0) // num_kv_heads * 8
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
-    q_start, q_len = tl.load(record + 2).to(tl.int64), tl.load(record + 3)
-    kv_start, kv_len = tl.load(record + 4).to(tl.int64), tl.load(record + 5)
+    q_start = tl.load(record + 2).to(tl.int64)
+    kv_start = tl.load(record + 4).to(tl.int64)
+    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
     if b < 0:
         return
     program = tl.program_id(0) - first_entry * num_kv_heads

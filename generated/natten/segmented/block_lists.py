@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/block_lists.py.jinja
-# hash: cfeccc8fe93a83ed
+# hash: 964c051c4fb2e066
 """Which blocks of keys a block of queries visits under `natten`, with segment ids, and the other way round.
 
     keep                     abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6),
@@ -188,12 +188,12 @@ def natten_segmented_query_lists(
     part_offs = head * num_q + tl.minimum(part_idx, num_q - 1)
     q_segment_ids_q_min = tl.min(tl.load(q_segment_ids_q_min_ptr + part_offs), 1).to(tl.int64)
     q_segment_ids_q_max = tl.max(tl.load(q_segment_ids_q_max_ptr + part_offs), 1).to(tl.int64)
-    if POSITIONS:
-        q_first = tl.min(tl.load(q_position_min_ptr + part_offs), 1)
-        q_last = tl.max(tl.load(q_position_max_ptr + part_offs), 1)
-    else:
-        q_first = block * BLOCK_M + q_shift
-        q_last = tl.minimum(block * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
+    q_first = tl.min(tl.load(q_position_min_ptr + part_offs), 1) if POSITIONS else block * BLOCK_M + q_shift
+    q_last = (
+        tl.max(tl.load(q_position_max_ptr + part_offs), 1)
+        if POSITIONS
+        else tl.minimum(block * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
+    )
 
     num_kv = tl.cdiv(kv_len, PART)
     num_others = tl.cdiv(kv_len, BLOCK_N)
@@ -212,12 +212,12 @@ def natten_segmented_query_lists(
         kv_segment_ids_kv_max = tl.max(tl.load(kv_segment_ids_kv_max_ptr + their_part_offs), 1).to(tl.int64)
         kv_segment_ids_kv_2_min = tl.min(tl.load(kv_segment_ids_kv_2_min_ptr + their_part_offs), 1).to(tl.int64)
         kv_segment_ids_kv_2_max = tl.max(tl.load(kv_segment_ids_kv_2_max_ptr + their_part_offs), 1).to(tl.int64)
-        if POSITIONS:
-            kv_first = tl.min(tl.load(kv_position_min_ptr + their_part_offs), 1)
-            kv_last = tl.max(tl.load(kv_position_max_ptr + their_part_offs), 1)
-        else:
-            kv_first = other_blocks * BLOCK_N
-            kv_last = tl.minimum(other_blocks * BLOCK_N + BLOCK_N, kv_len) - 1
+        kv_first = tl.min(tl.load(kv_position_min_ptr + their_part_offs), 1) if POSITIONS else other_blocks * BLOCK_N
+        kv_last = (
+            tl.max(tl.load(kv_position_max_ptr + their_part_offs), 1)
+            if POSITIONS
+            else tl.minimum(other_blocks * BLOCK_N + BLOCK_N, kv_len) - 1
+        )
 
         visits = visits & (
             (
@@ -346,12 +346,12 @@ def natten_segmented_key_lists(
     kv_segment_ids_kv_max = tl.max(tl.load(kv_segment_ids_kv_max_ptr + part_offs), 1).to(tl.int64)
     kv_segment_ids_kv_2_min = tl.min(tl.load(kv_segment_ids_kv_2_min_ptr + part_offs), 1).to(tl.int64)
     kv_segment_ids_kv_2_max = tl.max(tl.load(kv_segment_ids_kv_2_max_ptr + part_offs), 1).to(tl.int64)
-    if POSITIONS:
-        kv_first = tl.min(tl.load(kv_position_min_ptr + part_offs), 1)
-        kv_last = tl.max(tl.load(kv_position_max_ptr + part_offs), 1)
-    else:
-        kv_first = block * BLOCK_N
-        kv_last = tl.minimum(block * BLOCK_N + BLOCK_N, kv_len) - 1
+    kv_first = tl.min(tl.load(kv_position_min_ptr + part_offs), 1) if POSITIONS else block * BLOCK_N
+    kv_last = (
+        tl.max(tl.load(kv_position_max_ptr + part_offs), 1)
+        if POSITIONS
+        else tl.minimum(block * BLOCK_N + BLOCK_N, kv_len) - 1
+    )
 
     num_q = tl.cdiv(q_len, PART)
     num_others = tl.cdiv(q_len, BLOCK_M)
@@ -368,12 +368,14 @@ def natten_segmented_key_lists(
         their_part_offs = head * num_q + tl.minimum(their_part_idx, num_q - 1)
         q_segment_ids_q_min = tl.min(tl.load(q_segment_ids_q_min_ptr + their_part_offs), 1).to(tl.int64)
         q_segment_ids_q_max = tl.max(tl.load(q_segment_ids_q_max_ptr + their_part_offs), 1).to(tl.int64)
-        if POSITIONS:
-            q_first = tl.min(tl.load(q_position_min_ptr + their_part_offs), 1)
-            q_last = tl.max(tl.load(q_position_max_ptr + their_part_offs), 1)
-        else:
-            q_first = other_blocks * BLOCK_M + q_shift
-            q_last = tl.minimum(other_blocks * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
+        q_first = (
+            tl.min(tl.load(q_position_min_ptr + their_part_offs), 1) if POSITIONS else other_blocks * BLOCK_M + q_shift
+        )
+        q_last = (
+            tl.max(tl.load(q_position_max_ptr + their_part_offs), 1)
+            if POSITIONS
+            else tl.minimum(other_blocks * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
+        )
 
         visits = visits & (
             (

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: kernels/block_ranges.py.jinja
-# hash: e0fefe3c71facce2
+# hash: 6f194b8ebad3246b
 """Which blocks of keys a block of queries visits under `padding`, with segment ids, and the other way round.
 
     keep                     kv_idx < length[b] and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and
@@ -170,12 +170,12 @@ def padding_segmented_query_ranges(
         kv_segment_ids_kv_max = tl.max(tl.load(kv_segment_ids_kv_max_ptr + their_part_offs), 1).to(tl.int64)
         kv_segment_ids_kv_2_min = tl.min(tl.load(kv_segment_ids_kv_2_min_ptr + their_part_offs), 1).to(tl.int64)
         kv_segment_ids_kv_2_max = tl.max(tl.load(kv_segment_ids_kv_2_max_ptr + their_part_offs), 1).to(tl.int64)
-        if POSITIONS:
-            kv_first = tl.min(tl.load(kv_position_min_ptr + their_part_offs), 1)
-            kv_last = tl.max(tl.load(kv_position_max_ptr + their_part_offs), 1)
-        else:
-            kv_first = other_blocks * BLOCK_N
-            kv_last = tl.minimum(other_blocks * BLOCK_N + BLOCK_N, kv_len) - 1
+        kv_first = tl.min(tl.load(kv_position_min_ptr + their_part_offs), 1) if POSITIONS else other_blocks * BLOCK_N
+        kv_last = (
+            tl.max(tl.load(kv_position_max_ptr + their_part_offs), 1)
+            if POSITIONS
+            else tl.minimum(other_blocks * BLOCK_N + BLOCK_N, kv_len) - 1
+        )
 
         visits = visits & (
             (kv_first < length_val)
@@ -251,12 +251,12 @@ def padding_segmented_key_ranges(
     kv_segment_ids_kv_max = tl.max(tl.load(kv_segment_ids_kv_max_ptr + part_offs), 1).to(tl.int64)
     kv_segment_ids_kv_2_min = tl.min(tl.load(kv_segment_ids_kv_2_min_ptr + part_offs), 1).to(tl.int64)
     kv_segment_ids_kv_2_max = tl.max(tl.load(kv_segment_ids_kv_2_max_ptr + part_offs), 1).to(tl.int64)
-    if POSITIONS:
-        kv_first = tl.min(tl.load(kv_position_min_ptr + part_offs), 1)
-        kv_last = tl.max(tl.load(kv_position_max_ptr + part_offs), 1)
-    else:
-        kv_first = block * BLOCK_N
-        kv_last = tl.minimum(block * BLOCK_N + BLOCK_N, kv_len) - 1
+    kv_first = tl.min(tl.load(kv_position_min_ptr + part_offs), 1) if POSITIONS else block * BLOCK_N
+    kv_last = (
+        tl.max(tl.load(kv_position_max_ptr + part_offs), 1)
+        if POSITIONS
+        else tl.minimum(block * BLOCK_N + BLOCK_N, kv_len) - 1
+    )
 
     num_q = tl.cdiv(q_len, PART)
     length_val = tl.load(length_ptr + b * stride_length_0)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 4a7113b3a81729c6
+# hash: e3ce126330873ffe
 """Gradient of `prefix_lm`, packed sequences with respect to q.
 
     keep        q_idx >= kv_idx or kv_idx < length
@@ -124,8 +124,9 @@ def prefix_lm_packed_bwd_dq(
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
     record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
-    q_start, q_len = tl.load(record + 2).to(tl.int64), tl.load(record + 3)
-    kv_start, kv_len = tl.load(record + 4).to(tl.int64), tl.load(record + 5)
+    q_start = tl.load(record + 2).to(tl.int64)
+    kv_start = tl.load(record + 4).to(tl.int64)
+    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
     if b < 0:
         return
     program = tl.program_id(0) - first_entry * num_heads

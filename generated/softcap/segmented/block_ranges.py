@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: kernels/block_ranges.py.jinja
-# hash: b04b459c8b583166
+# hash: 4814cfdf28a46429
 """Which blocks of keys a block of queries visits under `softcap`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b,
@@ -171,12 +171,12 @@ def softcap_segmented_query_ranges(
     part_offs = head * num_q + tl.minimum(part_idx, num_q - 1)
     q_segment_ids_q_min = tl.min(tl.load(q_segment_ids_q_min_ptr + part_offs), 1).to(tl.int64)
     q_segment_ids_q_max = tl.max(tl.load(q_segment_ids_q_max_ptr + part_offs), 1).to(tl.int64)
-    if POSITIONS:
-        q_first = tl.min(tl.load(q_position_min_ptr + part_offs), 1)
-        q_last = tl.max(tl.load(q_position_max_ptr + part_offs), 1)
-    else:
-        q_first = block * BLOCK_M + q_shift
-        q_last = tl.minimum(block * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
+    q_first = tl.min(tl.load(q_position_min_ptr + part_offs), 1) if POSITIONS else block * BLOCK_M + q_shift
+    q_last = (
+        tl.max(tl.load(q_position_max_ptr + part_offs), 1)
+        if POSITIONS
+        else tl.minimum(block * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
+    )
 
     num_kv = tl.cdiv(kv_len, PART)
     num_others = tl.cdiv(kv_len, BLOCK_N)
@@ -191,12 +191,12 @@ def softcap_segmented_query_ranges(
         kv_segment_ids_kv_max = tl.max(tl.load(kv_segment_ids_kv_max_ptr + their_part_offs), 1).to(tl.int64)
         kv_segment_ids_kv_2_min = tl.min(tl.load(kv_segment_ids_kv_2_min_ptr + their_part_offs), 1).to(tl.int64)
         kv_segment_ids_kv_2_max = tl.max(tl.load(kv_segment_ids_kv_2_max_ptr + their_part_offs), 1).to(tl.int64)
-        if POSITIONS:
-            kv_first = tl.min(tl.load(kv_position_min_ptr + their_part_offs), 1)
-            kv_last = tl.max(tl.load(kv_position_max_ptr + their_part_offs), 1)
-        else:
-            kv_first = other_blocks * BLOCK_N
-            kv_last = tl.minimum(other_blocks * BLOCK_N + BLOCK_N, kv_len) - 1
+        kv_first = tl.min(tl.load(kv_position_min_ptr + their_part_offs), 1) if POSITIONS else other_blocks * BLOCK_N
+        kv_last = (
+            tl.max(tl.load(kv_position_max_ptr + their_part_offs), 1)
+            if POSITIONS
+            else tl.minimum(other_blocks * BLOCK_N + BLOCK_N, kv_len) - 1
+        )
 
         visits = visits & (
             (q_last >= kv_first)
@@ -276,12 +276,12 @@ def softcap_segmented_key_ranges(
     kv_segment_ids_kv_max = tl.max(tl.load(kv_segment_ids_kv_max_ptr + part_offs), 1).to(tl.int64)
     kv_segment_ids_kv_2_min = tl.min(tl.load(kv_segment_ids_kv_2_min_ptr + part_offs), 1).to(tl.int64)
     kv_segment_ids_kv_2_max = tl.max(tl.load(kv_segment_ids_kv_2_max_ptr + part_offs), 1).to(tl.int64)
-    if POSITIONS:
-        kv_first = tl.min(tl.load(kv_position_min_ptr + part_offs), 1)
-        kv_last = tl.max(tl.load(kv_position_max_ptr + part_offs), 1)
-    else:
-        kv_first = block * BLOCK_N
-        kv_last = tl.minimum(block * BLOCK_N + BLOCK_N, kv_len) - 1
+    kv_first = tl.min(tl.load(kv_position_min_ptr + part_offs), 1) if POSITIONS else block * BLOCK_N
+    kv_last = (
+        tl.max(tl.load(kv_position_max_ptr + part_offs), 1)
+        if POSITIONS
+        else tl.minimum(block * BLOCK_N + BLOCK_N, kv_len) - 1
+    )
 
     num_q = tl.cdiv(q_len, PART)
     num_others = tl.cdiv(q_len, BLOCK_M)
@@ -294,12 +294,14 @@ def softcap_segmented_key_ranges(
         their_part_offs = head * num_q + tl.minimum(their_part_idx, num_q - 1)
         q_segment_ids_q_min = tl.min(tl.load(q_segment_ids_q_min_ptr + their_part_offs), 1).to(tl.int64)
         q_segment_ids_q_max = tl.max(tl.load(q_segment_ids_q_max_ptr + their_part_offs), 1).to(tl.int64)
-        if POSITIONS:
-            q_first = tl.min(tl.load(q_position_min_ptr + their_part_offs), 1)
-            q_last = tl.max(tl.load(q_position_max_ptr + their_part_offs), 1)
-        else:
-            q_first = other_blocks * BLOCK_M + q_shift
-            q_last = tl.minimum(other_blocks * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
+        q_first = (
+            tl.min(tl.load(q_position_min_ptr + their_part_offs), 1) if POSITIONS else other_blocks * BLOCK_M + q_shift
+        )
+        q_last = (
+            tl.max(tl.load(q_position_max_ptr + their_part_offs), 1)
+            if POSITIONS
+            else tl.minimum(other_blocks * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
+        )
 
         visits = visits & (
             (q_last >= kv_first)

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: a7a421012a5757ff
+# hash: 23200ec3950ca13f
 """Gradient of `streaming_llm`, packed sequences with respect to q.
 
     keep        q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks)
@@ -127,8 +127,9 @@ def streaming_llm_packed_bwd_dq(
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
     record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
-    q_start, q_len = tl.load(record + 2).to(tl.int64), tl.load(record + 3)
-    kv_start, kv_len = tl.load(record + 4).to(tl.int64), tl.load(record + 5)
+    q_start = tl.load(record + 2).to(tl.int64)
+    kv_start = tl.load(record + 4).to(tl.int64)
+    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
     if b < 0:
         return
     program = tl.program_id(0) - first_entry * num_heads
