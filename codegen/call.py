@@ -15,6 +15,7 @@ import numpy as np
 from codegen.errors import CodegenError, did_you_mean
 from codegen.evaluate import Array, evaluate
 from codegen.expr import ScalarType, TensorSpec, Type
+from codegen.modes import packed_dims
 from codegen.spec import ScalarSpec, Variant
 
 POSITIONS = ("q_idx", "kv_idx")
@@ -105,7 +106,7 @@ def make_packed_calls(
     """
     _check_known("scalar", scalars, variant.scalars)
     _check_known("tensor", files, variant.tensors)
-    packed = {name: replace(spec, dims=packed_dims(spec)) for name, spec in variant.tensors.items()}
+    packed = {name: replace(spec, dims=packed_dims(spec.dims)) for name, spec in variant.tensors.items()}
     given = {name: _read(packed[name], path) for name, path in files.items()}
     total, longest = sum(lengths), max(lengths)
     fixed = {"b": len(lengths), **dict.fromkeys(POSITIONS, total)}
@@ -139,11 +140,6 @@ def make_packed_calls(
             )
         )
     return calls
-
-
-def packed_dims(spec: TensorSpec) -> tuple[str | int, ...]:
-    """The dims of a tensor in a packed call: the positions of all sequences lie along one dim, which leaves no `b`."""
-    return tuple(dim for dim in spec.dims if dim != "b") if _has_position(spec) else spec.dims
 
 
 def _has_position(spec: TensorSpec) -> bool:

@@ -6,7 +6,7 @@ tokens have segment ids and perhaps positions of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
@@ -40,19 +40,24 @@ def specialised(variant: Variant, mode: Mode) -> Variant:
 
 def _packed(variant: Variant) -> Variant:
     """A tensor with an element per token lies as the tokens do: it has no axis of its own for the sequences."""
-    tensors = {name: replace(spec, dims=_without_batch(spec)) for name, spec in variant.tensors.items()}
+    axes = {name: packed_axes(spec.dims) for name, spec in variant.tensors.items()}
+    tensors = {name: replace(spec, dims=packed_dims(spec.dims)) for name, spec in variant.tensors.items()}
 
     def read(load: Load, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        spec = variant.tensors[load.tensor]
-        if tensors[load.tensor].dims == spec.dims:
-            return indices
-        return tuple(i for i, dim in zip(indices, spec.dims, strict=True) if dim != "b")
+        return tuple(indices[axis] for axis in axes[load.tensor])
 
     return _rewritten(replace(variant, tensors=tensors), read)
 
 
-def _without_batch(spec: TensorSpec) -> tuple[str | int, ...]:
-    return tuple(d for d in spec.dims if d != "b") if set(spec.dims) & set(POSITIONAL) else spec.dims
+def packed_dims(dims: Sequence[str | int]) -> tuple[str | int, ...]:
+    """The dims of a tensor in a packed call."""
+    return tuple(dims[axis] for axis in packed_axes(dims))
+
+
+def packed_axes(dims: Sequence[str | int]) -> list[int]:
+    """The axes a tensor keeps in a packed call: beside an axis of tokens there is none of batch rows."""
+    tokens = any(dim in POSITIONAL for dim in dims)
+    return [axis for axis, dim in enumerate(dims) if not (dim == "b" and tokens)]
 
 
 def _segmented(variant: Variant) -> Variant:

@@ -13,11 +13,12 @@ from typing import Any
 
 import jinja2
 
+from codegen.arch_tables import arch_tables
 from codegen.errors import CodegenError
 from codegen.expr import TensorSpec
 from codegen.gradients import is_deterministic
 from codegen.modes import Mode
-from codegen.ops import OpPlan, arch_tables, op_plan
+from codegen.ops import OpPlan, op_plan
 from codegen.plan import VariantPlan, plan
 from codegen.printers import FormulaPrinter
 from codegen.spec import Spec

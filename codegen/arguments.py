@@ -1,0 +1,200 @@
+"""A variant's own arguments as its op takes them: annotations, checks and documentation, in dense and packed calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from codegen import expr
+from codegen.expr import Level, Var, level
+from codegen.model import GradientTerm
+from codegen.modes import POSITIONAL, packed_axes
+from codegen.printers import FormulaPrinter
+from codegen.signature import tensor_reads
+from codegen.spec import ScalarSpec, Variant
+
+
+@dataclass(frozen=True, kw_only=True)
+class Argument:
+    """One of the variant's own arguments: a tensor, the sink, the log-decay, or a scalar.
+
+    `shape` is Python source for a tuple of expected sizes, an entry `at_least(n)` where longer is fine, `packed_shape`
+    the same in a packed call; `limits` are further arguments of a scalar's check; `doc` is its line in the op's
+    docstring. Of a `trained` one the backward is told whether a call wants the gradient. Each pair of a query and a key
+    may have an index of its own into one of the `tile_axes`.
+    """
+
+    name: str
+    kind: str  # tensor | scalar
+    annotation: str
+    dims: tuple[str | int, ...] = ()
+    shape: str = ""
+    packed_shape: str = ""
+    dtypes: str = ""
+    limits: str = ""
+    trained: bool = False
+    tile_axes: tuple[int, ...] = ()
+    doc: str = ""
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.kind == "tensor"
+
+    @property
+    def required(self) -> str:
+        """The annotation where the argument is there."""
+        return self.annotation.split(" ")[0]
+
+    @property
+    def check(self) -> str:
+        """The statement that checks it in a dense call."""
+        return self._check(self.shape, self.tile_axes)
+
+    @property
+    def packed_check(self) -> str:
+        """That of a packed call."""
+        kept = packed_axes(self.dims)
+        return self._check(self.packed_shape, tuple(kept.index(axis) for axis in self.tile_axes if axis in kept))
+
+    def _check(self, shape: str, tile_axes: tuple[int, ...]) -> str:
+        if self.is_tensor:
+            narrow = f", tile_axes={tile_axes}" if tile_axes else ""
+            return f'{self.name} = check_tensor(NAME, "{self.name}", {self.name}, {shape}, {self.dtypes}, q{narrow})'
+        return f'{self.name} = check_{self.required}(NAME, "{self.name}", {self.name}{self.limits})'
+
+    @property
+    def of_sequence(self) -> str:
+        """What the reference of one packed `sequence` gets for it."""
+        if not _has_tokens(self.dims):
+            return self.name
+        return f"sequence.own({', '.join([self.name, *(_quoted(d) for d in self.dims)])})"
+
+
+def _has_tokens(dims: Sequence[str | int]) -> bool:
+    return any(dim in POSITIONAL for dim in dims)
+
+
+def _quoted(dim: str | int) -> str:
+    return f'"{dim}"' if isinstance(dim, str) else str(dim)
+
+
+def mask_arguments(variant: Variant, arguments: Sequence[Argument]) -> list[Argument]:
+    """Those that decide which blocks are visited."""
+    if variant.mask is None:
+        return []
+    read = expr.names(variant.mask) | {load.tensor for load in expr.loads(variant.mask)}
+    return [a for a in arguments if a.name in read]
+
+
+_SIZES = {"b": "q.shape[0]", "h": "q.shape[1]", "hkv": "k.shape[1]"}
+_POSITIONS = {"q_idx": "row_offset + q.shape[2]", "kv_idx": "k.shape[2]"}
+_FURTHEST = f"max({', '.join(_POSITIONS.values())})"
+# The same in a packed call, where q and k are `[total, H, D]`.
+_PACKED_SIZES = _SIZES | {"b": "cu_seqlens_q.shape[0] - 1", "q_idx": "q.shape[0]", "kv_idx": "k.shape[0]"}
+_TOTALS = {"q_idx": "total_q", "kv_idx": "total_k"}
+
+
+def own_arguments(variant: Variant, terms: Sequence[GradientTerm]) -> list[Argument]:
+    atomic = {t.tensor for t in terms if t.atomic}
+    found = []
+    for spec in variant.tensors.values():
+        sizes = [_axis_size(variant, spec.name, axis, dim) for axis, dim in enumerate(spec.dims)]
+        dims = ", ".join(str(d) for d in spec.dims)
+        packed = f", packed `[{_packed_text(spec.dims)}]`" if _has_tokens(spec.dims) else ""
+        example = f", such as `{FormulaPrinter().text(spec.example)}`" if spec.example is not None else ""
+        trained = "; differentiable" if spec.grad else ""
+        if spec.name in atomic:
+            trained += ", its gradient added with fp32 atomics, in any order: not deterministic"
+        found.append(
+            Argument(
+                name=spec.name,
+                kind="tensor",
+                annotation="Tensor | None",
+                dims=spec.dims,
+                shape=_tuple(sizes),
+                packed_shape=_packed_shape(spec.dims),
+                dtypes=f'("{spec.dtype}",)',
+                trained=spec.grad,
+                tile_axes=_tile_axes(variant, spec.name),
+                doc=f"{spec.dtype} `[{dims}]`{packed}{example}{trained}.",
+            )
+        )
+    if variant.decay:
+        doc = (
+            "log-decay `[B, P, Hq]`, packed `[total_k, Hq]`, natural log, any float dtype; P covers all rows and the "
+            "offset; differentiable."
+        )
+        shape = f"(q.shape[0], at_least({_FURTHEST}), q.shape[1])"
+        found.append(_float_argument("g", ("b", "kv_idx", "h"), shape, doc))
+    if variant.sink:
+        doc = "`[Hq]`, any float dtype: a logit per query head in the softmax denominator only; differentiable."
+        found.append(_float_argument("sink", ("h",), "(q.shape[1],)", doc))
+    for scalar in variant.scalars.values():
+        kind = scalar.type.value
+        limits = "".join(
+            f", {name}={value!r}"
+            for name, value in (("minimum", scalar.minimum), ("maximum", scalar.maximum))
+            if value is not None
+        )
+        doc = f"{kind}{_range_text(scalar)}."
+        found.append(Argument(name=scalar.name, kind="scalar", annotation=f"{kind} | None", limits=limits, doc=doc))
+    return found
+
+
+def _range_text(scalar: ScalarSpec) -> str:
+    low, high = scalar.minimum, scalar.maximum
+    if low is not None and high is not None:
+        text = f" from {low} to {high}"
+    else:
+        text = f", at least {low}" if low is not None else f", at most {high}" if high is not None else ""
+    return text if scalar.example is None else f"{text}, such as {scalar.example}"
+
+
+def _float_argument(name: str, dims: tuple[str | int, ...], shape: str, doc: str) -> Argument:
+    return Argument(
+        name=name,
+        kind="tensor",
+        annotation="Tensor | None",
+        dims=dims,
+        shape=shape,
+        packed_shape=_packed_shape(dims),
+        dtypes="FLOAT_DTYPES",
+        doc=doc,
+    )
+
+
+def _tuple(sizes: Sequence[str]) -> str:
+    return f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
+
+
+def _packed_shape(dims: Sequence[str | int]) -> str:
+    """The sizes in a packed call; where positions index a named dim, only the device knows how far they reach."""
+    kept = [dims[axis] for axis in packed_axes(dims)]
+    return _tuple([str(d) if isinstance(d, int) else _PACKED_SIZES.get(d, "at_least(1)") for d in kept])
+
+
+def _packed_text(dims: Sequence[str | int]) -> str:
+    return ", ".join(str(_TOTALS.get(str(dims[axis]), dims[axis])) for axis in packed_axes(dims))
+
+
+def _tile_axes(variant: Variant, tensor: str) -> tuple[int, ...]:
+    indices = [load.indices for load in tensor_reads(variant) if load.tensor == tensor]
+    return tuple(sorted({axis for of in indices for axis, index in enumerate(of) if level(index) is Level.TILE}))
+
+
+def _axis_size(variant: Variant, tensor: str, axis: int, dim: str | int) -> str:
+    """The size an axis must have: exact for heads and batch, at least the furthest position where one indexes it."""
+    if isinstance(dim, int):
+        return str(dim)
+    if dim in _SIZES:
+        return _SIZES[dim]
+    needed = {_POSITIONS[dim]} if dim in _POSITIONS else set()
+    for load in tensor_reads(variant):
+        index = load.indices[axis] if load.tensor == tensor else None
+        if isinstance(index, Var) and index.name in _POSITIONS:
+            needed.add(_POSITIONS[index.name])
+    if not needed:
+        return "at_least(1)"
+    size = needed.pop() if len(needed) == 1 else _FURTHEST
+    # Positions of the call's own reach no further than the caller likes; a dim of positions has an element per row.
+    return f"at_least({size})" if dim in _POSITIONS else f"at_least({size} if q_positions is None else 1)"
