@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codegen import expr
@@ -123,6 +123,7 @@ SYNTAX = st.sampled_from(
 FRAGMENTS = st.lists(st.one_of(KEYS, SYNTAX), max_size=25).map("".join)
 
 
+@settings(deadline=None)
 @given(st.one_of(st.binary(max_size=60), FRAGMENTS.map(str.encode)))
 def test_no_file_raises_anything_but_spec_error(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "fuzzed.yaml"
