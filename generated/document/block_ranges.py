@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/block_ranges.py.jinja
-# hash: 1fd8aa1a5aa9d06d
+# hash: bd95c5c8867deeda
 """Which blocks of keys a block of queries visits under `document`, and the other way round.
 
     keep        q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -61,13 +61,11 @@ def document_extremes(
     head = tl.program_id(0) // programs
     program = tl.program_id(0) % programs
     b = (head // num_heads).to(tl.int64)
-
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     if program < query_programs:
         part_idx = program * PARTS + tl.arange(0, PARTS)[:, None]
         # Beyond the end the last position stands in for itself once more.
         q_idx = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], q_len - 1) + q_shift
-
         doc_q = tl.load(doc_ptr + b * stride_doc_0 + clamp_index(q_idx, doc_size_1).to(tl.int64) * stride_doc_1)
         part_offs = head * num_q + part_idx
         in_parts = part_idx < num_q
@@ -79,7 +77,6 @@ def document_extremes(
         part_idx = (program - query_programs) * PARTS + tl.arange(0, PARTS)[:, None]
         # Beyond the end the last position stands in for itself once more.
         kv_idx = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], kv_len - 1)
-
         doc_kv = tl.load(doc_ptr + b * stride_doc_0 + clamp_index(kv_idx, doc_size_1).to(tl.int64) * stride_doc_1)
         part_offs = head * num_kv + part_idx
         in_parts = part_idx < num_kv
@@ -117,7 +114,6 @@ def document_query_ranges(
     head = tl.program_id(0) // num_blocks
     table_row = tl.program_id(0).to(tl.int64)
     b = (head // num_heads).to(tl.int64)
-
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     num_q = tl.cdiv(q_len, PART)
     # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
@@ -127,7 +123,6 @@ def document_query_ranges(
     doc_q_max = tl.max(tl.load(doc_q_max_ptr + part_offs), 1).to(tl.int64)
     q_first = block * BLOCK_M + q_shift
     q_last = tl.minimum(block * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
-
     num_kv = tl.cdiv(kv_len, PART)
     num_others = tl.cdiv(kv_len, BLOCK_N)
     visited_begin, visited_end = num_others, 0
@@ -141,7 +136,6 @@ def document_query_ranges(
         doc_kv_max = tl.max(tl.load(doc_kv_max_ptr + their_part_offs), 1).to(tl.int64)
         kv_first = other_blocks * BLOCK_N
         kv_last = tl.minimum(other_blocks * BLOCK_N + BLOCK_N, kv_len) - 1
-
         visits = visits & ((q_last >= kv_first) & (doc_q_min <= doc_kv_max) & (doc_q_max >= doc_kv_min))
         # A cut last block is never full: full blocks are read without bounds.
         is_full = (
@@ -193,7 +187,6 @@ def document_key_ranges(
     head = tl.program_id(0) // num_blocks
     table_row = tl.program_id(0).to(tl.int64)
     b = (head // num_heads).to(tl.int64)
-
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     num_kv = tl.cdiv(kv_len, PART)
     # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
@@ -203,7 +196,6 @@ def document_key_ranges(
     doc_kv_max = tl.max(tl.load(doc_kv_max_ptr + part_offs), 1).to(tl.int64)
     kv_first = block * BLOCK_N
     kv_last = tl.minimum(block * BLOCK_N + BLOCK_N, kv_len) - 1
-
     num_q = tl.cdiv(q_len, PART)
     num_others = tl.cdiv(q_len, BLOCK_M)
     visited_begin, visited_end = num_others, 0
@@ -217,7 +209,6 @@ def document_key_ranges(
         doc_q_max = tl.max(tl.load(doc_q_max_ptr + their_part_offs), 1).to(tl.int64)
         q_first = other_blocks * BLOCK_M + q_shift
         q_last = tl.minimum(other_blocks * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
-
         visits = visits & ((q_last >= kv_first) & (doc_q_min <= doc_kv_max) & (doc_q_max >= doc_kv_min))
         # A cut last block is never full: full blocks are read without bounds.
         is_full = (

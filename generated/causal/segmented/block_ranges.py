@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: kernels/block_ranges.py.jinja
-# hash: aa7d6776d46c8852
+# hash: dc91bd2eada149cb
 """Which blocks of keys a block of queries visits under `causal`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b,
@@ -81,14 +81,12 @@ def causal_segmented_extremes(
     head = tl.program_id(0) // programs
     program = tl.program_id(0) % programs
     b = (head // num_heads).to(tl.int64)
-
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     if program < query_programs:
         part_idx = program * PARTS + tl.arange(0, PARTS)[:, None]
         # Beyond the end the last position stands in for itself once more.
         rows = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], q_len - 1)
         q_idx = tl.load(q_positions_ptr + b * stride_q_positions_b + rows) if POSITIONS else rows + q_shift
-
         q_segment_ids_q = tl.load(
             q_segment_ids_ptr
             + b * stride_q_segment_ids_0
@@ -108,7 +106,6 @@ def causal_segmented_extremes(
         # Beyond the end the last position stands in for itself once more.
         cols = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], kv_len - 1)
         kv_idx = tl.load(kv_positions_ptr + b * stride_kv_positions_b + cols) if POSITIONS else cols
-
         kv_segment_ids_kv = tl.load(
             kv_segment_ids_ptr
             + b * stride_kv_segment_ids_0
@@ -163,7 +160,6 @@ def causal_segmented_query_ranges(
     head = tl.program_id(0) // num_blocks
     table_row = tl.program_id(0).to(tl.int64)
     b = (head // num_heads).to(tl.int64)
-
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     num_q = tl.cdiv(q_len, PART)
     # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
@@ -177,7 +173,6 @@ def causal_segmented_query_ranges(
         if POSITIONS
         else tl.minimum(block * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
     )
-
     num_kv = tl.cdiv(kv_len, PART)
     num_others = tl.cdiv(kv_len, BLOCK_N)
     visited_begin, visited_end = num_others, 0
@@ -197,7 +192,6 @@ def causal_segmented_query_ranges(
             if POSITIONS
             else tl.minimum(other_blocks * BLOCK_N + BLOCK_N, kv_len) - 1
         )
-
         visits = visits & (
             (q_last >= kv_first)
             & (q_segment_ids_q_min <= kv_segment_ids_kv_max)
@@ -266,7 +260,6 @@ def causal_segmented_key_ranges(
     head = tl.program_id(0) // num_blocks
     table_row = tl.program_id(0).to(tl.int64)
     b = (head // num_heads).to(tl.int64)
-
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     num_kv = tl.cdiv(kv_len, PART)
     # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
@@ -282,7 +275,6 @@ def causal_segmented_key_ranges(
         if POSITIONS
         else tl.minimum(block * BLOCK_N + BLOCK_N, kv_len) - 1
     )
-
     num_q = tl.cdiv(q_len, PART)
     num_others = tl.cdiv(q_len, BLOCK_M)
     visited_begin, visited_end = num_others, 0
@@ -302,7 +294,6 @@ def causal_segmented_key_ranges(
             if POSITIONS
             else tl.minimum(other_blocks * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
         )
-
         visits = visits & (
             (q_last >= kv_first)
             & (q_segment_ids_q_min <= kv_segment_ids_kv_max)

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/block_ranges.py.jinja
-# hash: 310c04e96bc59a8d
+# hash: 1879a4fd081593e3
 """Which blocks of keys a block of queries visits under `document`, packed sequences, and the other way round.
 
     keep          q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
@@ -86,10 +86,8 @@ def document_packed_extremes(
         )
         q_start, kv_start = tl.where(q_len > 0, q_start, 0), tl.where(kv_len > 0, kv_start, 0)
         q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-
         # Beyond the end the last position stands in for itself once more.
         q_idx = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], q_len - 1) + q_shift
-
         doc_q = tl.load(doc_ptr + kv_start * stride_doc_0 + clamp_index(q_idx, kv_len).to(tl.int64) * stride_doc_0)
         part_offs = head * q_parts + slots
         in_parts = has_part
@@ -119,10 +117,8 @@ def document_packed_extremes(
         )
         q_start, kv_start = tl.where(q_len > 0, q_start, 0), tl.where(kv_len > 0, kv_start, 0)
         q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-
         # Beyond the end the last position stands in for itself once more.
         kv_idx = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], kv_len - 1)
-
         doc_kv = tl.load(doc_ptr + kv_start * stride_doc_0 + clamp_index(kv_idx, kv_len).to(tl.int64) * stride_doc_0)
         part_offs = head * kv_parts + slots
         in_parts = has_part
@@ -178,7 +174,6 @@ def document_packed_query_ranges(
     doc_q_max = tl.max(tl.load(doc_q_max_ptr + part_offs), 1).to(tl.int64)
     q_first = block * BLOCK_M + q_shift
     q_last = tl.minimum(block * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
-
     num_kv = tl.cdiv(kv_len, PART)
     num_others = tl.cdiv(kv_len, BLOCK_N)
     visited_begin, visited_end = num_others, 0
@@ -192,7 +187,6 @@ def document_packed_query_ranges(
         doc_kv_max = tl.max(tl.load(doc_kv_max_ptr + their_part_offs), 1).to(tl.int64)
         kv_first = other_blocks * BLOCK_N
         kv_last = tl.minimum(other_blocks * BLOCK_N + BLOCK_N, kv_len) - 1
-
         visits = visits & ((q_last >= kv_first) & (doc_q_min <= doc_kv_max) & (doc_q_max >= doc_kv_min))
         # A cut last block is never full: full blocks are read without bounds.
         is_full = (
@@ -262,7 +256,6 @@ def document_packed_key_ranges(
     doc_kv_max = tl.max(tl.load(doc_kv_max_ptr + part_offs), 1).to(tl.int64)
     kv_first = block * BLOCK_N
     kv_last = tl.minimum(block * BLOCK_N + BLOCK_N, kv_len) - 1
-
     num_q = tl.cdiv(q_len, PART)
     num_others = tl.cdiv(q_len, BLOCK_M)
     visited_begin, visited_end = num_others, 0
@@ -276,7 +269,6 @@ def document_packed_key_ranges(
         doc_q_max = tl.max(tl.load(doc_q_max_ptr + their_part_offs), 1).to(tl.int64)
         q_first = other_blocks * BLOCK_M + q_shift
         q_last = tl.minimum(other_blocks * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
-
         visits = visits & ((q_last >= kv_first) & (doc_q_min <= doc_kv_max) & (doc_q_max >= doc_kv_min))
         # A cut last block is never full: full blocks are read without bounds.
         is_full = (

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/block_ranges.py.jinja
-# hash: b6cc70d1174b7599
+# hash: e33a622f0fd2dcea
 """Which blocks of keys a block of queries visits under `document`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and doc[b, q_row] == doc[b, cols] and q_segment_ids[b, rows] ==
@@ -95,7 +95,6 @@ def document_segmented_extremes(
     head = tl.program_id(0) // programs
     program = tl.program_id(0) % programs
     b = (head // num_heads).to(tl.int64)
-
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     if program < query_programs:
         part_idx = program * PARTS + tl.arange(0, PARTS)[:, None]
@@ -103,7 +102,6 @@ def document_segmented_extremes(
         rows = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], q_len - 1)
         q_row = rows + q_shift
         q_idx = tl.load(q_positions_ptr + b * stride_q_positions_b + rows) if POSITIONS else rows + q_shift
-
         doc_q = tl.load(doc_ptr + b * stride_doc_0 + clamp_index(q_row, doc_size_1).to(tl.int64) * stride_doc_1)
         q_segment_ids_q = tl.load(
             q_segment_ids_ptr
@@ -127,7 +125,6 @@ def document_segmented_extremes(
         # Beyond the end the last position stands in for itself once more.
         cols = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], kv_len - 1)
         kv_idx = tl.load(kv_positions_ptr + b * stride_kv_positions_b + cols) if POSITIONS else cols
-
         doc_kv = tl.load(doc_ptr + b * stride_doc_0 + clamp_index(cols, doc_size_1).to(tl.int64) * stride_doc_1)
         kv_segment_ids_kv = tl.load(
             kv_segment_ids_ptr
@@ -190,7 +187,6 @@ def document_segmented_query_ranges(
     head = tl.program_id(0) // num_blocks
     table_row = tl.program_id(0).to(tl.int64)
     b = (head // num_heads).to(tl.int64)
-
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     num_q = tl.cdiv(q_len, PART)
     # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
@@ -206,7 +202,6 @@ def document_segmented_query_ranges(
         if POSITIONS
         else tl.minimum(block * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
     )
-
     num_kv = tl.cdiv(kv_len, PART)
     num_others = tl.cdiv(kv_len, BLOCK_N)
     visited_begin, visited_end = num_others, 0
@@ -228,7 +223,6 @@ def document_segmented_query_ranges(
             if POSITIONS
             else tl.minimum(other_blocks * BLOCK_N + BLOCK_N, kv_len) - 1
         )
-
         visits = visits & (
             (q_last >= kv_first)
             & (doc_q_min <= doc_kv_max)
@@ -305,7 +299,6 @@ def document_segmented_key_ranges(
     head = tl.program_id(0) // num_blocks
     table_row = tl.program_id(0).to(tl.int64)
     b = (head // num_heads).to(tl.int64)
-
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     num_kv = tl.cdiv(kv_len, PART)
     # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
@@ -323,7 +316,6 @@ def document_segmented_key_ranges(
         if POSITIONS
         else tl.minimum(block * BLOCK_N + BLOCK_N, kv_len) - 1
     )
-
     num_q = tl.cdiv(q_len, PART)
     num_others = tl.cdiv(q_len, BLOCK_M)
     visited_begin, visited_end = num_others, 0
@@ -345,7 +337,6 @@ def document_segmented_key_ranges(
             if POSITIONS
             else tl.minimum(other_blocks * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
         )
-
         visits = visits & (
             (q_last >= kv_first)
             & (doc_q_min <= doc_kv_max)

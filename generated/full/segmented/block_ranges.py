@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: kernels/block_ranges.py.jinja
-# hash: 276529b4cd4f915a
+# hash: a151b42ffe142ed8
 """Which blocks of keys a block of queries visits under `full`, with segment ids, and the other way round.
 
     keep                     q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] != padding_id
@@ -68,12 +68,10 @@ def full_segmented_extremes(
     head = tl.program_id(0) // programs
     program = tl.program_id(0) % programs
     b = (head // num_heads).to(tl.int64)
-
     if program < query_programs:
         part_idx = program * PARTS + tl.arange(0, PARTS)[:, None]
         # Beyond the end the last position stands in for itself once more.
         rows = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], q_len - 1)
-
         q_segment_ids_q = tl.load(
             q_segment_ids_ptr
             + b * stride_q_segment_ids_0
@@ -89,7 +87,6 @@ def full_segmented_extremes(
         part_idx = (program - query_programs) * PARTS + tl.arange(0, PARTS)[:, None]
         # Beyond the end the last position stands in for itself once more.
         cols = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], kv_len - 1)
-
         kv_segment_ids_kv = tl.load(
             kv_segment_ids_ptr
             + b * stride_kv_segment_ids_0
@@ -130,14 +127,12 @@ def full_segmented_query_ranges(
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
     table_row = tl.program_id(0).to(tl.int64)
-
     num_q = tl.cdiv(q_len, PART)
     # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
     part_idx = block * (BLOCK_M // PART) + tl.arange(0, BLOCK_M // PART)[None, :]
     part_offs = head * num_q + tl.minimum(part_idx, num_q - 1)
     q_segment_ids_q_min = tl.min(tl.load(q_segment_ids_q_min_ptr + part_offs), 1).to(tl.int64)
     q_segment_ids_q_max = tl.max(tl.load(q_segment_ids_q_max_ptr + part_offs), 1).to(tl.int64)
-
     num_kv = tl.cdiv(kv_len, PART)
     num_others = tl.cdiv(kv_len, BLOCK_N)
     visited_begin, visited_end = num_others, 0
@@ -151,7 +146,6 @@ def full_segmented_query_ranges(
         kv_segment_ids_kv_max = tl.max(tl.load(kv_segment_ids_kv_max_ptr + their_part_offs), 1).to(tl.int64)
         kv_segment_ids_kv_2_min = tl.min(tl.load(kv_segment_ids_kv_2_min_ptr + their_part_offs), 1).to(tl.int64)
         kv_segment_ids_kv_2_max = tl.max(tl.load(kv_segment_ids_kv_2_max_ptr + their_part_offs), 1).to(tl.int64)
-
         visits = visits & (
             (q_segment_ids_q_min <= kv_segment_ids_kv_max)
             & (q_segment_ids_q_max >= kv_segment_ids_kv_min)
@@ -207,7 +201,6 @@ def full_segmented_key_ranges(
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
     table_row = tl.program_id(0).to(tl.int64)
-
     num_kv = tl.cdiv(kv_len, PART)
     # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
     part_idx = block * (BLOCK_N // PART) + tl.arange(0, BLOCK_N // PART)[None, :]
@@ -216,7 +209,6 @@ def full_segmented_key_ranges(
     kv_segment_ids_kv_max = tl.max(tl.load(kv_segment_ids_kv_max_ptr + part_offs), 1).to(tl.int64)
     kv_segment_ids_kv_2_min = tl.min(tl.load(kv_segment_ids_kv_2_min_ptr + part_offs), 1).to(tl.int64)
     kv_segment_ids_kv_2_max = tl.max(tl.load(kv_segment_ids_kv_2_max_ptr + part_offs), 1).to(tl.int64)
-
     num_q = tl.cdiv(q_len, PART)
     num_others = tl.cdiv(q_len, BLOCK_M)
     visited_begin, visited_end = num_others, 0
@@ -228,7 +220,6 @@ def full_segmented_key_ranges(
         their_part_offs = head * num_q + tl.minimum(their_part_idx, num_q - 1)
         q_segment_ids_q_min = tl.min(tl.load(q_segment_ids_q_min_ptr + their_part_offs), 1).to(tl.int64)
         q_segment_ids_q_max = tl.max(tl.load(q_segment_ids_q_max_ptr + their_part_offs), 1).to(tl.int64)
-
         visits = visits & (
             (q_segment_ids_q_min <= kv_segment_ids_kv_max)
             & (q_segment_ids_q_max >= kv_segment_ids_kv_min)

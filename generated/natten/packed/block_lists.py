@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/block_lists.py.jinja
-# hash: f82dc4d17ca1ba7c
+# hash: 51c605982a3b0a17
 """Which blocks of keys a block of queries visits under `natten`, packed sequences, and the other way round.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -67,7 +67,6 @@ def natten_packed_query_lists(
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     q_first = block * BLOCK_M + q_shift
     q_last = tl.minimum(block * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
-
     num_others = tl.cdiv(kv_len, BLOCK_N)
     span = spans_ptr + table_row * 4
     list_begin = table_row.to(tl.int32) * num_others_most if OWN_ROOM else 0
@@ -80,7 +79,6 @@ def natten_packed_query_lists(
         visits = other_blocks < num_others
         kv_first = other_blocks * BLOCK_N
         kv_last = tl.minimum(other_blocks * BLOCK_N + BLOCK_N, kv_len) - 1
-
         visits = visits & (
             (
                 tl.minimum(
@@ -188,7 +186,6 @@ def natten_packed_key_lists(
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     kv_first = block * BLOCK_N
     kv_last = tl.minimum(block * BLOCK_N + BLOCK_N, kv_len) - 1
-
     num_others = tl.cdiv(q_len, BLOCK_M)
     span = spans_ptr + table_row * 4
     list_begin = table_row.to(tl.int32) * num_others_most if OWN_ROOM else 0
@@ -201,7 +198,6 @@ def natten_packed_key_lists(
         visits = other_blocks < num_others
         q_first = other_blocks * BLOCK_M + q_shift
         q_last = tl.minimum(other_blocks * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
-
         visits = visits & (
             (
                 tl.minimum(

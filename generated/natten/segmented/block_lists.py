@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/block_lists.py.jinja
-# hash: 964c051c4fb2e066
+# hash: 5e76aa5512d0c3a7
 """Which blocks of keys a block of queries visits under `natten`, with segment ids, and the other way round.
 
     keep                     abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6),
@@ -95,14 +95,12 @@ def natten_segmented_extremes(
     head = tl.program_id(0) // programs
     program = tl.program_id(0) % programs
     b = (head // num_heads).to(tl.int64)
-
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     if program < query_programs:
         part_idx = program * PARTS + tl.arange(0, PARTS)[:, None]
         # Beyond the end the last position stands in for itself once more.
         rows = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], q_len - 1)
         q_idx = tl.load(q_positions_ptr + b * stride_q_positions_b + rows) if POSITIONS else rows + q_shift
-
         q_segment_ids_q = tl.load(
             q_segment_ids_ptr
             + b * stride_q_segment_ids_0
@@ -122,7 +120,6 @@ def natten_segmented_extremes(
         # Beyond the end the last position stands in for itself once more.
         cols = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], kv_len - 1)
         kv_idx = tl.load(kv_positions_ptr + b * stride_kv_positions_b + cols) if POSITIONS else cols
-
         kv_segment_ids_kv = tl.load(
             kv_segment_ids_ptr
             + b * stride_kv_segment_ids_0
@@ -180,7 +177,6 @@ def natten_segmented_query_lists(
     head = tl.program_id(0) // num_blocks
     table_row = tl.program_id(0).to(tl.int64)
     b = (head // num_heads).to(tl.int64)
-
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     num_q = tl.cdiv(q_len, PART)
     # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
@@ -194,7 +190,6 @@ def natten_segmented_query_lists(
         if POSITIONS
         else tl.minimum(block * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
     )
-
     num_kv = tl.cdiv(kv_len, PART)
     num_others = tl.cdiv(kv_len, BLOCK_N)
     span = spans_ptr + table_row * 4
@@ -218,7 +213,6 @@ def natten_segmented_query_lists(
             if POSITIONS
             else tl.minimum(other_blocks * BLOCK_N + BLOCK_N, kv_len) - 1
         )
-
         visits = visits & (
             (
                 tl.minimum(
@@ -336,7 +330,6 @@ def natten_segmented_key_lists(
     head = tl.program_id(0) // num_blocks
     table_row = tl.program_id(0).to(tl.int64)
     b = (head // num_heads).to(tl.int64)
-
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     num_kv = tl.cdiv(kv_len, PART)
     # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
@@ -352,7 +345,6 @@ def natten_segmented_key_lists(
         if POSITIONS
         else tl.minimum(block * BLOCK_N + BLOCK_N, kv_len) - 1
     )
-
     num_q = tl.cdiv(q_len, PART)
     num_others = tl.cdiv(q_len, BLOCK_M)
     span = spans_ptr + table_row * 4
@@ -376,7 +368,6 @@ def natten_segmented_key_lists(
             if POSITIONS
             else tl.minimum(other_blocks * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
         )
-
         visits = visits & (
             (
                 tl.minimum(

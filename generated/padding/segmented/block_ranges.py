@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: kernels/block_ranges.py.jinja
-# hash: 6f194b8ebad3246b
+# hash: 9eaa584b638a01cf
 """Which blocks of keys a block of queries visits under `padding`, with segment ids, and the other way round.
 
     keep                     kv_idx < length[b] and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and
@@ -74,12 +74,10 @@ def padding_segmented_extremes(
     head = tl.program_id(0) // programs
     program = tl.program_id(0) % programs
     b = (head // num_heads).to(tl.int64)
-
     if program < query_programs:
         part_idx = program * PARTS + tl.arange(0, PARTS)[:, None]
         # Beyond the end the last position stands in for itself once more.
         rows = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], q_len - 1)
-
         q_segment_ids_q = tl.load(
             q_segment_ids_ptr
             + b * stride_q_segment_ids_0
@@ -96,7 +94,6 @@ def padding_segmented_extremes(
         # Beyond the end the last position stands in for itself once more.
         cols = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], kv_len - 1)
         kv_idx = tl.load(kv_positions_ptr + b * stride_kv_positions_b + cols) if POSITIONS else cols
-
         kv_segment_ids_kv = tl.load(
             kv_segment_ids_ptr
             + b * stride_kv_segment_ids_0
@@ -148,14 +145,12 @@ def padding_segmented_query_ranges(
     head = tl.program_id(0) // num_blocks
     table_row = tl.program_id(0).to(tl.int64)
     b = (head // num_heads).to(tl.int64)
-
     num_q = tl.cdiv(q_len, PART)
     # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
     part_idx = block * (BLOCK_M // PART) + tl.arange(0, BLOCK_M // PART)[None, :]
     part_offs = head * num_q + tl.minimum(part_idx, num_q - 1)
     q_segment_ids_q_min = tl.min(tl.load(q_segment_ids_q_min_ptr + part_offs), 1).to(tl.int64)
     q_segment_ids_q_max = tl.max(tl.load(q_segment_ids_q_max_ptr + part_offs), 1).to(tl.int64)
-
     num_kv = tl.cdiv(kv_len, PART)
     length_val = tl.load(length_ptr + b * stride_length_0)
     num_others = tl.cdiv(kv_len, BLOCK_N)
@@ -176,7 +171,6 @@ def padding_segmented_query_ranges(
             if POSITIONS
             else tl.minimum(other_blocks * BLOCK_N + BLOCK_N, kv_len) - 1
         )
-
         visits = visits & (
             (kv_first < length_val)
             & (q_segment_ids_q_min <= kv_segment_ids_kv_max)
@@ -242,7 +236,6 @@ def padding_segmented_key_ranges(
     head = tl.program_id(0) // num_blocks
     table_row = tl.program_id(0).to(tl.int64)
     b = (head // num_heads).to(tl.int64)
-
     num_kv = tl.cdiv(kv_len, PART)
     # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
     part_idx = block * (BLOCK_N // PART) + tl.arange(0, BLOCK_N // PART)[None, :]
@@ -257,7 +250,6 @@ def padding_segmented_key_ranges(
         if POSITIONS
         else tl.minimum(block * BLOCK_N + BLOCK_N, kv_len) - 1
     )
-
     num_q = tl.cdiv(q_len, PART)
     length_val = tl.load(length_ptr + b * stride_length_0)
     num_others = tl.cdiv(q_len, BLOCK_M)
@@ -270,7 +262,6 @@ def padding_segmented_key_ranges(
         their_part_offs = head * num_q + tl.minimum(their_part_idx, num_q - 1)
         q_segment_ids_q_min = tl.min(tl.load(q_segment_ids_q_min_ptr + their_part_offs), 1).to(tl.int64)
         q_segment_ids_q_max = tl.max(tl.load(q_segment_ids_q_max_ptr + their_part_offs), 1).to(tl.int64)
-
         visits = visits & (
             (kv_first < length_val)
             & (q_segment_ids_q_min <= kv_segment_ids_kv_max)

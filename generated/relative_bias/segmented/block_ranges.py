@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: kernels/block_ranges.py.jinja
-# hash: d6d7f10cd5f6be7a
+# hash: c0a4b2bfd8693797
 """Which blocks of keys a block of queries visits under `relative_bias`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b,
@@ -82,14 +82,12 @@ def relative_bias_segmented_extremes(
     head = tl.program_id(0) // programs
     program = tl.program_id(0) % programs
     b = (head // num_heads).to(tl.int64)
-
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     if program < query_programs:
         part_idx = program * PARTS + tl.arange(0, PARTS)[:, None]
         # Beyond the end the last position stands in for itself once more.
         rows = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], q_len - 1)
         q_idx = tl.load(q_positions_ptr + b * stride_q_positions_b + rows) if POSITIONS else rows + q_shift
-
         q_segment_ids_q = tl.load(
             q_segment_ids_ptr
             + b * stride_q_segment_ids_0
@@ -109,7 +107,6 @@ def relative_bias_segmented_extremes(
         # Beyond the end the last position stands in for itself once more.
         cols = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], kv_len - 1)
         kv_idx = tl.load(kv_positions_ptr + b * stride_kv_positions_b + cols) if POSITIONS else cols
-
         kv_segment_ids_kv = tl.load(
             kv_segment_ids_ptr
             + b * stride_kv_segment_ids_0
@@ -164,7 +161,6 @@ def relative_bias_segmented_query_ranges(
     head = tl.program_id(0) // num_blocks
     table_row = tl.program_id(0).to(tl.int64)
     b = (head // num_heads).to(tl.int64)
-
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     num_q = tl.cdiv(q_len, PART)
     # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
@@ -178,7 +174,6 @@ def relative_bias_segmented_query_ranges(
         if POSITIONS
         else tl.minimum(block * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
     )
-
     num_kv = tl.cdiv(kv_len, PART)
     num_others = tl.cdiv(kv_len, BLOCK_N)
     visited_begin, visited_end = num_others, 0
@@ -198,7 +193,6 @@ def relative_bias_segmented_query_ranges(
             if POSITIONS
             else tl.minimum(other_blocks * BLOCK_N + BLOCK_N, kv_len) - 1
         )
-
         visits = visits & (
             (q_last >= kv_first)
             & (q_segment_ids_q_min <= kv_segment_ids_kv_max)
@@ -267,7 +261,6 @@ def relative_bias_segmented_key_ranges(
     head = tl.program_id(0) // num_blocks
     table_row = tl.program_id(0).to(tl.int64)
     b = (head // num_heads).to(tl.int64)
-
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     num_kv = tl.cdiv(kv_len, PART)
     # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
@@ -283,7 +276,6 @@ def relative_bias_segmented_key_ranges(
         if POSITIONS
         else tl.minimum(block * BLOCK_N + BLOCK_N, kv_len) - 1
     )
-
     num_q = tl.cdiv(q_len, PART)
     num_others = tl.cdiv(q_len, BLOCK_M)
     visited_begin, visited_end = num_others, 0
@@ -303,7 +295,6 @@ def relative_bias_segmented_key_ranges(
             if POSITIONS
             else tl.minimum(other_blocks * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
         )
-
         visits = visits & (
             (q_last >= kv_first)
             & (q_segment_ids_q_min <= kv_segment_ids_kv_max)

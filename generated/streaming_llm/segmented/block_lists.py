@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: kernels/block_lists.py.jinja
-# hash: 2f0cc926dc0e0d64
+# hash: ac9c4fad6c924faf
 """Which blocks of keys a block of queries visits under `streaming_llm`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks) and q_segment_ids[b, rows] ==
@@ -83,14 +83,12 @@ def streaming_llm_segmented_extremes(
     head = tl.program_id(0) // programs
     program = tl.program_id(0) % programs
     b = (head // num_heads).to(tl.int64)
-
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     if program < query_programs:
         part_idx = program * PARTS + tl.arange(0, PARTS)[:, None]
         # Beyond the end the last position stands in for itself once more.
         rows = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], q_len - 1)
         q_idx = tl.load(q_positions_ptr + b * stride_q_positions_b + rows) if POSITIONS else rows + q_shift
-
         q_segment_ids_q = tl.load(
             q_segment_ids_ptr
             + b * stride_q_segment_ids_0
@@ -110,7 +108,6 @@ def streaming_llm_segmented_extremes(
         # Beyond the end the last position stands in for itself once more.
         cols = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], kv_len - 1)
         kv_idx = tl.load(kv_positions_ptr + b * stride_kv_positions_b + cols) if POSITIONS else cols
-
         kv_segment_ids_kv = tl.load(
             kv_segment_ids_ptr
             + b * stride_kv_segment_ids_0
@@ -172,7 +169,6 @@ def streaming_llm_segmented_query_lists(
     head = tl.program_id(0) // num_blocks
     table_row = tl.program_id(0).to(tl.int64)
     b = (head // num_heads).to(tl.int64)
-
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     num_q = tl.cdiv(q_len, PART)
     # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
@@ -186,7 +182,6 @@ def streaming_llm_segmented_query_lists(
         if POSITIONS
         else tl.minimum(block * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
     )
-
     num_kv = tl.cdiv(kv_len, PART)
     num_others = tl.cdiv(kv_len, BLOCK_N)
     span = spans_ptr + table_row * 4
@@ -210,7 +205,6 @@ def streaming_llm_segmented_query_lists(
             if POSITIONS
             else tl.minimum(other_blocks * BLOCK_N + BLOCK_N, kv_len) - 1
         )
-
         visits = visits & (
             (q_last >= kv_first)
             & ((q_first - kv_last < size) | (kv_first < sinks))
@@ -292,7 +286,6 @@ def streaming_llm_segmented_key_lists(
     head = tl.program_id(0) // num_blocks
     table_row = tl.program_id(0).to(tl.int64)
     b = (head // num_heads).to(tl.int64)
-
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     num_kv = tl.cdiv(kv_len, PART)
     # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
@@ -308,7 +301,6 @@ def streaming_llm_segmented_key_lists(
         if POSITIONS
         else tl.minimum(block * BLOCK_N + BLOCK_N, kv_len) - 1
     )
-
     num_q = tl.cdiv(q_len, PART)
     num_others = tl.cdiv(q_len, BLOCK_M)
     span = spans_ptr + table_row * 4
@@ -332,7 +324,6 @@ def streaming_llm_segmented_key_lists(
             if POSITIONS
             else tl.minimum(other_blocks * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
         )
-
         visits = visits & (
             (q_last >= kv_first)
             & ((q_first - kv_last < size) | (kv_first < sinks))
