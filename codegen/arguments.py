@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from codegen import expr
 from codegen.expr import Level, Var, level
 from codegen.model import GradientTerm
-from codegen.modes import POSITIONAL, packed_axes
+from codegen.modes import has_tokens, packed_axes
 from codegen.printers import FormulaPrinter
 from codegen.signature import tensor_reads
 from codegen.spec import ScalarSpec, Variant
@@ -65,13 +65,9 @@ class Argument:
     @property
     def of_sequence(self) -> str:
         """What the reference of one packed `sequence` gets for it."""
-        if not _has_tokens(self.dims):
+        if not has_tokens(self.dims):
             return self.name
         return f"sequence.own({', '.join([self.name, *(_quoted(d) for d in self.dims)])})"
-
-
-def _has_tokens(dims: Sequence[str | int]) -> bool:
-    return any(dim in POSITIONAL for dim in dims)
 
 
 def _quoted(dim: str | int) -> str:
@@ -100,7 +96,7 @@ def own_arguments(variant: Variant, terms: Sequence[GradientTerm]) -> list[Argum
     for spec in variant.tensors.values():
         sizes = [_axis_size(variant, spec.name, axis, dim) for axis, dim in enumerate(spec.dims)]
         dims = ", ".join(str(d) for d in spec.dims)
-        packed = f", packed `[{_packed_text(spec.dims)}]`" if _has_tokens(spec.dims) else ""
+        packed = f", packed `[{_packed_text(spec.dims)}]`" if has_tokens(spec.dims) else ""
         example = f", such as `{FormulaPrinter().text(spec.example)}`" if spec.example is not None else ""
         trained = "; differentiable" if spec.grad else ""
         if spec.name in atomic:

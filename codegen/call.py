@@ -15,10 +15,8 @@ import numpy as np
 from codegen.errors import CodegenError, did_you_mean
 from codegen.evaluate import Array, evaluate
 from codegen.expr import ScalarType, TensorSpec, Type
-from codegen.modes import packed_dims
+from codegen.modes import POSITIONAL, has_tokens, packed_dims
 from codegen.spec import ScalarSpec, Variant
-
-POSITIONS = ("q_idx", "kv_idx")
 
 EXAMPLE_HEADS = 8
 """Query and key heads where no tensor says how many there are."""
@@ -109,7 +107,7 @@ def make_packed_calls(
     packed = {name: replace(spec, dims=packed_dims(spec.dims)) for name, spec in variant.tensors.items()}
     given = {name: _read(packed[name], path) for name, path in files.items()}
     total, longest = sum(lengths), max(lengths)
-    fixed = {"b": len(lengths), **dict.fromkeys(POSITIONS, total)}
+    fixed = {"b": len(lengths), **dict.fromkeys(POSITIONAL, total)}
     sizes = _sizes([(packed[name], tensor) for name, tensor in given.items()], {}, fixed)
     heads, kv_heads = _heads(sizes, head)
     # A free size that no tensor gives is the same for all sequences.
@@ -120,7 +118,7 @@ def make_packed_calls(
     for b, (first, end) in enumerate(pairwise(accumulate(lengths, initial=0))):
         if first == end:
             continue
-        own_sizes = sizes | dict.fromkeys(POSITIONS, end - first)
+        own_sizes = sizes | dict.fromkeys(POSITIONAL, end - first)
         tensors = {
             name: _part(spec, given[name], first, end, len(lengths))
             if name in given
@@ -142,15 +140,11 @@ def make_packed_calls(
     return calls
 
 
-def _has_position(spec: TensorSpec) -> bool:
-    return any(dim in POSITIONS for dim in spec.dims)
-
-
 def _part(spec: TensorSpec, tensor: Array, first: int, end: int, sequences: int) -> Array:
     """The part of a packed tensor that belongs to the sequence at `[first, end)`: with a dim `b`, the same for each."""
-    if not _has_position(spec):
+    if not has_tokens(spec.dims):
         return tensor
-    cuts = {"b": np.newaxis, **dict.fromkeys(POSITIONS, slice(first, end))}
+    cuts = {"b": np.newaxis, **dict.fromkeys(POSITIONAL, slice(first, end))}
     part = tensor[tuple(cuts.get(str(dim), slice(None)) for dim in spec.dims)]
     shape = (sequences if dim == "b" else size for dim, size in zip(spec.dims, part.shape, strict=True))
     return np.broadcast_to(part, tuple(shape))
@@ -190,7 +184,7 @@ def example_tensor(spec: TensorSpec, sizes: Mapping[str, int]) -> Array:
         return np.broadcast_to(evaluate(spec.example, indices, {}), shape)
     if not shape or spec.element is Type.FLOAT:
         return np.zeros(shape)
-    along = next((axis for axis, dim in enumerate(spec.dims) if dim in POSITIONS), len(shape) - 1)
+    along = next((axis for axis, dim in enumerate(spec.dims) if dim in POSITIONAL), len(shape) - 1)
     segments = axes[along] // max(1, shape[along] // SEGMENTS)
     return np.broadcast_to(axes[along] % 16 == 0 if spec.element is Type.BOOL else segments, shape)
 

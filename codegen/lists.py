@@ -11,7 +11,7 @@ from codegen.emit import Emitter
 from codegen.expr import TRUE, Expr, Load, Type
 from codegen.intervals import Extreme
 from codegen.model import ArgGroup, KernelPlan
-from codegen.modes import Mode
+from codegen.modes import InMode, Mode
 from codegen.printers import FormulaPrinter
 from codegen.signature import CU_SEQLENS, PACKED_SHAPES, PACKED_TABLES, SHAPES, TABLES, Signatures, table_pointers
 from codegen.spec import Variant
@@ -82,11 +82,10 @@ class ListKernel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListsPlan:
+class ListsPlan(InMode):
     """All that the file of a variant's list or range kernels prints, and what its op allocates."""
 
     schedule: Schedule
-    mode: Mode
     extremes: ExtremesKernel | None
     query_lists: ListKernel
     key_lists: ListKernel
@@ -97,14 +96,6 @@ class ListsPlan:
     reads_queries: bool
     reads_keys: bool
     decided: frozenset[str]
-
-    @property
-    def packed(self) -> bool:
-        return self.mode is Mode.PACKED
-
-    @property
-    def segmented(self) -> bool:
-        return self.mode is Mode.SEGMENTED
 
     @property
     def module(self) -> str:

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from codegen.bounds import BoundsText
 from codegen.expr import KEY_NAMES, QUERY_NAMES, Expr, Load, names
-from codegen.modes import Mode
+from codegen.modes import InMode, Mode
 
 
 class GradientKind(StrEnum):
@@ -112,7 +112,7 @@ class ArgGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelPlan:
+class KernelPlan(InMode):
     """One kernel: its name, arguments and variant-dependent text."""
 
     name: str
@@ -131,14 +131,6 @@ class KernelPlan:
     partial: BlockText | None = None
     gradients: Sequence[GradientTerm] = ()
     mode: Mode = Mode.DENSE
-
-    @property
-    def packed(self) -> bool:
-        return self.mode is Mode.PACKED
-
-    @property
-    def segmented(self) -> bool:
-        return self.mode is Mode.SEGMENTED
 
     @property
     def ragged(self) -> str:

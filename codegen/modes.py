@@ -7,7 +7,7 @@ tokens have segment ids and perhaps positions of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from codegen import expr
@@ -21,6 +21,21 @@ class Mode(StrEnum):
     DENSE = "dense"
     PACKED = "packed"
     SEGMENTED = "segmented"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InMode:
+    """What belongs to one mode: the base of the plans that templates ask for it."""
+
+    mode: Mode
+
+    @property
+    def packed(self) -> bool:
+        return self.mode is Mode.PACKED
+
+    @property
+    def segmented(self) -> bool:
+        return self.mode is Mode.SEGMENTED
 
 
 POSITIONAL = ("q_idx", "kv_idx")
@@ -56,8 +71,13 @@ def packed_dims(dims: Sequence[str | int]) -> tuple[str | int, ...]:
 
 def packed_axes(dims: Sequence[str | int]) -> list[int]:
     """The axes a tensor keeps in a packed call: beside an axis of tokens there is none of batch rows."""
-    tokens = any(dim in POSITIONAL for dim in dims)
+    tokens = has_tokens(dims)
     return [axis for axis, dim in enumerate(dims) if not (dim == "b" and tokens)]
+
+
+def has_tokens(dims: Sequence[str | int]) -> bool:
+    """Whether a tensor has an element per token."""
+    return any(dim in POSITIONAL for dim in dims)
 
 
 def _segmented(variant: Variant) -> Variant:

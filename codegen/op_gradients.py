@@ -9,7 +9,7 @@ from codegen import expr
 from codegen.emit import exact_index
 from codegen.expr import Expr, Load, Var, int_var
 from codegen.model import GradientKind, GradientTerm
-from codegen.modes import POSITIONAL, Mode
+from codegen.modes import Mode, has_tokens
 from codegen.printers import ArrayPrinter
 from codegen.spec import Variant
 
@@ -129,7 +129,7 @@ def grids(terms: Sequence[GradientTerm], mode: Mode) -> list[Grid]:
     """The index names that the places of sums are computed from."""
     placed = [t for t in terms if _is_placed(t)]
     read = frozenset().union(*(expr.names(t.load) for t in placed))
-    if mode is Mode.PACKED and any("b" in expr.names(t.load) or _has_tokens(t) for t in placed):
+    if mode is Mode.PACKED and any("b" in expr.names(t.load) or has_tokens(t.dims) for t in placed):
         read |= {_SEQUENCE[t.kind] for t in placed}
     rows = "torch.arange(q_len, device=q.device)"
     keys = "torch.arange(kv_len, device=q.device)"
@@ -160,11 +160,6 @@ def grids(terms: Sequence[GradientTerm], mode: Mode) -> list[Grid]:
         }
     order = ["b", "h", "hkv", "q_seq", "kv_seq", "q_row", "cols", "q_idx", "kv_idx"]
     return [Grid(name=name, source=sources[name]) for name in order if name in read]
-
-
-def _has_tokens(term: GradientTerm) -> bool:
-    """Whether a sum is placed along an axis of tokens."""
-    return bool(set(term.dims) & set(POSITIONAL))
 
 
 def placed(terms: Sequence[GradientTerm]) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from codegen import expr, op_gradients
 from codegen.arguments import Argument, mask_arguments, own_arguments
 from codegen.emit import exact_index
-from codegen.modes import POSITIONAL, Mode, packed_axes
+from codegen.modes import POSITIONAL, InMode, Mode, packed_axes
 from codegen.op_gradients import Buffer, Grid
 from codegen.plan import VariantPlan
 from codegen.printers import ROWS, ArrayPrinter, FormulaPrinter, torch_printer
@@ -29,12 +29,11 @@ class Launches:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OpPlan:
+class OpPlan(InMode):
     """The variant as its op sees it, in one mode of calls."""
 
     name: str
     symbol: str
-    mode: Mode
     arguments: Sequence[Argument]
     buffers: Sequence[Buffer]
     gradients: Mapping[str, str]  # tensor argument -> source of its gradient
@@ -83,14 +82,6 @@ class OpPlan:
         own = [f"{a.name}: {a.required}" for a in self.scalars]
         tables = ["block_tables: list[Tensor]"] if self.tables else []
         return [*own, *dropout, *self._cu_seqlens, *positions, *offset, "scale: float", "config_words: str", *tables]
-
-    @property
-    def packed(self) -> bool:
-        return self.mode is Mode.PACKED
-
-    @property
-    def segmented(self) -> bool:
-        return self.mode is Mode.SEGMENTED
 
     @property
     def tables(self) -> list[str]:

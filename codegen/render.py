@@ -56,8 +56,6 @@ def _environment(folder: Path) -> jinja2.Environment:
     return env
 
 
-MODES = (Mode.DENSE, Mode.PACKED, Mode.SEGMENTED)
-
 KERNELS = {"fwd": "fwd", "bwd_dq": "dq", "bwd_dkdv": "dkdv"}
 """File stem of each kernel -> the attribute of `VariantPlan` that holds its plan."""
 
@@ -73,7 +71,7 @@ def render(spec: Spec) -> dict[str, str]:
     env = _environment(templates_path())
     files: dict[str, str] = {}
     for name, variant in spec.variants.items():
-        files.update(_variant_files(env, name, {mode: plan(variant, mode) for mode in MODES}))
+        files.update(_variant_files(env, name, {mode: plan(variant, mode) for mode in Mode}))
     names = list(spec.variants)
     files["__init__.py"] = _fill(env, "ops/package_init.py.jinja", variants=names)
     files["torch.py"] = _fill(env, "ops/torch_init.py.jinja", variants=names)
@@ -89,12 +87,12 @@ def render(spec: Spec) -> dict[str, str]:
 
 def _variant_files(env: jinja2.Environment, name: str, plans: Mapping[Mode, VariantPlan]) -> dict[str, str]:
     files: dict[str, str] = {}
+    ops = {mode: op_plan(planned) for mode, planned in plans.items()}
     for mode, planned in plans.items():
-        files.update(_mode_files(env, name if mode is Mode.DENSE else f"{name}/{mode.value}", planned))
-    planned = plans[Mode.DENSE]
+        files.update(_mode_files(env, name if mode is Mode.DENSE else f"{name}/{mode.value}", planned, ops[mode]))
+    planned, op = plans[Mode.DENSE], ops[Mode.DENSE]
     context = _context(planned)
-    op: OpPlan = op_plan(planned)
-    others = {f"{mode}_op": op_plan(plans[mode]) for mode in (Mode.PACKED, Mode.SEGMENTED)}
+    others = {f"{mode}_op": ops[mode] for mode in (Mode.PACKED, Mode.SEGMENTED)}
     files[f"{name}/torch_op.py"] = _fill(env, "ops/torch_op.py.jinja", op=op, plan=planned, **others, **context)
     files[f"{name}/torch_reference.py"] = _fill(env, "ops/torch_reference.py.jinja", op=op, **context)
     return files
@@ -108,7 +106,7 @@ def _context(planned: VariantPlan) -> dict[str, Any]:
     return {"variant": planned.variant, "symbol": planned.symbol, "title": _TITLES[planned.mode], "entry": entry}
 
 
-def _mode_files(env: jinja2.Environment, folder: str, planned: VariantPlan) -> dict[str, str]:
+def _mode_files(env: jinja2.Environment, folder: str, planned: VariantPlan, op: OpPlan) -> dict[str, str]:
     """The kernels of one mode, and their launches."""
     context = _context(planned)
     dense = planned.mode is Mode.DENSE
@@ -124,7 +122,7 @@ def _mode_files(env: jinja2.Environment, folder: str, planned: VariantPlan) -> d
         files[f"{folder}/decay.py"] = _fill(env, "kernels/decay.py.jinja", packed=packed, **context)
     runtime = ".._runtime" if dense else "..._runtime"
     files[f"{folder}/torch_launch.py"] = _fill(
-        env, "ops/torch_launch.py.jinja", op=op_plan(planned), plan=planned, runtime=runtime, **context
+        env, "ops/torch_launch.py.jinja", op=op, plan=planned, runtime=runtime, **context
     )
     files[f"{folder}/__init__.py"] = _fill(env, "ops/variant_init.py.jinja", **context)
     return files
