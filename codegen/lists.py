@@ -17,6 +17,10 @@ from codegen.signature import CU_SEQLENS, PACKED_SHAPES, PACKED_TABLES, SHAPES, 
 from codegen.spec import Variant
 from codegen.text import legend_row
 
+# The names by which a decision reads the positions of a block.
+_QUERY_BOUNDS = frozenset(("q_first", "q_last"))
+_KEY_BOUNDS = frozenset(("kv_first", "kv_last"))
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExtremeText:
@@ -93,9 +97,16 @@ class ListsPlan(InMode):
     per_batch: bool
     per_head: bool
     has_offset: bool
-    reads_queries: bool
-    reads_keys: bool
     decided: frozenset[str]
+
+    @property
+    def reads_queries(self) -> bool:
+        """Whether the decision reads the positions of a block's queries."""
+        return bool(self.decided & _QUERY_BOUNDS)
+
+    @property
+    def reads_keys(self) -> bool:
+        return bool(self.decided & _KEY_BOUNDS)
 
     @property
     def module(self) -> str:
@@ -117,8 +128,6 @@ def lists_plan(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> L
     decided = expr.names(decision.may) | expr.names(decision.must)
     of_queries = [x for x in decision.reads if x.of_queries]
     of_keys = [x for x in decision.reads if not x.of_queries]
-    reads_queries = bool(decided & {"q_first", "q_last"})
-    reads_keys = bool(decided & {"kv_first", "kv_last"})
     builder = _Builder(variant, sign, schedule, decided)
     return ListsPlan(
         schedule=schedule,
@@ -130,8 +139,6 @@ def lists_plan(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> L
         per_batch="b" in read,
         per_head=analysis.tables_per_head,
         has_offset=sign.offset,
-        reads_queries=reads_queries,
-        reads_keys=reads_keys,
         decided=decided,
     )
 
@@ -143,11 +150,10 @@ class _Builder:
         self.sign = sign
         self.schedule = schedule
         self.decided = decided
-        reads_queries, reads_keys = bool(decided & {"q_first", "q_last"}), bool(decided & {"kv_first", "kv_last"})
-        self.shifts = sign.offset and reads_queries
+        self.shifts = sign.offset and bool(decided & _QUERY_BOUNDS)
         self.offset = ["Q_OFFSET_PER_BATCH"] if sign.offset else []
         self.packed = sign.mode is Mode.PACKED
-        axes = [*(["q"] if reads_queries else []), *(["kv"] if reads_keys else [])]
+        axes = [axis for axis, bounds in (("q", _QUERY_BOUNDS), ("kv", _KEY_BOUNDS)) if decided & bounds]
         segmented = sign.mode is Mode.SEGMENTED
         self.positions = {a: self._position_extremes(a) for a in axes} if segmented else {}
 
