@@ -104,12 +104,13 @@ def list_blocks(launch: Launch, shape: tuple[int, ...], others: int, device: tor
     """Spans `[*shape, 4]` and entries of as many lists, each of at most `others` entries."""
     count = math.prod(shape)
     dtype = torch.int16 if others < 2**15 else torch.int32
-    # Packed sequences may have fewer blocks than there are lists: the others count nothing.
-    spans = torch.zeros((*shape, 4), dtype=torch.int32, device=device)
+    spans = torch.empty((*shape, 4), dtype=torch.int32, device=device)
     if count * others <= DENSE_ENTRIES:
         blocks = torch.empty(count * others, dtype=dtype, device=device)
         launch(spans, blocks, True, True)
         return [spans, blocks]
+    # Packed sequences may have fewer blocks than there are lists: the others count nothing.
+    spans.zero_()
     launch(spans, spans, False, False)
     room = spans.view(-1, 4)[:, 0]
     ends = room.cumsum(0)
