@@ -177,21 +177,23 @@ class _Builder:
         args = [
             *self.sign.own_tensors(values),
             *self.sign.positions(positions),
+            *([table_pointers(CU_SEQLENS)] if self.packed else ()),
+            *self._loadable(values, offset=shifted),
             *_pointers(reads, self.decided),
             *self._position_pointers(),
-            *([table_pointers(CU_SEQLENS)] if self.packed else ()),
             *self.sign.own_strides(values),
             *self.sign.position_strides(positions),
             *self._lengths(axes),
             *([ArgGroup(names=("num_seqs",), host="num_seqs", varies=True)] if self.packed else ()),
             *_heads(values, shifted=shifted, by_batch=not self.packed),
-            *self._numbers(values, offset=shifted),
+            *self.sign.padding(values),
         ]
         kernel = KernelPlan(
             name=f"{self.sign.symbol}_extremes",
             args=args,
             constants=[
                 *(self.offset if shifted else []),
+                *self._loads(values),
                 *(["POSITIONS"] if positions else []),
                 *(["SEARCH_STEPS"] if self.packed else []),
                 "PART",
@@ -238,12 +240,13 @@ class _Builder:
             *self._position_pointers(),
             *self.sign.own_tensors([may, must]),
             *self.sign.sequences(),
+            *self._loadable([may, must], offset=self.shifts),
             table_pointers(TABLES[self.schedule]),
             *self.sign.own_strides([may, must]),
             *self._lengths(self._axes((*own, *others)) if self.packed else ("q", "kv")),
             *([ArgGroup(names=("num_others_most",), host="other_blocks", varies=True)] if self._fixed_room else ()),
             *_heads([may, must], shifted=self.shifts or self.packed),
-            *self._numbers([may, must], offset=self.shifts),
+            *self.sign.padding([may, must]),
         ]
         part = ["PART"] if own or others else []
         offset = self.offset if self.shifts else []
@@ -253,6 +256,7 @@ class _Builder:
             args=args,
             constants=[
                 *offset,
+                *self._loads([may, must]),
                 *(["POSITIONS"] if self.positions else []),
                 *room,
                 "BLOCK_M",
@@ -277,9 +281,13 @@ class _Builder:
         """Whether a list's room is as large as any could need: packed sequences have blocks of different number."""
         return self.packed and self.schedule is Schedule.LISTS
 
-    def _numbers(self, roots: Sequence[Expr], *, offset: bool) -> list[ArgGroup]:
+    def _loadable(self, roots: Sequence[Expr], *, offset: bool) -> list[ArgGroup]:
+        """The numbers of a call that may also be given by pointer."""
         shift = [ArgGroup(names=("q_offset",), host="q_offset", varies=True)] if offset and self.offset else []
         return [*shift, *self.sign.own_scalars(roots)]
+
+    def _loads(self, roots: Sequence[Expr]) -> list[str]:
+        return ["SCALARS_LOADED"] if self.sign.own_scalars(roots) else []
 
 
 def _heads(roots: Sequence[Expr], *, shifted: bool, by_batch: bool = True) -> list[ArgGroup]:

@@ -102,13 +102,14 @@ class BlockText:
 class ArgGroup:
     """Kernel parameters that are passed together: their names, and the host expression that gives them.
 
-    `type`: Triton's, where it must not follow from the value.
+    `type`: Triton's, where it must not follow from the value. `loadable`: may also be a pointer to the number.
     """
 
     names: tuple[str, ...]
     host: str
     varies: bool = False
     type: str = ""
+    loadable: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +179,11 @@ class KernelPlan(InMode):
         """Argument -> its annotation, of those that have one."""
         typed = {name: group.type for group in self.args if group.type for name in group.names}
         return typed | dict.fromkeys(self.compiled, "tl.constexpr")
+
+    @property
+    def loadable(self) -> list[str]:
+        """Numbers that the kernel loads where SCALARS_LOADED: then they are pointers."""
+        return [name for group in self.args if group.loadable for name in group.names]
 
     @property
     def varying(self) -> list[str]:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from codegen import expr
 from codegen.emit import exact_index
 from codegen.expr import Expr, Load, Var, int_var
+from codegen.frameworks import Framework
 from codegen.model import GradientKind, GradientTerm
 from codegen.modes import Mode, has_tokens
-from codegen.printers import ArrayPrinter
+from codegen.printers import jnp_printer, torch_printer
 from codegen.spec import Variant
 
 
@@ -56,14 +57,16 @@ def _sizes(term: GradientTerm, mode: Mode) -> str:
     return {GradientKind.ROW: "q_len", GradientKind.COLUMN: "kv_len", GradientKind.PAIR: "q_len, kv_len"}[term.kind]
 
 
-def gradients(variant: Variant, terms: Sequence[GradientTerm], mode: Mode) -> dict[str, str]:
+def gradients(
+    variant: Variant, terms: Sequence[GradientTerm], mode: Mode, framework: Framework
+) -> dict[str, str]:
     """Source of each tensor's gradient, where a call wants it, from its buffers."""
     found = {}
     for spec in variant.tensors.values():
         if spec.grad:
-            parts = {_part(variant, t, mode): None for t in terms if t.tensor == spec.name}
-            total = " + ".join(parts) or f"q.new_zeros({spec.name}.shape)"
-            found[spec.name] = f"{f'({total})' if len(parts) > 1 else total}.to({spec.name}.dtype)"
+            parts = {_part(variant, t, mode, framework): None for t in terms if t.tensor == spec.name}
+            total = " + ".join(parts) or framework.zeros(spec.name)
+            found[spec.name] = framework.cast(f"({total})" if len(parts) > 1 else total, f"{spec.name}.dtype")
     if variant.decay:
         found["g"] = "dg"
     if variant.sink:
@@ -71,7 +74,7 @@ def gradients(variant: Variant, terms: Sequence[GradientTerm], mode: Mode) -> di
     return found
 
 
-def _part(variant: Variant, term: GradientTerm, mode: Mode) -> str:
+def _part(variant: Variant, term: GradientTerm, mode: Mode, framework: Framework) -> str:
     """Source of the gradient through one read, float32 of the tensor's shape."""
     sums = term.accumulator
     if term.atomic:
@@ -84,8 +87,8 @@ def _part(variant: Variant, term: GradientTerm, mode: Mode) -> str:
     if term.direct:
         length = f", {term.tensor}.shape[{term.axis}]" if term.kind is GradientKind.COLUMN else ""
         return f'reduce_gradient({sums}, "{_axes(term)}", num_kv_heads{length})'
-    total = f"{sums}.unsqueeze(-1)" if term.kind is GradientKind.HEAD else sums
-    return f"place_sums({total}, {term.tensor}.shape, ({_places(variant, term, mode)},))"
+    total = f"{sums}[..., None]" if term.kind is GradientKind.HEAD else sums
+    return f"place_sums({total}, {term.tensor}.shape, ({_places(variant, term, mode, framework)},))"
 
 
 def _axes(term: GradientTerm) -> str:
@@ -102,13 +105,17 @@ _SEQUENCE = {GradientKind.HEAD: "b", GradientKind.ROW: "q_seq", GradientKind.COL
 """The grid with the sequence that a packed sum belongs to."""
 
 
-def _places(variant: Variant, term: GradientTerm, mode: Mode) -> str:
+def _places(variant: Variant, term: GradientTerm, mode: Mode, framework: Framework) -> str:
     """The indices as the kernels read: clamped to the tensor."""
-    printer = ArrayPrinter(
-        float_cast=lambda x: f"{x}.to(FP32)",
-        exact_dims=lambda tensor, axis, index: exact_index(variant.tensors, tensor, axis, index),
-        numbers=frozenset(variant.scalars),
-    )
+
+    def exact(tensor: str, axis: int, index: Expr) -> bool:
+        return exact_index(variant.tensors, tensor, axis, index)
+
+    if framework is Framework.JAX:
+        printer = jnp_printer(exact, float_cast=lambda x: f"{x}.astype(FP32)")
+    else:
+        numbers = frozenset(variant.scalars)
+        printer = torch_printer(exact, float_cast=lambda x: f"{x}.to(FP32)", numbers=numbers)
     if mode is not Mode.PACKED:
         return ", ".join(printer.indices(term.load))
     sequence = _SEQUENCE[term.kind]
@@ -125,26 +132,26 @@ def _places(variant: Variant, term: GradientTerm, mode: Mode) -> str:
     return ", ".join(texts)
 
 
-def grids(terms: Sequence[GradientTerm], mode: Mode) -> list[Grid]:
+def grids(terms: Sequence[GradientTerm], mode: Mode, framework: Framework) -> list[Grid]:
     """The index names that the places of sums are computed from."""
     placed = [t for t in terms if _is_placed(t)]
     read = frozenset().union(*(expr.names(t.load) for t in placed))
     if mode is Mode.PACKED and any("b" in expr.names(t.load) or has_tokens(t.dims) for t in placed):
         read |= {_SEQUENCE[t.kind] for t in placed}
-    rows = "torch.arange(q_len, device=q.device)"
-    keys = "torch.arange(kv_len, device=q.device)"
-    shift = "(row_offset if row_offsets is None else row_offsets.view(-1, 1, 1))"
+    rows, keys = framework.arange("q_len"), framework.arange("kv_len")
+    heads = framework.reshaped(framework.arange("num_heads"), (-1, 1))
+    shift = f"(row_offset if row_offsets is None else {framework.reshaped('row_offsets', (-1, 1, 1))})"
     sources = {
-        "b": "torch.arange(batch, device=q.device).view(-1, 1, 1)",
-        "h": "torch.arange(num_heads, device=q.device).view(-1, 1)",
-        "hkv": "torch.arange(num_heads, device=q.device).view(-1, 1) // group_size",
+        "b": framework.reshaped(framework.arange("batch"), (-1, 1, 1)),
+        "h": heads,
+        "hkv": f"{heads} // group_size",
         "q_idx": f"{rows} + {shift}",
         "kv_idx": keys,
     }
     if mode is Mode.PACKED:
         shift = "(row_offset if row_offsets is None else row_offsets[q_seq])"
         sources |= {
-            "b": "torch.arange(num_seqs, device=q.device).view(-1, 1, 1)",
+            "b": framework.reshaped(framework.arange("num_seqs"), (-1, 1, 1)),
             "q_seq": "sequence_of_rows(cu_seqlens_q, q_len)",
             "kv_seq": "sequence_of_rows(cu_seqlens_k, kv_len)",
             "q_idx": f"{rows} - cu_seqlens_q[q_seq] + {shift}",

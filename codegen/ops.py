@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from codegen import expr, op_gradients
 from codegen.arguments import Argument, mask_arguments, own_arguments
 from codegen.emit import exact_index
+from codegen.frameworks import Framework
 from codegen.modes import POSITIONAL, InMode, Mode, packed_axes
 from codegen.op_gradients import Buffer, Grid
 from codegen.plan import VariantPlan
-from codegen.printers import ROWS, ArrayPrinter, FormulaPrinter, torch_printer
+from codegen.printers import ROWS, ArrayPrinter, FormulaPrinter, jnp_printer, torch_printer
 from codegen.signature import CU_SEQLENS, PACKED_TABLES, positions_read, reads_pairs, reads_query_position, uses_tanh
 from codegen.spec import Variant
 from codegen.table_launches import ListsOp, launch_arguments, lists_op, parameter_name
@@ -32,6 +33,7 @@ class Launches:
 class OpPlan(InMode):
     """The variant as its op sees it, in one mode of calls."""
 
+    framework: Framework
     name: str
     symbol: str
     arguments: Sequence[Argument]
@@ -42,6 +44,7 @@ class OpPlan(InMode):
     launches: Launches
     mask_arguments: Sequence[Argument]
     has_offset: bool
+    loadable: Sequence[str]  # numbers that the kernels also take by pointer
     uses_tanh: bool
     reads_pairs: bool
     decay: bool
@@ -78,10 +81,13 @@ class OpPlan(InMode):
         """Parameters that every pass takes after the tensors."""
         positions = [f"{name}: Tensor | None" for name in self.positions]
         offset = ["row_offset: int", "row_offsets: Tensor | None"] if self.has_offset else []
-        dropout = ["dropout_p: float", "seed: int"] if self.dropout else []
-        own = [f"{a.name}: {a.required}" for a in self.scalars]
+        dropout = ["dropout_p: float", f"seed: {self.framework.number('int')}"] if self.dropout else []
+        own = [f"{a.name}: {self._scalar_type(a)}" for a in self.scalars]
         tables = ["block_tables: list[Tensor]"] if self.tables else []
         return [*own, *dropout, *self._cu_seqlens, *positions, *offset, "scale: float", "config_words: str", *tables]
+
+    def _scalar_type(self, scalar: Argument) -> str:
+        return self.framework.number(scalar.required) if scalar.name in self.loadable else scalar.required
 
     @property
     def tables(self) -> list[str]:
@@ -116,15 +122,39 @@ class OpPlan(InMode):
     @property
     def schedule_imports(self) -> list[str]:
         """What the launches import from the runtime's schedules."""
-        lists = self.lists
-        names = [
-            *(["SEGMENTS"] if self.segmented else []),
-            *(["POSITIONS"] if lists is not None and lists.extremes is not None else []),
-            *(["block_sequences"] if self.packed else []),
-            *(["least_block"] if lists is not None and lists.extremes is not None else []),
-            *(["list_blocks"] if lists is not None and not lists.ranges else []),
-        ]
+        reduces = self.lists is not None and self.lists.extremes is not None
+        names = [*(["SEGMENTS"] if self.segmented else []), *(["POSITIONS", "least_block"] if reduces else [])]
         return sorted([*names, "pass_table"], key=lambda name: (name.islower(), name))
+
+    @property
+    def table_makers(self) -> list[str]:
+        """Those of the runtime's functions that launch kernels of its own, or allocate lists."""
+        lists = ["list_blocks"] if self.lists is not None and not self.lists.ranges else []
+        return [*(["block_sequences"] if self.packed else []), *lists]
+
+    @property
+    def tiles_tokens(self) -> str:
+        """The argument from which the number of sequences is guessed."""
+        return "cu_seqlens_q" if self.packed else "q_segment_ids" if self.segmented else ""
+
+    @property
+    def tiles_call(self) -> str:
+        return f"tiles_of({', '.join(filter(None, ('q', 'v', self.tiles_tokens, 'config_words')))})"
+
+    @property
+    def launched_table_values(self) -> list[str]:
+        """The first arguments of the function that makes the tables of a pass."""
+        reduces = self.lists is not None and self.lists.extremes is not None
+        return ["q", "k", *self.table_values, *(["block_extremes", "part"] if reduces else [])]
+
+    @property
+    def summed_buffers(self) -> list[str]:
+        """Buffers of the backward that the op reduces: no gradients yet."""
+        return [*(b.name for b in self.buffers if b.name not in ("ddecay_rows", "ddecay_cols")), *self._sink_buffers]
+
+    @property
+    def _sink_buffers(self) -> list[str]:
+        return ["dsink_heads"] if "sink" in self.gradients else []
 
     @property
     def _cu_seqlens(self) -> list[str]:
@@ -275,32 +305,30 @@ def _only(parameters: Sequence[str], used: Collection[str]) -> str:
     return ", ".join([*named, "*_: object"])
 
 
-def op_plan(planned: VariantPlan) -> OpPlan:
-    """Everything the torch op's templates need besides the kernels."""
+def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
+    """Everything the templates of a framework's op need besides the kernels."""
     variant = planned.variant
-    printer = torch_printer(
-        lambda tensor, axis, index: _reference_exact(variant, tensor, axis, index),
-        numbers=frozenset(variant.scalars),
-        row_dims=lambda tensor, axis: variant.tensors[tensor].dims[axis] in POSITIONAL,
-    )
+    printer = _reference_printer(variant, framework)
     score, mask = _reference_score(variant, printer), _reference_mask(variant, printer)
     reads = frozenset(re.findall(r"\w+", f"{score} {mask}")) & {"b", "h", "hkv", *ROWS, *ROWS.values()}
     arguments = own_arguments(variant, planned.terms)
     of_mask = mask_arguments(variant, arguments)
     return OpPlan(
+        framework=framework,
         arguments=arguments,
         name=variant.name,
         symbol=planned.symbol,
         mode=planned.mode,
         buffers=op_gradients.buffers(planned.terms, planned.mode),
-        gradients=op_gradients.gradients(variant, planned.terms, planned.mode),
-        grids=op_gradients.grids(planned.terms, planned.mode),
+        gradients=op_gradients.gradients(variant, planned.terms, planned.mode, framework),
+        grids=op_gradients.grids(planned.terms, planned.mode, framework),
         placed=op_gradients.placed(planned.terms),
         launches=Launches(
             fwd=launch_arguments(planned.fwd), dq=launch_arguments(planned.dq), dkdv=launch_arguments(planned.dkdv)
         ),
         mask_arguments=of_mask,
         has_offset=reads_query_position(variant),
+        loadable=planned.fwd.loadable,
         uses_tanh=uses_tanh(variant),
         reads_pairs=reads_pairs(variant),
         decay=variant.decay,
@@ -314,6 +342,18 @@ def op_plan(planned: VariantPlan) -> OpPlan:
     )
 
 
+def _reference_printer(variant: Variant, framework: Framework) -> ArrayPrinter:
+    def exact(tensor: str, axis: int, index: expr.Expr) -> bool:
+        return _reference_exact(variant, tensor, axis, index)
+
+    def by_row(tensor: str, axis: int) -> bool:
+        return variant.tensors[tensor].dims[axis] in POSITIONAL
+
+    if framework is Framework.JAX:
+        return jnp_printer(exact, row_dims=by_row)
+    return torch_printer(exact, numbers=frozenset(variant.scalars), row_dims=by_row)
+
+
 def _reference_exact(variant: Variant, tensor: str, axis: int, index: expr.Expr) -> bool:
     """Whether an index of the reference cannot leave its axis: what was packed has one batch row, whatever `b` is."""
     dims = variant.tensors[tensor].dims
@@ -324,7 +364,9 @@ def _reference_mask(variant: Variant, printer: ArrayPrinter) -> str:
     if variant.mask is None:
         return ""
     text = printer.text(variant.mask)
-    return f"torch.tensor({text}, device=q.device)" if printer.is_number(variant.mask) else text
+    if not printer.is_number(variant.mask):
+        return text
+    return f"torch.tensor({text}, device=q.device)" if printer.module == "torch" else f"jnp.asarray({text})"
 
 
 def _reference_score(variant: Variant, printer: ArrayPrinter) -> str:

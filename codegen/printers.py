@@ -218,14 +218,13 @@ def torch_printer(exact_dims: Callable[[str, int, Expr], bool], **options: Any) 
     return ArrayPrinter(exact_dims=exact_dims, **options)
 
 
-def jnp_printer(exact_dims: Callable[[str, int, Expr], bool]) -> ArrayPrinter:
-    return ArrayPrinter(
-        module="jnp",
-        float_cast=lambda x: f"jnp.asarray({x}, score.dtype)",
-        int_cast=lambda x: f"jnp.asarray({x}).astype(jnp.int32)",
-        clamp=lambda x, size: f"jnp.clip({x}, 0, {size} - 1)",
-        exact_dims=exact_dims,
-    )
+def jnp_printer(exact_dims: Callable[[str, int, Expr], bool], **options: Any) -> ArrayPrinter:
+    dialect: dict[str, Any] = {
+        "float_cast": lambda x: f"jnp.asarray({x}, score.dtype)",
+        "int_cast": lambda x: f"jnp.asarray({x}).astype(jnp.int32)",
+        "clamp": lambda x, size: f"jnp.clip({x}, 0, {size} - 1)",
+    }
+    return ArrayPrinter(module="jnp", exact_dims=exact_dims, **(dialect | options))
 
 
 # `floor_div`, `floor_mod` and `tanh` are helpers that a kernel file defines when it uses them.

@@ -16,6 +16,7 @@ import jinja2
 from codegen.arch_tables import arch_tables
 from codegen.errors import CodegenError
 from codegen.expr import TensorSpec
+from codegen.frameworks import Framework
 from codegen.gradients import is_deterministic
 from codegen.modes import Mode
 from codegen.ops import OpPlan, op_plan
@@ -87,7 +88,7 @@ def render(spec: Spec) -> dict[str, str]:
 
 def _variant_files(env: jinja2.Environment, name: str, plans: Mapping[Mode, VariantPlan]) -> dict[str, str]:
     files: dict[str, str] = {}
-    ops = {mode: op_plan(planned) for mode, planned in plans.items()}
+    ops = {mode: op_plan(planned, Framework.TORCH) for mode, planned in plans.items()}
     for mode, planned in plans.items():
         files.update(_mode_files(env, name if mode is Mode.DENSE else f"{name}/{mode.value}", planned, ops[mode]))
     planned, op = plans[Mode.DENSE], ops[Mode.DENSE]
@@ -122,7 +123,7 @@ def _mode_files(env: jinja2.Environment, folder: str, planned: VariantPlan, op: 
         files[f"{folder}/decay.py"] = _fill(env, "kernels/decay.py.jinja", packed=packed, **context)
     runtime = ".._runtime" if dense else "..._runtime"
     files[f"{folder}/torch_launch.py"] = _fill(
-        env, "ops/torch_launch.py.jinja", op=op, plan=planned, runtime=runtime, **context
+        env, "ops/torch_launch.py.jinja", op=op, plan=planned, framework=op.framework, runtime=runtime, **context
     )
     files[f"{folder}/__init__.py"] = _fill(env, "ops/variant_init.py.jinja", **context)
     return files

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from codegen import expr
@@ -11,7 +11,7 @@ from codegen.blocks import BlockAnalysis, Schedule
 from codegen.emit import DECAY, TOKENS, exact_index
 from codegen.expr import Expr, Level, Load, TensorSpec
 from codegen.model import ArgGroup, GradientKind, GradientTerm
-from codegen.modes import Mode
+from codegen.modes import PADDING, Mode
 from codegen.printers import FormulaPrinter
 from codegen.spec import Variant
 from codegen.text import legend_row
@@ -136,8 +136,16 @@ def _sizes(axes: Mapping[str, Sequence[int]]) -> list[ArgGroup]:
     ]
 
 
+def _scalars(names: Iterable[str]) -> list[ArgGroup]:
+    return [ArgGroup(names=(name,), host=name, varies=True, loadable=True) for name in names]
+
+
 class Signatures:
-    """Argument groups of each kernel, in the order tensors, strides, lengths, scalars."""
+    """Argument groups of each kernel: inputs, outputs, strides, lengths, scalars.
+
+    Pointers to inputs come before those to outputs, as XLA hands out buffers. So what may be a number or a pointer to
+    one, the query offset and the variant's own scalars, ends the inputs.
+    """
 
     def __init__(self, variant: Variant, mode: Mode, terms: Sequence[GradientTerm], analysis: BlockAnalysis) -> None:
         self.variant = variant
@@ -154,8 +162,9 @@ class Signatures:
             ArgGroup(names=("q_ptr", "k_ptr", "v_ptr"), host="q, k, v"),
             *sink,
             *self._tensors(),
-            ArgGroup(names=("o_ptr", "lse_ptr"), host="o, lse"),
             *self._tables(),
+            *self._loadable(),
+            ArgGroup(names=("o_ptr", "lse_ptr"), host="o, lse"),
             *(self._unit_strides(x) for x in "qkv"),
             self._strides("o"),
             *self._tensor_strides(),
@@ -166,14 +175,18 @@ class Signatures:
     def dq(self) -> list[ArgGroup]:
         sink = [ArgGroup(names=("sink_ptr",), host="sink")] if self.variant.sink else []
         dsink = [ArgGroup(names=("dsink_ptr",), host="dsink_heads")] if self.variant.sink else []
-        groups = self._backward(("dq",), self._gathered(in_dq=True), inputs=("q", "k", "v", "do", "o"), sums=dsink)
+        delta = ArgGroup(names=("delta_ptr",), host="delta")
+        terms = self._gathered(in_dq=True)
+        groups = self._backward(("dq",), terms, inputs=("q", "k", "v", "do", "o"), first=[delta], sums=dsink)
         return [ArgGroup(names=("o_ptr", "dlse_ptr"), host="o, dlse"), *sink, *groups]
 
     def dq_constants(self) -> list[str]:
         return ["HAS_DLSE", *_flags(self._gathered(in_dq=True)), *self.constants()]
 
     def dkdv(self) -> list[ArgGroup]:
-        groups = self._backward(("dk", "dv"), self._gathered(in_dq=False), inputs=("q", "k", "v", "do"))
+        delta = ArgGroup(names=("delta_ptr",), host="delta")
+        terms = self._gathered(in_dq=False)
+        groups = self._backward(("dk", "dv"), terms, inputs=("q", "k", "v", "do"), reads=[delta])
         # Its tables are others than those of dq.
         tables = "|".join((*PACKED_TABLES, *self.tables))
         return [replace(g, host=re.sub(rf"\b({tables})\b", r"key_\1", g.host)) for g in groups] if tables else groups
@@ -190,10 +203,11 @@ class Signatures:
         ptx = ["PTX"] if reads_pairs(self.variant) else []
         tanh = ["HARDWARE_TANH"] if uses_tanh(self.variant) else []
         dropout = ["DROPOUT"] if self.variant.dropout else []
+        loaded = ["SCALARS_LOADED"] if any(group.loadable for group in self._loadable()) else []
         sizes = ["HEAD_DIM", "HEAD_DIM_V", "BLOCK_D", "BLOCK_DV", "BLOCK_M", "BLOCK_N"]
         positions = ["POSITIONS"] if self.position_names else []
         ragged = ["RAGGED"] if self.mode is not Mode.PACKED else []
-        return [*offset, *positions, *ptx, *tanh, *dropout, *ragged, *sizes]
+        return [*offset, *loaded, *positions, *ptx, *tanh, *dropout, *ragged, *sizes]
 
     def _backward(
         self,
@@ -201,17 +215,21 @@ class Signatures:
         terms: Sequence[GradientTerm],
         *,
         inputs: tuple[str, ...],
+        reads: Sequence[ArgGroup] = (),
+        first: Sequence[ArgGroup] = (),
         sums: Sequence[ArgGroup] = (),
     ) -> list[ArgGroup]:
+        """Arguments of a backward kernel; `reads` are further inputs, `first` and `sums` further outputs."""
         buffers = dict.fromkeys(t.accumulator for t in terms)
         return [
-            ArgGroup(
-                names=("q_ptr", "k_ptr", "v_ptr", "do_ptr", "lse_ptr", "delta_ptr"), host="q, k, v, do, lse, delta"
-            ),
+            ArgGroup(names=("q_ptr", "k_ptr", "v_ptr", "do_ptr", "lse_ptr"), host="q, k, v, do, lse"),
+            *reads,
             *self._tensors(),
+            *self._tables(),
+            *self._loadable(),
+            *first,
             *(ArgGroup(names=(f"{x}_ptr",), host=x) for x in (*outputs, *buffers)),
             *sums,
-            *self._tables(),
             *(self._unit_strides(x) for x in inputs),
             *(self._strides(x) for x in outputs),
             *self._tensor_strides(),
@@ -312,7 +330,12 @@ class Signatures:
     def own_scalars(self, roots: Sequence[Expr]) -> list[ArgGroup]:
         """The variant's scalars that some expressions read."""
         read = frozenset().union(*map(expr.names, roots))
-        return [ArgGroup(names=(name,), host=name, varies=True) for name in self.variant.scalars if name in read]
+        return _scalars(name for name in self.variant.scalars if name in read and name != PADDING.name)
+
+    def padding(self, roots: Sequence[Expr]) -> list[ArgGroup]:
+        """The segment id of padding, where some expressions read it."""
+        read = frozenset().union(*map(expr.names, roots))
+        return [ArgGroup(names=(PADDING.name,), host=PADDING.name, varies=True)] if PADDING.name in read else []
 
     def _numbers(self, *, column_sums: bool = False) -> list[ArgGroup]:
         lengths = ArgGroup(names=("q_len", "kv_len"), host="q_len, kv_len", varies=True)
@@ -323,18 +346,21 @@ class Signatures:
             lengths,
             ArgGroup(names=("num_heads", "group_size"), host="num_heads, group_size", varies=True),
         ]
-        if self.offset:
-            groups.append(ArgGroup(names=("q_offset",), host="q_offset", varies=True))
         groups.append(ArgGroup(names=("scale",), host="scale"))
         if self.variant.dropout:
             # Small and large numbers would otherwise be of two types, and the kernel compiled for each.
-            groups.append(ArgGroup(names=("seed",), host="seed", varies=True, type="tl.uint64"))
             groups.append(ArgGroup(names=("threshold",), host="threshold", varies=True, type="tl.uint32"))
             groups.append(ArgGroup(names=("keep_scale",), host="keep_scale"))
-        if self.variant.scalars:
-            names = tuple(self.variant.scalars)
-            groups.append(ArgGroup(names=names, host=", ".join(names), varies=True))
+        if self.mode is Mode.SEGMENTED:
+            groups.append(ArgGroup(names=(PADDING.name,), host=PADDING.name, varies=True))
         return groups
+
+    def _loadable(self) -> list[ArgGroup]:
+        """The numbers of a call that may also be given by pointer."""
+        groups = [ArgGroup(names=("q_offset",), host="q_offset", varies=True)] if self.offset else []
+        if self.variant.dropout:
+            groups.append(ArgGroup(names=("seed",), host="seed", varies=True, type="tl.uint64", loadable=True))
+        return [*groups, *_scalars(name for name in self.variant.scalars if name != PADDING.name)]
 
 
 def _flags(terms: Sequence[GradientTerm]) -> list[str]:

@@ -29,6 +29,7 @@ class ExtremesLaunch:
     kernel: str
     args: str
     has_offset: bool
+    loads: Sequence[str]
     of_queries: bool
     of_keys: bool
     positions: Sequence[str]
@@ -51,6 +52,7 @@ class ListsOp:
     query_kernel: str
     key_kernel: str
     kernel_args: str
+    loads: Sequence[str]
     per_batch: bool
     per_head: bool
     has_offset: bool
@@ -106,11 +108,12 @@ def _extremes_launch(lists: ListsPlan) -> ExtremesLaunch | None:
         kernel=plan.kernel.name,
         args=launch_arguments(plan.kernel),
         has_offset="Q_OFFSET_PER_BATCH" in plan.kernel.constants,
+        loads=plan.kernel.loadable,
         of_queries=bool(plan.queries),
         of_keys=bool(plan.keys),
         positions=plan.given,
         buffers=[
-            (name, parts, f"torch.{value.dtype}")
+            (name, parts, value.dtype)
             for values, parts in ((plan.queries, "q_parts"), (plan.keys, "kv_parts"))
             for value in values
             for name in (value.minimum, value.maximum)
@@ -135,6 +138,7 @@ def lists_op(variant: Variant, lists: ListsPlan | None, mask_arguments: Sequence
         query_kernel=lists.query_lists.kernel.name,
         key_kernel=lists.key_lists.kernel.name,
         kernel_args=launch_arguments(lists.query_lists.kernel),
+        loads=lists.query_lists.kernel.loadable,
         per_batch=lists.per_batch,
         per_head=lists.per_head,
         has_offset=lists.has_offset,

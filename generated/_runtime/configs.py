@@ -99,3 +99,20 @@ def checked_tile(op: str, name: str, entry: Any) -> Tile:
             kind = "an int" if field == "num_stages" else "a power of two"
             fail(op, f"config[{name!r}][{field!r}]", f"{kind} from {least} to {most}", repr(value))
     return Tile(**entry)
+
+
+def config_text(op: str, config: Any) -> str:
+    """`config` as the string that a custom operator can carry: `fwd 128 64 4 3;dq 64 64 4 3`."""
+    if config is None:
+        return ""
+    if not isinstance(config, dict):
+        fail(op, "config", "None or a dict of pass name -> tile", repr(config))
+    tiles = {name: checked_tile(op, name, entry) for name, entry in config.items()}
+    return ";".join(f"{name} {t.block_m} {t.block_n} {t.num_warps} {t.num_stages}" for name, t in tiles.items())
+
+
+@cache
+def parse_config(text: str) -> Tiles:
+    """The inverse of `config_text`."""
+    entries = [entry.split() for entry in text.split(";") if entry]
+    return {name: Tile(*map(int, numbers)) for name, *numbers in entries}

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: b333d22f60f14a36
+# hash: eb10310e8ff2e97f
 """Gradients of `alibi` with respect to k and v.
 
     keep   q_idx >= kv_idx
@@ -84,11 +84,11 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def alibi_bwd_dkdv(
@@ -99,6 +99,7 @@ def alibi_bwd_dkdv(
     lse_ptr,
     delta_ptr,
     slope_ptr,
+    q_offset,
     dk_ptr,
     dv_ptr,
     stride_qb,
@@ -124,7 +125,6 @@ def alibi_bwd_dkdv(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     RAGGED: tl.constexpr,

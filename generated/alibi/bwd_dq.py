@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 97dc0a610a06d89d
+# hash: ef17bcd856fcf229
 """Gradient of `alibi` with respect to q and slope.
 
     keep          q_idx >= kv_idx
@@ -13,8 +13,8 @@
     v             [B, Hkv, Skv, Dv]
     do            [B, Hq, Sq, Dv]
     lse           [B, Hq, Sq]  fp32, log of the softmax denominator
-    delta         [B, Hq, Sq]  fp32, sum(o * do) - dlse
     slope         [h]  float32
+    delta         [B, Hq, Sq]  fp32, sum(o * do) - dlse
     dq            [B, Hq, Sq, D]
     dslope_heads  [B, Hq, blocks]  fp32, partial sums
 
@@ -77,11 +77,11 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def alibi_bwd_dq(
@@ -92,8 +92,9 @@ def alibi_bwd_dq(
     v_ptr,
     do_ptr,
     lse_ptr,
-    delta_ptr,
     slope_ptr,
+    q_offset,
+    delta_ptr,
     dq_ptr,
     dslope_heads_ptr,
     stride_qb,
@@ -119,7 +120,6 @@ def alibi_bwd_dq(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     HAS_DLSE: tl.constexpr,
     GRAD_SLOPE: tl.constexpr,

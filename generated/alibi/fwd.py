@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: kernels/fwd.py.jinja
-# hash: 77d1fe971c73e5da
+# hash: 226d7c05475d0a9f
 """Forward of `alibi`: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx
@@ -73,11 +73,11 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def alibi_fwd(
@@ -85,6 +85,7 @@ def alibi_fwd(
     k_ptr,
     v_ptr,
     slope_ptr,
+    q_offset,
     o_ptr,
     lse_ptr,
     stride_qb,
@@ -104,7 +105,6 @@ def alibi_fwd(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     RAGGED: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 8df5106e15c0e768
+# hash: 7cfb3fa19c51c956
 """Gradients of `causal` with respect to k and v.
 
     keep   q_idx >= kv_idx
@@ -82,11 +82,11 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def causal_bwd_dkdv(
@@ -96,6 +96,7 @@ def causal_bwd_dkdv(
     do_ptr,
     lse_ptr,
     delta_ptr,
+    q_offset,
     dk_ptr,
     dv_ptr,
     stride_qb,
@@ -120,7 +121,6 @@ def causal_bwd_dkdv(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     RAGGED: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: kernels/bwd_dq.py.jinja
-# hash: 5278f7f8cd9cd825
+# hash: 918d922027d313f0
 """Gradient of `causal` with respect to q.
 
     keep   q_idx >= kv_idx
@@ -74,11 +74,11 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def causal_bwd_dq(
@@ -89,6 +89,7 @@ def causal_bwd_dq(
     v_ptr,
     do_ptr,
     lse_ptr,
+    q_offset,
     delta_ptr,
     dq_ptr,
     stride_qb,
@@ -113,7 +114,6 @@ def causal_bwd_dq(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: kernels/fwd.py.jinja
-# hash: d5fcd85127025275
+# hash: 6e308d4e3437bfba
 """Forward of `causal`: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx
@@ -71,17 +71,18 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def causal_fwd(
     q_ptr,
     k_ptr,
     v_ptr,
+    q_offset,
     o_ptr,
     lse_ptr,
     stride_qb,
@@ -100,7 +101,6 @@ def causal_fwd(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     RAGGED: tl.constexpr,

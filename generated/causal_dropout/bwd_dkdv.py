@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: e3be828c7377c7ac
+# hash: cea2a489fefa4e22
 """Gradients of `causal_dropout` with respect to k and v.
 
     keep   q_idx >= kv_idx
@@ -102,12 +102,12 @@ def dropout_mask(seed, threshold, head, start_m, start_n, BLOCK_M: tl.constexpr,
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
+        "seed",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
-        "seed",
         "threshold",
     ]
 )
@@ -118,6 +118,8 @@ def causal_dropout_bwd_dkdv(
     do_ptr,
     lse_ptr,
     delta_ptr,
+    q_offset,
+    seed: tl.uint64,
     dk_ptr,
     dv_ptr,
     stride_qb,
@@ -142,12 +144,11 @@ def causal_dropout_bwd_dkdv(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
-    seed: tl.uint64,
     threshold: tl.uint32,
     keep_scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
     DROPOUT: tl.constexpr,
     RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -157,6 +158,7 @@ def causal_dropout_bwd_dkdv(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    seed = tl.load(seed) if SCALARS_LOADED else seed
     num_kv_heads = num_heads // group_size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     head = tl.program_id(0) // num_blocks

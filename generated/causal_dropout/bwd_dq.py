@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: kernels/bwd_dq.py.jinja
-# hash: 50c78541445910c1
+# hash: e2513a2fa310ce0a
 """Gradient of `causal_dropout` with respect to q.
 
     keep   q_idx >= kv_idx
@@ -94,12 +94,12 @@ def dropout_mask(seed, threshold, head, start_m, start_n, BLOCK_M: tl.constexpr,
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
+        "seed",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
-        "seed",
         "threshold",
     ]
 )
@@ -111,6 +111,8 @@ def causal_dropout_bwd_dq(
     v_ptr,
     do_ptr,
     lse_ptr,
+    q_offset,
+    seed: tl.uint64,
     delta_ptr,
     dq_ptr,
     stride_qb,
@@ -135,13 +137,12 @@ def causal_dropout_bwd_dq(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
-    seed: tl.uint64,
     threshold: tl.uint32,
     keep_scale,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
     DROPOUT: tl.constexpr,
     RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -151,6 +152,7 @@ def causal_dropout_bwd_dq(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    seed = tl.load(seed) if SCALARS_LOADED else seed
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks

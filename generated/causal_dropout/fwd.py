@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: kernels/fwd.py.jinja
-# hash: c326ead3a75096dc
+# hash: 8e3ab984869f7389
 """Forward of `causal_dropout`: `o = dropout(softmax(score)) v`.
 
     keep  q_idx >= kv_idx
@@ -91,12 +91,12 @@ def dropout_mask(seed, threshold, head, start_m, start_n, BLOCK_M: tl.constexpr,
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
+        "seed",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
-        "seed",
         "threshold",
     ]
 )
@@ -104,6 +104,8 @@ def causal_dropout_fwd(
     q_ptr,
     k_ptr,
     v_ptr,
+    q_offset,
+    seed: tl.uint64,
     o_ptr,
     lse_ptr,
     stride_qb,
@@ -122,12 +124,11 @@ def causal_dropout_fwd(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
-    seed: tl.uint64,
     threshold: tl.uint32,
     keep_scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
     DROPOUT: tl.constexpr,
     RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -137,6 +138,7 @@ def causal_dropout_fwd(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    seed = tl.load(seed) if SCALARS_LOADED else seed
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks

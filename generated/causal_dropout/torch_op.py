@@ -1,20 +1,20 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/torch_op.py.jinja
-# hash: a5c741b4835472d5
+# hash: 68a130737cd41ae0
 """`causal_dropout` for PyTorch. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section
 5.4)."""
 
 from torch import Tensor
 
 from .._runtime.checks import check_dropout_p
-from .._runtime.configs import PASSES
-from .._runtime.torch_schedule import Schedule, call_sizes, check_sequences, packed_sizes, schedule_tables, scheduled
+from .._runtime.configs import PASSES, config_text
+from .._runtime.schedules import Schedule, schedule_tables, scheduled
+from .._runtime.torch_schedule import call_sizes, check_sequences, packed_sizes
 from .._runtime.torch_sequences import Tokens, check_alone, check_packed, check_tokens, packed_offset
 from .._runtime.torch_support import (
     autocast_inputs,
     check_inputs,
-    config_text,
     dropout_seed,
     interpreter_dtype,
     launches_directly,

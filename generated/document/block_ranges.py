@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/block_ranges.py.jinja
-# hash: bd95c5c8867deeda
+# hash: cdff384a75247118
 """Which blocks of keys a block of queries visits under `document`, and the other way round.
 
     keep        q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -29,15 +29,16 @@ def clamp_index(index, size):
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "doc_size_1",
         "q_len",
         "kv_len",
         "num_heads",
-        "q_offset",
     ]
 )
 def document_extremes(
     doc_ptr,
+    q_offset,
     doc_q_min_ptr,
     doc_q_max_ptr,
     doc_kv_min_ptr,
@@ -48,7 +49,6 @@ def document_extremes(
     q_len,
     kv_len,
     num_heads,
-    q_offset,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     PART: tl.constexpr,
     PARTS: tl.constexpr,
@@ -87,10 +87,10 @@ def document_extremes(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_len",
         "kv_len",
         "num_heads",
-        "q_offset",
     ]
 )
 def document_query_ranges(
@@ -98,11 +98,11 @@ def document_query_ranges(
     doc_q_max_ptr,
     doc_kv_min_ptr,
     doc_kv_max_ptr,
+    q_offset,
     ranges_ptr,
     q_len,
     kv_len,
     num_heads,
-    q_offset,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -160,10 +160,10 @@ def document_query_ranges(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_len",
         "kv_len",
         "num_heads",
-        "q_offset",
     ]
 )
 def document_key_ranges(
@@ -171,11 +171,11 @@ def document_key_ranges(
     doc_q_max_ptr,
     doc_kv_min_ptr,
     doc_kv_max_ptr,
+    q_offset,
     ranges_ptr,
     q_len,
     kv_len,
     num_heads,
-    q_offset,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,

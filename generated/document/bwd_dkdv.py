@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 3c3ca4e94383666d
+# hash: 5cb76b8150cb8a43
 """Gradients of `document` with respect to k and v.
 
     keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -13,9 +13,9 @@
     lse     [B, Hq, Sq]  fp32, log of the softmax denominator
     delta   [B, Hq, Sq]  fp32, sum(o * do) - dlse
     doc     [b, kv_idx]  int32
+    ranges  [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
     dk      [B, Hkv, Skv, D]
     dv      [B, Hkv, Skv, Dv]
-    ranges  [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
 
 One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
 order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product as
@@ -91,13 +91,13 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "doc_size_1",
         "stride_ranges_b",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def document_bwd_dkdv(
@@ -108,9 +108,10 @@ def document_bwd_dkdv(
     lse_ptr,
     delta_ptr,
     doc_ptr,
+    ranges_ptr,
+    q_offset,
     dk_ptr,
     dv_ptr,
-    ranges_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -137,7 +138,6 @@ def document_bwd_dkdv(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     RAGGED: tl.constexpr,

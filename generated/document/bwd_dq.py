@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: edc741bbb4e13fb1
+# hash: a08e119115ef4f8a
 """Gradient of `document` with respect to q.
 
     keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -13,10 +13,10 @@
     v       [B, Hkv, Skv, Dv]
     do      [B, Hq, Sq, Dv]
     lse     [B, Hq, Sq]  fp32, log of the softmax denominator
-    delta   [B, Hq, Sq]  fp32, sum(o * do) - dlse
     doc     [b, kv_idx]  int32
-    dq      [B, Hq, Sq, D]
     ranges  [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
+    delta   [B, Hq, Sq]  fp32, sum(o * do) - dlse
+    dq      [B, Hq, Sq, D]
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
 `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
@@ -83,13 +83,13 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "doc_size_1",
         "stride_ranges_b",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def document_bwd_dq(
@@ -100,10 +100,11 @@ def document_bwd_dq(
     v_ptr,
     do_ptr,
     lse_ptr,
-    delta_ptr,
     doc_ptr,
-    dq_ptr,
     ranges_ptr,
+    q_offset,
+    delta_ptr,
+    dq_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -130,7 +131,6 @@ def document_bwd_dq(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,

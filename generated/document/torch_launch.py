@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_launch.py.jinja
-# hash: dca2d34da3ba7078
+# hash: 36bf6921143e6922
 """Launches of the kernels of `document`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from .._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, tiles_for
-from .._runtime.torch_schedule import POSITIONS, least_block, pass_table
+from .._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, parse_config, tiles_for
+from .._runtime.schedules import POSITIONS, least_block, pass_table
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -22,7 +22,6 @@ from .._runtime.torch_support import (
     empty_like_layout,
     launches_directly,
     on_device,
-    parse_config,
     row_stride,
     unit_strides,
 )
@@ -97,6 +96,7 @@ def _extremes(
     with on_device(q):
         block_ranges.document_extremes[(list_batch * list_heads * programs,)](
             doc,
+            q_offset,
             doc_q_min,
             doc_q_max,
             doc_kv_min,
@@ -106,7 +106,6 @@ def _extremes(
             q_len,
             kv_len,
             list_heads,
-            q_offset,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             PART=part,
             PARTS=parts,
@@ -141,11 +140,11 @@ def _tables(
             doc_q_max,
             doc_kv_min,
             doc_kv_max,
+            q_offset,
             ranges,
             q_len,
             kv_len,
             list_heads,
-            q_offset,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
@@ -214,9 +213,10 @@ def _forward(
             k,
             v,
             doc,
+            ranges,
+            q_offset,
             o,
             lse,
-            ranges,
             *unit_strides(q),
             *unit_strides(k),
             *unit_strides(v),
@@ -228,7 +228,6 @@ def _forward(
             kv_len,
             num_heads,
             group_size,
-            q_offset,
             scale,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             RAGGED=kv_len % tile.block_n != 0,
@@ -265,7 +264,7 @@ def _backward(
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, config_words)
     dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.empty_like(lse)
+    delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
@@ -289,10 +288,11 @@ def _backward(
                 v,
                 do,
                 lse,
-                delta,
                 doc,
-                dq,
                 ranges,
+                q_offset,
+                delta,
+                dq,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),
@@ -306,7 +306,6 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 HAS_DLSE=dlse is not None,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -329,9 +328,10 @@ def _backward(
                 lse,
                 delta,
                 doc,
+                key_ranges,
+                q_offset,
                 dk,
                 dv,
-                key_ranges,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),
@@ -345,7 +345,6 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 RAGGED=q_len % tiles["dkdv"].block_m != 0,

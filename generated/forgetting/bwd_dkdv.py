@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 3216db732c7ac43b
+# hash: 6ddd14aa591f57c1
 """Gradients of `forgetting` with respect to k and v and g.
 
     keep         q_idx >= kv_idx
@@ -90,12 +90,12 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "decay_size_2",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def forgetting_bwd_dkdv(
@@ -106,6 +106,7 @@ def forgetting_bwd_dkdv(
     lse_ptr,
     delta_ptr,
     decay_ptr,
+    q_offset,
     dk_ptr,
     dv_ptr,
     ddecay_cols_ptr,
@@ -134,7 +135,6 @@ def forgetting_bwd_dkdv(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     RAGGED: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/bwd_dq.py.jinja
-# hash: 8d2522ff145e5377
+# hash: 2cf515e408830d45
 """Gradient of `forgetting` with respect to q and g.
 
     keep         q_idx >= kv_idx
@@ -12,8 +12,8 @@
     v            [B, Hkv, Skv, Dv]
     do           [B, Hq, Sq, Dv]
     lse          [B, Hq, Sq]  fp32, log of the softmax denominator
-    delta        [B, Hq, Sq]  fp32, sum(o * do) - dlse
     decay        [B, Hq, P]  fp32, cumulative log-decay times log2(e)
+    delta        [B, Hq, Sq]  fp32, sum(o * do) - dlse
     dq           [B, Hq, Sq, D]
     ddecay_rows  [B, Hq, Sq]  fp32, partial sums
 
@@ -82,12 +82,12 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "decay_size_2",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def forgetting_bwd_dq(
@@ -98,8 +98,9 @@ def forgetting_bwd_dq(
     v_ptr,
     do_ptr,
     lse_ptr,
-    delta_ptr,
     decay_ptr,
+    q_offset,
+    delta_ptr,
     dq_ptr,
     ddecay_rows_ptr,
     stride_qb,
@@ -127,7 +128,6 @@ def forgetting_bwd_dq(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/decay.py.jinja
-# hash: aff2221816f7351a
+# hash: e948510a41853eea
 """Log-decay of `forgetting`: the cumulative sum of g, and its gradient.
 
     g, dg  [B, P, Hq]  natural log; P positions
@@ -55,6 +55,7 @@ def row_sum(ptr, first, end, BLOCK: tl.constexpr):
 def forgetting_decay_grad(
     drows_ptr,
     dcols_ptr,
+    q_offset,
     dg_ptr,
     stride_dgb,
     stride_dgs,
@@ -63,7 +64,6 @@ def forgetting_decay_grad(
     q_len,
     kv_len,
     num_heads,
-    q_offset,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/fwd.py.jinja
-# hash: 188b273f79822989
+# hash: f35f7daf013f4192
 """Forward of `forgetting`: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx
@@ -78,12 +78,12 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "decay_size_2",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def forgetting_fwd(
@@ -91,6 +91,7 @@ def forgetting_fwd(
     k_ptr,
     v_ptr,
     decay_ptr,
+    q_offset,
     o_ptr,
     lse_ptr,
     stride_qb,
@@ -112,7 +113,6 @@ def forgetting_fwd(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     RAGGED: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/torch_launch.py.jinja
-# hash: 4c0306fafb4c28bf
+# hash: 129225f68f30b305
 """Launches of the kernels of `forgetting`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from .._runtime.configs import Tiles, cdiv, next_power_of_2, tiles_for
+from .._runtime.configs import Tiles, cdiv, next_power_of_2, parse_config, tiles_for
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -20,7 +20,6 @@ from .._runtime.torch_support import (
     empty_like_layout,
     launches_directly,
     on_device,
-    parse_config,
     unit_strides,
 )
 
@@ -104,6 +103,7 @@ def _forward(
             k,
             v,
             decay,
+            q_offset,
             o,
             lse,
             *unit_strides(q),
@@ -116,7 +116,6 @@ def _forward(
             kv_len,
             num_heads,
             group_size,
-            q_offset,
             scale,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             RAGGED=kv_len % tile.block_n != 0,
@@ -153,13 +152,13 @@ def _backward(
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, config_words)
     dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.empty_like(lse)
+    delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
     ddecay_rows = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     ddecay_cols = q.new_empty((batch, num_heads, kv_len), dtype=FP32)
-    dg = torch.empty_like(g)
+    dg = g.new_empty(g.shape)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     with on_device(q):
@@ -172,8 +171,9 @@ def _backward(
                 v,
                 do,
                 lse,
-                delta,
                 decay,
+                q_offset,
+                delta,
                 dq,
                 ddecay_rows,
                 *unit_strides(q),
@@ -188,7 +188,6 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 HAS_DLSE=dlse is not None,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -211,6 +210,7 @@ def _backward(
                 lse,
                 delta,
                 decay,
+                q_offset,
                 dk,
                 dv,
                 ddecay_cols,
@@ -226,7 +226,6 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 RAGGED=q_len % tiles["dkdv"].block_m != 0,
@@ -243,13 +242,13 @@ def _backward(
             decay_kernels.forgetting_decay_grad[(batch * num_heads,)](
                 ddecay_rows,
                 ddecay_cols,
+                q_offset,
                 dg,
                 *dg.stride(),
                 g.shape[1],
                 q_len,
                 kv_len,
                 num_heads,
-                q_offset,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 BLOCK=1024,
             )

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/torch_launch.py.jinja
-# hash: 4eade079203a4150
+# hash: a8348283a8a665b2
 """Launches of the kernels of `full`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from .._runtime.configs import Tiles, cdiv, next_power_of_2, tiles_for
+from .._runtime.configs import Tiles, cdiv, next_power_of_2, parse_config, tiles_for
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -20,7 +20,6 @@ from .._runtime.torch_support import (
     empty_like_layout,
     launches_directly,
     on_device,
-    parse_config,
     unit_strides,
 )
 
@@ -119,7 +118,7 @@ def _backward(
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, config_words)
     dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.empty_like(lse)
+    delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)

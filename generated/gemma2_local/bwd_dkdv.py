@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: cf72714dc2ad8f00
+# hash: e179ec70fa592b13
 """Gradients of `gemma2_local` with respect to k and v.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 4096
@@ -97,11 +97,11 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def gemma2_local_bwd_dkdv(
@@ -111,6 +111,7 @@ def gemma2_local_bwd_dkdv(
     do_ptr,
     lse_ptr,
     delta_ptr,
+    q_offset,
     dk_ptr,
     dv_ptr,
     stride_qb,
@@ -135,7 +136,6 @@ def gemma2_local_bwd_dkdv(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HARDWARE_TANH: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: kernels/bwd_dq.py.jinja
-# hash: 959060d2b4ab43fc
+# hash: a0eda7187fe9a723
 """Gradient of `gemma2_local` with respect to q.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 4096
@@ -89,11 +89,11 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def gemma2_local_bwd_dq(
@@ -104,6 +104,7 @@ def gemma2_local_bwd_dq(
     v_ptr,
     do_ptr,
     lse_ptr,
+    q_offset,
     delta_ptr,
     dq_ptr,
     stride_qb,
@@ -128,7 +129,6 @@ def gemma2_local_bwd_dq(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: kernels/fwd.py.jinja
-# hash: 6e0b89dca0340e1e
+# hash: a5d2cb584d77eaf8
 """Forward of `gemma2_local`: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 4096
@@ -86,17 +86,18 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def gemma2_local_fwd(
     q_ptr,
     k_ptr,
     v_ptr,
+    q_offset,
     o_ptr,
     lse_ptr,
     stride_qb,
@@ -115,7 +116,6 @@ def gemma2_local_fwd(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HARDWARE_TANH: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: a046b29bf711d5b6
+# hash: d44545751f8c30d4
 """Gradients of `gpt_oss` with respect to k and v.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 128
@@ -82,11 +82,11 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def gpt_oss_bwd_dkdv(
@@ -96,6 +96,7 @@ def gpt_oss_bwd_dkdv(
     do_ptr,
     lse_ptr,
     delta_ptr,
+    q_offset,
     dk_ptr,
     dv_ptr,
     stride_qb,
@@ -120,7 +121,6 @@ def gpt_oss_bwd_dkdv(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     RAGGED: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: kernels/bwd_dq.py.jinja
-# hash: 1d4a401e6ad30c01
+# hash: 995d8c11e08ed236
 """Gradient of `gpt_oss` with respect to q.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 128
@@ -76,11 +76,11 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def gpt_oss_bwd_dq(
@@ -92,6 +92,7 @@ def gpt_oss_bwd_dq(
     v_ptr,
     do_ptr,
     lse_ptr,
+    q_offset,
     delta_ptr,
     dq_ptr,
     dsink_ptr,
@@ -117,7 +118,6 @@ def gpt_oss_bwd_dq(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: kernels/fwd.py.jinja
-# hash: d5068c1ddbc20488
+# hash: c125646085caf9cc
 """Forward of `gpt_oss`: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx and q_idx - kv_idx < 128
@@ -72,11 +72,11 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def gpt_oss_fwd(
@@ -84,6 +84,7 @@ def gpt_oss_fwd(
     k_ptr,
     v_ptr,
     sink_ptr,
+    q_offset,
     o_ptr,
     lse_ptr,
     stride_qb,
@@ -102,7 +103,6 @@ def gpt_oss_fwd(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     RAGGED: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/torch_launch.py.jinja
-# hash: 193ef9b84b4e04b5
+# hash: ddc4401f7457bed1
 """Launches of the kernels of `gpt_oss`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from .._runtime.configs import Tiles, cdiv, next_power_of_2, tiles_for
+from .._runtime.configs import Tiles, cdiv, next_power_of_2, parse_config, tiles_for
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -20,7 +20,6 @@ from .._runtime.torch_support import (
     empty_like_layout,
     launches_directly,
     on_device,
-    parse_config,
     unit_strides,
 )
 
@@ -99,6 +98,7 @@ def _forward(
             k,
             v,
             sink,
+            q_offset,
             o,
             lse,
             *unit_strides(q),
@@ -109,7 +109,6 @@ def _forward(
             kv_len,
             num_heads,
             group_size,
-            q_offset,
             scale,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             RAGGED=kv_len % tile.block_n != 0,
@@ -145,7 +144,7 @@ def _backward(
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, config_words)
     dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.empty_like(lse)
+    delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
@@ -163,6 +162,7 @@ def _backward(
                 v,
                 do,
                 lse,
+                q_offset,
                 delta,
                 dq,
                 dsink_heads,
@@ -176,7 +176,6 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 HAS_DLSE=dlse is not None,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -198,6 +197,7 @@ def _backward(
                 do,
                 lse,
                 delta,
+                q_offset,
                 dk,
                 dv,
                 *unit_strides(q),
@@ -210,7 +210,6 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 RAGGED=q_len % tiles["dkdv"].block_m != 0,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/block_lists.py.jinja
-# hash: 14ce2ca14e1fedbe
+# hash: 08249508d2c4a912
 """Which blocks of keys a block of queries visits under `natten`, and the other way round.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -32,19 +32,19 @@ def floor_div(a, b):
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_len",
         "kv_len",
         "num_heads",
-        "q_offset",
     ]
 )
 def natten_query_lists(
+    q_offset,
     spans_ptr,
     block_list_ptr,
     q_len,
     kv_len,
     num_heads,
-    q_offset,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     OWN_ROOM: tl.constexpr,
     FILL: tl.constexpr,
@@ -146,19 +146,19 @@ def natten_query_lists(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_len",
         "kv_len",
         "num_heads",
-        "q_offset",
     ]
 )
 def natten_key_lists(
+    q_offset,
     spans_ptr,
     block_list_ptr,
     q_len,
     kv_len,
     num_heads,
-    q_offset,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     OWN_ROOM: tl.constexpr,
     FILL: tl.constexpr,

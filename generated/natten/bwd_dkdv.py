@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 7c7f2ea85171ff01
+# hash: cae812436a50108b
 """Gradients of `natten` with respect to k and v.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -12,10 +12,10 @@
     do          [B, Hq, Sq, Dv]
     lse         [B, Hq, Sq]  fp32, log of the softmax denominator
     delta       [B, Hq, Sq]  fp32, sum(o * do) - dlse
-    dk          [B, Hkv, Skv, D]
-    dv          [B, Hkv, Skv, Dv]
     spans       [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
     block_list  [entries]  int16 or int32, lists of the blocks to visit
+    dk          [B, Hkv, Skv, D]
+    dv          [B, Hkv, Skv, Dv]
 
 One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
 order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product as
@@ -97,12 +97,12 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "stride_spans_b",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def natten_bwd_dkdv(
@@ -112,10 +112,11 @@ def natten_bwd_dkdv(
     do_ptr,
     lse_ptr,
     delta_ptr,
-    dk_ptr,
-    dv_ptr,
     spans_ptr,
     block_list_ptr,
+    q_offset,
+    dk_ptr,
+    dv_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -139,7 +140,6 @@ def natten_bwd_dkdv(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     RAGGED: tl.constexpr,

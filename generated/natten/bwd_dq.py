@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/bwd_dq.py.jinja
-# hash: 9f9cef660a749174
+# hash: ca912af5bbbf594f
 """Gradient of `natten` with respect to q.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -13,10 +13,10 @@
     v           [B, Hkv, Skv, Dv]
     do          [B, Hq, Sq, Dv]
     lse         [B, Hq, Sq]  fp32, log of the softmax denominator
-    delta       [B, Hq, Sq]  fp32, sum(o * do) - dlse
-    dq          [B, Hq, Sq, D]
     spans       [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
     block_list  [entries]  int16 or int32, lists of the blocks to visit
+    delta       [B, Hq, Sq]  fp32, sum(o * do) - dlse
+    dq          [B, Hq, Sq, D]
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
 `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
@@ -89,12 +89,12 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "stride_spans_b",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def natten_bwd_dq(
@@ -105,10 +105,11 @@ def natten_bwd_dq(
     v_ptr,
     do_ptr,
     lse_ptr,
-    delta_ptr,
-    dq_ptr,
     spans_ptr,
     block_list_ptr,
+    q_offset,
+    delta_ptr,
+    dq_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -132,7 +133,6 @@ def natten_bwd_dq(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,

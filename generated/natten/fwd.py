@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/fwd.py.jinja
-# hash: 3dc5f9d476dc4166
+# hash: 33b7ac96be7e6da4
 """Forward of `natten`: `o = softmax(score) v`.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -9,10 +9,10 @@
     q           [B, Hq, Sq, D]
     k           [B, Hkv, Skv, D]
     v           [B, Hkv, Skv, Dv]
-    o           [B, Hq, Sq, Dv]
-    lse         [B, Hq, Sq]  fp32, log of the softmax denominator
     spans       [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
     block_list  [entries]  int16 or int32, lists of the blocks to visit
+    o           [B, Hq, Sq, Dv]
+    lse         [B, Hq, Sq]  fp32, log of the softmax denominator
 
 One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
 softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
@@ -86,22 +86,23 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "stride_spans_b",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def natten_fwd(
     q_ptr,
     k_ptr,
     v_ptr,
-    o_ptr,
-    lse_ptr,
     spans_ptr,
     block_list_ptr,
+    q_offset,
+    o_ptr,
+    lse_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -119,7 +120,6 @@ def natten_fwd(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     RAGGED: tl.constexpr,

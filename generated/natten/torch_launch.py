@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/torch_launch.py.jinja
-# hash: c83370bbf3e73bdb
+# hash: 3397e97cc3bb3219
 """Launches of the kernels of `natten`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from .._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, tiles_for
-from .._runtime.torch_schedule import list_blocks, pass_table
+from .._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, parse_config, tiles_for
+from .._runtime.schedules import pass_table
+from .._runtime.torch_schedule import list_blocks
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -21,7 +22,6 @@ from .._runtime.torch_support import (
     empty_like_layout,
     launches_directly,
     on_device,
-    parse_config,
     row_stride,
     unit_strides,
 )
@@ -94,12 +94,12 @@ def _tables(
 
     def launch_lists(spans: Tensor, block_list: Tensor, own_room: bool, fill_lists: bool) -> None:
         table_kernel[(list_batch * list_heads * own_blocks,)](
+            q_offset,
             spans,
             block_list,
             q_len,
             kv_len,
             list_heads,
-            q_offset,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             OWN_ROOM=own_room,
             FILL=fill_lists,
@@ -156,10 +156,11 @@ def _forward(
             q,
             k,
             v,
-            o,
-            lse,
             spans,
             block_list,
+            q_offset,
+            o,
+            lse,
             *unit_strides(q),
             *unit_strides(k),
             *unit_strides(v),
@@ -169,7 +170,6 @@ def _forward(
             kv_len,
             num_heads,
             group_size,
-            q_offset,
             scale,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             RAGGED=kv_len % tile.block_n != 0,
@@ -205,7 +205,7 @@ def _backward(
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, config_words)
     dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.empty_like(lse)
+    delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
@@ -225,10 +225,11 @@ def _backward(
                 v,
                 do,
                 lse,
-                delta,
-                dq,
                 spans,
                 block_list,
+                q_offset,
+                delta,
+                dq,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),
@@ -240,7 +241,6 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 HAS_DLSE=dlse is not None,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -262,10 +262,11 @@ def _backward(
                 do,
                 lse,
                 delta,
-                dk,
-                dv,
                 key_spans,
                 key_block_list,
+                q_offset,
+                dk,
+                dv,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),
@@ -277,7 +278,6 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 RAGGED=q_len % tiles["dkdv"].block_m != 0,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 3e2cc24aa026ab1a
+# hash: 23d1d4495647f0ff
 """Gradient of `padding` with respect to q.
 
     keep    kv_idx < length[b]
@@ -12,8 +12,8 @@
     v       [B, Hkv, Skv, Dv]
     do      [B, Hq, Sq, Dv]
     lse     [B, Hq, Sq]  fp32, log of the softmax denominator
-    delta   [B, Hq, Sq]  fp32, sum(o * do) - dlse
     length  [b]  int32
+    delta   [B, Hq, Sq]  fp32, sum(o * do) - dlse
     dq      [B, Hq, Sq, D]
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
@@ -89,8 +89,8 @@ def padding_bwd_dq(
     v_ptr,
     do_ptr,
     lse_ptr,
-    delta_ptr,
     length_ptr,
+    delta_ptr,
     dq_ptr,
     stride_qb,
     stride_qh,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: bd43ab4ff7824871
+# hash: 01ab5a011c89b249
 """Gradients of `prefix_lm` with respect to k and v.
 
     keep   q_idx >= kv_idx or kv_idx < length
@@ -82,12 +82,12 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
+        "length",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
-        "length",
     ]
 )
 def prefix_lm_bwd_dkdv(
@@ -97,6 +97,8 @@ def prefix_lm_bwd_dkdv(
     do_ptr,
     lse_ptr,
     delta_ptr,
+    q_offset,
+    length,
     dk_ptr,
     dv_ptr,
     stride_qb,
@@ -121,10 +123,9 @@ def prefix_lm_bwd_dkdv(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
-    length,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
     RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
@@ -133,6 +134,7 @@ def prefix_lm_bwd_dkdv(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    length = tl.load(length) if SCALARS_LOADED else length
     num_kv_heads = num_heads // group_size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     head = tl.program_id(0) // num_blocks

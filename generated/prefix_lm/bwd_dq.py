@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 537d9cf660615c46
+# hash: cd8bf3345a2018d2
 """Gradient of `prefix_lm` with respect to q.
 
     keep   q_idx >= kv_idx or kv_idx < length
@@ -74,12 +74,12 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
+        "length",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
-        "length",
     ]
 )
 def prefix_lm_bwd_dq(
@@ -90,6 +90,8 @@ def prefix_lm_bwd_dq(
     v_ptr,
     do_ptr,
     lse_ptr,
+    q_offset,
+    length,
     delta_ptr,
     dq_ptr,
     stride_qb,
@@ -114,11 +116,10 @@ def prefix_lm_bwd_dq(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
-    length,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
     RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
@@ -127,6 +128,7 @@ def prefix_lm_bwd_dq(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    length = tl.load(length) if SCALARS_LOADED else length
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks

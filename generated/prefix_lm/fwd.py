@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: kernels/fwd.py.jinja
-# hash: 1e5b53ace2231d04
+# hash: f19f601aaa390254
 """Forward of `prefix_lm`: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx or kv_idx < length
@@ -71,18 +71,20 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
+        "length",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
-        "length",
     ]
 )
 def prefix_lm_fwd(
     q_ptr,
     k_ptr,
     v_ptr,
+    q_offset,
+    length,
     o_ptr,
     lse_ptr,
     stride_qb,
@@ -101,10 +103,9 @@ def prefix_lm_fwd(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
-    length,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
     RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
@@ -113,6 +114,7 @@ def prefix_lm_fwd(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    length = tl.load(length) if SCALARS_LOADED else length
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: f1aa9b8afdf438c6
+# hash: 91177f9fb36b2786
 """Gradients of `relative_bias` with respect to k and v.
 
     keep   q_idx >= kv_idx
@@ -110,12 +110,12 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "bias_size_1",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def relative_bias_bwd_dkdv(
@@ -126,6 +126,7 @@ def relative_bias_bwd_dkdv(
     lse_ptr,
     delta_ptr,
     bias_ptr,
+    q_offset,
     dk_ptr,
     dv_ptr,
     stride_qb,
@@ -153,7 +154,6 @@ def relative_bias_bwd_dkdv(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     PTX: tl.constexpr,

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: a2ea1714ee309591
+# hash: 1d1f4ed45ada6550
 """Gradient of `relative_bias` with respect to q and bias.
 
     keep          q_idx >= kv_idx
@@ -14,8 +14,8 @@
     v             [B, Hkv, Skv, Dv]
     do            [B, Hq, Sq, Dv]
     lse           [B, Hq, Sq]  fp32, log of the softmax denominator
-    delta         [B, Hq, Sq]  fp32, sum(o * do) - dlse
     bias          [h, distances]  float32
+    delta         [B, Hq, Sq]  fp32, sum(o * do) - dlse
     dq            [B, Hq, Sq, D]
     dbias_atomic  [h, distances]  fp32, added to with atomics
 
@@ -138,12 +138,12 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "bias_size_1",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def relative_bias_bwd_dq(
@@ -154,8 +154,9 @@ def relative_bias_bwd_dq(
     v_ptr,
     do_ptr,
     lse_ptr,
-    delta_ptr,
     bias_ptr,
+    q_offset,
+    delta_ptr,
     dq_ptr,
     dbias_atomic_ptr,
     stride_qb,
@@ -185,7 +186,6 @@ def relative_bias_bwd_dq(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     HAS_DLSE: tl.constexpr,
     GRAD_BIAS: tl.constexpr,

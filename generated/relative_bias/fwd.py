@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: kernels/fwd.py.jinja
-# hash: 564194c29071d179
+# hash: 9f088210ab9de2c1
 """Forward of `relative_bias`: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx
@@ -99,12 +99,12 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "bias_size_1",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def relative_bias_fwd(
@@ -112,6 +112,7 @@ def relative_bias_fwd(
     k_ptr,
     v_ptr,
     bias_ptr,
+    q_offset,
     o_ptr,
     lse_ptr,
     stride_qb,
@@ -133,7 +134,6 @@ def relative_bias_fwd(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     PTX: tl.constexpr,

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: f4466c97e761ee5e
+# hash: f852ad1df1b8e3dd
 """Launches of the kernels of `relative_bias`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from .._runtime.configs import Tiles, cdiv, next_power_of_2, tiles_for
+from .._runtime.configs import Tiles, cdiv, next_power_of_2, parse_config, tiles_for
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -22,7 +22,6 @@ from .._runtime.torch_support import (
     is_nvidia,
     launches_directly,
     on_device,
-    parse_config,
     unit_strides,
 )
 
@@ -104,6 +103,7 @@ def _forward(
             k,
             v,
             bias,
+            q_offset,
             o,
             lse,
             *unit_strides(q),
@@ -116,7 +116,6 @@ def _forward(
             kv_len,
             num_heads,
             group_size,
-            q_offset,
             scale,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             PTX=is_nvidia(q),
@@ -154,7 +153,7 @@ def _backward(
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, config_words)
     dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.empty_like(lse)
+    delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
@@ -171,8 +170,9 @@ def _backward(
                 v,
                 do,
                 lse,
-                delta,
                 bias,
+                q_offset,
+                delta,
                 dq,
                 dbias_atomic,
                 *unit_strides(q),
@@ -188,7 +188,6 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 HAS_DLSE=dlse is not None,
                 GRAD_BIAS=grad_bias,
@@ -213,6 +212,7 @@ def _backward(
                 lse,
                 delta,
                 bias,
+                q_offset,
                 dk,
                 dv,
                 *unit_strides(q),
@@ -227,7 +227,6 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 PTX=is_nvidia(q),

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: b771968d6917493a
+# hash: b74cb2a8bcfc6a06
 """Gradients of `softcap` with respect to k and v.
 
     keep   q_idx >= kv_idx
@@ -97,11 +97,11 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def softcap_bwd_dkdv(
@@ -111,6 +111,7 @@ def softcap_bwd_dkdv(
     do_ptr,
     lse_ptr,
     delta_ptr,
+    q_offset,
     dk_ptr,
     dv_ptr,
     stride_qb,
@@ -135,7 +136,6 @@ def softcap_bwd_dkdv(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HARDWARE_TANH: tl.constexpr,

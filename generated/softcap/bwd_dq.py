@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: kernels/bwd_dq.py.jinja
-# hash: 4e758a9ac142d0bd
+# hash: 9d586ed9bd0ce669
 """Gradient of `softcap` with respect to q.
 
     keep   q_idx >= kv_idx
@@ -89,11 +89,11 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def softcap_bwd_dq(
@@ -104,6 +104,7 @@ def softcap_bwd_dq(
     v_ptr,
     do_ptr,
     lse_ptr,
+    q_offset,
     delta_ptr,
     dq_ptr,
     stride_qb,
@@ -128,7 +129,6 @@ def softcap_bwd_dq(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: kernels/fwd.py.jinja
-# hash: 1d5264e19590c433
+# hash: e86ab15a97e41a8a
 """Forward of `softcap`: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx
@@ -86,17 +86,18 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def softcap_fwd(
     q_ptr,
     k_ptr,
     v_ptr,
+    q_offset,
     o_ptr,
     lse_ptr,
     stride_qb,
@@ -115,7 +116,6 @@ def softcap_fwd(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HARDWARE_TANH: tl.constexpr,

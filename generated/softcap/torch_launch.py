@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: ops/torch_launch.py.jinja
-# hash: fabea6537c8612a0
+# hash: c4ec5b4716450647
 """Launches of the kernels of `softcap`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from .._runtime.configs import Tiles, cdiv, next_power_of_2, tiles_for
+from .._runtime.configs import Tiles, cdiv, next_power_of_2, parse_config, tiles_for
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -21,7 +21,6 @@ from .._runtime.torch_support import (
     has_tanh_instruction,
     launches_directly,
     on_device,
-    parse_config,
     unit_strides,
 )
 
@@ -91,6 +90,7 @@ def _forward(
             q,
             k,
             v,
+            q_offset,
             o,
             lse,
             *unit_strides(q),
@@ -101,7 +101,6 @@ def _forward(
             kv_len,
             num_heads,
             group_size,
-            q_offset,
             scale,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             HARDWARE_TANH=has_tanh_instruction(q),
@@ -137,7 +136,7 @@ def _backward(
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, config_words)
     dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.empty_like(lse)
+    delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
@@ -153,6 +152,7 @@ def _backward(
                 v,
                 do,
                 lse,
+                q_offset,
                 delta,
                 dq,
                 *unit_strides(q),
@@ -165,7 +165,6 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 HAS_DLSE=dlse is not None,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -188,6 +187,7 @@ def _backward(
                 do,
                 lse,
                 delta,
+                q_offset,
                 dk,
                 dv,
                 *unit_strides(q),
@@ -200,7 +200,6 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 HARDWARE_TANH=has_tanh_instruction(q),

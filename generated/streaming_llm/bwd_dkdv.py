@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: dfa6950706ff213d
+# hash: adb94225c37dc9e0
 """Gradients of `streaming_llm` with respect to k and v.
 
     keep   q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks)
@@ -83,13 +83,13 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
+        "size",
+        "sinks",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
-        "size",
-        "sinks",
     ]
 )
 def streaming_llm_bwd_dkdv(
@@ -99,6 +99,9 @@ def streaming_llm_bwd_dkdv(
     do_ptr,
     lse_ptr,
     delta_ptr,
+    q_offset,
+    size,
+    sinks,
     dk_ptr,
     dv_ptr,
     stride_qb,
@@ -123,11 +126,9 @@ def streaming_llm_bwd_dkdv(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
-    size,
-    sinks,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
     RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
@@ -136,6 +137,8 @@ def streaming_llm_bwd_dkdv(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    size = tl.load(size) if SCALARS_LOADED else size
+    sinks = tl.load(sinks) if SCALARS_LOADED else sinks
     num_kv_heads = num_heads // group_size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     head = tl.program_id(0) // num_blocks

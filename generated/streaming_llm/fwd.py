@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: kernels/fwd.py.jinja
-# hash: 0bbde800ffac1295
+# hash: cb89220d20e8a9b4
 """Forward of `streaming_llm`: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks)
@@ -72,19 +72,22 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
+        "size",
+        "sinks",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
-        "size",
-        "sinks",
     ]
 )
 def streaming_llm_fwd(
     q_ptr,
     k_ptr,
     v_ptr,
+    q_offset,
+    size,
+    sinks,
     o_ptr,
     lse_ptr,
     stride_qb,
@@ -103,11 +106,9 @@ def streaming_llm_fwd(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
-    size,
-    sinks,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
     RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
@@ -116,6 +117,8 @@ def streaming_llm_fwd(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    size = tl.load(size) if SCALARS_LOADED else size
+    sinks = tl.load(sinks) if SCALARS_LOADED else sinks
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/torch_launch.py.jinja
-# hash: 67c588c2e42fc0e2
+# hash: 72d51c0696c65066
 """Launches of the kernels of `streaming_llm`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from .._runtime.configs import Tiles, cdiv, next_power_of_2, tiles_for
+from .._runtime.configs import Tiles, cdiv, next_power_of_2, parse_config, tiles_for
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -21,7 +21,6 @@ from .._runtime.torch_support import (
     empty_like_layout,
     launches_directly,
     on_device,
-    parse_config,
     unit_strides,
 )
 
@@ -101,6 +100,9 @@ def _forward(
             q,
             k,
             v,
+            q_offset,
+            size,
+            sinks,
             o,
             lse,
             *unit_strides(q),
@@ -111,11 +113,9 @@ def _forward(
             kv_len,
             num_heads,
             group_size,
-            q_offset,
             scale,
-            size,
-            sinks,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
+            SCALARS_LOADED=False,
             RAGGED=kv_len % tile.block_n != 0,
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
@@ -150,7 +150,7 @@ def _backward(
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, config_words)
     dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.empty_like(lse)
+    delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
@@ -166,6 +166,9 @@ def _backward(
                 v,
                 do,
                 lse,
+                q_offset,
+                size,
+                sinks,
                 delta,
                 dq,
                 *unit_strides(q),
@@ -178,12 +181,10 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
-                size,
-                sinks,
                 HAS_DLSE=dlse is not None,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
+                SCALARS_LOADED=False,
                 RAGGED=kv_len % tiles["dq"].block_n != 0,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
@@ -202,6 +203,9 @@ def _backward(
                 do,
                 lse,
                 delta,
+                q_offset,
+                size,
+                sinks,
                 dk,
                 dv,
                 *unit_strides(q),
@@ -214,11 +218,9 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
-                size,
-                sinks,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
+                SCALARS_LOADED=False,
                 RAGGED=q_len % tiles["dkdv"].block_m != 0,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 32d4cfe838824736
+# hash: df8b8476ab5b9e08
 """Gradients of `window` with respect to k and v.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < size
@@ -82,12 +82,12 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
+        "size",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
-        "size",
     ]
 )
 def window_bwd_dkdv(
@@ -97,6 +97,8 @@ def window_bwd_dkdv(
     do_ptr,
     lse_ptr,
     delta_ptr,
+    q_offset,
+    size,
     dk_ptr,
     dv_ptr,
     stride_qb,
@@ -121,10 +123,9 @@ def window_bwd_dkdv(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
-    size,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
     RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
@@ -133,6 +134,7 @@ def window_bwd_dkdv(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    size = tl.load(size) if SCALARS_LOADED else size
     num_kv_heads = num_heads // group_size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     head = tl.program_id(0) // num_blocks

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 7e7fdfe3a6815a7a
+# hash: b6b53ea806946068
 """Gradient of `window` with respect to q.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < size
@@ -74,12 +74,12 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
+        "size",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
-        "size",
     ]
 )
 def window_bwd_dq(
@@ -90,6 +90,8 @@ def window_bwd_dq(
     v_ptr,
     do_ptr,
     lse_ptr,
+    q_offset,
+    size,
     delta_ptr,
     dq_ptr,
     stride_qb,
@@ -114,11 +116,10 @@ def window_bwd_dq(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
-    size,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
     RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
@@ -127,6 +128,7 @@ def window_bwd_dq(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    size = tl.load(size) if SCALARS_LOADED else size
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: kernels/fwd.py.jinja
-# hash: 0d74cddf78d3ae48
+# hash: 7ed8b30d69b4f27c
 """Forward of `window`: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx and q_idx - kv_idx < size
@@ -71,18 +71,20 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
+        "size",
         "q_len",
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
-        "size",
     ]
 )
 def window_fwd(
     q_ptr,
     k_ptr,
     v_ptr,
+    q_offset,
+    size,
     o_ptr,
     lse_ptr,
     stride_qb,
@@ -101,10 +103,9 @@ def window_fwd(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
-    size,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
     RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
@@ -113,6 +114,7 @@ def window_fwd(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    size = tl.load(size) if SCALARS_LOADED else size
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks

@@ -23,7 +23,7 @@ from .checks import (
     fail,
     sizes_text,
 )
-from .configs import INTERPRETER, Tile, Tiles, checked_tile
+from .configs import INTERPRETER
 
 FP32 = torch.float32
 # Triton reads the variable when a kernel is defined, so it cannot change later either.
@@ -185,23 +185,6 @@ def launches_directly(q: Tensor) -> bool:
     """Whether kernels can be launched at once. Traced, fake and wrapped tensors go through the custom operator."""
     plain = type(q) is Tensor or type(q) is torch.nn.Parameter
     return plain and not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() == 0
-
-
-def config_text(op: str, config: Any) -> str:
-    """`config` as the string that a custom operator can carry: `fwd 128 64 4 3;dq 64 64 4 3`."""
-    if config is None:
-        return ""
-    if not isinstance(config, dict):
-        fail(op, "config", "None or a dict of pass name -> tile", repr(config))
-    tiles = {name: checked_tile(op, name, entry) for name, entry in config.items()}
-    return ";".join(f"{name} {t.block_m} {t.block_n} {t.num_warps} {t.num_stages}" for name, t in tiles.items())
-
-
-@cache
-def parse_config(text: str) -> Tiles:
-    """The inverse of `config_text`."""
-    entries = [entry.split() for entry in text.split(";") if entry]
-    return {name: Tile(*map(int, numbers)) for name, *numbers in entries}
 
 
 @cache

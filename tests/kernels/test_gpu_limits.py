@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bench.golden import Inputs
-from generated._runtime.torch_schedule import DENSE_ENTRIES
+from generated._runtime.schedules import DENSE_ENTRIES
 
 from .cases import DEVICE, MANIFEST, Shape, draw, evaluate, with_variants
 from .judge import check_results

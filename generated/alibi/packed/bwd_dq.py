@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 3935721581625759
+# hash: 81efc7aceaa2c857
 """Gradient of `alibi`, packed sequences with respect to q and slope.
 
     keep          q_idx >= kv_idx
@@ -13,12 +13,12 @@
     v             [total_k, Hkv, Dv]
     do            [total_q, Hq, Dv]
     lse           [Hq, total_q]  fp32, log of the softmax denominator
-    delta         [Hq, total_q]  fp32, sum(o * do) - dlse
     slope         [h]  float32
-    dq            [total_q, Hq, D]
-    dslope_heads  [Hq, entries]  fp32, partial sums
     block_seqs    [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
                   its queries, and of its keys
+    delta         [Hq, total_q]  fp32, sum(o * do) - dlse
+    dq            [total_q, Hq, D]
+    dslope_heads  [Hq, entries]  fp32, partial sums
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
 `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
@@ -79,10 +79,10 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_total",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def alibi_packed_bwd_dq(
@@ -93,11 +93,12 @@ def alibi_packed_bwd_dq(
     v_ptr,
     do_ptr,
     lse_ptr,
-    delta_ptr,
     slope_ptr,
+    block_seqs_ptr,
+    q_offset,
+    delta_ptr,
     dq_ptr,
     dslope_heads_ptr,
-    block_seqs_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,
@@ -114,7 +115,6 @@ def alibi_packed_bwd_dq(
     q_total,
     num_heads,
     group_size,
-    q_offset,
     scale,
     HAS_DLSE: tl.constexpr,
     GRAD_SLOPE: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 5afc6d54bd7bd759
+# hash: 02f6d8e1b61417e7
 """Gradients of `alibi`, with segment ids with respect to k and v.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -18,9 +18,9 @@
     kv_segment_ids  [b, k_row]  int32
     q_positions     [B, Sq]  int32, or None: by row
     kv_positions    [B, Skv]  int32, or None: by row
+    ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
     dk              [B, Hkv, Skv, D]
     dv              [B, Hkv, Skv, Dv]
-    ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
 
 One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
 order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product as
@@ -96,6 +96,7 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "stride_ranges_b",
@@ -103,7 +104,6 @@ def store_tile(
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
         "padding_id",
     ]
 )
@@ -119,9 +119,10 @@ def alibi_segmented_bwd_dkdv(
     kv_segment_ids_ptr,
     q_positions_ptr,
     kv_positions_ptr,
+    ranges_ptr,
+    q_offset,
     dk_ptr,
     dv_ptr,
-    ranges_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -154,7 +155,6 @@ def alibi_segmented_bwd_dkdv(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     padding_id,
     Q_OFFSET_PER_BATCH: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 92deba8448d567fb
+# hash: 3667a480085fe90e
 """Gradient of `alibi`, with segment ids with respect to q and slope.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -14,15 +14,15 @@
     v               [B, Hkv, Skv, Dv]
     do              [B, Hq, Sq, Dv]
     lse             [B, Hq, Sq]  fp32, log of the softmax denominator
-    delta           [B, Hq, Sq]  fp32, sum(o * do) - dlse
     slope           [h]  float32
     q_segment_ids   [b, q_row]  int32
     kv_segment_ids  [b, k_row]  int32
     q_positions     [B, Sq]  int32, or None: by row
     kv_positions    [B, Skv]  int32, or None: by row
+    ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
+    delta           [B, Hq, Sq]  fp32, sum(o * do) - dlse
     dq              [B, Hq, Sq, D]
     dslope_heads    [B, Hq, blocks]  fp32, partial sums
-    ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
 `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
@@ -89,6 +89,7 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "stride_ranges_b",
@@ -96,7 +97,6 @@ def store_tile(
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
         "padding_id",
     ]
 )
@@ -108,15 +108,16 @@ def alibi_segmented_bwd_dq(
     v_ptr,
     do_ptr,
     lse_ptr,
-    delta_ptr,
     slope_ptr,
     q_segment_ids_ptr,
     kv_segment_ids_ptr,
     q_positions_ptr,
     kv_positions_ptr,
+    ranges_ptr,
+    q_offset,
+    delta_ptr,
     dq_ptr,
     dslope_heads_ptr,
-    ranges_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -149,7 +150,6 @@ def alibi_segmented_bwd_dq(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     padding_id,
     HAS_DLSE: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 0039f4b7c5f10520
+# hash: d5be7d022b077786
 """Gradients of `causal`, with segment ids with respect to k and v.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -16,9 +16,9 @@
     kv_segment_ids  [b, k_row]  int32
     q_positions     [B, Sq]  int32, or None: by row
     kv_positions    [B, Skv]  int32, or None: by row
+    ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
     dk              [B, Hkv, Skv, D]
     dv              [B, Hkv, Skv, Dv]
-    ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
 
 One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
 order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product as
@@ -94,6 +94,7 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "stride_ranges_b",
@@ -101,7 +102,6 @@ def store_tile(
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
         "padding_id",
     ]
 )
@@ -116,9 +116,10 @@ def causal_segmented_bwd_dkdv(
     kv_segment_ids_ptr,
     q_positions_ptr,
     kv_positions_ptr,
+    ranges_ptr,
+    q_offset,
     dk_ptr,
     dv_ptr,
-    ranges_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -150,7 +151,6 @@ def causal_segmented_bwd_dkdv(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     padding_id,
     Q_OFFSET_PER_BATCH: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: kernels/fwd.py.jinja
-# hash: c0dd397b70034c35
+# hash: c98f3bddb0cdbf08
 """Forward of `causal`, with segment ids: `o = softmax(score) v`.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -13,9 +13,9 @@
     kv_segment_ids  [b, k_row]  int32
     q_positions     [B, Sq]  int32, or None: by row
     kv_positions    [B, Skv]  int32, or None: by row
+    ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
     o               [B, Hq, Sq, Dv]
     lse             [B, Hq, Sq]  fp32, log of the softmax denominator
-    ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
 
 One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
 softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
@@ -83,6 +83,7 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "stride_ranges_b",
@@ -90,7 +91,6 @@ def store_tile(
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
         "padding_id",
     ]
 )
@@ -102,9 +102,10 @@ def causal_segmented_fwd(
     kv_segment_ids_ptr,
     q_positions_ptr,
     kv_positions_ptr,
+    ranges_ptr,
+    q_offset,
     o_ptr,
     lse_ptr,
-    ranges_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -130,7 +131,6 @@ def causal_segmented_fwd(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     padding_id,
     Q_OFFSET_PER_BATCH: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: d3652103d326e7ee
+# hash: f51a14b96f598ec5
 """Gradients of `causal_dropout`, packed sequences with respect to k and v.
 
     keep        q_idx >= kv_idx
@@ -12,10 +12,10 @@
     do          [total_q, Hq, Dv]
     lse         [Hq, total_q]  fp32, log of the softmax denominator
     delta       [Hq, total_q]  fp32, sum(o * do) - dlse
-    dk          [total_k, Hkv, D]
-    dv          [total_k, Hkv, Dv]
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
                 its queries, and of its keys
+    dk          [total_k, Hkv, D]
+    dv          [total_k, Hkv, Dv]
 
 One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
 order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product as
@@ -104,11 +104,11 @@ def dropout_mask(seed, threshold, head, start_m, start_n, BLOCK_M: tl.constexpr,
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
+        "seed",
         "q_total",
         "num_heads",
         "group_size",
-        "q_offset",
-        "seed",
         "threshold",
     ]
 )
@@ -119,9 +119,11 @@ def causal_dropout_packed_bwd_dkdv(
     do_ptr,
     lse_ptr,
     delta_ptr,
+    block_seqs_ptr,
+    q_offset,
+    seed: tl.uint64,
     dk_ptr,
     dv_ptr,
-    block_seqs_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,
@@ -137,12 +139,11 @@ def causal_dropout_packed_bwd_dkdv(
     q_total,
     num_heads,
     group_size,
-    q_offset,
     scale,
-    seed: tl.uint64,
     threshold: tl.uint32,
     keep_scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
     DROPOUT: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
@@ -151,6 +152,7 @@ def causal_dropout_packed_bwd_dkdv(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    seed = tl.load(seed) if SCALARS_LOADED else seed
     num_kv_heads = num_heads // group_size
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
     record = block_seqs_ptr + tl.program_id(0) // num_kv_heads * 8

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: kernels/fwd.py.jinja
-# hash: 8e5d029854351f4a
+# hash: 964ed94b20972a1d
 """Forward of `causal_dropout`, packed sequences: `o = dropout(softmax(score)) v`.
 
     keep        q_idx >= kv_idx
@@ -9,10 +9,10 @@
     q           [total_q, Hq, D]
     k           [total_k, Hkv, D]
     v           [total_k, Hkv, Dv]
-    o           [total_q, Hq, Dv]
-    lse         [Hq, total_q]  fp32, log of the softmax denominator
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
                 its queries, and of its keys
+    o           [total_q, Hq, Dv]
+    lse         [Hq, total_q]  fp32, log of the softmax denominator
 
 One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
 softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
@@ -93,11 +93,11 @@ def dropout_mask(seed, threshold, head, start_m, start_n, BLOCK_M: tl.constexpr,
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
+        "seed",
         "q_total",
         "num_heads",
         "group_size",
-        "q_offset",
-        "seed",
         "threshold",
     ]
 )
@@ -105,9 +105,11 @@ def causal_dropout_packed_fwd(
     q_ptr,
     k_ptr,
     v_ptr,
+    block_seqs_ptr,
+    q_offset,
+    seed: tl.uint64,
     o_ptr,
     lse_ptr,
-    block_seqs_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,
@@ -119,12 +121,11 @@ def causal_dropout_packed_fwd(
     q_total,
     num_heads,
     group_size,
-    q_offset,
     scale,
-    seed: tl.uint64,
     threshold: tl.uint32,
     keep_scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
     DROPOUT: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
@@ -133,6 +134,7 @@ def causal_dropout_packed_fwd(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    seed = tl.load(seed) if SCALARS_LOADED else seed
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
     record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)

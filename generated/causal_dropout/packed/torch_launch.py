@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/torch_launch.py.jinja
-# hash: c35302ee23d2e55f
+# hash: 3a1462ac84b3f7d1
 """Launches of the kernels of `causal_dropout`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,8 +12,9 @@ from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from ..._runtime.checks import keep_numbers
-from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2, tiles_for
-from ..._runtime.torch_schedule import block_sequences, pass_table
+from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2, parse_config, tiles_for
+from ..._runtime.schedules import pass_table
+from ..._runtime.torch_schedule import block_sequences
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -22,7 +23,6 @@ from ..._runtime.torch_support import (
     empty_like_layout,
     launches_directly,
     on_device,
-    parse_config,
     unit_strides,
 )
 
@@ -171,9 +171,11 @@ def _forward(
             q,
             k,
             v,
+            block_seqs,
+            q_offset,
+            seed,
             o,
             lse,
-            block_seqs,
             *unit_strides(q)[1:],
             *unit_strides(k)[1:],
             *unit_strides(v)[1:],
@@ -181,12 +183,11 @@ def _forward(
             q_len,
             num_heads,
             group_size,
-            q_offset,
             scale,
-            seed,
             threshold,
             keep_scale,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
+            SCALARS_LOADED=False,
             DROPOUT=threshold > 0,
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
@@ -224,7 +225,7 @@ def _backward(
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, cu_seqlens_q, config_words)
     dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.empty_like(lse)
+    delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
@@ -245,9 +246,11 @@ def _backward(
                 v,
                 do,
                 lse,
+                block_seqs,
+                q_offset,
+                seed,
                 delta,
                 dq,
-                block_seqs,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],
@@ -257,13 +260,12 @@ def _backward(
                 q_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
-                seed,
                 threshold,
                 keep_scale,
                 HAS_DLSE=dlse is not None,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
+                SCALARS_LOADED=False,
                 DROPOUT=threshold > 0,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
@@ -282,9 +284,11 @@ def _backward(
                 do,
                 lse,
                 delta,
+                key_block_seqs,
+                q_offset,
+                seed,
                 dk,
                 dv,
-                key_block_seqs,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],
@@ -294,12 +298,11 @@ def _backward(
                 q_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
-                seed,
                 threshold,
                 keep_scale,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
+                SCALARS_LOADED=False,
                 DROPOUT=threshold > 0,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,

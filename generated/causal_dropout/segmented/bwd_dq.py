@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: kernels/bwd_dq.py.jinja
-# hash: b1497fd2002afc81
+# hash: 7f98000a4f5a4718
 """Gradient of `causal_dropout`, with segment ids with respect to q.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -14,13 +14,13 @@
     v               [B, Hkv, Skv, Dv]
     do              [B, Hq, Sq, Dv]
     lse             [B, Hq, Sq]  fp32, log of the softmax denominator
-    delta           [B, Hq, Sq]  fp32, sum(o * do) - dlse
     q_segment_ids   [b, q_row]  int32
     kv_segment_ids  [b, k_row]  int32
     q_positions     [B, Sq]  int32, or None: by row
     kv_positions    [B, Skv]  int32, or None: by row
-    dq              [B, Hq, Sq, D]
     ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
+    delta           [B, Hq, Sq]  fp32, sum(o * do) - dlse
+    dq              [B, Hq, Sq, D]
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
 `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
@@ -106,6 +106,8 @@ def dropout_mask(seed, threshold, head, start_m, start_n, BLOCK_M: tl.constexpr,
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
+        "seed",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "stride_ranges_b",
@@ -113,8 +115,6 @@ def dropout_mask(seed, threshold, head, start_m, start_n, BLOCK_M: tl.constexpr,
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
-        "seed",
         "threshold",
         "padding_id",
     ]
@@ -127,13 +127,15 @@ def causal_dropout_segmented_bwd_dq(
     v_ptr,
     do_ptr,
     lse_ptr,
-    delta_ptr,
     q_segment_ids_ptr,
     kv_segment_ids_ptr,
     q_positions_ptr,
     kv_positions_ptr,
-    dq_ptr,
     ranges_ptr,
+    q_offset,
+    seed: tl.uint64,
+    delta_ptr,
+    dq_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -165,14 +167,13 @@ def causal_dropout_segmented_bwd_dq(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
-    seed: tl.uint64,
     threshold: tl.uint32,
     keep_scale,
     padding_id,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
     POSITIONS: tl.constexpr,
     DROPOUT: tl.constexpr,
     RAGGED: tl.constexpr,
@@ -183,6 +184,7 @@ def causal_dropout_segmented_bwd_dq(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    seed = tl.load(seed) if SCALARS_LOADED else seed
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: kernels/fwd.py.jinja
-# hash: 0cc7f840950ebd93
+# hash: 411a83f3c96f5dd3
 """Forward of `causal_dropout`, with segment ids: `o = dropout(softmax(score)) v`.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -14,9 +14,9 @@
     kv_segment_ids  [b, k_row]  int32
     q_positions     [B, Sq]  int32, or None: by row
     kv_positions    [B, Skv]  int32, or None: by row
+    ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
     o               [B, Hq, Sq, Dv]
     lse             [B, Hq, Sq]  fp32, log of the softmax denominator
-    ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
 
 One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
 softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
@@ -103,6 +103,8 @@ def dropout_mask(seed, threshold, head, start_m, start_n, BLOCK_M: tl.constexpr,
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
+        "seed",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "stride_ranges_b",
@@ -110,8 +112,6 @@ def dropout_mask(seed, threshold, head, start_m, start_n, BLOCK_M: tl.constexpr,
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
-        "seed",
         "threshold",
         "padding_id",
     ]
@@ -124,9 +124,11 @@ def causal_dropout_segmented_fwd(
     kv_segment_ids_ptr,
     q_positions_ptr,
     kv_positions_ptr,
+    ranges_ptr,
+    q_offset,
+    seed: tl.uint64,
     o_ptr,
     lse_ptr,
-    ranges_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -152,13 +154,12 @@ def causal_dropout_segmented_fwd(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
-    seed: tl.uint64,
     threshold: tl.uint32,
     keep_scale,
     padding_id,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
     POSITIONS: tl.constexpr,
     DROPOUT: tl.constexpr,
     RAGGED: tl.constexpr,
@@ -169,6 +170,7 @@ def causal_dropout_segmented_fwd(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    seed = tl.load(seed) if SCALARS_LOADED else seed
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/block_ranges.py.jinja
-# hash: 1879a4fd081593e3
+# hash: 5b2a653987a433b5
 """Which blocks of keys a block of queries visits under `document`, packed sequences, and the other way round.
 
     keep          q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
@@ -33,25 +33,25 @@ def clamp_index(index, size):
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_parts",
         "kv_parts",
         "num_seqs",
-        "q_offset",
     ]
 )
 def document_packed_extremes(
     doc_ptr,
+    cu_seqlens_q_ptr,
+    cu_seqlens_k_ptr,
+    q_offset,
     doc_q_min_ptr,
     doc_q_max_ptr,
     doc_kv_min_ptr,
     doc_kv_max_ptr,
-    cu_seqlens_q_ptr,
-    cu_seqlens_k_ptr,
     stride_doc_0,
     q_parts,
     kv_parts,
     num_seqs,
-    q_offset,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SEARCH_STEPS: tl.constexpr,
     PART: tl.constexpr,
@@ -129,10 +129,10 @@ def document_packed_extremes(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_parts",
         "kv_parts",
         "num_heads",
-        "q_offset",
     ]
 )
 def document_packed_query_ranges(
@@ -141,11 +141,11 @@ def document_packed_query_ranges(
     doc_kv_min_ptr,
     doc_kv_max_ptr,
     block_seqs_ptr,
+    q_offset,
     ranges_ptr,
     q_parts,
     kv_parts,
     num_heads,
-    q_offset,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -211,10 +211,10 @@ def document_packed_query_ranges(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_parts",
         "kv_parts",
         "num_heads",
-        "q_offset",
     ]
 )
 def document_packed_key_ranges(
@@ -223,11 +223,11 @@ def document_packed_key_ranges(
     doc_kv_min_ptr,
     doc_kv_max_ptr,
     block_seqs_ptr,
+    q_offset,
     ranges_ptr,
     q_parts,
     kv_parts,
     num_heads,
-    q_offset,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,

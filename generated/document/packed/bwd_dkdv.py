@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 663ee59bed45162f
+# hash: 0092ad92f5d74aa7
 """Gradients of `document`, packed sequences with respect to k and v.
 
     keep        q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
@@ -13,11 +13,11 @@
     lse         [Hq, total_q]  fp32, log of the softmax denominator
     delta       [Hq, total_q]  fp32, sum(o * do) - dlse
     doc         [kv_idx]  int32
-    dk          [total_k, Hkv, D]
-    dv          [total_k, Hkv, Dv]
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
                 its queries, and of its keys
     ranges      [H, entries, 4]  int32, first visited, first full, end of full and end of visited blocks
+    dk          [total_k, Hkv, D]
+    dv          [total_k, Hkv, Dv]
 
 One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
 order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product as
@@ -93,10 +93,10 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_total",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def document_packed_bwd_dkdv(
@@ -107,10 +107,11 @@ def document_packed_bwd_dkdv(
     lse_ptr,
     delta_ptr,
     doc_ptr,
-    dk_ptr,
-    dv_ptr,
     block_seqs_ptr,
     ranges_ptr,
+    q_offset,
+    dk_ptr,
+    dv_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,
@@ -127,7 +128,6 @@ def document_packed_bwd_dkdv(
     q_total,
     num_heads,
     group_size,
-    q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HEAD_DIM: tl.constexpr,

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 5e504a3a13a7eadd
+# hash: 04f9fbfa80063472
 """Gradient of `document`, packed sequences with respect to q.
 
     keep        q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
@@ -13,12 +13,12 @@
     v           [total_k, Hkv, Dv]
     do          [total_q, Hq, Dv]
     lse         [Hq, total_q]  fp32, log of the softmax denominator
-    delta       [Hq, total_q]  fp32, sum(o * do) - dlse
     doc         [kv_idx]  int32
-    dq          [total_q, Hq, D]
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
                 its queries, and of its keys
     ranges      [H, entries, 4]  int32, first visited, first full, end of full and end of visited blocks
+    delta       [Hq, total_q]  fp32, sum(o * do) - dlse
+    dq          [total_q, Hq, D]
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
 `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
@@ -85,10 +85,10 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_total",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def document_packed_bwd_dq(
@@ -99,11 +99,12 @@ def document_packed_bwd_dq(
     v_ptr,
     do_ptr,
     lse_ptr,
-    delta_ptr,
     doc_ptr,
-    dq_ptr,
     block_seqs_ptr,
     ranges_ptr,
+    q_offset,
+    delta_ptr,
+    dq_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,
@@ -120,7 +121,6 @@ def document_packed_bwd_dq(
     q_total,
     num_heads,
     group_size,
-    q_offset,
     scale,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/fwd.py.jinja
-# hash: 0f17da1f96ccca99
+# hash: f3baabcf70271cd9
 """Forward of `document`, packed sequences: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
@@ -10,11 +10,11 @@
     k           [total_k, Hkv, D]
     v           [total_k, Hkv, Dv]
     doc         [kv_idx]  int32
-    o           [total_q, Hq, Dv]
-    lse         [Hq, total_q]  fp32, log of the softmax denominator
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
                 its queries, and of its keys
     ranges      [H, entries, 4]  int32, first visited, first full, end of full and end of visited blocks
+    o           [total_q, Hq, Dv]
+    lse         [Hq, total_q]  fp32, log of the softmax denominator
 
 One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
 softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
@@ -82,10 +82,10 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_total",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def document_packed_fwd(
@@ -93,10 +93,11 @@ def document_packed_fwd(
     k_ptr,
     v_ptr,
     doc_ptr,
-    o_ptr,
-    lse_ptr,
     block_seqs_ptr,
     ranges_ptr,
+    q_offset,
+    o_ptr,
+    lse_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,
@@ -109,7 +110,6 @@ def document_packed_fwd(
     q_total,
     num_heads,
     group_size,
-    q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HEAD_DIM: tl.constexpr,

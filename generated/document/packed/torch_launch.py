@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_launch.py.jinja
-# hash: c6430f0c6647196c
+# hash: d52604c87d591567
 """Launches of the kernels of `document`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, tiles_for
-from ..._runtime.torch_schedule import POSITIONS, block_sequences, least_block, pass_table
+from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, parse_config, tiles_for
+from ..._runtime.schedules import POSITIONS, least_block, pass_table
+from ..._runtime.torch_schedule import block_sequences
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -22,7 +23,6 @@ from ..._runtime.torch_support import (
     empty_like_layout,
     launches_directly,
     on_device,
-    parse_config,
     unit_strides,
 )
 
@@ -121,17 +121,17 @@ def _extremes(
     with on_device(q):
         block_ranges.document_packed_extremes[(list_heads * programs,)](
             doc,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            q_offset,
             doc_q_min,
             doc_q_max,
             doc_kv_min,
             doc_kv_max,
-            cu_seqlens_q,
-            cu_seqlens_k,
             *doc.stride(),
             q_parts,
             kv_parts,
             num_seqs,
-            q_offset,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             SEARCH_STEPS=num_seqs.bit_length(),
             PART=part,
@@ -172,11 +172,11 @@ def _tables(
             doc_kv_min,
             doc_kv_max,
             block_seqs,
+            q_offset,
             ranges,
             q_parts,
             kv_parts,
             list_heads,
-            q_offset,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
@@ -253,10 +253,11 @@ def _forward(
             k,
             v,
             doc,
-            o,
-            lse,
             block_seqs,
             ranges,
+            q_offset,
+            o,
+            lse,
             *unit_strides(q)[1:],
             *unit_strides(k)[1:],
             *unit_strides(v)[1:],
@@ -265,7 +266,6 @@ def _forward(
             q_len,
             num_heads,
             group_size,
-            q_offset,
             scale,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             HEAD_DIM=head_dim,
@@ -303,7 +303,7 @@ def _backward(
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, cu_seqlens_q, config_words)
     dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.empty_like(lse)
+    delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
@@ -331,11 +331,12 @@ def _backward(
                 v,
                 do,
                 lse,
-                delta,
                 doc,
-                dq,
                 block_seqs,
                 ranges,
+                q_offset,
+                delta,
+                dq,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],
@@ -346,7 +347,6 @@ def _backward(
                 q_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 HAS_DLSE=dlse is not None,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -368,10 +368,11 @@ def _backward(
                 lse,
                 delta,
                 doc,
-                dk,
-                dv,
                 key_block_seqs,
                 key_ranges,
+                q_offset,
+                dk,
+                dv,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],
@@ -382,7 +383,6 @@ def _backward(
                 q_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 HEAD_DIM=head_dim,

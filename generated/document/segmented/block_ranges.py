@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/block_ranges.py.jinja
-# hash: e33a622f0fd2dcea
+# hash: f2ce781811be8ea3
 """Which blocks of keys a block of queries visits under `document`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and doc[b, q_row] == doc[b, cols] and q_segment_ids[b, rows] ==
@@ -36,13 +36,13 @@ def clamp_index(index, size):
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "doc_size_1",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "q_len",
         "kv_len",
         "num_heads",
-        "q_offset",
         "padding_id",
     ]
 )
@@ -52,6 +52,7 @@ def document_segmented_extremes(
     kv_segment_ids_ptr,
     q_positions_ptr,
     kv_positions_ptr,
+    q_offset,
     doc_q_min_ptr,
     doc_q_max_ptr,
     q_segment_ids_q_min_ptr,
@@ -80,7 +81,6 @@ def document_segmented_extremes(
     q_len,
     kv_len,
     num_heads,
-    q_offset,
     padding_id,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     POSITIONS: tl.constexpr,
@@ -149,10 +149,10 @@ def document_segmented_extremes(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_len",
         "kv_len",
         "num_heads",
-        "q_offset",
     ]
 )
 def document_segmented_query_ranges(
@@ -170,11 +170,11 @@ def document_segmented_query_ranges(
     q_position_max_ptr,
     kv_position_min_ptr,
     kv_position_max_ptr,
+    q_offset,
     ranges_ptr,
     q_len,
     kv_len,
     num_heads,
-    q_offset,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     POSITIONS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -261,10 +261,10 @@ def document_segmented_query_ranges(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_len",
         "kv_len",
         "num_heads",
-        "q_offset",
     ]
 )
 def document_segmented_key_ranges(
@@ -282,11 +282,11 @@ def document_segmented_key_ranges(
     q_position_max_ptr,
     kv_position_min_ptr,
     kv_position_max_ptr,
+    q_offset,
     ranges_ptr,
     q_len,
     kv_len,
     num_heads,
-    q_offset,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     POSITIONS: tl.constexpr,
     BLOCK_M: tl.constexpr,

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 9864c7f510b763f4
+# hash: b7c005d15786800c
 """Gradient of `document`, with segment ids with respect to q.
 
     keep            q_idx >= kv_idx and doc[b, q_row] == doc[b, cols] and q_segment_ids[b, rows] == kv_segment_ids[b,
@@ -14,14 +14,14 @@
     v               [B, Hkv, Skv, Dv]
     do              [B, Hq, Sq, Dv]
     lse             [B, Hq, Sq]  fp32, log of the softmax denominator
-    delta           [B, Hq, Sq]  fp32, sum(o * do) - dlse
     doc             [b, kv_idx]  int32
     q_segment_ids   [b, q_row]  int32
     kv_segment_ids  [b, k_row]  int32
     q_positions     [B, Sq]  int32, or None: by row
     kv_positions    [B, Skv]  int32, or None: by row
-    dq              [B, Hq, Sq, D]
     ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
+    delta           [B, Hq, Sq]  fp32, sum(o * do) - dlse
+    dq              [B, Hq, Sq, D]
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
 `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
@@ -88,6 +88,7 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "doc_size_1",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
@@ -96,7 +97,6 @@ def store_tile(
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
         "padding_id",
     ]
 )
@@ -108,14 +108,15 @@ def document_segmented_bwd_dq(
     v_ptr,
     do_ptr,
     lse_ptr,
-    delta_ptr,
     doc_ptr,
     q_segment_ids_ptr,
     kv_segment_ids_ptr,
     q_positions_ptr,
     kv_positions_ptr,
-    dq_ptr,
     ranges_ptr,
+    q_offset,
+    delta_ptr,
+    dq_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -150,7 +151,6 @@ def document_segmented_bwd_dq(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     padding_id,
     HAS_DLSE: tl.constexpr,

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_launch.py.jinja
-# hash: 191ad15676393fda
+# hash: fea24301de41528e
 """Launches of the kernels of `document`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, tiles_for
-from ..._runtime.torch_schedule import POSITIONS, SEGMENTS, least_block, pass_table
+from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, parse_config, tiles_for
+from ..._runtime.schedules import POSITIONS, SEGMENTS, least_block, pass_table
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -22,7 +22,6 @@ from ..._runtime.torch_support import (
     empty_like_layout,
     launches_directly,
     on_device,
-    parse_config,
     row_stride,
     unit_strides,
 )
@@ -169,6 +168,7 @@ def _extremes(
             kv_segment_ids,
             q_positions,
             kv_positions,
+            q_offset,
             doc_q_min,
             doc_q_max,
             q_segment_ids_q_min,
@@ -194,7 +194,6 @@ def _extremes(
             q_len,
             kv_len,
             list_heads,
-            q_offset,
             padding_id,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             POSITIONS=q_positions is not None,
@@ -273,11 +272,11 @@ def _tables(
             q_position_max,
             kv_position_min,
             kv_position_max,
+            q_offset,
             ranges,
             q_len,
             kv_len,
             list_heads,
-            q_offset,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             POSITIONS=q_position_min is not None,
             BLOCK_M=tile.block_m,
@@ -379,9 +378,10 @@ def _forward(
             kv_segment_ids,
             q_positions,
             kv_positions,
+            ranges,
+            q_offset,
             o,
             lse,
-            ranges,
             *unit_strides(q),
             *unit_strides(k),
             *unit_strides(v),
@@ -399,7 +399,6 @@ def _forward(
             kv_len,
             num_heads,
             group_size,
-            q_offset,
             scale,
             padding_id,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -443,7 +442,7 @@ def _backward(
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, q_segment_ids, config_words)
     dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.empty_like(lse)
+    delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
@@ -483,14 +482,15 @@ def _backward(
                 v,
                 do,
                 lse,
-                delta,
                 doc,
                 q_segment_ids,
                 kv_segment_ids,
                 q_positions,
                 kv_positions,
-                dq,
                 ranges,
+                q_offset,
+                delta,
+                dq,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),
@@ -510,7 +510,6 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 padding_id,
                 HAS_DLSE=dlse is not None,
@@ -539,9 +538,10 @@ def _backward(
                 kv_segment_ids,
                 q_positions,
                 kv_positions,
+                key_ranges,
+                q_offset,
                 dk,
                 dv,
-                key_ranges,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),
@@ -561,7 +561,6 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 padding_id,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: cf984e7c4a0cc8ff
+# hash: 8c8b56d14437de13
 """Gradients of `forgetting`, packed sequences with respect to k and v and g.
 
     keep         q_idx >= kv_idx
@@ -12,11 +12,11 @@
     lse          [Hq, total_q]  fp32, log of the softmax denominator
     delta        [Hq, total_q]  fp32, sum(o * do) - dlse
     decay        [Hq, total_k]  fp32, cumulative log-decay of each sequence times log2(e)
+    block_seqs   [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
+                 its queries, and of its keys
     dk           [total_k, Hkv, D]
     dv           [total_k, Hkv, Dv]
     ddecay_cols  [Hq, total_k]  fp32, partial sums
-    block_seqs   [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                 its queries, and of its keys
 
 One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
 order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product as
@@ -92,11 +92,11 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_total",
         "kv_total",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def forgetting_packed_bwd_dkdv(
@@ -107,10 +107,11 @@ def forgetting_packed_bwd_dkdv(
     lse_ptr,
     delta_ptr,
     decay_ptr,
+    block_seqs_ptr,
+    q_offset,
     dk_ptr,
     dv_ptr,
     ddecay_cols_ptr,
-    block_seqs_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,
@@ -128,7 +129,6 @@ def forgetting_packed_bwd_dkdv(
     kv_total,
     num_heads,
     group_size,
-    q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HEAD_DIM: tl.constexpr,

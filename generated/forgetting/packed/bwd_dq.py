@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/bwd_dq.py.jinja
-# hash: e9b27a7fcddf569b
+# hash: 596b28cc98b97dc3
 """Gradient of `forgetting`, packed sequences with respect to q and g.
 
     keep         q_idx >= kv_idx
@@ -12,12 +12,12 @@
     v            [total_k, Hkv, Dv]
     do           [total_q, Hq, Dv]
     lse          [Hq, total_q]  fp32, log of the softmax denominator
-    delta        [Hq, total_q]  fp32, sum(o * do) - dlse
     decay        [Hq, total_k]  fp32, cumulative log-decay of each sequence times log2(e)
-    dq           [total_q, Hq, D]
-    ddecay_rows  [Hq, total_q]  fp32, partial sums
     block_seqs   [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
                  its queries, and of its keys
+    delta        [Hq, total_q]  fp32, sum(o * do) - dlse
+    dq           [total_q, Hq, D]
+    ddecay_rows  [Hq, total_q]  fp32, partial sums
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
 `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
@@ -84,10 +84,10 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_total",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def forgetting_packed_bwd_dq(
@@ -98,11 +98,12 @@ def forgetting_packed_bwd_dq(
     v_ptr,
     do_ptr,
     lse_ptr,
-    delta_ptr,
     decay_ptr,
+    block_seqs_ptr,
+    q_offset,
+    delta_ptr,
     dq_ptr,
     ddecay_rows_ptr,
-    block_seqs_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,
@@ -119,7 +120,6 @@ def forgetting_packed_bwd_dq(
     q_total,
     num_heads,
     group_size,
-    q_offset,
     scale,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,

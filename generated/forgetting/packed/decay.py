@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/decay.py.jinja
-# hash: 7b51c68899aa5983
+# hash: 6925588fe3de0190
 """Log-decay of `forgetting`, packed sequences: the cumulative sum of g, and its gradient.
 
     g, dg           [total_k, Hq]  natural log
@@ -22,8 +22,8 @@ LOG2E = tl.constexpr(1.4426950408889634)
 @triton.jit(do_not_specialize=["kv_total", "num_heads"])
 def forgetting_packed_decay_cumsum(
     g_ptr,
-    decay_ptr,
     cu_seqlens_k_ptr,
+    decay_ptr,
     stride_gs,
     stride_gh,
     kv_total,
@@ -60,15 +60,15 @@ def row_sum(ptr, first, end, BLOCK: tl.constexpr):
 def forgetting_packed_decay_grad(
     drows_ptr,
     dcols_ptr,
-    dg_ptr,
     cu_seqlens_q_ptr,
     cu_seqlens_k_ptr,
+    q_offset,
+    dg_ptr,
     stride_dgs,
     stride_dgh,
     q_total,
     kv_total,
     num_heads,
-    q_offset,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/fwd.py.jinja
-# hash: 3286388e22aecc2f
+# hash: 21b77b6b1a2d2c99
 """Forward of `forgetting`, packed sequences: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx
@@ -9,10 +9,10 @@
     k           [total_k, Hkv, D]
     v           [total_k, Hkv, Dv]
     decay       [Hq, total_k]  fp32, cumulative log-decay of each sequence times log2(e)
-    o           [total_q, Hq, Dv]
-    lse         [Hq, total_q]  fp32, log of the softmax denominator
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
                 its queries, and of its keys
+    o           [total_q, Hq, Dv]
+    lse         [Hq, total_q]  fp32, log of the softmax denominator
 
 One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
 softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
@@ -80,10 +80,10 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_total",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def forgetting_packed_fwd(
@@ -91,9 +91,10 @@ def forgetting_packed_fwd(
     k_ptr,
     v_ptr,
     decay_ptr,
+    block_seqs_ptr,
+    q_offset,
     o_ptr,
     lse_ptr,
-    block_seqs_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,
@@ -106,7 +107,6 @@ def forgetting_packed_fwd(
     q_total,
     num_heads,
     group_size,
-    q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HEAD_DIM: tl.constexpr,

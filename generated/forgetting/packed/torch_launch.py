@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/torch_launch.py.jinja
-# hash: f7dd3835a6b21429
+# hash: ff9d21366bc900bb
 """Launches of the kernels of `forgetting`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2, tiles_for
-from ..._runtime.torch_schedule import block_sequences, pass_table
+from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2, parse_config, tiles_for
+from ..._runtime.schedules import pass_table
+from ..._runtime.torch_schedule import block_sequences
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -21,7 +22,6 @@ from ..._runtime.torch_support import (
     empty_like_layout,
     launches_directly,
     on_device,
-    parse_config,
     unit_strides,
 )
 
@@ -155,16 +155,17 @@ def _forward(
     (block_seqs,) = pass_table(block_tables, "fwd", 1) or _tables(q, k, cu_seqlens_q, cu_seqlens_k, tile, False)
     with on_device(q):
         decay_kernels.forgetting_packed_decay_cumsum[((cu_seqlens_k.shape[0] - 1) * num_heads,)](
-            g, decay, cu_seqlens_k, *g.stride(), kv_len, num_heads, BLOCK=1024
+            g, cu_seqlens_k, decay, *g.stride(), kv_len, num_heads, BLOCK=1024
         )
         fwd.forgetting_packed_fwd[(block_seqs.shape[0] * num_heads,)](
             q,
             k,
             v,
             decay,
+            block_seqs,
+            q_offset,
             o,
             lse,
-            block_seqs,
             *unit_strides(q)[1:],
             *unit_strides(k)[1:],
             *unit_strides(v)[1:],
@@ -173,7 +174,6 @@ def _forward(
             q_len,
             num_heads,
             group_size,
-            q_offset,
             scale,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             HEAD_DIM=head_dim,
@@ -212,7 +212,7 @@ def _backward(
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, cu_seqlens_q, config_words)
     dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.empty_like(lse)
+    delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
@@ -223,7 +223,7 @@ def _backward(
     )
     ddecay_rows = q.new_empty((1, num_heads, q_len), dtype=FP32)
     ddecay_cols = q.new_empty((1, num_heads, kv_len), dtype=FP32)
-    dg = torch.empty_like(g)
+    dg = g.new_empty(g.shape)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     with on_device(q):
@@ -236,11 +236,12 @@ def _backward(
                 v,
                 do,
                 lse,
-                delta,
                 decay,
+                block_seqs,
+                q_offset,
+                delta,
                 dq,
                 ddecay_rows,
-                block_seqs,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],
@@ -251,7 +252,6 @@ def _backward(
                 q_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 HAS_DLSE=dlse is not None,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -273,10 +273,11 @@ def _backward(
                 lse,
                 delta,
                 decay,
+                key_block_seqs,
+                q_offset,
                 dk,
                 dv,
                 ddecay_cols,
-                key_block_seqs,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],
@@ -288,7 +289,6 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 HEAD_DIM=head_dim,
@@ -304,14 +304,14 @@ def _backward(
             decay_kernels.forgetting_packed_decay_grad[(num_seqs * num_heads,)](
                 ddecay_rows,
                 ddecay_cols,
-                dg,
                 cu_seqlens_q,
                 cu_seqlens_k,
+                q_offset,
+                dg,
                 *dg.stride(),
                 q_len,
                 kv_len,
                 num_heads,
-                q_offset,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 BLOCK=1024,
             )

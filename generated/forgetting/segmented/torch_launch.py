@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/torch_launch.py.jinja
-# hash: 296cff0e82928856
+# hash: 6a6783ce70571526
 """Launches of the kernels of `forgetting`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, tiles_for
-from ..._runtime.torch_schedule import POSITIONS, SEGMENTS, least_block, pass_table
+from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, parse_config, tiles_for
+from ..._runtime.schedules import POSITIONS, SEGMENTS, least_block, pass_table
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -21,7 +21,6 @@ from ..._runtime.torch_support import (
     empty_like_layout,
     launches_directly,
     on_device,
-    parse_config,
     row_stride,
     unit_strides,
 )
@@ -188,6 +187,7 @@ def _extremes(
             kv_segment_ids,
             q_positions,
             kv_positions,
+            q_offset,
             q_segment_ids_q_min,
             q_segment_ids_q_max,
             kv_segment_ids_kv_min,
@@ -207,7 +207,6 @@ def _extremes(
             q_len,
             kv_len,
             list_heads,
-            q_offset,
             padding_id,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             POSITIONS=q_positions is not None,
@@ -274,11 +273,11 @@ def _tables(
             q_position_max,
             kv_position_min,
             kv_position_max,
+            q_offset,
             ranges,
             q_len,
             kv_len,
             list_heads,
-            q_offset,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             POSITIONS=q_position_min is not None,
             BLOCK_M=tile.block_m,
@@ -373,9 +372,10 @@ def _forward(
             decay,
             q_positions,
             kv_positions,
+            ranges,
+            q_offset,
             o,
             lse,
-            ranges,
             *unit_strides(q),
             *unit_strides(k),
             *unit_strides(v),
@@ -393,7 +393,6 @@ def _forward(
             kv_len,
             num_heads,
             group_size,
-            q_offset,
             scale,
             padding_id,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -438,7 +437,7 @@ def _backward(
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, q_segment_ids, config_words)
     dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.empty_like(lse)
+    delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
@@ -458,7 +457,7 @@ def _backward(
     )
     ddecay_rows = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     ddecay_cols = q.new_empty((batch, num_heads, kv_len), dtype=FP32)
-    dg = torch.empty_like(g)
+    dg = g.new_empty(g.shape)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     with on_device(q):
@@ -471,15 +470,16 @@ def _backward(
                 v,
                 do,
                 lse,
-                delta,
                 q_segment_ids,
                 kv_segment_ids,
                 decay,
                 q_positions,
                 kv_positions,
+                ranges,
+                q_offset,
+                delta,
                 dq,
                 ddecay_rows,
-                ranges,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),
@@ -499,7 +499,6 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 padding_id,
                 HAS_DLSE=dlse is not None,
@@ -528,10 +527,11 @@ def _backward(
                 decay,
                 q_positions,
                 kv_positions,
+                key_ranges,
+                q_offset,
                 dk,
                 dv,
                 ddecay_cols,
-                key_ranges,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),
@@ -551,7 +551,6 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 padding_id,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -570,13 +569,13 @@ def _backward(
             decay_kernels.forgetting_decay_grad[(batch * num_heads,)](
                 ddecay_rows,
                 ddecay_cols,
+                q_offset,
                 dg,
                 *dg.stride(),
                 g.shape[1],
                 q_len,
                 kv_len,
                 num_heads,
-                q_offset,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 BLOCK=1024,
             )

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: kernels/bwd_dq.py.jinja
-# hash: 280b0f2391531a7f
+# hash: 4dee80446ed0f777
 """Gradient of `full`, packed sequences with respect to q.
 
     o           [total_q, Hq, Dv]
@@ -11,10 +11,10 @@
     v           [total_k, Hkv, Dv]
     do          [total_q, Hq, Dv]
     lse         [Hq, total_q]  fp32, log of the softmax denominator
-    delta       [Hq, total_q]  fp32, sum(o * do) - dlse
-    dq          [total_q, Hq, D]
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
                 its queries, and of its keys
+    delta       [Hq, total_q]  fp32, sum(o * do) - dlse
+    dq          [total_q, Hq, D]
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
 `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
@@ -88,9 +88,9 @@ def full_packed_bwd_dq(
     v_ptr,
     do_ptr,
     lse_ptr,
+    block_seqs_ptr,
     delta_ptr,
     dq_ptr,
-    block_seqs_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,

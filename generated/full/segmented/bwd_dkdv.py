@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 0f11c9e2b08e7df8
+# hash: 2325b6adf92de3a5
 """Gradients of `full`, with segment ids with respect to k and v.
 
     keep            q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] != padding_id
@@ -13,9 +13,9 @@
     delta           [B, Hq, Sq]  fp32, sum(o * do) - dlse
     q_segment_ids   [b, q_row]  int32
     kv_segment_ids  [b, k_row]  int32
+    ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
     dk              [B, Hkv, Skv, D]
     dv              [B, Hkv, Skv, Dv]
-    ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
 
 One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
 order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product as
@@ -110,9 +110,9 @@ def full_segmented_bwd_dkdv(
     delta_ptr,
     q_segment_ids_ptr,
     kv_segment_ids_ptr,
+    ranges_ptr,
     dk_ptr,
     dv_ptr,
-    ranges_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: kernels/fwd.py.jinja
-# hash: b5a0af3c4c8a77c1
+# hash: d62ade06d374c0ab
 """Forward of `full`, with segment ids: `o = softmax(score) v`.
 
     keep            q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] != padding_id
@@ -10,9 +10,9 @@
     v               [B, Hkv, Skv, Dv]
     q_segment_ids   [b, q_row]  int32
     kv_segment_ids  [b, k_row]  int32
+    ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
     o               [B, Hq, Sq, Dv]
     lse             [B, Hq, Sq]  fp32, log of the softmax denominator
-    ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
 
 One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
 softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
@@ -96,9 +96,9 @@ def full_segmented_fwd(
     v_ptr,
     q_segment_ids_ptr,
     kv_segment_ids_ptr,
+    ranges_ptr,
     o_ptr,
     lse_ptr,
-    ranges_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: kernels/bwd_dq.py.jinja
-# hash: db16f5b21ff8befb
+# hash: a88f3e30e00a6d42
 """Gradient of `gemma2_local`, packed sequences with respect to q.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < 4096
@@ -13,10 +13,10 @@
     v           [total_k, Hkv, Dv]
     do          [total_q, Hq, Dv]
     lse         [Hq, total_q]  fp32, log of the softmax denominator
-    delta       [Hq, total_q]  fp32, sum(o * do) - dlse
-    dq          [total_q, Hq, D]
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
                 its queries, and of its keys
+    delta       [Hq, total_q]  fp32, sum(o * do) - dlse
+    dq          [total_q, Hq, D]
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
 `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
@@ -91,10 +91,10 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_total",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def gemma2_local_packed_bwd_dq(
@@ -105,9 +105,10 @@ def gemma2_local_packed_bwd_dq(
     v_ptr,
     do_ptr,
     lse_ptr,
+    block_seqs_ptr,
+    q_offset,
     delta_ptr,
     dq_ptr,
-    block_seqs_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,
@@ -123,7 +124,6 @@ def gemma2_local_packed_bwd_dq(
     q_total,
     num_heads,
     group_size,
-    q_offset,
     scale,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: kernels/block_ranges.py.jinja
-# hash: 52b075f99df3b077
+# hash: 4d7c3f90725fc19b
 """Which blocks of keys a block of queries visits under `gpt_oss`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and q_idx - kv_idx < 128 and q_segment_ids[b, rows] == kv_segment_ids[b,
@@ -31,12 +31,12 @@ def clamp_index(index, size):
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "q_len",
         "kv_len",
         "num_heads",
-        "q_offset",
         "padding_id",
     ]
 )
@@ -45,6 +45,7 @@ def gpt_oss_segmented_extremes(
     kv_segment_ids_ptr,
     q_positions_ptr,
     kv_positions_ptr,
+    q_offset,
     q_segment_ids_q_min_ptr,
     q_segment_ids_q_max_ptr,
     kv_segment_ids_kv_min_ptr,
@@ -66,7 +67,6 @@ def gpt_oss_segmented_extremes(
     q_len,
     kv_len,
     num_heads,
-    q_offset,
     padding_id,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     POSITIONS: tl.constexpr,
@@ -126,10 +126,10 @@ def gpt_oss_segmented_extremes(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_len",
         "kv_len",
         "num_heads",
-        "q_offset",
     ]
 )
 def gpt_oss_segmented_query_ranges(
@@ -143,11 +143,11 @@ def gpt_oss_segmented_query_ranges(
     q_position_max_ptr,
     kv_position_min_ptr,
     kv_position_max_ptr,
+    q_offset,
     ranges_ptr,
     q_len,
     kv_len,
     num_heads,
-    q_offset,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     POSITIONS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -228,10 +228,10 @@ def gpt_oss_segmented_query_ranges(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_len",
         "kv_len",
         "num_heads",
-        "q_offset",
     ]
 )
 def gpt_oss_segmented_key_ranges(
@@ -245,11 +245,11 @@ def gpt_oss_segmented_key_ranges(
     q_position_max_ptr,
     kv_position_min_ptr,
     kv_position_max_ptr,
+    q_offset,
     ranges_ptr,
     q_len,
     kv_len,
     num_heads,
-    q_offset,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     POSITIONS: tl.constexpr,
     BLOCK_M: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/torch_launch.py.jinja
-# hash: 3583f47a1d6137a6
+# hash: 8ca2b3b21d6ebb31
 """Launches of the kernels of `gpt_oss`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, tiles_for
-from ..._runtime.torch_schedule import POSITIONS, SEGMENTS, least_block, pass_table
+from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, parse_config, tiles_for
+from ..._runtime.schedules import POSITIONS, SEGMENTS, least_block, pass_table
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -21,7 +21,6 @@ from ..._runtime.torch_support import (
     empty_like_layout,
     launches_directly,
     on_device,
-    parse_config,
     row_stride,
     unit_strides,
 )
@@ -162,6 +161,7 @@ def _extremes(
             kv_segment_ids,
             q_positions,
             kv_positions,
+            q_offset,
             q_segment_ids_q_min,
             q_segment_ids_q_max,
             kv_segment_ids_kv_min,
@@ -181,7 +181,6 @@ def _extremes(
             q_len,
             kv_len,
             list_heads,
-            q_offset,
             padding_id,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             POSITIONS=q_positions is not None,
@@ -246,11 +245,11 @@ def _tables(
             q_position_max,
             kv_position_min,
             kv_position_max,
+            q_offset,
             ranges,
             q_len,
             kv_len,
             list_heads,
-            q_offset,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             POSITIONS=q_position_min is not None,
             BLOCK_M=tile.block_m,
@@ -341,9 +340,10 @@ def _forward(
             kv_segment_ids,
             q_positions,
             kv_positions,
+            ranges,
+            q_offset,
             o,
             lse,
-            ranges,
             *unit_strides(q),
             *unit_strides(k),
             *unit_strides(v),
@@ -359,7 +359,6 @@ def _forward(
             kv_len,
             num_heads,
             group_size,
-            q_offset,
             scale,
             padding_id,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -403,7 +402,7 @@ def _backward(
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, q_segment_ids, config_words)
     dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.empty_like(lse)
+    delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
@@ -435,14 +434,15 @@ def _backward(
                 v,
                 do,
                 lse,
-                delta,
                 q_segment_ids,
                 kv_segment_ids,
                 q_positions,
                 kv_positions,
+                ranges,
+                q_offset,
+                delta,
                 dq,
                 dsink_heads,
-                ranges,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),
@@ -460,7 +460,6 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 padding_id,
                 HAS_DLSE=dlse is not None,
@@ -488,9 +487,10 @@ def _backward(
                 kv_segment_ids,
                 q_positions,
                 kv_positions,
+                key_ranges,
+                q_offset,
                 dk,
                 dv,
-                key_ranges,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),
@@ -508,7 +508,6 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 padding_id,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,

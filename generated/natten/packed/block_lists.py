@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/block_lists.py.jinja
-# hash: 51c605982a3b0a17
+# hash: 1588dba4790cdb7f
 """Which blocks of keys a block of queries visits under `natten`, packed sequences, and the other way round.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -34,18 +34,18 @@ def floor_div(a, b):
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "num_others_most",
         "num_heads",
-        "q_offset",
     ]
 )
 def natten_packed_query_lists(
     block_seqs_ptr,
+    q_offset,
     spans_ptr,
     block_list_ptr,
     num_others_most,
     num_heads,
-    q_offset,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     OWN_ROOM: tl.constexpr,
     FILL: tl.constexpr,
@@ -153,18 +153,18 @@ def natten_packed_query_lists(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "num_others_most",
         "num_heads",
-        "q_offset",
     ]
 )
 def natten_packed_key_lists(
     block_seqs_ptr,
+    q_offset,
     spans_ptr,
     block_list_ptr,
     num_others_most,
     num_heads,
-    q_offset,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     OWN_ROOM: tl.constexpr,
     FILL: tl.constexpr,

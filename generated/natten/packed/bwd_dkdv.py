@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: cb719e70758dbd32
+# hash: 349856ddd3c48d08
 """Gradients of `natten`, packed sequences with respect to k and v.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -12,12 +12,12 @@
     do          [total_q, Hq, Dv]
     lse         [Hq, total_q]  fp32, log of the softmax denominator
     delta       [Hq, total_q]  fp32, sum(o * do) - dlse
-    dk          [total_k, Hkv, D]
-    dv          [total_k, Hkv, Dv]
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
                 its queries, and of its keys
     spans       [H, entries, 4]  int32, first, partial end, full begin and end of a block's list
     block_list  [entries]  int16 or int32, lists of the blocks to visit
+    dk          [total_k, Hkv, D]
+    dv          [total_k, Hkv, Dv]
 
 One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
 order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product as
@@ -99,10 +99,10 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_total",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def natten_packed_bwd_dkdv(
@@ -112,11 +112,12 @@ def natten_packed_bwd_dkdv(
     do_ptr,
     lse_ptr,
     delta_ptr,
-    dk_ptr,
-    dv_ptr,
     block_seqs_ptr,
     spans_ptr,
     block_list_ptr,
+    q_offset,
+    dk_ptr,
+    dv_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,
@@ -132,7 +133,6 @@ def natten_packed_bwd_dkdv(
     q_total,
     num_heads,
     group_size,
-    q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HEAD_DIM: tl.constexpr,

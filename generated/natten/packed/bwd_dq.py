@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/bwd_dq.py.jinja
-# hash: 02b4f4976e9536fb
+# hash: 29f0a114d3a34473
 """Gradient of `natten`, packed sequences with respect to q.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -13,12 +13,12 @@
     v           [total_k, Hkv, Dv]
     do          [total_q, Hq, Dv]
     lse         [Hq, total_q]  fp32, log of the softmax denominator
-    delta       [Hq, total_q]  fp32, sum(o * do) - dlse
-    dq          [total_q, Hq, D]
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
                 its queries, and of its keys
     spans       [H, entries, 4]  int32, first, partial end, full begin and end of a block's list
     block_list  [entries]  int16 or int32, lists of the blocks to visit
+    delta       [Hq, total_q]  fp32, sum(o * do) - dlse
+    dq          [total_q, Hq, D]
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
 `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
@@ -91,10 +91,10 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_total",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def natten_packed_bwd_dq(
@@ -105,11 +105,12 @@ def natten_packed_bwd_dq(
     v_ptr,
     do_ptr,
     lse_ptr,
-    delta_ptr,
-    dq_ptr,
     block_seqs_ptr,
     spans_ptr,
     block_list_ptr,
+    q_offset,
+    delta_ptr,
+    dq_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,
@@ -125,7 +126,6 @@ def natten_packed_bwd_dq(
     q_total,
     num_heads,
     group_size,
-    q_offset,
     scale,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/fwd.py.jinja
-# hash: 77957736ba3481ce
+# hash: 18cead5c798eb857
 """Forward of `natten`, packed sequences: `o = softmax(score) v`.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -9,12 +9,12 @@
     q           [total_q, Hq, D]
     k           [total_k, Hkv, D]
     v           [total_k, Hkv, Dv]
-    o           [total_q, Hq, Dv]
-    lse         [Hq, total_q]  fp32, log of the softmax denominator
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
                 its queries, and of its keys
     spans       [H, entries, 4]  int32, first, partial end, full begin and end of a block's list
     block_list  [entries]  int16 or int32, lists of the blocks to visit
+    o           [total_q, Hq, Dv]
+    lse         [Hq, total_q]  fp32, log of the softmax denominator
 
 One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
 softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
@@ -88,21 +88,22 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_total",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def natten_packed_fwd(
     q_ptr,
     k_ptr,
     v_ptr,
-    o_ptr,
-    lse_ptr,
     block_seqs_ptr,
     spans_ptr,
     block_list_ptr,
+    q_offset,
+    o_ptr,
+    lse_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,
@@ -114,7 +115,6 @@ def natten_packed_fwd(
     q_total,
     num_heads,
     group_size,
-    q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HEAD_DIM: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/torch_launch.py.jinja
-# hash: b7027f7adbdd3f11
+# hash: 1d174e8c1ebf905c
 """Launches of the kernels of `natten`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, tiles_for
-from ..._runtime.torch_schedule import block_sequences, list_blocks, pass_table
+from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, parse_config, tiles_for
+from ..._runtime.schedules import pass_table
+from ..._runtime.torch_schedule import block_sequences, list_blocks
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -21,7 +22,6 @@ from ..._runtime.torch_support import (
     empty_like_layout,
     launches_directly,
     on_device,
-    parse_config,
     unit_strides,
 )
 
@@ -112,11 +112,11 @@ def _tables(
     def launch_lists(spans: Tensor, block_list: Tensor, own_room: bool, fill_lists: bool) -> None:
         table_kernel[(list_heads * block_seqs.shape[0],)](
             block_seqs,
+            q_offset,
             spans,
             block_list,
             other_blocks,
             list_heads,
-            q_offset,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             OWN_ROOM=own_room,
             FILL=fill_lists,
@@ -185,11 +185,12 @@ def _forward(
             q,
             k,
             v,
-            o,
-            lse,
             block_seqs,
             spans,
             block_list,
+            q_offset,
+            o,
+            lse,
             *unit_strides(q)[1:],
             *unit_strides(k)[1:],
             *unit_strides(v)[1:],
@@ -197,7 +198,6 @@ def _forward(
             q_len,
             num_heads,
             group_size,
-            q_offset,
             scale,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             HEAD_DIM=head_dim,
@@ -234,7 +234,7 @@ def _backward(
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, cu_seqlens_q, config_words)
     dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.empty_like(lse)
+    delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
@@ -256,11 +256,12 @@ def _backward(
                 v,
                 do,
                 lse,
-                delta,
-                dq,
                 block_seqs,
                 spans,
                 block_list,
+                q_offset,
+                delta,
+                dq,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],
@@ -270,7 +271,6 @@ def _backward(
                 q_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 HAS_DLSE=dlse is not None,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -291,11 +291,12 @@ def _backward(
                 do,
                 lse,
                 delta,
-                dk,
-                dv,
                 key_block_seqs,
                 key_spans,
                 key_block_list,
+                q_offset,
+                dk,
+                dv,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],
@@ -305,7 +306,6 @@ def _backward(
                 q_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 HEAD_DIM=head_dim,

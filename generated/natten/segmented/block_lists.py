@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/block_lists.py.jinja
-# hash: 5e76aa5512d0c3a7
+# hash: dd03d4bc8cdebcb0
 """Which blocks of keys a block of queries visits under `natten`, with segment ids, and the other way round.
 
     keep                     abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6),
@@ -45,12 +45,12 @@ def clamp_index(index, size):
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "q_len",
         "kv_len",
         "num_heads",
-        "q_offset",
         "padding_id",
     ]
 )
@@ -59,6 +59,7 @@ def natten_segmented_extremes(
     kv_segment_ids_ptr,
     q_positions_ptr,
     kv_positions_ptr,
+    q_offset,
     q_segment_ids_q_min_ptr,
     q_segment_ids_q_max_ptr,
     kv_segment_ids_kv_min_ptr,
@@ -80,7 +81,6 @@ def natten_segmented_extremes(
     q_len,
     kv_len,
     num_heads,
-    q_offset,
     padding_id,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     POSITIONS: tl.constexpr,
@@ -140,10 +140,10 @@ def natten_segmented_extremes(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_len",
         "kv_len",
         "num_heads",
-        "q_offset",
     ]
 )
 def natten_segmented_query_lists(
@@ -157,12 +157,12 @@ def natten_segmented_query_lists(
     q_position_max_ptr,
     kv_position_min_ptr,
     kv_position_max_ptr,
+    q_offset,
     spans_ptr,
     block_list_ptr,
     q_len,
     kv_len,
     num_heads,
-    q_offset,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     POSITIONS: tl.constexpr,
     OWN_ROOM: tl.constexpr,
@@ -293,10 +293,10 @@ def natten_segmented_query_lists(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_len",
         "kv_len",
         "num_heads",
-        "q_offset",
     ]
 )
 def natten_segmented_key_lists(
@@ -310,12 +310,12 @@ def natten_segmented_key_lists(
     q_position_max_ptr,
     kv_position_min_ptr,
     kv_position_max_ptr,
+    q_offset,
     spans_ptr,
     block_list_ptr,
     q_len,
     kv_len,
     num_heads,
-    q_offset,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     POSITIONS: tl.constexpr,
     OWN_ROOM: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/fwd.py.jinja
-# hash: 38d3226a6a5088fa
+# hash: 5c44954da4d7f4d8
 """Forward of `natten`, with segment ids: `o = softmax(score) v`.
 
     keep            abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) -
@@ -14,10 +14,10 @@
     kv_segment_ids  [b, k_row]  int32
     q_positions     [B, Sq]  int32, or None: by row
     kv_positions    [B, Skv]  int32, or None: by row
-    o               [B, Hq, Sq, Dv]
-    lse             [B, Hq, Sq]  fp32, log of the softmax denominator
     spans           [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
     block_list      [entries]  int16 or int32, lists of the blocks to visit
+    o               [B, Hq, Sq, Dv]
+    lse             [B, Hq, Sq]  fp32, log of the softmax denominator
 
 One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
 softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
@@ -97,6 +97,7 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "stride_spans_b",
@@ -104,7 +105,6 @@ def store_tile(
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
         "padding_id",
     ]
 )
@@ -116,10 +116,11 @@ def natten_segmented_fwd(
     kv_segment_ids_ptr,
     q_positions_ptr,
     kv_positions_ptr,
-    o_ptr,
-    lse_ptr,
     spans_ptr,
     block_list_ptr,
+    q_offset,
+    o_ptr,
+    lse_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -145,7 +146,6 @@ def natten_segmented_fwd(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     padding_id,
     Q_OFFSET_PER_BATCH: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 8a746de04c7564fe
+# hash: c32e433f09e10f39
 """Gradients of `padding`, packed sequences with respect to k and v.
 
     keep        kv_idx < length[b]
@@ -12,10 +12,10 @@
     lse         [Hq, total_q]  fp32, log of the softmax denominator
     delta       [Hq, total_q]  fp32, sum(o * do) - dlse
     length      [b]  int32
-    dk          [total_k, Hkv, D]
-    dv          [total_k, Hkv, Dv]
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
                 its queries, and of its keys
+    dk          [total_k, Hkv, D]
+    dv          [total_k, Hkv, Dv]
 
 One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
 order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product as
@@ -98,9 +98,9 @@ def padding_packed_bwd_dkdv(
     lse_ptr,
     delta_ptr,
     length_ptr,
+    block_seqs_ptr,
     dk_ptr,
     dv_ptr,
-    block_seqs_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,

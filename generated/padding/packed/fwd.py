@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: kernels/fwd.py.jinja
-# hash: a31db3d72032f54c
+# hash: 4c826a652c18ecd0
 """Forward of `padding`, packed sequences: `o = softmax(score) v`.
 
     keep        kv_idx < length[b]
@@ -9,10 +9,10 @@
     k           [total_k, Hkv, D]
     v           [total_k, Hkv, Dv]
     length      [b]  int32
-    o           [total_q, Hq, Dv]
-    lse         [Hq, total_q]  fp32, log of the softmax denominator
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
                 its queries, and of its keys
+    o           [total_q, Hq, Dv]
+    lse         [Hq, total_q]  fp32, log of the softmax denominator
 
 One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
 softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
@@ -84,9 +84,9 @@ def padding_packed_fwd(
     k_ptr,
     v_ptr,
     length_ptr,
+    block_seqs_ptr,
     o_ptr,
     lse_ptr,
-    block_seqs_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,

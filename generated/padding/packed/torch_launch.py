@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: ops/torch_launch.py.jinja
-# hash: 805e54845f0e6775
+# hash: df2b5e2e9514d374
 """Launches of the kernels of `padding`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2, tiles_for
-from ..._runtime.torch_schedule import block_sequences, pass_table
+from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2, parse_config, tiles_for
+from ..._runtime.schedules import pass_table
+from ..._runtime.torch_schedule import block_sequences
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -21,7 +22,6 @@ from ..._runtime.torch_support import (
     empty_like_layout,
     launches_directly,
     on_device,
-    parse_config,
     unit_strides,
 )
 
@@ -135,9 +135,9 @@ def _forward(
             k,
             v,
             length,
+            block_seqs,
             o,
             lse,
-            block_seqs,
             *unit_strides(q)[1:],
             *unit_strides(k)[1:],
             *unit_strides(v)[1:],
@@ -180,7 +180,7 @@ def _backward(
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, cu_seqlens_q, config_words)
     dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.empty_like(lse)
+    delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
@@ -199,10 +199,10 @@ def _backward(
                 v,
                 do,
                 lse,
-                delta,
                 length,
-                dq,
                 block_seqs,
+                delta,
+                dq,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],
@@ -233,9 +233,9 @@ def _backward(
                 lse,
                 delta,
                 length,
+                key_block_seqs,
                 dk,
                 dv,
-                key_block_seqs,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],

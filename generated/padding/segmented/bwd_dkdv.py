@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: dd33e01461c0b56d
+# hash: d04bab58c6782701
 """Gradients of `padding`, with segment ids with respect to k and v.
 
     keep            kv_idx < length[b] and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols]
@@ -16,9 +16,9 @@
     q_segment_ids   [b, q_row]  int32
     kv_segment_ids  [b, k_row]  int32
     kv_positions    [B, Skv]  int32, or None: by row
+    ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
     dk              [B, Hkv, Skv, D]
     dv              [B, Hkv, Skv, Dv]
-    ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
 
 One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
 order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product as
@@ -115,9 +115,9 @@ def padding_segmented_bwd_dkdv(
     q_segment_ids_ptr,
     kv_segment_ids_ptr,
     kv_positions_ptr,
+    ranges_ptr,
     dk_ptr,
     dv_ptr,
-    ranges_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: d6a2b61b1b23201c
+# hash: 931091880ca955df
 """Gradient of `padding`, with segment ids with respect to q.
 
     keep            kv_idx < length[b] and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols]
@@ -13,13 +13,13 @@
     v               [B, Hkv, Skv, Dv]
     do              [B, Hq, Sq, Dv]
     lse             [B, Hq, Sq]  fp32, log of the softmax denominator
-    delta           [B, Hq, Sq]  fp32, sum(o * do) - dlse
     length          [b]  int32
     q_segment_ids   [b, q_row]  int32
     kv_segment_ids  [b, k_row]  int32
     kv_positions    [B, Skv]  int32, or None: by row
-    dq              [B, Hq, Sq, D]
     ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
+    delta           [B, Hq, Sq]  fp32, sum(o * do) - dlse
+    dq              [B, Hq, Sq, D]
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
 `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
@@ -104,13 +104,13 @@ def padding_segmented_bwd_dq(
     v_ptr,
     do_ptr,
     lse_ptr,
-    delta_ptr,
     length_ptr,
     q_segment_ids_ptr,
     kv_segment_ids_ptr,
     kv_positions_ptr,
-    dq_ptr,
     ranges_ptr,
+    delta_ptr,
+    dq_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: ops/torch_launch.py.jinja
-# hash: a478227995f1000d
+# hash: 9efd0a7c7928a413
 """Launches of the kernels of `padding`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, tiles_for
-from ..._runtime.torch_schedule import POSITIONS, SEGMENTS, least_block, pass_table
+from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, parse_config, tiles_for
+from ..._runtime.schedules import POSITIONS, SEGMENTS, least_block, pass_table
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -21,7 +21,6 @@ from ..._runtime.torch_support import (
     empty_like_layout,
     launches_directly,
     on_device,
-    parse_config,
     row_stride,
     unit_strides,
 )
@@ -283,9 +282,9 @@ def _forward(
             q_segment_ids,
             kv_segment_ids,
             kv_positions,
+            ranges,
             o,
             lse,
-            ranges,
             *unit_strides(q),
             *unit_strides(k),
             *unit_strides(v),
@@ -340,7 +339,7 @@ def _backward(
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, q_segment_ids, config_words)
     dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.empty_like(lse)
+    delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
@@ -365,13 +364,13 @@ def _backward(
                 v,
                 do,
                 lse,
-                delta,
                 length,
                 q_segment_ids,
                 kv_segment_ids,
                 kv_positions,
-                dq,
                 ranges,
+                delta,
+                dq,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),
@@ -415,9 +414,9 @@ def _backward(
                 q_segment_ids,
                 kv_segment_ids,
                 kv_positions,
+                key_ranges,
                 dk,
                 dv,
-                key_ranges,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),

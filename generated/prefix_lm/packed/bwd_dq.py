@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: e3ce126330873ffe
+# hash: b350d537f71d4fc2
 """Gradient of `prefix_lm`, packed sequences with respect to q.
 
     keep        q_idx >= kv_idx or kv_idx < length
@@ -12,10 +12,10 @@
     v           [total_k, Hkv, Dv]
     do          [total_q, Hq, Dv]
     lse         [Hq, total_q]  fp32, log of the softmax denominator
-    delta       [Hq, total_q]  fp32, sum(o * do) - dlse
-    dq          [total_q, Hq, D]
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
                 its queries, and of its keys
+    delta       [Hq, total_q]  fp32, sum(o * do) - dlse
+    dq          [total_q, Hq, D]
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
 `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
@@ -76,11 +76,11 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
+        "length",
         "q_total",
         "num_heads",
         "group_size",
-        "q_offset",
-        "length",
     ]
 )
 def prefix_lm_packed_bwd_dq(
@@ -91,9 +91,11 @@ def prefix_lm_packed_bwd_dq(
     v_ptr,
     do_ptr,
     lse_ptr,
+    block_seqs_ptr,
+    q_offset,
+    length,
     delta_ptr,
     dq_ptr,
-    block_seqs_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,
@@ -109,11 +111,10 @@ def prefix_lm_packed_bwd_dq(
     q_total,
     num_heads,
     group_size,
-    q_offset,
     scale,
-    length,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -121,6 +122,7 @@ def prefix_lm_packed_bwd_dq(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    length = tl.load(length) if SCALARS_LOADED else length
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
     record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)

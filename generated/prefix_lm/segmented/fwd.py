@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: kernels/fwd.py.jinja
-# hash: 27ab06e401363082
+# hash: 4b43fd2abde912fe
 """Forward of `prefix_lm`, with segment ids: `o = softmax(score) v`.
 
     keep            (q_idx >= kv_idx or kv_idx < length) and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and
@@ -13,9 +13,9 @@
     kv_segment_ids  [b, k_row]  int32
     q_positions     [B, Sq]  int32, or None: by row
     kv_positions    [B, Skv]  int32, or None: by row
+    ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
     o               [B, Hq, Sq, Dv]
     lse             [B, Hq, Sq]  fp32, log of the softmax denominator
-    ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
 
 One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
 softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
@@ -83,6 +83,8 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
+        "length",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "stride_ranges_b",
@@ -90,8 +92,6 @@ def store_tile(
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
-        "length",
         "padding_id",
     ]
 )
@@ -103,9 +103,11 @@ def prefix_lm_segmented_fwd(
     kv_segment_ids_ptr,
     q_positions_ptr,
     kv_positions_ptr,
+    ranges_ptr,
+    q_offset,
+    length,
     o_ptr,
     lse_ptr,
-    ranges_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -131,11 +133,10 @@ def prefix_lm_segmented_fwd(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
-    length,
     padding_id,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
     POSITIONS: tl.constexpr,
     RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -145,6 +146,7 @@ def prefix_lm_segmented_fwd(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    length = tl.load(length) if SCALARS_LOADED else length
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks

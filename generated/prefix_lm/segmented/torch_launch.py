@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: ops/torch_launch.py.jinja
-# hash: 06cf69728d567c4b
+# hash: 6c340929b9570433
 """Launches of the kernels of `prefix_lm`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, tiles_for
-from ..._runtime.torch_schedule import POSITIONS, SEGMENTS, least_block, pass_table
+from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, parse_config, tiles_for
+from ..._runtime.schedules import POSITIONS, SEGMENTS, least_block, pass_table
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -21,7 +21,6 @@ from ..._runtime.torch_support import (
     empty_like_layout,
     launches_directly,
     on_device,
-    parse_config,
     row_stride,
     unit_strides,
 )
@@ -162,6 +161,7 @@ def _extremes(
             kv_segment_ids,
             q_positions,
             kv_positions,
+            q_offset,
             q_segment_ids_q_min,
             q_segment_ids_q_max,
             kv_segment_ids_kv_min,
@@ -181,7 +181,6 @@ def _extremes(
             q_len,
             kv_len,
             list_heads,
-            q_offset,
             padding_id,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             POSITIONS=q_positions is not None,
@@ -249,13 +248,14 @@ def _tables(
             q_position_max,
             kv_position_min,
             kv_position_max,
+            q_offset,
+            length,
             ranges,
             q_len,
             kv_len,
             list_heads,
-            q_offset,
-            length,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
+            SCALARS_LOADED=False,
             POSITIONS=q_position_min is not None,
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
@@ -345,9 +345,11 @@ def _forward(
             kv_segment_ids,
             q_positions,
             kv_positions,
+            ranges,
+            q_offset,
+            length,
             o,
             lse,
-            ranges,
             *unit_strides(q),
             *unit_strides(k),
             *unit_strides(v),
@@ -363,11 +365,10 @@ def _forward(
             kv_len,
             num_heads,
             group_size,
-            q_offset,
             scale,
-            length,
             padding_id,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
+            SCALARS_LOADED=False,
             POSITIONS=q_positions is not None,
             RAGGED=kv_len % tile.block_n != 0,
             HEAD_DIM=head_dim,
@@ -408,7 +409,7 @@ def _backward(
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, q_segment_ids, config_words)
     dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.empty_like(lse)
+    delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
@@ -438,13 +439,15 @@ def _backward(
                 v,
                 do,
                 lse,
-                delta,
                 q_segment_ids,
                 kv_segment_ids,
                 q_positions,
                 kv_positions,
-                dq,
                 ranges,
+                q_offset,
+                length,
+                delta,
+                dq,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),
@@ -462,12 +465,11 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
-                length,
                 padding_id,
                 HAS_DLSE=dlse is not None,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
+                SCALARS_LOADED=False,
                 POSITIONS=q_positions is not None,
                 RAGGED=kv_len % tiles["dq"].block_n != 0,
                 HEAD_DIM=head_dim,
@@ -491,9 +493,11 @@ def _backward(
                 kv_segment_ids,
                 q_positions,
                 kv_positions,
+                key_ranges,
+                q_offset,
+                length,
                 dk,
                 dv,
-                key_ranges,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),
@@ -511,11 +515,10 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
-                length,
                 padding_id,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
+                SCALARS_LOADED=False,
                 POSITIONS=q_positions is not None,
                 RAGGED=q_len % tiles["dkdv"].block_m != 0,
                 HEAD_DIM=head_dim,

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: b886834cc68bc0ca
+# hash: 4e2eb0393fe2b48a
 """Gradients of `relative_bias`, packed sequences with respect to k and v.
 
     keep        q_idx >= kv_idx
@@ -14,10 +14,10 @@
     lse         [Hq, total_q]  fp32, log of the softmax denominator
     delta       [Hq, total_q]  fp32, sum(o * do) - dlse
     bias        [h, distances]  float32
-    dk          [total_k, Hkv, D]
-    dv          [total_k, Hkv, Dv]
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
                 its queries, and of its keys
+    dk          [total_k, Hkv, D]
+    dv          [total_k, Hkv, Dv]
 
 One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
 order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product as
@@ -112,11 +112,11 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "bias_size_1",
         "q_total",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def relative_bias_packed_bwd_dkdv(
@@ -127,9 +127,10 @@ def relative_bias_packed_bwd_dkdv(
     lse_ptr,
     delta_ptr,
     bias_ptr,
+    block_seqs_ptr,
+    q_offset,
     dk_ptr,
     dv_ptr,
-    block_seqs_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,
@@ -148,7 +149,6 @@ def relative_bias_packed_bwd_dkdv(
     q_total,
     num_heads,
     group_size,
-    q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     PTX: tl.constexpr,

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: ec90f43e9645df92
+# hash: b3f2871c1f24e05b
 """Gradient of `relative_bias`, packed sequences with respect to q and bias.
 
     keep          q_idx >= kv_idx
@@ -14,12 +14,12 @@
     v             [total_k, Hkv, Dv]
     do            [total_q, Hq, Dv]
     lse           [Hq, total_q]  fp32, log of the softmax denominator
-    delta         [Hq, total_q]  fp32, sum(o * do) - dlse
     bias          [h, distances]  float32
-    dq            [total_q, Hq, D]
-    dbias_atomic  [h, distances]  fp32, added to with atomics
     block_seqs    [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
                   its queries, and of its keys
+    delta         [Hq, total_q]  fp32, sum(o * do) - dlse
+    dq            [total_q, Hq, D]
+    dbias_atomic  [h, distances]  fp32, added to with atomics
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
 `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
@@ -140,11 +140,11 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "bias_size_1",
         "q_total",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def relative_bias_packed_bwd_dq(
@@ -155,11 +155,12 @@ def relative_bias_packed_bwd_dq(
     v_ptr,
     do_ptr,
     lse_ptr,
-    delta_ptr,
     bias_ptr,
+    block_seqs_ptr,
+    q_offset,
+    delta_ptr,
     dq_ptr,
     dbias_atomic_ptr,
-    block_seqs_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,
@@ -180,7 +181,6 @@ def relative_bias_packed_bwd_dq(
     q_total,
     num_heads,
     group_size,
-    q_offset,
     scale,
     HAS_DLSE: tl.constexpr,
     GRAD_BIAS: tl.constexpr,

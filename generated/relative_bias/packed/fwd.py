@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: kernels/fwd.py.jinja
-# hash: 14e75aa9895863e3
+# hash: 21f073cd63ef9d74
 """Forward of `relative_bias`, packed sequences: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx
@@ -11,10 +11,10 @@
     k           [total_k, Hkv, D]
     v           [total_k, Hkv, Dv]
     bias        [h, distances]  float32
-    o           [total_q, Hq, Dv]
-    lse         [Hq, total_q]  fp32, log of the softmax denominator
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
                 its queries, and of its keys
+    o           [total_q, Hq, Dv]
+    lse         [Hq, total_q]  fp32, log of the softmax denominator
 
 One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
 softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
@@ -101,11 +101,11 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "bias_size_1",
         "q_total",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def relative_bias_packed_fwd(
@@ -113,9 +113,10 @@ def relative_bias_packed_fwd(
     k_ptr,
     v_ptr,
     bias_ptr,
+    block_seqs_ptr,
+    q_offset,
     o_ptr,
     lse_ptr,
-    block_seqs_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,
@@ -130,7 +131,6 @@ def relative_bias_packed_fwd(
     q_total,
     num_heads,
     group_size,
-    q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     PTX: tl.constexpr,

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: ed8de30482ad7364
+# hash: c3667bc49851554c
 """Launches of the kernels of `relative_bias`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2, tiles_for
-from ..._runtime.torch_schedule import block_sequences, pass_table
+from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2, parse_config, tiles_for
+from ..._runtime.schedules import pass_table
+from ..._runtime.torch_schedule import block_sequences
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -23,7 +24,6 @@ from ..._runtime.torch_support import (
     is_nvidia,
     launches_directly,
     on_device,
-    parse_config,
     unit_strides,
 )
 
@@ -160,9 +160,10 @@ def _forward(
             k,
             v,
             bias,
+            block_seqs,
+            q_offset,
             o,
             lse,
-            block_seqs,
             *unit_strides(q)[1:],
             *unit_strides(k)[1:],
             *unit_strides(v)[1:],
@@ -172,7 +173,6 @@ def _forward(
             q_len,
             num_heads,
             group_size,
-            q_offset,
             scale,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             PTX=is_nvidia(q),
@@ -212,7 +212,7 @@ def _backward(
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, cu_seqlens_q, config_words)
     dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.empty_like(lse)
+    delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
@@ -233,11 +233,12 @@ def _backward(
                 v,
                 do,
                 lse,
-                delta,
                 bias,
+                block_seqs,
+                q_offset,
+                delta,
                 dq,
                 dbias_atomic,
-                block_seqs,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],
@@ -250,7 +251,6 @@ def _backward(
                 q_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 HAS_DLSE=dlse is not None,
                 GRAD_BIAS=grad_bias,
@@ -274,9 +274,10 @@ def _backward(
                 lse,
                 delta,
                 bias,
+                key_block_seqs,
+                q_offset,
                 dk,
                 dv,
-                key_block_seqs,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],
@@ -288,7 +289,6 @@ def _backward(
                 q_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 PTX=is_nvidia(q),

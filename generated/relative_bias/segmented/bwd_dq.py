@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 86b2e047078f2fe3
+# hash: db638f5210dcdf06
 """Gradient of `relative_bias`, with segment ids with respect to q and bias.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -15,15 +15,15 @@
     v               [B, Hkv, Skv, Dv]
     do              [B, Hq, Sq, Dv]
     lse             [B, Hq, Sq]  fp32, log of the softmax denominator
-    delta           [B, Hq, Sq]  fp32, sum(o * do) - dlse
     bias            [h, distances]  float32
     q_segment_ids   [b, q_row]  int32
     kv_segment_ids  [b, k_row]  int32
     q_positions     [B, Sq]  int32, or None: by row
     kv_positions    [B, Skv]  int32, or None: by row
+    ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
+    delta           [B, Hq, Sq]  fp32, sum(o * do) - dlse
     dq              [B, Hq, Sq, D]
     dbias_atomic    [h, distances]  fp32, added to with atomics
-    ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
 `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
@@ -144,6 +144,7 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "bias_size_1",
@@ -152,7 +153,6 @@ def store_tile(
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
         "padding_id",
     ]
 )
@@ -164,15 +164,16 @@ def relative_bias_segmented_bwd_dq(
     v_ptr,
     do_ptr,
     lse_ptr,
-    delta_ptr,
     bias_ptr,
     q_segment_ids_ptr,
     kv_segment_ids_ptr,
     q_positions_ptr,
     kv_positions_ptr,
+    ranges_ptr,
+    q_offset,
+    delta_ptr,
     dq_ptr,
     dbias_atomic_ptr,
-    ranges_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -209,7 +210,6 @@ def relative_bias_segmented_bwd_dq(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
     padding_id,
     HAS_DLSE: tl.constexpr,

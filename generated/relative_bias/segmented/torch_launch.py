@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: 2e54b3ac0832e297
+# hash: 90fef34203ec3466
 """Launches of the kernels of `relative_bias`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, tiles_for
-from ..._runtime.torch_schedule import POSITIONS, SEGMENTS, least_block, pass_table
+from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, parse_config, tiles_for
+from ..._runtime.schedules import POSITIONS, SEGMENTS, least_block, pass_table
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -23,7 +23,6 @@ from ..._runtime.torch_support import (
     is_nvidia,
     launches_directly,
     on_device,
-    parse_config,
     row_stride,
     unit_strides,
 )
@@ -166,6 +165,7 @@ def _extremes(
             kv_segment_ids,
             q_positions,
             kv_positions,
+            q_offset,
             q_segment_ids_q_min,
             q_segment_ids_q_max,
             kv_segment_ids_kv_min,
@@ -185,7 +185,6 @@ def _extremes(
             q_len,
             kv_len,
             list_heads,
-            q_offset,
             padding_id,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             POSITIONS=q_positions is not None,
@@ -254,11 +253,11 @@ def _tables(
             q_position_max,
             kv_position_min,
             kv_position_max,
+            q_offset,
             ranges,
             q_len,
             kv_len,
             list_heads,
-            q_offset,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             POSITIONS=q_position_min is not None,
             BLOCK_M=tile.block_m,
@@ -349,9 +348,10 @@ def _forward(
             kv_segment_ids,
             q_positions,
             kv_positions,
+            ranges,
+            q_offset,
             o,
             lse,
-            ranges,
             *unit_strides(q),
             *unit_strides(k),
             *unit_strides(v),
@@ -369,7 +369,6 @@ def _forward(
             kv_len,
             num_heads,
             group_size,
-            q_offset,
             scale,
             padding_id,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -415,7 +414,7 @@ def _backward(
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, q_segment_ids, config_words)
     dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.empty_like(lse)
+    delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
@@ -446,15 +445,16 @@ def _backward(
                 v,
                 do,
                 lse,
-                delta,
                 bias,
                 q_segment_ids,
                 kv_segment_ids,
                 q_positions,
                 kv_positions,
+                ranges,
+                q_offset,
+                delta,
                 dq,
                 dbias_atomic,
-                ranges,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),
@@ -475,7 +475,6 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 padding_id,
                 HAS_DLSE=dlse is not None,
@@ -506,9 +505,10 @@ def _backward(
                 kv_segment_ids,
                 q_positions,
                 kv_positions,
+                key_ranges,
+                q_offset,
                 dk,
                 dv,
-                key_ranges,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),
@@ -528,7 +528,6 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 padding_id,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,

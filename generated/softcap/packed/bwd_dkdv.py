@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: a05ddf774cb36117
+# hash: 76fcab3ac9d35794
 """Gradients of `softcap`, packed sequences with respect to k and v.
 
     keep        q_idx >= kv_idx
@@ -12,10 +12,10 @@
     do          [total_q, Hq, Dv]
     lse         [Hq, total_q]  fp32, log of the softmax denominator
     delta       [Hq, total_q]  fp32, sum(o * do) - dlse
-    dk          [total_k, Hkv, D]
-    dv          [total_k, Hkv, Dv]
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
                 its queries, and of its keys
+    dk          [total_k, Hkv, D]
+    dv          [total_k, Hkv, Dv]
 
 One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
 order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product as
@@ -99,10 +99,10 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_total",
         "num_heads",
         "group_size",
-        "q_offset",
     ]
 )
 def softcap_packed_bwd_dkdv(
@@ -112,9 +112,10 @@ def softcap_packed_bwd_dkdv(
     do_ptr,
     lse_ptr,
     delta_ptr,
+    block_seqs_ptr,
+    q_offset,
     dk_ptr,
     dv_ptr,
-    block_seqs_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,
@@ -130,7 +131,6 @@ def softcap_packed_bwd_dkdv(
     q_total,
     num_heads,
     group_size,
-    q_offset,
     scale,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HARDWARE_TANH: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: ops/torch_launch.py.jinja
-# hash: b43c7ca62be6f982
+# hash: ef2f8c8211211405
 """Launches of the kernels of `softcap`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2, tiles_for
-from ..._runtime.torch_schedule import block_sequences, pass_table
+from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2, parse_config, tiles_for
+from ..._runtime.schedules import pass_table
+from ..._runtime.torch_schedule import block_sequences
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -22,7 +23,6 @@ from ..._runtime.torch_support import (
     has_tanh_instruction,
     launches_directly,
     on_device,
-    parse_config,
     unit_strides,
 )
 
@@ -151,9 +151,10 @@ def _forward(
             q,
             k,
             v,
+            block_seqs,
+            q_offset,
             o,
             lse,
-            block_seqs,
             *unit_strides(q)[1:],
             *unit_strides(k)[1:],
             *unit_strides(v)[1:],
@@ -161,7 +162,6 @@ def _forward(
             q_len,
             num_heads,
             group_size,
-            q_offset,
             scale,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             HARDWARE_TANH=has_tanh_instruction(q),
@@ -199,7 +199,7 @@ def _backward(
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, cu_seqlens_q, config_words)
     dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.empty_like(lse)
+    delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
@@ -219,9 +219,10 @@ def _backward(
                 v,
                 do,
                 lse,
+                block_seqs,
+                q_offset,
                 delta,
                 dq,
-                block_seqs,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],
@@ -231,7 +232,6 @@ def _backward(
                 q_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 HAS_DLSE=dlse is not None,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -253,9 +253,10 @@ def _backward(
                 do,
                 lse,
                 delta,
+                key_block_seqs,
+                q_offset,
                 dk,
                 dv,
-                key_block_seqs,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],
@@ -265,7 +266,6 @@ def _backward(
                 q_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 HARDWARE_TANH=has_tanh_instruction(q),

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: ops/torch_launch.py.jinja
-# hash: 048bb582cc9ea1b2
+# hash: 362452e5adc75b21
 """Launches of the kernels of `softcap`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, tiles_for
-from ..._runtime.torch_schedule import POSITIONS, SEGMENTS, least_block, pass_table
+from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, parse_config, tiles_for
+from ..._runtime.schedules import POSITIONS, SEGMENTS, least_block, pass_table
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -22,7 +22,6 @@ from ..._runtime.torch_support import (
     has_tanh_instruction,
     launches_directly,
     on_device,
-    parse_config,
     row_stride,
     unit_strides,
 )
@@ -160,6 +159,7 @@ def _extremes(
             kv_segment_ids,
             q_positions,
             kv_positions,
+            q_offset,
             q_segment_ids_q_min,
             q_segment_ids_q_max,
             kv_segment_ids_kv_min,
@@ -179,7 +179,6 @@ def _extremes(
             q_len,
             kv_len,
             list_heads,
-            q_offset,
             padding_id,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             POSITIONS=q_positions is not None,
@@ -244,11 +243,11 @@ def _tables(
             q_position_max,
             kv_position_min,
             kv_position_max,
+            q_offset,
             ranges,
             q_len,
             kv_len,
             list_heads,
-            q_offset,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             POSITIONS=q_position_min is not None,
             BLOCK_M=tile.block_m,
@@ -337,9 +336,10 @@ def _forward(
             kv_segment_ids,
             q_positions,
             kv_positions,
+            ranges,
+            q_offset,
             o,
             lse,
-            ranges,
             *unit_strides(q),
             *unit_strides(k),
             *unit_strides(v),
@@ -355,7 +355,6 @@ def _forward(
             kv_len,
             num_heads,
             group_size,
-            q_offset,
             scale,
             padding_id,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -399,7 +398,7 @@ def _backward(
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, q_segment_ids, config_words)
     dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.empty_like(lse)
+    delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
@@ -429,13 +428,14 @@ def _backward(
                 v,
                 do,
                 lse,
-                delta,
                 q_segment_ids,
                 kv_segment_ids,
                 q_positions,
                 kv_positions,
-                dq,
                 ranges,
+                q_offset,
+                delta,
+                dq,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),
@@ -453,7 +453,6 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 padding_id,
                 HAS_DLSE=dlse is not None,
@@ -482,9 +481,10 @@ def _backward(
                 kv_segment_ids,
                 q_positions,
                 kv_positions,
+                key_ranges,
+                q_offset,
                 dk,
                 dv,
-                key_ranges,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),
@@ -502,7 +502,6 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
                 padding_id,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,

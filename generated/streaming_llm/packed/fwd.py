@@ -2,17 +2,17 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: kernels/fwd.py.jinja
-# hash: 1a10b66487c99d1a
+# hash: 22dc5c9ec8599c2d
 """Forward of `streaming_llm`, packed sequences: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks)
     q           [total_q, Hq, D]
     k           [total_k, Hkv, D]
     v           [total_k, Hkv, Dv]
-    o           [total_q, Hq, Dv]
-    lse         [Hq, total_q]  fp32, log of the softmax denominator
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
                 its queries, and of its keys
+    o           [total_q, Hq, Dv]
+    lse         [Hq, total_q]  fp32, log of the softmax denominator
 
 One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
 softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
@@ -74,21 +74,24 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
-        "q_total",
-        "num_heads",
-        "group_size",
         "q_offset",
         "size",
         "sinks",
+        "q_total",
+        "num_heads",
+        "group_size",
     ]
 )
 def streaming_llm_packed_fwd(
     q_ptr,
     k_ptr,
     v_ptr,
+    block_seqs_ptr,
+    q_offset,
+    size,
+    sinks,
     o_ptr,
     lse_ptr,
-    block_seqs_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,
@@ -100,11 +103,9 @@ def streaming_llm_packed_fwd(
     q_total,
     num_heads,
     group_size,
-    q_offset,
     scale,
-    size,
-    sinks,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -112,6 +113,8 @@ def streaming_llm_packed_fwd(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    size = tl.load(size) if SCALARS_LOADED else size
+    sinks = tl.load(sinks) if SCALARS_LOADED else sinks
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
     record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/torch_launch.py.jinja
-# hash: 079b82a7fb74bdf5
+# hash: be63f021d1b0282b
 """Launches of the kernels of `streaming_llm`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2, tiles_for
-from ..._runtime.torch_schedule import block_sequences, pass_table
+from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2, parse_config, tiles_for
+from ..._runtime.schedules import pass_table
+from ..._runtime.torch_schedule import block_sequences
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -22,7 +23,6 @@ from ..._runtime.torch_support import (
     empty_like_layout,
     launches_directly,
     on_device,
-    parse_config,
     unit_strides,
 )
 
@@ -159,9 +159,12 @@ def _forward(
             q,
             k,
             v,
+            block_seqs,
+            q_offset,
+            size,
+            sinks,
             o,
             lse,
-            block_seqs,
             *unit_strides(q)[1:],
             *unit_strides(k)[1:],
             *unit_strides(v)[1:],
@@ -169,11 +172,9 @@ def _forward(
             q_len,
             num_heads,
             group_size,
-            q_offset,
             scale,
-            size,
-            sinks,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
+            SCALARS_LOADED=False,
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
             BLOCK_D=next_power_of_2(head_dim),
@@ -210,7 +211,7 @@ def _backward(
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, cu_seqlens_q, config_words)
     dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.empty_like(lse)
+    delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
@@ -230,9 +231,12 @@ def _backward(
                 v,
                 do,
                 lse,
+                block_seqs,
+                q_offset,
+                size,
+                sinks,
                 delta,
                 dq,
-                block_seqs,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],
@@ -242,12 +246,10 @@ def _backward(
                 q_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
-                size,
-                sinks,
                 HAS_DLSE=dlse is not None,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
+                SCALARS_LOADED=False,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
                 BLOCK_D=next_power_of_2(head_dim),
@@ -265,9 +267,12 @@ def _backward(
                 do,
                 lse,
                 delta,
+                key_block_seqs,
+                q_offset,
+                size,
+                sinks,
                 dk,
                 dv,
-                key_block_seqs,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],
@@ -277,11 +282,9 @@ def _backward(
                 q_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
-                size,
-                sinks,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
+                SCALARS_LOADED=False,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
                 BLOCK_D=next_power_of_2(head_dim),

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: kernels/block_lists.py.jinja
-# hash: ac9c4fad6c924faf
+# hash: a81e251859b350d7
 """Which blocks of keys a block of queries visits under `streaming_llm`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks) and q_segment_ids[b, rows] ==
@@ -33,12 +33,12 @@ def clamp_index(index, size):
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "q_len",
         "kv_len",
         "num_heads",
-        "q_offset",
         "padding_id",
     ]
 )
@@ -47,6 +47,7 @@ def streaming_llm_segmented_extremes(
     kv_segment_ids_ptr,
     q_positions_ptr,
     kv_positions_ptr,
+    q_offset,
     q_segment_ids_q_min_ptr,
     q_segment_ids_q_max_ptr,
     kv_segment_ids_kv_min_ptr,
@@ -68,7 +69,6 @@ def streaming_llm_segmented_extremes(
     q_len,
     kv_len,
     num_heads,
-    q_offset,
     padding_id,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     POSITIONS: tl.constexpr,
@@ -128,12 +128,12 @@ def streaming_llm_segmented_extremes(
 
 @triton.jit(
     do_not_specialize=[
-        "q_len",
-        "kv_len",
-        "num_heads",
         "q_offset",
         "size",
         "sinks",
+        "q_len",
+        "kv_len",
+        "num_heads",
     ]
 )
 def streaming_llm_segmented_query_lists(
@@ -147,15 +147,16 @@ def streaming_llm_segmented_query_lists(
     q_position_max_ptr,
     kv_position_min_ptr,
     kv_position_max_ptr,
+    q_offset,
+    size,
+    sinks,
     spans_ptr,
     block_list_ptr,
     q_len,
     kv_len,
     num_heads,
-    q_offset,
-    size,
-    sinks,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
     POSITIONS: tl.constexpr,
     OWN_ROOM: tl.constexpr,
     FILL: tl.constexpr,
@@ -164,6 +165,8 @@ def streaming_llm_segmented_query_lists(
     PART: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
+    size = tl.load(size) if SCALARS_LOADED else size
+    sinks = tl.load(sinks) if SCALARS_LOADED else sinks
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
@@ -245,12 +248,12 @@ def streaming_llm_segmented_query_lists(
 
 @triton.jit(
     do_not_specialize=[
-        "q_len",
-        "kv_len",
-        "num_heads",
         "q_offset",
         "size",
         "sinks",
+        "q_len",
+        "kv_len",
+        "num_heads",
     ]
 )
 def streaming_llm_segmented_key_lists(
@@ -264,15 +267,16 @@ def streaming_llm_segmented_key_lists(
     q_position_max_ptr,
     kv_position_min_ptr,
     kv_position_max_ptr,
+    q_offset,
+    size,
+    sinks,
     spans_ptr,
     block_list_ptr,
     q_len,
     kv_len,
     num_heads,
-    q_offset,
-    size,
-    sinks,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
     POSITIONS: tl.constexpr,
     OWN_ROOM: tl.constexpr,
     FILL: tl.constexpr,
@@ -281,6 +285,8 @@ def streaming_llm_segmented_key_lists(
     PART: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
+    size = tl.load(size) if SCALARS_LOADED else size
+    sinks = tl.load(sinks) if SCALARS_LOADED else sinks
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: f7cdc72ec152fe7f
+# hash: dff0351257acb8ab
 """Gradients of `streaming_llm`, with segment ids with respect to k and v.
 
     keep            q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks) and q_segment_ids[b, rows] ==
@@ -17,10 +17,10 @@
     kv_segment_ids  [b, k_row]  int32
     q_positions     [B, Sq]  int32, or None: by row
     kv_positions    [B, Skv]  int32, or None: by row
-    dk              [B, Hkv, Skv, D]
-    dv              [B, Hkv, Skv, Dv]
     spans           [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
     block_list      [entries]  int16 or int32, lists of the blocks to visit
+    dk              [B, Hkv, Skv, D]
+    dv              [B, Hkv, Skv, Dv]
 
 One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
 order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product as
@@ -96,6 +96,9 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
+        "size",
+        "sinks",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "stride_spans_b",
@@ -103,9 +106,6 @@ def store_tile(
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
-        "size",
-        "sinks",
         "padding_id",
     ]
 )
@@ -120,10 +120,13 @@ def streaming_llm_segmented_bwd_dkdv(
     kv_segment_ids_ptr,
     q_positions_ptr,
     kv_positions_ptr,
-    dk_ptr,
-    dv_ptr,
     spans_ptr,
     block_list_ptr,
+    q_offset,
+    size,
+    sinks,
+    dk_ptr,
+    dv_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -155,12 +158,10 @@ def streaming_llm_segmented_bwd_dkdv(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
-    size,
-    sinks,
     padding_id,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
     POSITIONS: tl.constexpr,
     RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -170,6 +171,8 @@ def streaming_llm_segmented_bwd_dkdv(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    size = tl.load(size) if SCALARS_LOADED else size
+    sinks = tl.load(sinks) if SCALARS_LOADED else sinks
     num_kv_heads = num_heads // group_size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     head = tl.program_id(0) // num_blocks

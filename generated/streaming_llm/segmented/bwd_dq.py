@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 4f1737a51ed97f22
+# hash: 3f8d66f6733a5bfe
 """Gradient of `streaming_llm`, with segment ids with respect to q.
 
     keep            q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks) and q_segment_ids[b, rows] ==
@@ -14,14 +14,14 @@
     v               [B, Hkv, Skv, Dv]
     do              [B, Hq, Sq, Dv]
     lse             [B, Hq, Sq]  fp32, log of the softmax denominator
-    delta           [B, Hq, Sq]  fp32, sum(o * do) - dlse
     q_segment_ids   [b, q_row]  int32
     kv_segment_ids  [b, k_row]  int32
     q_positions     [B, Sq]  int32, or None: by row
     kv_positions    [B, Skv]  int32, or None: by row
-    dq              [B, Hq, Sq, D]
     spans           [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
     block_list      [entries]  int16 or int32, lists of the blocks to visit
+    delta           [B, Hq, Sq]  fp32, sum(o * do) - dlse
+    dq              [B, Hq, Sq, D]
 
 One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
 `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is stored
@@ -88,6 +88,9 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
+        "size",
+        "sinks",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "stride_spans_b",
@@ -95,9 +98,6 @@ def store_tile(
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
-        "size",
-        "sinks",
         "padding_id",
     ]
 )
@@ -109,14 +109,17 @@ def streaming_llm_segmented_bwd_dq(
     v_ptr,
     do_ptr,
     lse_ptr,
-    delta_ptr,
     q_segment_ids_ptr,
     kv_segment_ids_ptr,
     q_positions_ptr,
     kv_positions_ptr,
-    dq_ptr,
     spans_ptr,
     block_list_ptr,
+    q_offset,
+    size,
+    sinks,
+    delta_ptr,
+    dq_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -148,13 +151,11 @@ def streaming_llm_segmented_bwd_dq(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
-    size,
-    sinks,
     padding_id,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
     POSITIONS: tl.constexpr,
     RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -164,6 +165,8 @@ def streaming_llm_segmented_bwd_dq(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    size = tl.load(size) if SCALARS_LOADED else size
+    sinks = tl.load(sinks) if SCALARS_LOADED else sinks
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks

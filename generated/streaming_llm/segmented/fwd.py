@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: kernels/fwd.py.jinja
-# hash: b806796e554fe6aa
+# hash: f1e1ab4f9598e135
 """Forward of `streaming_llm`, with segment ids: `o = softmax(score) v`.
 
     keep            q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks) and q_segment_ids[b, rows] ==
@@ -14,10 +14,10 @@
     kv_segment_ids  [b, k_row]  int32
     q_positions     [B, Sq]  int32, or None: by row
     kv_positions    [B, Skv]  int32, or None: by row
-    o               [B, Hq, Sq, Dv]
-    lse             [B, Hq, Sq]  fp32, log of the softmax denominator
     spans           [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
     block_list      [entries]  int16 or int32, lists of the blocks to visit
+    o               [B, Hq, Sq, Dv]
+    lse             [B, Hq, Sq]  fp32, log of the softmax denominator
 
 One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
 softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
@@ -85,6 +85,9 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
+        "size",
+        "sinks",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "stride_spans_b",
@@ -92,9 +95,6 @@ def store_tile(
         "kv_len",
         "num_heads",
         "group_size",
-        "q_offset",
-        "size",
-        "sinks",
         "padding_id",
     ]
 )
@@ -106,10 +106,13 @@ def streaming_llm_segmented_fwd(
     kv_segment_ids_ptr,
     q_positions_ptr,
     kv_positions_ptr,
-    o_ptr,
-    lse_ptr,
     spans_ptr,
     block_list_ptr,
+    q_offset,
+    size,
+    sinks,
+    o_ptr,
+    lse_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -135,12 +138,10 @@ def streaming_llm_segmented_fwd(
     kv_len,
     num_heads,
     group_size,
-    q_offset,
     scale,
-    size,
-    sinks,
     padding_id,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
     POSITIONS: tl.constexpr,
     RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -150,6 +151,8 @@ def streaming_llm_segmented_fwd(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    size = tl.load(size) if SCALARS_LOADED else size
+    sinks = tl.load(sinks) if SCALARS_LOADED else sinks
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks

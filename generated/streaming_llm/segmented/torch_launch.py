@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/torch_launch.py.jinja
-# hash: 906562889da716df
+# hash: 4bdc12c6b1a60135
 """Launches of the kernels of `streaming_llm`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, tiles_for
-from ..._runtime.torch_schedule import POSITIONS, SEGMENTS, least_block, list_blocks, pass_table
+from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, parse_config, tiles_for
+from ..._runtime.schedules import POSITIONS, SEGMENTS, least_block, pass_table
+from ..._runtime.torch_schedule import list_blocks
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -22,7 +23,6 @@ from ..._runtime.torch_support import (
     empty_like_layout,
     launches_directly,
     on_device,
-    parse_config,
     row_stride,
     unit_strides,
 )
@@ -166,6 +166,7 @@ def _extremes(
             kv_segment_ids,
             q_positions,
             kv_positions,
+            q_offset,
             q_segment_ids_q_min,
             q_segment_ids_q_max,
             kv_segment_ids_kv_min,
@@ -185,7 +186,6 @@ def _extremes(
             q_len,
             kv_len,
             list_heads,
-            q_offset,
             padding_id,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             POSITIONS=q_positions is not None,
@@ -254,15 +254,16 @@ def _tables(
             q_position_max,
             kv_position_min,
             kv_position_max,
+            q_offset,
+            size,
+            sinks,
             spans,
             block_list,
             q_len,
             kv_len,
             list_heads,
-            q_offset,
-            size,
-            sinks,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
+            SCALARS_LOADED=False,
             POSITIONS=q_position_min is not None,
             OWN_ROOM=own_room,
             FILL=fill_lists,
@@ -358,10 +359,13 @@ def _forward(
             kv_segment_ids,
             q_positions,
             kv_positions,
-            o,
-            lse,
             spans,
             block_list,
+            q_offset,
+            size,
+            sinks,
+            o,
+            lse,
             *unit_strides(q),
             *unit_strides(k),
             *unit_strides(v),
@@ -377,12 +381,10 @@ def _forward(
             kv_len,
             num_heads,
             group_size,
-            q_offset,
             scale,
-            size,
-            sinks,
             padding_id,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
+            SCALARS_LOADED=False,
             POSITIONS=q_positions is not None,
             RAGGED=kv_len % tile.block_n != 0,
             HEAD_DIM=head_dim,
@@ -424,7 +426,7 @@ def _backward(
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, q_segment_ids, config_words)
     dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.empty_like(lse)
+    delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
@@ -454,14 +456,17 @@ def _backward(
                 v,
                 do,
                 lse,
-                delta,
                 q_segment_ids,
                 kv_segment_ids,
                 q_positions,
                 kv_positions,
-                dq,
                 spans,
                 block_list,
+                q_offset,
+                size,
+                sinks,
+                delta,
+                dq,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),
@@ -479,13 +484,11 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
-                size,
-                sinks,
                 padding_id,
                 HAS_DLSE=dlse is not None,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
+                SCALARS_LOADED=False,
                 POSITIONS=q_positions is not None,
                 RAGGED=kv_len % tiles["dq"].block_n != 0,
                 HEAD_DIM=head_dim,
@@ -509,10 +512,13 @@ def _backward(
                 kv_segment_ids,
                 q_positions,
                 kv_positions,
-                dk,
-                dv,
                 key_spans,
                 key_block_list,
+                q_offset,
+                size,
+                sinks,
+                dk,
+                dv,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),
@@ -530,12 +536,10 @@ def _backward(
                 kv_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
-                size,
-                sinks,
                 padding_id,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
+                SCALARS_LOADED=False,
                 POSITIONS=q_positions is not None,
                 RAGGED=q_len % tiles["dkdv"].block_m != 0,
                 HEAD_DIM=head_dim,

@@ -1,17 +1,17 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: kernels/fwd.py.jinja
-# hash: 42b69ee981dbe4db
+# hash: ab7f7c4176284d53
 """Forward of `window`, packed sequences: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < size
     q           [total_q, Hq, D]
     k           [total_k, Hkv, D]
     v           [total_k, Hkv, Dv]
-    o           [total_q, Hq, Dv]
-    lse         [Hq, total_q]  fp32, log of the softmax denominator
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
                 its queries, and of its keys
+    o           [total_q, Hq, Dv]
+    lse         [Hq, total_q]  fp32, log of the softmax denominator
 
 One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
 softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
@@ -73,20 +73,22 @@ def store_tile(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
+        "size",
         "q_total",
         "num_heads",
         "group_size",
-        "q_offset",
-        "size",
     ]
 )
 def window_packed_fwd(
     q_ptr,
     k_ptr,
     v_ptr,
+    block_seqs_ptr,
+    q_offset,
+    size,
     o_ptr,
     lse_ptr,
-    block_seqs_ptr,
     stride_qh,
     stride_qs: tl.constexpr,
     stride_kh,
@@ -98,10 +100,9 @@ def window_packed_fwd(
     q_total,
     num_heads,
     group_size,
-    q_offset,
     scale,
-    size,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -109,6 +110,7 @@ def window_packed_fwd(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    size = tl.load(size) if SCALARS_LOADED else size
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
     record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)

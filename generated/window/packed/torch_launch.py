@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: ops/torch_launch.py.jinja
-# hash: f8418439e02b9857
+# hash: 7b65477f3204ce5b
 """Launches of the kernels of `window`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2, tiles_for
-from ..._runtime.torch_schedule import block_sequences, pass_table
+from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2, parse_config, tiles_for
+from ..._runtime.schedules import pass_table
+from ..._runtime.torch_schedule import block_sequences
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -21,7 +22,6 @@ from ..._runtime.torch_support import (
     empty_like_layout,
     launches_directly,
     on_device,
-    parse_config,
     unit_strides,
 )
 
@@ -155,9 +155,11 @@ def _forward(
             q,
             k,
             v,
+            block_seqs,
+            q_offset,
+            size,
             o,
             lse,
-            block_seqs,
             *unit_strides(q)[1:],
             *unit_strides(k)[1:],
             *unit_strides(v)[1:],
@@ -165,10 +167,9 @@ def _forward(
             q_len,
             num_heads,
             group_size,
-            q_offset,
             scale,
-            size,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
+            SCALARS_LOADED=False,
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
             BLOCK_D=next_power_of_2(head_dim),
@@ -204,7 +205,7 @@ def _backward(
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, cu_seqlens_q, config_words)
     dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.empty_like(lse)
+    delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
@@ -224,9 +225,11 @@ def _backward(
                 v,
                 do,
                 lse,
+                block_seqs,
+                q_offset,
+                size,
                 delta,
                 dq,
-                block_seqs,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],
@@ -236,11 +239,10 @@ def _backward(
                 q_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
-                size,
                 HAS_DLSE=dlse is not None,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
+                SCALARS_LOADED=False,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
                 BLOCK_D=next_power_of_2(head_dim),
@@ -258,9 +260,11 @@ def _backward(
                 do,
                 lse,
                 delta,
+                key_block_seqs,
+                q_offset,
+                size,
                 dk,
                 dv,
-                key_block_seqs,
                 *unit_strides(q)[1:],
                 *unit_strides(k)[1:],
                 *unit_strides(v)[1:],
@@ -270,10 +274,9 @@ def _backward(
                 q_len,
                 num_heads,
                 group_size,
-                q_offset,
                 scale,
-                size,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
+                SCALARS_LOADED=False,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
                 BLOCK_D=next_power_of_2(head_dim),

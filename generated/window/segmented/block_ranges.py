@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: kernels/block_ranges.py.jinja
-# hash: 07251c06f79b431b
+# hash: 02a72c7b57fa762e
 """Which blocks of keys a block of queries visits under `window`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and q_idx - kv_idx < size and q_segment_ids[b, rows] == kv_segment_ids[b,
@@ -31,12 +31,12 @@ def clamp_index(index, size):
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "q_len",
         "kv_len",
         "num_heads",
-        "q_offset",
         "padding_id",
     ]
 )
@@ -45,6 +45,7 @@ def window_segmented_extremes(
     kv_segment_ids_ptr,
     q_positions_ptr,
     kv_positions_ptr,
+    q_offset,
     q_segment_ids_q_min_ptr,
     q_segment_ids_q_max_ptr,
     kv_segment_ids_kv_min_ptr,
@@ -66,7 +67,6 @@ def window_segmented_extremes(
     q_len,
     kv_len,
     num_heads,
-    q_offset,
     padding_id,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     POSITIONS: tl.constexpr,
@@ -126,11 +126,11 @@ def window_segmented_extremes(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
+        "size",
         "q_len",
         "kv_len",
         "num_heads",
-        "q_offset",
-        "size",
     ]
 )
 def window_segmented_query_ranges(
@@ -144,19 +144,21 @@ def window_segmented_query_ranges(
     q_position_max_ptr,
     kv_position_min_ptr,
     kv_position_max_ptr,
+    q_offset,
+    size,
     ranges_ptr,
     q_len,
     kv_len,
     num_heads,
-    q_offset,
-    size,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
     POSITIONS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PART: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
+    size = tl.load(size) if SCALARS_LOADED else size
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
@@ -230,11 +232,11 @@ def window_segmented_query_ranges(
 
 @triton.jit(
     do_not_specialize=[
+        "q_offset",
+        "size",
         "q_len",
         "kv_len",
         "num_heads",
-        "q_offset",
-        "size",
     ]
 )
 def window_segmented_key_ranges(
@@ -248,19 +250,21 @@ def window_segmented_key_ranges(
     q_position_max_ptr,
     kv_position_min_ptr,
     kv_position_max_ptr,
+    q_offset,
+    size,
     ranges_ptr,
     q_len,
     kv_len,
     num_heads,
-    q_offset,
-    size,
     Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
     POSITIONS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PART: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
+    size = tl.load(size) if SCALARS_LOADED else size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks

@@ -1,0 +1,225 @@
+"""Triton kernels as calls of XLA.
+
+A kernel is compiled once for what it is specialised on, into Triton's own cache on disk, and launched by the handler
+that jaxlib brings for kernels of Triton. What is launched travels in the program as a message of jaxlib's
+`triton.proto`; the handler finds it by its bytes, so that nothing of Python takes part in a run.
+"""
+
+import importlib.util
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import jax
+
+from .configs import INTERPRETER
+from .jax_interpreter import interpreted
+from .jax_tensor import Tensor
+
+HANDLER = "triton_kernel_call_ffi"
+"""The handler's name: what `jax.export` is told to allow, as `DisabledSafetyCheck.custom_call(HANDLER)`."""
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+# Triton reads the variable when a kernel is defined, so it cannot change later either.
+INTERPRET = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
+
+ARCH_VARIABLE = "ATTENTION_ARCH"
+_arch: ContextVar[str] = ContextVar("arch")
+
+_TYPES = {
+    "bool": "i1",
+    "int16": "i16",
+    "int32": "i32",
+    "int64": "i64",
+    "uint64": "u64",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float32": "fp32",
+    "float64": "fp64",
+}
+
+
+@contextmanager
+def compiling_for(arch: str) -> Iterator[None]:
+    """Kernels launched inside are compiled for this architecture."""
+    token = _arch.set(arch)
+    try:
+        yield
+    finally:
+        _arch.reset(token)
+
+
+def device_arch(op: str) -> str:
+    """The architecture of the GPUs of this process, or that of ATTENTION_ARCH, to compile for where there is none."""
+    if named := os.environ.get(ARCH_VARIABLE):
+        return named
+    try:
+        device = jax.local_devices(backend="gpu")[0]
+    except RuntimeError:
+        remedy = f"name the one to compile for, as {ARCH_VARIABLE}=sm_90"
+        raise RuntimeError(f"{op}: JAX sees no NVIDIA GPU: install jax[cuda13], or {remedy}") from None
+    return f"sm_{str(device.compute_capability).replace('.', '')}"
+
+
+def arch_of(_x: Tensor) -> str:
+    """The architecture that kernels are being compiled for."""
+    return _arch.get()
+
+
+def is_nvidia(x: Tensor) -> bool:
+    """Whether kernels may hold PTX."""
+    return arch_of(x).startswith("sm_")
+
+
+def has_tanh_instruction(x: Tensor) -> bool:
+    """Whether tanh is one instruction, exact enough for 16-bit inputs: on NVIDIA chips."""
+    return x.element_size() == 2 and is_nvidia(x)
+
+
+def is_loaded(*scalars: Any) -> bool:
+    """Whether a call's scalars come as arrays; all of them do, or none."""
+    return any(isinstance(scalar, Tensor) for scalar in scalars)
+
+
+def launch(kernel: Any, grid: tuple[int], *args: Any, **options: Any) -> None:
+    """Launch a Triton kernel on `args`, as `kernel[grid](*args, **options)` would, and fill those without an array.
+
+    Of `args` those that are filled must come after those that are read: XLA hands buffers over in this order.
+    """
+    tensors = [x for x in args if isinstance(x, Tensor)]
+    filled = [x for x in tensors if x.array is None]
+    assert tensors[len(tensors) - len(filled) :] == filled, f"{kernel.__name__}: outputs must follow the inputs"
+    if grid[0] == 0:
+        return
+    if arch_of(tensors[0]) == INTERPRETER:
+        arrays = interpreted(kernel, grid, args, options, filled)
+    else:
+        arrays = _compiled_call(kernel, grid, args, options, filled)
+    for tensor, array in zip(filled, arrays, strict=True):
+        tensor.array = array
+
+
+def _compiled_call(
+    kernel: Any, grid: tuple[int], args: Sequence[Any], options: dict[str, Any], filled: Sequence[Tensor]
+) -> Sequence[jax.Array]:
+    num_warps, num_stages = options.pop("num_warps", 4), options.pop("num_stages", 3)
+    signature, constants, divisible, parameters = [], [], [], []
+    for i, param in enumerate(kernel.params):
+        value = args[i] if i < len(args) else options[param.name]
+        kind = "constexpr" if param.is_constexpr or value is None else _type(param, value)
+        if kind != "constexpr" and isinstance(value, int) and value == 1 and not param.do_not_specialize:
+            kind = "constexpr"
+        signature.append((param.name, kind))
+        if kind == "constexpr":
+            constants.append((param.name, value))
+            continue
+        if isinstance(value, Tensor):
+            size = value.numel() * value.element_size() if value.array is None and value.zeroed else 0
+            parameters.append(_array_parameter(size))
+            divisible.append(i)
+        else:
+            parameters.append(_scalar_parameter(kind, value))
+            if isinstance(value, int) and value % 16 == 0 and not param.do_not_specialize:
+                divisible.append(i)
+    found = _compile(kernel, tuple(signature), tuple(constants), tuple(divisible), num_warps, num_stages, _arch.get())
+    call = _field(1, found.message) + _field(2, grid[0]) + _field(3, 1) + _field(4, 1)
+    call += b"".join(_field(5, parameter) for parameter in parameters)
+    opaque = zlib.compress(_field(1, call) + _field(4, kernel.__name__.encode()))
+    inputs = [x.array for x in args if isinstance(x, Tensor) and x.array is not None]
+    results = [jax.ShapeDtypeStruct(x.memory, x.dtype) for x in filled]
+    called: Sequence[jax.Array] = jax.ffi.ffi_call(HANDLER, results)(*inputs, opaque=opaque)
+    return called
+
+
+def _type(param: Any, value: Any) -> str:
+    """Triton's type of an argument."""
+    if isinstance(value, Tensor):
+        return f"*{_TYPES[value.element]}"
+    if isinstance(value, float):
+        return "fp32"
+    return param.annotation_type or ("i32" if -(2**31) <= value < 2**31 else "i64")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Compiled:
+    """A kernel as the part of a message that calls share."""
+
+    message: bytes
+
+
+@cache
+def _compile(
+    kernel: Any,
+    signature: tuple[tuple[str, str], ...],
+    constants: tuple[tuple[str, Any], ...],
+    divisible: tuple[int, ...],
+    num_warps: int,
+    num_stages: int,
+    arch: str,
+) -> _Compiled:
+    """Compile a kernel for one chip, without asking any device. Strides and pointers divide by 16 where `divisible`."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    capability = int(arch.removeprefix("sm_"))
+    source = ASTSource(
+        fn=kernel,
+        signature=dict(signature),
+        constexprs=dict(constants),
+        attrs={(i,): [["tt.divisibility", 16]] for i in divisible},
+    )
+    options: dict[str, Any] = {"num_warps": num_warps, "num_stages": num_stages}
+    if kernel.debug:
+        options["debug"] = True
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    metadata = compiled.metadata
+    if getattr(metadata, "global_scratch_size", 0):
+        raise NotImplementedError(f"{metadata.name} needs scratch memory, which jaxlib's handler may not give")
+    name = metadata.name.encode()
+    # Newer jaxlibs load Triton's machine code as it is; older ones skip the field and assemble the PTX.
+    image = _field(1, compiled.asm["cubin"]) + _field(2, name) + _field(3, metadata.shared)
+    message = (
+        _field(1, name)
+        + _field(2, metadata.num_warps)
+        + _field(10, metadata.num_ctas)
+        + _field(3, metadata.shared)
+        + _field(4, compiled.asm["ptx"].encode())
+        + _field(6, capability)
+        + _field(11, image)
+    )
+    return _Compiled(message=message)
+
+
+def _varint(value: int) -> bytes:
+    """A number as Protocol Buffers write it; negative ones as 64 bits."""
+    value &= 2**64 - 1
+    found = bytearray()
+    while value >= 0x80:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def _field(number: int, value: int | bytes) -> bytes:
+    """A field of a message: a number, or text, bytes or a message."""
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value)
+    return _varint(number << 3 | 2) + _varint(len(value)) + value
+
+
+def _array_parameter(bytes_to_zero: int) -> bytes:
+    return _field(1, (_field(1, bytes_to_zero) if bytes_to_zero else b"") + _field(2, 16))
+
+
+def _scalar_parameter(kind: str, value: float) -> bytes:
+    if kind == "fp32":
+        return _varint(7 << 3 | 5) + struct.pack("<f", value)
+    return _field({"i32": 3, "u32": 4, "i64": 5, "u64": 6}[kind], int(value))

@@ -1,0 +1,91 @@
+"""Schedules: the blocks that a mask makes a kernel visit, found once and used by many calls. No framework is imported."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+
+from .checks import fail
+from .configs import PASSES, Tile, Tiles
+
+DENSE_ENTRIES = 2**22
+"""Lists of so many entries at most get the room they could need; beyond it the entries are counted first."""
+
+POSITIONS = 1024
+"""So many positions of a tensor are reduced by one program."""
+
+SEGMENTS = 8
+"""A row with segment ids is taken to hold so many segments, for the choice of tiles."""
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R", covariant=True)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Schedule:
+    """The blocks that the kernels of one op visit, for calls of one size. Make it with `op.schedule(...)`.
+
+    It holds what the mask's tensors and scalars were when it was made. `tables` are, for each pass in the order of
+    PASSES, its ranges of blocks, int32 `[B or 1, Hq or 1, blocks, 4]`, or for a mask with holes the spans of its lists,
+    of that shape, and the lists themselves, int16 or int32. Passes with the same blocks share theirs. Of packed
+    sequences, `sequences` are cu_seqlens_q and cu_seqlens_k, and each pass has one table more, first, with the sequence
+    of each block; the others are `[Hq or 1, entries, 4]`.
+    """
+
+    op: str
+    call: Mapping[str, Any]
+    sequences: tuple[Any, ...] = ()
+    tiles: Mapping[str, tuple[int, int]]
+    tables: tuple[Any, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory of the tables."""
+        return sum({id(x): x.nbytes for x in self.tables}.values())
+
+
+class ScheduledOp(Protocol, Generic[_P, _R]):
+    """An op whose blocks are read from tables."""
+
+    schedule: Callable[..., Schedule]
+
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
+
+
+def scheduled(schedule: Callable[..., Schedule]) -> Callable[[Callable[_P, _R]], ScheduledOp[_P, _R]]:
+    """Give an op its `schedule` function."""
+
+    def attach(op: Callable[_P, _R]) -> ScheduledOp[_P, _R]:
+        op.__dict__["schedule"] = schedule
+        whole: Any = op
+        attached: ScheduledOp[_P, _R] = whole
+        return attached
+
+    return attach
+
+
+def least_block(*tiles: Tile) -> int:
+    """The smallest block of some passes: its multiples, powers of two as they all are, make up every other."""
+    return min(min(tile.block_m, tile.block_n) for tile in tiles)
+
+
+def schedule_tables(op: str, schedule: object, call: Mapping[str, Any], tiles: Tiles | None) -> list[Any]:
+    """The tables of a call's schedule, checked to be of this op, this size and these tiles."""
+    if not isinstance(schedule, Schedule):
+        fail(op, "schedule", f"what {op}.schedule(...) returns, or None", type(schedule).__name__)
+    if schedule.op != op:
+        fail(op, "schedule", f"one made by {op}.schedule", f"one made by {schedule.op}.schedule")
+    for name, value in call.items():
+        if schedule.call[name] != value:
+            fail(op, "schedule", f"one made for {name} {value}", f"one made for {name} {schedule.call[name]}")
+    for name, (block_m, block_n) in schedule.tiles.items():
+        tile = None if tiles is None else tiles[name]
+        if tile is not None and (tile.block_m, tile.block_n) != (block_m, block_n):
+            expected = f"one made for {name} blocks of {tile.block_m} by {tile.block_n}, those of this call"
+            fail(op, "schedule", expected, f"one made for {block_m} by {block_n}")
+    return list(schedule.tables)
+
+
+def pass_table(tables: list[Any], name: str, count: int) -> list[Any]:
+    """The `count` tables of one pass: its ranges, or spans and entries; none where no schedule was given."""
+    first = count * PASSES.index(name)
+    return tables[first : first + count]

@@ -1,0 +1,136 @@
+"""Arrays as launches see them: with the axes that the kernels know, and strides."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+FP32 = np.dtype(np.float32)
+INT32 = np.dtype(np.int32)
+# Offsets inside a tile are 32-bit: a stride times the most rows or columns of a tile must fit.
+_STRIDE_LIMIT = 2**31 // 256
+
+
+class Tensor:
+    """A dense array of shape `memory`, seen as `shape` by `strides`; what a kernel will fill has no `array` yet.
+
+    Arrays of JAX have no strides, but q of `[B, S, H, D]` is read where it lies: here it is `[B, H, S, D]`. `element`
+    is the type that kernels read, where it is not that of the array.
+    """
+
+    __slots__ = ("array", "dtype", "element", "memory", "shape", "strides", "zeroed")
+
+    def __init__(
+        self,
+        array: jax.Array | None,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        dtype: Any,
+        *,
+        memory: Sequence[int],
+        zeroed: bool = False,
+        element: str = "",
+    ) -> None:
+        self.array = array
+        self.shape = tuple(shape)
+        self.strides = tuple(strides)
+        self.dtype = np.dtype(dtype)
+        self.memory = tuple(memory)
+        self.zeroed = zeroed
+        self.element = element or self.dtype.name
+
+    @classmethod
+    def of(cls, array: jax.Array, axes: Sequence[int] | None = None, *, element: str = "") -> "Tensor":
+        """An array as it is, or with its axes in another order."""
+        strides = dense_strides(array.shape)
+        axes = range(array.ndim) if axes is None else axes
+        shape = [array.shape[axis] for axis in axes]
+        return cls(array, shape, [strides[axis] for axis in axes], array.dtype, memory=array.shape, element=element)
+
+    @classmethod
+    def packed(cls, array: jax.Array) -> "Tensor":
+        """Packed sequences `[total, H, D]` as one batch row, `[1, H, total, D]`."""
+        total, heads, head_dim = array.shape
+        strides = (total * heads * head_dim, head_dim, heads * head_dim, 1)
+        return cls(array, (1, heads, total, head_dim), strides, array.dtype, memory=array.shape)
+
+    @classmethod
+    def repeated(cls, array: jax.Array, shape: Sequence[int]) -> "Tensor":
+        """A dense array whose axes of one element may stand for any size."""
+        own = dense_strides(array.shape)
+        strides = [0 if have == 1 < want else step for have, want, step in zip(array.shape, shape, own, strict=True)]
+        return cls(array, shape, strides, array.dtype, memory=array.shape)
+
+    def stride(self, axis: int | None = None) -> Any:
+        return self.strides if axis is None else self.strides[axis]
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    def element_size(self) -> int:
+        return int(self.dtype.itemsize)
+
+    def new_empty(self, shape: Sequence[int], dtype: Any = None) -> "Tensor":
+        """What a kernel fills, of this dtype unless another is given."""
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        return Tensor(None, shape, dense_strides(shape), dtype or self.dtype, memory=shape)
+
+    def new_zeros(self, shape: Sequence[int], dtype: Any = None) -> "Tensor":
+        """The same, set to zero before the kernel runs."""
+        made = self.new_empty(shape, dtype)
+        made.zeroed = True
+        return made
+
+    def value(self) -> jax.Array:
+        """The array in memory; zeros where no kernel was launched to fill it, as of no elements."""
+        return jnp.zeros(self.memory, self.dtype) if self.array is None else self.array
+
+    def __getitem__(self, index: Any) -> jax.Array:
+        """Elements of a tensor whose axes lie in order."""
+        return self.value()[index]
+
+
+def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a row-major array."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def aligned(x: Tensor) -> Tensor:
+    """`x` if its rows of D elements begin at multiples of 16 bytes, else a copy with longer rows.
+
+    The kernels load 16 bytes at a time.
+    """
+    step = 16 // x.element_size()
+    size = x.memory[-1]
+    if not any(stride % step for stride in x.strides[:-1]):
+        if x.strides[2] >= _STRIDE_LIMIT:
+            raise ValueError(f"rows lie {x.strides[2]} elements apart, more than the kernels' {_STRIDE_LIMIT}")
+        return x
+    room = -(-size // step) * step
+    array = jnp.pad(x.value(), [(0, 0)] * (len(x.memory) - 1) + [(0, room - size)])
+    strides = [*(stride // size * room for stride in x.strides[:-1]), 1]
+    return Tensor(array, x.shape, strides, x.dtype, memory=array.shape)
+
+
+def unit_strides(x: Tensor) -> tuple[int, int, int]:
+    """The strides of an `aligned` tensor as kernels take them, those of batch and head in units of 16 bytes."""
+    step = 16 // x.element_size()
+    b, h, s, _ = x.strides
+    return b // step, h // step, s
+
+
+def row_stride(x: Tensor | None) -> int:
+    """Elements from one batch row to the next; none where one serves all."""
+    return 0 if x is None or x.shape[0] == 1 else x.strides[0]
+
+
+def empty_like_layout(x: Tensor, last: int) -> Tensor:
+    """An empty `[B, H, S, last]` tensor, dense, its axes in the memory order of `x`."""
+    strides = [stride // x.memory[-1] * last for stride in x.strides[:-1]]
+    return Tensor(None, (*x.shape[:3], last), (*strides, 1), x.dtype, memory=(*x.memory[:-1], last))
