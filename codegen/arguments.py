@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -47,20 +48,43 @@ class Argument:
 
     @property
     def check(self) -> str:
-        """The statement that checks it in a dense call."""
-        return self._check(self.shape, self.tile_axes)
+        """The statement that checks it in a dense call of torch."""
+        return f"{self.name} = {self._checked(self.shape, self.tile_axes, ', q')}"
 
     @property
     def packed_check(self) -> str:
         """That of a packed call."""
-        kept = packed_axes(self.dims)
-        return self._check(self.packed_shape, tuple(kept.index(axis) for axis in self.tile_axes if axis in kept))
+        return f"{self.name} = {self._checked(self.packed_shape, self._packed_tile_axes, ', q')}"
 
-    def _check(self, shape: str, tile_axes: tuple[int, ...]) -> str:
+    @property
+    def checked(self) -> str:
+        """Source of the checked argument, in JAX: arrays of one program are on one device."""
+        return self._of_arguments(self._checked(self.shape, self.tile_axes))
+
+    @property
+    def packed_checked(self) -> str:
+        return self._of_arguments(self._checked(self.packed_shape, self._packed_tile_axes))
+
+    @staticmethod
+    def _of_arguments(text: str) -> str:
+        """What JAX's op has checked already, by the names it goes by there."""
+        return re.sub(r"\b(?=[qk]\.shape|row_offset\b|cu_seqlens_)", "arguments.", text)
+
+    @property
+    def jax_annotation(self) -> str:
+        """The annotation in JAX, where a scalar may be an array too."""
+        return "Array | None" if self.is_tensor else f"{self.required} | Array | None"
+
+    @property
+    def _packed_tile_axes(self) -> tuple[int, ...]:
+        kept = packed_axes(self.dims)
+        return tuple(kept.index(axis) for axis in self.tile_axes if axis in kept)
+
+    def _checked(self, shape: str, tile_axes: tuple[int, ...], like: str = "") -> str:
         if self.is_tensor:
             narrow = f", tile_axes={tile_axes}" if tile_axes else ""
-            return f'{self.name} = check_tensor(NAME, "{self.name}", {self.name}, {shape}, {self.dtypes}, q{narrow})'
-        return f'{self.name} = check_{self.required}(NAME, "{self.name}", {self.name}{self.limits})'
+            return f'check_tensor(NAME, "{self.name}", {self.name}, {shape}, {self.dtypes}{like}{narrow})'
+        return f'check_{self.required}(NAME, "{self.name}", {self.name}{self.limits})'
 
     @property
     def of_sequence(self) -> str:

@@ -321,7 +321,7 @@ def _reductions(variant: Variant, reads: Sequence[Extreme], decided: Set[str]) -
     found = []
     for x in reads:
         # Integers are decided in 64 bits, as differences of extremes may need them.
-        widened = ".to(tl.int64)" if _dtype(variant, x) == "int32" else ""
+        widened = "" if _dtype(variant, x) == "float32" else ".to(tl.int64)"
         found.append(Reduction(name=x.minimum.name, reduction="min", widened=widened))
         found.append(Reduction(name=x.maximum.name, reduction="max", widened=widened))
     return [x for x in found if x.name in decided]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from codegen import expr, op_gradients
 from codegen.arguments import Argument, mask_arguments, own_arguments
 from codegen.emit import exact_index
 from codegen.frameworks import Framework
-from codegen.modes import POSITIONAL, InMode, Mode, packed_axes
+from codegen.modes import KEY_IDS, PADDING, POSITIONAL, QUERY_IDS, InMode, Mode, packed_axes, packed_dims
 from codegen.op_gradients import Buffer, Grid
 from codegen.plan import VariantPlan
 from codegen.printers import ROWS, ArrayPrinter, FormulaPrinter, jnp_printer, torch_printer
@@ -18,6 +18,9 @@ from codegen.signature import CU_SEQLENS, PACKED_TABLES, positions_read, reads_p
 from codegen.spec import Variant
 from codegen.table_launches import ListsOp, launch_arguments, lists_op, parameter_name
 from codegen.text import docstring
+
+TOKEN_IDS = (QUERY_IDS.name, KEY_IDS.name)
+"""Tensors of a segmented variant that are every op's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,8 @@ class OpPlan(InMode):
     reference_mask: str
     reference_reads: frozenset[str]
     lists: ListsOp | None
+    splits_batch: bool
+    splits_heads: bool
 
     @property
     def tensors(self) -> list[Argument]:
@@ -280,7 +285,28 @@ class OpPlan(InMode):
 
     @property
     def backward_type(self) -> str:
-        return f"tuple[{', '.join(['Tensor'] * len(self.gradient_names))}]"
+        own = "Tensor" if self.framework is Framework.TORCH else "Tensor | Array"
+        return f"tuple[{', '.join([*['Tensor'] * 3, *[own] * len(self.gradients)])}]"
+
+    @property
+    def uses_arrays(self) -> bool:
+        """Whether the launches of JAX name its arrays."""
+        return "jnp." in " ".join([*self.gradients.values(), *(grid.source for grid in self.grids)])
+
+    @property
+    def table_dtypes(self) -> list[str]:
+        """What the launches of JAX import for the types of tables and extremes."""
+        if self.lists is None:
+            return []
+        extremes = self.lists.extremes
+        found = set() if extremes is None else {dtype for *_, dtype in extremes.buffers}
+        narrow = self.lists.ranges or "int32" in found or (extremes is not None and extremes.position_buffers)
+        return [*(["INT32"] if narrow else []), *(["wide_int"] if "int64" in found else [])]
+
+    @property
+    def parameter_names(self) -> list[str]:
+        """The parameters of the forward."""
+        return [parameter_name(p) for p in self._forward_parameters]
 
     @property
     def reductions(self) -> list[str]:
@@ -289,6 +315,32 @@ class OpPlan(InMode):
         used += " ".join(grid.source for grid in self.grids)
         names = ("packed_row", "place_pairs", "place_sums", "reduce_gradient", "sequence_of_rows", "sums_by_sequence")
         return [name for name in names if name in used]
+
+    @property
+    def reads_batch(self) -> bool:
+        """Whether mask or score of the reference name the batch row or sequence."""
+        return re.search(r"\bb\b", f"{self.reference_score} {self.reference_mask}") is not None
+
+    @property
+    def scalar_checks(self) -> list[str]:
+        """The functions that check its scalars."""
+        return sorted({f"check_{a.required}" for a in self.scalars})
+
+    @property
+    def tensor_dims(self) -> dict[str, tuple[str | int, ...]]:
+        """The dims of the variant's own tensors, as calls of this mode give them."""
+        return {a.name: packed_dims(a.dims) if self.packed else a.dims for a in self.tensors if a.name not in TOKEN_IDS}
+
+    @property
+    def own_numbers(self) -> list[str]:
+        """Scalars of the variant, and of dropout."""
+        own = [a.name for a in self.scalars if a.name != PADDING.name]
+        return [*own, *(["dropout_p", "seed"] if self.dropout else [])]
+
+    @property
+    def flag_of(self) -> dict[str, str]:
+        """Trained tensor -> the parameter that says whether a call wants its gradient."""
+        return {a.name: f"grad_{a.name.lower()}" for a in self.tensors if a.trained}
 
     @property
     def runtime_checks(self) -> list[str]:
@@ -308,7 +360,7 @@ def _only(parameters: Sequence[str], used: Collection[str]) -> str:
 def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
     """Everything the templates of a framework's op need besides the kernels."""
     variant = planned.variant
-    printer = _reference_printer(variant, framework)
+    printer = _reference_printer(variant, planned.mode, framework)
     score, mask = _reference_score(variant, printer), _reference_mask(variant, printer)
     reads = frozenset(re.findall(r"\w+", f"{score} {mask}")) & {"b", "h", "hkv", *ROWS, *ROWS.values()}
     arguments = own_arguments(variant, planned.terms)
@@ -339,16 +391,25 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
         reference_mask=mask,
         reference_reads=reads | ({"b", "h", *ROWS.values()} if variant.decay else set()),
         lists=lists_op(variant, planned.lists, of_mask),
+        splits_batch=not _computes_with(variant, "b"),
+        splits_heads=not _computes_with(variant, "h") and not _computes_with(variant, "hkv"),
     )
 
 
-def _reference_printer(variant: Variant, framework: Framework) -> ArrayPrinter:
+def _reference_printer(variant: Variant, mode: Mode, framework: Framework) -> ArrayPrinter:
     def exact(tensor: str, axis: int, index: expr.Expr) -> bool:
         return _reference_exact(variant, tensor, axis, index)
 
     def by_row(tensor: str, axis: int) -> bool:
         return variant.tensors[tensor].dims[axis] in POSITIONAL
 
+    def of_tokens(tensor: str, axis: int, index: str) -> str:
+        cu_seqlens = {"q_idx": "cu_seqlens_q, q_seq, row_offset", "kv_idx": "cu_seqlens_k, q_seq"}
+        found = cu_seqlens.get(str(variant.tensors[tensor].dims[axis]))
+        return f"packed_row({index}, {found})" if found else ""
+
+    if framework is Framework.JAX and mode is Mode.PACKED:
+        return jnp_printer(exact, placed=of_tokens)
     if framework is Framework.JAX:
         return jnp_printer(exact, row_dims=by_row)
     return torch_printer(exact, numbers=frozenset(variant.scalars), row_dims=by_row)
@@ -358,6 +419,23 @@ def _reference_exact(variant: Variant, tensor: str, axis: int, index: expr.Expr)
     """Whether an index of the reference cannot leave its axis: what was packed has one batch row, whatever `b` is."""
     dims = variant.tensors[tensor].dims
     return exact_index(variant.tensors, tensor, axis, index) and axis in packed_axes(dims)
+
+
+def _computes_with(variant: Variant, name: str) -> bool:
+    """Whether the number of a batch row or head does more than to pick its own element of a tensor."""
+    roots = [e for e in (variant.mask, variant.score) if e is not None]
+
+    def hidden(e: expr.Expr) -> expr.Expr | None:
+        if not isinstance(e, expr.Load):
+            return None
+        kept = tuple(
+            expr.rebuild(i, hidden)
+            for axis, i in enumerate(e.indices)
+            if not exact_index(variant.tensors, e.tensor, axis, i)
+        )
+        return replace(e, indices=kept)
+
+    return any(name in expr.names(expr.rebuild(e, hidden)) for e in roots)
 
 
 def _reference_mask(variant: Variant, printer: ArrayPrinter) -> str:

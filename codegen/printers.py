@@ -136,7 +136,8 @@ class ArrayPrinter(Printer):
     """torch or jnp. An index that may leave its tensor is clamped to the ends.
 
     `numbers` are the variables that are Python numbers and no arrays. `row_dims` says which axes of which tensors are
-    indexed by row, where a call gives its rows positions of their own.
+    indexed by row, where a call gives its rows positions of their own; `placed` gives the source of an index that is
+    not clamped to its axis but found in another way, if any.
     """
 
     module: str = "torch"
@@ -146,6 +147,7 @@ class ArrayPrinter(Printer):
     clamp: Callable[[str, str], str] = lambda x, size: f"{x}.clamp(0, {size} - 1)"
     exact_dims: Callable[[str, int, Expr], bool] = lambda tensor, axis, index: False
     row_dims: Callable[[str, int], bool] = lambda tensor, axis: False
+    placed: Callable[[str, int, str], str] = lambda tensor, axis, index: ""
     by_row: bool = False
 
     def __post_init__(self) -> None:
@@ -208,6 +210,8 @@ class ArrayPrinter(Printer):
     def _clamped(self, tensor: str, axis: int, index: Expr) -> str:
         if self.exact_dims(tensor, axis, index):
             return self.text(index)
+        if placed := self.placed(tensor, axis, self.text(index)):
+            return placed
         size = f"{tensor}.shape[{axis}]"
         if self.module == "torch" and self.is_number(index):
             return f"min(max({self.operand(index, ATOM)}, 0), {size} - 1)"

@@ -75,7 +75,8 @@ def render(spec: Spec) -> dict[str, str]:
         files.update(_variant_files(env, name, {mode: plan(variant, mode) for mode in Mode}))
     names = list(spec.variants)
     files["__init__.py"] = _fill(env, "ops/package_init.py.jinja", variants=names)
-    files["torch.py"] = _fill(env, "ops/torch_init.py.jinja", variants=names)
+    for framework in Framework:
+        files[f"{framework}.py"] = _fill(env, f"ops/{framework}_init.py.jinja", variants=names)
     own = {name: arch_tables(v.archs) for name, v in spec.variants.items() if v.archs}
     files["_runtime/archs.py"] = _fill(env, "ops/archs.py.jinja", archs=arch_tables(spec.archs), variant_archs=own)
     for folder, target in COPIED.items():
@@ -88,15 +89,22 @@ def render(spec: Spec) -> dict[str, str]:
 
 def _variant_files(env: jinja2.Environment, name: str, plans: Mapping[Mode, VariantPlan]) -> dict[str, str]:
     files: dict[str, str] = {}
-    ops = {mode: op_plan(planned, Framework.TORCH) for mode, planned in plans.items()}
+    context = _context(plans[Mode.DENSE])
     for mode, planned in plans.items():
-        files.update(_mode_files(env, name if mode is Mode.DENSE else f"{name}/{mode.value}", planned, ops[mode]))
-    planned, op = plans[Mode.DENSE], ops[Mode.DENSE]
-    context = _context(planned)
-    others = {f"{mode}_op": ops[mode] for mode in (Mode.PACKED, Mode.SEGMENTED)}
-    files[f"{name}/torch_op.py"] = _fill(env, "ops/torch_op.py.jinja", op=op, plan=planned, **others, **context)
-    files[f"{name}/torch_reference.py"] = _fill(env, "ops/torch_reference.py.jinja", op=op, **context)
+        files.update(_kernel_files(env, _mode_folder(name, mode), planned))
+    for framework in Framework:
+        ops = {mode: op_plan(planned, framework) for mode, planned in plans.items()}
+        for mode, planned in plans.items():
+            path = f"{_mode_folder(name, mode)}/{framework}_launch.py"
+            files[path] = _launch_file(env, planned, ops[mode])
+        given = {"op": ops[Mode.DENSE], **{f"{mode}_op": ops[mode] for mode in (Mode.PACKED, Mode.SEGMENTED)}}
+        for stem in (f"{framework}_op", f"{framework}_reference"):
+            files[f"{name}/{stem}.py"] = _fill(env, f"ops/{stem}.py.jinja", **given, **context)
     return files
+
+
+def _mode_folder(name: str, mode: Mode) -> str:
+    return name if mode is Mode.DENSE else f"{name}/{mode.value}"
 
 
 _TITLES = {Mode.DENSE: "", Mode.PACKED: ", packed sequences", Mode.SEGMENTED: ", with segment ids"}
@@ -107,10 +115,16 @@ def _context(planned: VariantPlan) -> dict[str, Any]:
     return {"variant": planned.variant, "symbol": planned.symbol, "title": _TITLES[planned.mode], "entry": entry}
 
 
-def _mode_files(env: jinja2.Environment, folder: str, planned: VariantPlan, op: OpPlan) -> dict[str, str]:
-    """The kernels of one mode, and their launches."""
+def _launch_file(env: jinja2.Environment, planned: VariantPlan, op: OpPlan) -> str:
+    """The launches of one mode's kernels in a framework."""
+    runtime = ".._runtime" if planned.mode is Mode.DENSE else "..._runtime"
+    given = {"op": op, "plan": planned, "framework": op.framework, "runtime": runtime}
+    return _fill(env, f"ops/{op.framework}_launch.py.jinja", **given, **_context(planned))
+
+
+def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) -> dict[str, str]:
+    """The kernels of one mode."""
     context = _context(planned)
-    dense = planned.mode is Mode.DENSE
     files = {
         f"{folder}/{stem}.py": _fill(env, f"kernels/{stem}.py.jinja", kernel=getattr(planned, attribute), **context)
         for stem, attribute in KERNELS.items()
@@ -121,10 +135,6 @@ def _mode_files(env: jinja2.Environment, folder: str, planned: VariantPlan, op: 
     if planned.variant.decay and planned.mode is not Mode.SEGMENTED:
         packed = planned.mode is Mode.PACKED
         files[f"{folder}/decay.py"] = _fill(env, "kernels/decay.py.jinja", packed=packed, **context)
-    runtime = ".._runtime" if dense else "..._runtime"
-    files[f"{folder}/torch_launch.py"] = _fill(
-        env, "ops/torch_launch.py.jinja", op=op, plan=planned, framework=op.framework, runtime=runtime, **context
-    )
     files[f"{folder}/__init__.py"] = _fill(env, "ops/variant_init.py.jinja", **context)
     return files
 

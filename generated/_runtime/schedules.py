@@ -1,4 +1,4 @@
-"""Schedules: the blocks that a mask makes a kernel visit, found once and used by many calls. No framework is imported."""
+"""Schedules: the blocks that a mask makes kernels visit, found once, used by many calls. No framework is imported."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -14,6 +14,11 @@ INT32 = np.dtype(np.int32)
 _STRIDE_LIMIT = 2**31 // 256
 
 
+def wide_int() -> np.dtype:
+    """int64 where JAX has it. Where it has not, neither have the tensors that kernels read."""
+    return np.dtype(jax.dtypes.canonicalize_dtype(np.int64))
+
+
 class Tensor:
     """A dense array of shape `memory`, seen as `shape` by `strides`; what a kernel will fill has no `array` yet.
 

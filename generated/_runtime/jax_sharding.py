@@ -1,0 +1,110 @@
+"""How a primitive is cut where its arrays are sharded: along batch rows and heads, without moving any."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding, PartitionSpec
+
+
+def partitioned(
+    local: Callable[..., Sequence[jax.Array]],
+    operands: Sequence[str],
+    results: Sequence[str],
+    by_batch: bool,
+    by_heads: bool,
+) -> Callable[..., Any]:
+    """`local` as a function that XLA cuts along batch rows and heads.
+
+    `operands` and `results` have a letter for each axis: b for batch rows, h for query heads, k for key heads, any
+    other for what every device needs whole. The first operand is q, the second k. A result without the axis that is
+    cut is a sum over it, such as the gradient of a tensor that all batch rows read.
+    """
+
+    def call(*arrays: jax.Array) -> Sequence[jax.Array]:
+        return local(*arrays)
+
+    def rule(_mesh: Any, value_types: Sequence[Any], result_types: Sequence[Any]) -> Any:
+        shapes = [tuple(value.shape) for value in value_types]
+        q, k = shapes[0], shapes[1]
+        heads, kv_heads = q[operands[0].index("h")], k[operands[1].index("k")]
+        batch = q[operands[0].index("b")] if "b" in operands[0] else 1
+        names = _Names(batch, heads, kv_heads)
+        read = [names.mapping(*pair) for pair in zip(operands, shapes, strict=True)]
+        written = [names.mapping(*pair) for pair in zip(results, (tuple(r.shape) for r in result_types), strict=True)]
+        text = f"{', '.join(read)} -> {', '.join(written)}"
+        whole = [name for name in names.order if name not in names.cut(by_batch, by_heads)]
+        return text, {**names.sizes, "need_replication_factors": tuple(whole)}
+
+    def cut(mesh: Any, arg_shapes: Sequence[Any], _result_shapes: Any) -> Any:
+        heads = arg_shapes[0].shape[operands[0].index("h")]
+        kv_heads = arg_shapes[1].shape[operands[1].index("k")]
+        spec = arg_shapes[0].sharding.spec
+        batch_axes = spec[operands[0].index("b")] if by_batch and "b" in operands[0] else None
+        head_axes = spec[operands[0].index("h")] if by_heads else None
+        batch = arg_shapes[0].shape[operands[0].index("b")] if "b" in operands[0] else 1
+        own = {"b": batch_axes, "h": head_axes, "k": head_axes if kv_heads > 1 or heads == 1 else None}
+        sizes = {"b": batch, "h": heads, "k": kv_heads}
+
+        def sharding(letters: str, shape: Sequence[int]) -> NamedSharding:
+            axes = [
+                own.get(letter) if size == sizes.get(letter) else None
+                for letter, size in zip(letters, shape, strict=True)
+            ]
+            return NamedSharding(mesh, PartitionSpec(*axes))
+
+        def sharded(*arrays: jax.Array) -> list[jax.Array]:
+            found = []
+            for letters, array in zip(results, local(*arrays), strict=True):
+                summed = [
+                    axes
+                    for cut_by, axes in (("b", batch_axes), ("h" if own["k"] is None else "hk", head_axes))
+                    if axes is not None and not set(cut_by) & set(letters)
+                ]
+                found.append(jax.lax.psum(array, tuple(_flat(summed))) if summed else array)
+            return found
+
+        outputs = [sharding(*pair) for pair in zip(results, (r.shape for r in _result_shapes), strict=True)]
+        inputs = [sharding(letters, arg.shape) for letters, arg in zip(operands, arg_shapes, strict=True)]
+        return mesh, sharded, outputs, tuple(inputs)
+
+    found = custom_partitioning(call)
+    found.def_partition(partition=cut, sharding_rule=rule)
+    return found
+
+
+def _flat(axes: Sequence[Any]) -> list[str]:
+    return [name for each in axes for name in ((each,) if isinstance(each, str) else each)]
+
+
+class _Names:
+    """The factors of a sharding rule, as they are met: b, k and g for the batch, the key heads and a head's group."""
+
+    def __init__(self, batch: int, heads: int, kv_heads: int) -> None:
+        self.batch, self.kv_heads, self.group = batch, kv_heads, heads // kv_heads
+        self.order: list[str] = []
+        self.sizes: dict[str, int] = {}
+
+    def mapping(self, letters: str, shape: Sequence[int]) -> str:
+        return " ".join(self._axis(letter, size) for letter, size in zip(letters, shape, strict=True))
+
+    def _axis(self, letter: str, size: int) -> str:
+        if letter == "b" and size == self.batch:
+            return self._factor("b")
+        if letter == "k" and size == self.kv_heads:
+            return self._factor("k")
+        if letter == "h" and size == self.kv_heads * self.group:
+            self.sizes |= {"k": self.kv_heads, "g": self.group}
+            return f"({self._factor('k')} {self._factor('g')})"
+        return self._factor(f"x{len(self.order)}")
+
+    def _factor(self, name: str) -> str:
+        if name not in self.order:
+            self.order.append(name)
+        return name
+
+    def cut(self, by_batch: bool, by_heads: bool) -> set[str]:
+        """The factors that arrays may be sharded by: a group of heads only where it has the one key head."""
+        heads = {"g"} if self.kv_heads == 1 else {"k"}
+        return ({"b"} if by_batch else set()) | (heads if by_heads else set())

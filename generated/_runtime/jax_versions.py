@@ -1,0 +1,13 @@
+"""Says what is missing before anything else fails for want of it."""
+
+import importlib.util
+
+if importlib.util.find_spec("jax") is None:
+    raise ModuleNotFoundError("the JAX ops need JAX: pip install 'jax>=0.10', on a GPU 'jax[cuda13]>=0.10'")
+
+import jax
+
+LEAST = (0, 10)
+
+if jax.__version_info__[:2] < LEAST:
+    raise ImportError(f"the JAX ops need jax {'.'.join(map(str, LEAST))} or newer: {jax.__version__} is installed")

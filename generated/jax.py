@@ -1,0 +1,43 @@
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# template: ops/jax_init.py.jinja
+# hash: 56d49b56ab75d2e3
+"""The attention ops for JAX, one function per variant."""
+
+from ._runtime import jax_versions as jax_versions  # first: it says what is missing
+from ._runtime.jax_kernels import HANDLER
+from ._runtime.jax_primitive import RESIDUALS
+from .alibi.jax_op import alibi
+from .causal.jax_op import causal
+from .causal_dropout.jax_op import causal_dropout
+from .document.jax_op import document
+from .forgetting.jax_op import forgetting
+from .full.jax_op import full
+from .gemma2_local.jax_op import gemma2_local
+from .gpt_oss.jax_op import gpt_oss
+from .natten.jax_op import natten
+from .padding.jax_op import padding
+from .prefix_lm.jax_op import prefix_lm
+from .relative_bias.jax_op import relative_bias
+from .softcap.jax_op import softcap
+from .streaming_llm.jax_op import streaming_llm
+from .window.jax_op import window
+
+__all__ = [
+    "HANDLER",
+    "RESIDUALS",
+    "alibi",
+    "causal",
+    "causal_dropout",
+    "document",
+    "forgetting",
+    "full",
+    "gemma2_local",
+    "gpt_oss",
+    "natten",
+    "padding",
+    "prefix_lm",
+    "relative_bias",
+    "softcap",
+    "streaming_llm",
+    "window",
+]

@@ -1,0 +1,437 @@
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
+# template: ops/jax_launch.py.jinja
+# hash: 7b2110fb17f248e2
+"""Launches of the kernels of `prefix_lm`, with segment ids, in JAX."""
+
+from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, parse_config, tiles_for
+from ..._runtime.jax_kernels import HAS_TRITON, arch_of, is_loaded, launch
+from ..._runtime.jax_tensor import FP32, INT32, Tensor, aligned, empty_like_layout, row_stride, unit_strides
+from ..._runtime.schedules import POSITIONS, SEGMENTS, least_block, pass_table
+
+if HAS_TRITON:
+    from . import block_ranges, bwd_dkdv, bwd_dq, fwd
+
+
+def tiles_of(q: Tensor, v: Tensor, q_segment_ids: Tensor, config_words: str) -> Tiles:
+    """The tiles of each pass."""
+    # How many segments a row has only the device knows. One id for all, with a stride of 0, is one segment.
+    length = v.shape[2] // (SEGMENTS if q_segment_ids.stride(1) else 1)
+    own = parse_config(config_words)
+    return tiles_for("prefix_lm", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+
+
+def _extremes(
+    q: Tensor,
+    k: Tensor,
+    q_segment_ids: Tensor,
+    kv_segment_ids: Tensor,
+    padding_id: int,
+    q_positions: Tensor | None,
+    kv_positions: Tensor | None,
+    row_offset: int,
+    row_offsets: Tensor | None,
+    part: int,
+) -> tuple[Tensor | None, ...]:
+    """The smallest and the largest of each value that the mask compares, over parts of so many positions."""
+    list_batch = q.shape[0]
+    list_heads = 1
+
+    q_offset = row_offset if row_offsets is None else row_offsets
+    q_len = q.shape[2]
+    q_parts = cdiv(q_len, part)
+    kv_len = k.shape[2]
+    kv_parts = cdiv(kv_len, part)
+    q_segment_ids_q_min = q.new_empty((list_batch, list_heads, q_parts), dtype=INT32)
+    q_segment_ids_q_max = q.new_empty((list_batch, list_heads, q_parts), dtype=INT32)
+    kv_segment_ids_kv_min = q.new_empty((list_batch, list_heads, kv_parts), dtype=INT32)
+    kv_segment_ids_kv_max = q.new_empty((list_batch, list_heads, kv_parts), dtype=INT32)
+    kv_segment_ids_kv_2_min = q.new_empty((list_batch, list_heads, kv_parts), dtype=INT32)
+    kv_segment_ids_kv_2_max = q.new_empty((list_batch, list_heads, kv_parts), dtype=INT32)
+    q_position_min = None if q_positions is None else q.new_empty((list_batch, list_heads, q_parts), dtype=INT32)
+    q_position_max = None if q_positions is None else q.new_empty((list_batch, list_heads, q_parts), dtype=INT32)
+    kv_position_min = None if kv_positions is None else q.new_empty((list_batch, list_heads, kv_parts), dtype=INT32)
+    kv_position_max = None if kv_positions is None else q.new_empty((list_batch, list_heads, kv_parts), dtype=INT32)
+    parts = POSITIONS // part
+    programs = cdiv(q_parts, parts) + cdiv(kv_parts, parts)
+    launch(
+        block_ranges.prefix_lm_segmented_extremes,
+        (list_batch * list_heads * programs,),
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        q_offset,
+        q_segment_ids_q_min,
+        q_segment_ids_q_max,
+        kv_segment_ids_kv_min,
+        kv_segment_ids_kv_max,
+        kv_segment_ids_kv_2_min,
+        kv_segment_ids_kv_2_max,
+        q_position_min,
+        q_position_max,
+        kv_position_min,
+        kv_position_max,
+        *q_segment_ids.stride(),
+        *kv_segment_ids.stride(),
+        q_segment_ids.shape[1],
+        kv_segment_ids.shape[1],
+        row_stride(q_positions),
+        row_stride(kv_positions),
+        q_len,
+        kv_len,
+        list_heads,
+        padding_id,
+        Q_OFFSET_PER_BATCH=row_offsets is not None,
+        POSITIONS=q_positions is not None,
+        PART=part,
+        PARTS=parts,
+    )
+    return (
+        q_segment_ids_q_min,
+        q_segment_ids_q_max,
+        kv_segment_ids_kv_min,
+        kv_segment_ids_kv_max,
+        kv_segment_ids_kv_2_min,
+        kv_segment_ids_kv_2_max,
+        q_position_min,
+        q_position_max,
+        kv_position_min,
+        kv_position_max,
+    )
+
+
+def _tables(
+    q: Tensor,
+    k: Tensor,
+    length: int,
+    row_offset: int,
+    row_offsets: Tensor | None,
+    block_extremes: tuple[Tensor | None, ...],
+    part: int,
+    tile: Tile,
+    by_keys: bool,
+) -> list[Tensor]:
+    """The tables of a pass: of ranges; `by_keys` that of blocks of keys."""
+    list_batch = q.shape[0]
+    list_heads = 1
+
+    q_offset = row_offset if row_offsets is None else row_offsets
+    (
+        q_segment_ids_q_min,
+        q_segment_ids_q_max,
+        kv_segment_ids_kv_min,
+        kv_segment_ids_kv_max,
+        kv_segment_ids_kv_2_min,
+        kv_segment_ids_kv_2_max,
+        q_position_min,
+        q_position_max,
+        kv_position_min,
+        kv_position_max,
+    ) = block_extremes
+    q_len, kv_len = q.shape[2], k.shape[2]
+    num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
+    own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
+    table_kernel = (
+        block_ranges.prefix_lm_segmented_key_ranges if by_keys else block_ranges.prefix_lm_segmented_query_ranges
+    )
+    ranges = q.new_empty((list_batch, list_heads, own_blocks, 4), dtype=INT32)
+    launch(
+        table_kernel,
+        (list_batch * list_heads * own_blocks,),
+        q_segment_ids_q_min,
+        q_segment_ids_q_max,
+        kv_segment_ids_kv_min,
+        kv_segment_ids_kv_max,
+        kv_segment_ids_kv_2_min,
+        kv_segment_ids_kv_2_max,
+        q_position_min,
+        q_position_max,
+        kv_position_min,
+        kv_position_max,
+        q_offset,
+        length,
+        ranges,
+        q_len,
+        kv_len,
+        list_heads,
+        Q_OFFSET_PER_BATCH=row_offsets is not None,
+        SCALARS_LOADED=is_loaded(length),
+        POSITIONS=q_position_min is not None,
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        PART=part,
+        CHUNK=min(256, next_power_of_2(max(other_blocks, 32))),
+    )
+    return [ranges]
+
+
+def make_tables(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_segment_ids: Tensor,
+    kv_segment_ids: Tensor,
+    padding_id: int,
+    q_positions: Tensor | None,
+    kv_positions: Tensor | None,
+    length: int,
+    row_offset: int,
+    row_offsets: Tensor | None,
+    config_words: str,
+    backward: bool,
+) -> list[Tensor]:
+    """The tables of each pass, in the order of PASSES; `backward=False` leaves out those of its passes."""
+    tiles = tiles_of(q, v, q_segment_ids, config_words)
+    pass_names = PASSES if backward else PASSES[:1]
+    part = least_block(*(tiles[pass_name] for pass_name in pass_names))
+    block_extremes = _extremes(
+        q, k, q_segment_ids, kv_segment_ids, padding_id, q_positions, kv_positions, row_offset, row_offsets, part
+    )
+    made: dict[tuple[int, int, bool], list[Tensor]] = {}
+    block_tables: list[Tensor] = []
+    for pass_name in pass_names:
+        tile, by_keys = tiles[pass_name], pass_name == "dkdv"
+        blocks = (tile.block_m, tile.block_n, by_keys)
+        if blocks not in made:
+            made[blocks] = _tables(q, k, length, row_offset, row_offsets, block_extremes, part, tile, by_keys)
+        block_tables += made[blocks]
+    return block_tables
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_segment_ids: Tensor,
+    kv_segment_ids: Tensor,
+    length: int | Tensor,
+    padding_id: int,
+    q_positions: Tensor | None,
+    kv_positions: Tensor | None,
+    row_offset: int,
+    row_offsets: Tensor | None,
+    scale: float,
+    config_words: str,
+    block_tables: list[Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Launch the forward."""
+    batch, num_heads, q_len, head_dim = q.shape
+    kv_len, head_dim_v = k.shape[2], v.shape[3]
+    group_size = num_heads // k.shape[1]
+    tile = tiles_of(q, v, q_segment_ids, config_words)["fwd"]
+    o = empty_like_layout(q, head_dim_v)
+    lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
+    if o.numel() == 0:
+        return o, lse
+    q_offset = row_offset if row_offsets is None else row_offsets
+    q, k, v = aligned(q), aligned(k), aligned(v)
+    part = least_block(tile)
+    block_extremes = (
+        ()
+        if block_tables
+        else _extremes(
+            q, k, q_segment_ids, kv_segment_ids, padding_id, q_positions, kv_positions, row_offset, row_offsets, part
+        )
+    )
+    (ranges,) = pass_table(block_tables, "fwd", 1) or _tables(
+        q, k, length, row_offset, row_offsets, block_extremes, part, tile, False
+    )
+    launch(
+        fwd.prefix_lm_segmented_fwd,
+        (cdiv(q_len, tile.block_m) * num_heads * batch,),
+        q,
+        k,
+        v,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        ranges,
+        q_offset,
+        length,
+        o,
+        lse,
+        *unit_strides(q),
+        *unit_strides(k),
+        *unit_strides(v),
+        *o.stride()[:3],
+        *q_segment_ids.stride(),
+        *kv_segment_ids.stride(),
+        row_stride(q_positions),
+        row_stride(kv_positions),
+        q_segment_ids.shape[1],
+        kv_segment_ids.shape[1],
+        row_stride(ranges),
+        q_len,
+        kv_len,
+        num_heads,
+        group_size,
+        scale,
+        padding_id,
+        Q_OFFSET_PER_BATCH=row_offsets is not None,
+        SCALARS_LOADED=is_loaded(length),
+        POSITIONS=q_positions is not None,
+        RAGGED=kv_len % tile.block_n != 0,
+        HEAD_DIM=head_dim,
+        HEAD_DIM_V=head_dim_v,
+        BLOCK_D=next_power_of_2(head_dim),
+        BLOCK_DV=next_power_of_2(head_dim_v),
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    return o, lse
+
+
+def backward(
+    do: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_segment_ids: Tensor,
+    kv_segment_ids: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    length: int | Tensor,
+    padding_id: int,
+    q_positions: Tensor | None,
+    kv_positions: Tensor | None,
+    row_offset: int,
+    row_offsets: Tensor | None,
+    scale: float,
+    config_words: str,
+    block_tables: list[Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Launch the backward: dq, which finds delta, then dk and dv."""
+    batch, num_heads, q_len, head_dim = q.shape
+    num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
+    group_size = num_heads // num_kv_heads
+    tiles = tiles_of(q, v, q_segment_ids, config_words)
+    delta = lse.new_empty(lse.shape)
+    dq = empty_like_layout(q, head_dim)
+    dk = empty_like_layout(k, head_dim)
+    dv = empty_like_layout(v, head_dim_v)
+    part = least_block(tiles["dq"], tiles["dkdv"])
+    block_extremes = (
+        ()
+        if pass_table(block_tables, "dq", 1)
+        else _extremes(
+            q, k, q_segment_ids, kv_segment_ids, padding_id, q_positions, kv_positions, row_offset, row_offsets, part
+        )
+    )
+    (ranges,) = pass_table(block_tables, "dq", 1) or _tables(
+        q, k, length, row_offset, row_offsets, block_extremes, part, tiles["dq"], False
+    )
+    (key_ranges,) = pass_table(block_tables, "dkdv", 1) or _tables(
+        q, k, length, row_offset, row_offsets, block_extremes, part, tiles["dkdv"], True
+    )
+    q_offset = row_offset if row_offsets is None else row_offsets
+    q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
+    if dq.numel() > 0:
+        launch(
+            bwd_dq.prefix_lm_segmented_bwd_dq,
+            (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
+            o,
+            dlse,
+            q,
+            k,
+            v,
+            do,
+            lse,
+            q_segment_ids,
+            kv_segment_ids,
+            q_positions,
+            kv_positions,
+            ranges,
+            q_offset,
+            length,
+            delta,
+            dq,
+            *unit_strides(q),
+            *unit_strides(k),
+            *unit_strides(v),
+            *unit_strides(do),
+            *unit_strides(o),
+            *dq.stride()[:3],
+            *q_segment_ids.stride(),
+            *kv_segment_ids.stride(),
+            row_stride(q_positions),
+            row_stride(kv_positions),
+            q_segment_ids.shape[1],
+            kv_segment_ids.shape[1],
+            row_stride(ranges),
+            q_len,
+            kv_len,
+            num_heads,
+            group_size,
+            scale,
+            padding_id,
+            HAS_DLSE=dlse is not None,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            SCALARS_LOADED=is_loaded(length),
+            POSITIONS=q_positions is not None,
+            RAGGED=kv_len % tiles["dq"].block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=next_power_of_2(head_dim),
+            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK_M=tiles["dq"].block_m,
+            BLOCK_N=tiles["dq"].block_n,
+            num_warps=tiles["dq"].num_warps,
+            num_stages=tiles["dq"].num_stages,
+        )
+    if dk.numel() > 0:
+        launch(
+            bwd_dkdv.prefix_lm_segmented_bwd_dkdv,
+            (cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,),
+            q,
+            k,
+            v,
+            do,
+            lse,
+            delta,
+            q_segment_ids,
+            kv_segment_ids,
+            q_positions,
+            kv_positions,
+            key_ranges,
+            q_offset,
+            length,
+            dk,
+            dv,
+            *unit_strides(q),
+            *unit_strides(k),
+            *unit_strides(v),
+            *unit_strides(do),
+            *dk.stride()[:3],
+            *dv.stride()[:3],
+            *q_segment_ids.stride(),
+            *kv_segment_ids.stride(),
+            row_stride(q_positions),
+            row_stride(kv_positions),
+            q_segment_ids.shape[1],
+            kv_segment_ids.shape[1],
+            row_stride(key_ranges),
+            q_len,
+            kv_len,
+            num_heads,
+            group_size,
+            scale,
+            padding_id,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            SCALARS_LOADED=is_loaded(length),
+            POSITIONS=q_positions is not None,
+            RAGGED=q_len % tiles["dkdv"].block_m != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=next_power_of_2(head_dim),
+            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK_M=tiles["dkdv"].block_m,
+            BLOCK_N=tiles["dkdv"].block_n,
+            num_warps=tiles["dkdv"].num_warps,
+            num_stages=tiles["dkdv"].num_stages,
+        )
+    return dq, dk, dv

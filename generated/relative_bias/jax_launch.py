@@ -1,0 +1,194 @@
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
+#     distances], grad: true}}}
+# template: ops/jax_launch.py.jinja
+# hash: 9f421058d4aca294
+"""Launches of the kernels of `relative_bias`, in JAX."""
+
+from jax import Array
+
+from .._runtime.configs import Tiles, cdiv, next_power_of_2, parse_config, tiles_for
+from .._runtime.jax_kernels import HAS_TRITON, arch_of, is_nvidia, launch
+from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
+
+if HAS_TRITON:
+    from . import bwd_dkdv, bwd_dq, fwd
+
+
+def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
+    """The tiles of each pass."""
+    length = v.shape[2]
+    own = parse_config(config_words)
+    return tiles_for("relative_bias", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor,
+    row_offset: int,
+    row_offsets: Tensor | None,
+    scale: float,
+    config_words: str,
+) -> tuple[Tensor, Tensor]:
+    """Launch the forward."""
+    batch, num_heads, q_len, head_dim = q.shape
+    kv_len, head_dim_v = k.shape[2], v.shape[3]
+    group_size = num_heads // k.shape[1]
+    tile = tiles_of(q, v, config_words)["fwd"]
+    o = empty_like_layout(q, head_dim_v)
+    lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
+    if o.numel() == 0:
+        return o, lse
+    q_offset = row_offset if row_offsets is None else row_offsets
+    q, k, v = aligned(q), aligned(k), aligned(v)
+    launch(
+        fwd.relative_bias_fwd,
+        (cdiv(q_len, tile.block_m) * num_heads * batch,),
+        q,
+        k,
+        v,
+        bias,
+        q_offset,
+        o,
+        lse,
+        *unit_strides(q),
+        *unit_strides(k),
+        *unit_strides(v),
+        *o.stride()[:3],
+        *bias.stride(),
+        bias.shape[1],
+        q_len,
+        kv_len,
+        num_heads,
+        group_size,
+        scale,
+        Q_OFFSET_PER_BATCH=row_offsets is not None,
+        PTX=is_nvidia(q),
+        RAGGED=kv_len % tile.block_n != 0,
+        HEAD_DIM=head_dim,
+        HEAD_DIM_V=head_dim_v,
+        BLOCK_D=next_power_of_2(head_dim),
+        BLOCK_DV=next_power_of_2(head_dim_v),
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    return o, lse
+
+
+def backward(
+    do: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    row_offset: int,
+    row_offsets: Tensor | None,
+    scale: float,
+    config_words: str,
+    grad_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | Array]:
+    """Launch the backward: dq, which finds delta, then dk and dv."""
+    batch, num_heads, q_len, head_dim = q.shape
+    num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
+    group_size = num_heads // num_kv_heads
+    tiles = tiles_of(q, v, config_words)
+    delta = lse.new_empty(lse.shape)
+    dq = empty_like_layout(q, head_dim)
+    dk = empty_like_layout(k, head_dim)
+    dv = empty_like_layout(v, head_dim_v)
+    dbias_atomic = q.new_zeros(bias.shape if grad_bias else (0,) * bias.dim(), dtype=FP32)
+    q_offset = row_offset if row_offsets is None else row_offsets
+    q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
+    if dq.numel() > 0:
+        launch(
+            bwd_dq.relative_bias_bwd_dq,
+            (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
+            o,
+            dlse,
+            q,
+            k,
+            v,
+            do,
+            lse,
+            bias,
+            q_offset,
+            delta,
+            dq,
+            dbias_atomic,
+            *unit_strides(q),
+            *unit_strides(k),
+            *unit_strides(v),
+            *unit_strides(do),
+            *unit_strides(o),
+            *dq.stride()[:3],
+            *bias.stride(),
+            bias.shape[1],
+            *dbias_atomic.stride(),
+            q_len,
+            kv_len,
+            num_heads,
+            group_size,
+            scale,
+            HAS_DLSE=dlse is not None,
+            GRAD_BIAS=grad_bias,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            PTX=is_nvidia(q),
+            RAGGED=kv_len % tiles["dq"].block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=next_power_of_2(head_dim),
+            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK_M=tiles["dq"].block_m,
+            BLOCK_N=tiles["dq"].block_n,
+            num_warps=tiles["dq"].num_warps,
+            num_stages=tiles["dq"].num_stages,
+        )
+    if dk.numel() > 0:
+        launch(
+            bwd_dkdv.relative_bias_bwd_dkdv,
+            (cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,),
+            q,
+            k,
+            v,
+            do,
+            lse,
+            delta,
+            bias,
+            q_offset,
+            dk,
+            dv,
+            *unit_strides(q),
+            *unit_strides(k),
+            *unit_strides(v),
+            *unit_strides(do),
+            *dk.stride()[:3],
+            *dv.stride()[:3],
+            *bias.stride(),
+            bias.shape[1],
+            q_len,
+            kv_len,
+            num_heads,
+            group_size,
+            scale,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            PTX=is_nvidia(q),
+            RAGGED=q_len % tiles["dkdv"].block_m != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=next_power_of_2(head_dim),
+            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK_M=tiles["dkdv"].block_m,
+            BLOCK_N=tiles["dkdv"].block_n,
+            num_warps=tiles["dkdv"].num_warps,
+            num_stages=tiles["dkdv"].num_stages,
+        )
+    dbias_atomic = dbias_atomic.value()
+    dbias = dbias_atomic.astype(bias.dtype) if grad_bias else bias.new_empty(0)
+    return dq, dk, dv, dbias

@@ -1,0 +1,247 @@
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
+#     example: 256}, sinks: {type: int, min: 0, example: 4}}}
+# template: ops/jax_op.py.jinja
+# hash: e43941d82a1ef370
+"""`streaming_llm` for JAX. A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et al., 2024,
+arXiv:2309.17453)."""
+
+from jax import Array
+
+from .._runtime.jax_call import Arguments, Kernels, attention, schedule_of
+from .._runtime.jax_support import check_int
+from .._runtime.schedules import Schedule, scheduled
+from . import jax_launch, jax_reference
+from .packed import jax_launch as packed_launch
+from .segmented import jax_launch as segmented_launch
+
+NAME = "streaming_llm"
+
+DENSE = Kernels(
+    name="streaming_llm",
+    mode="dense",
+    launches=jax_launch,
+    reference=jax_reference.reference,
+    parameters=(
+        "q",
+        "k",
+        "v",
+        "size",
+        "sinks",
+        "row_offset",
+        "row_offsets",
+        "scale",
+        "config_words",
+    ),
+    dims={},
+    scalars=(
+        "size",
+        "sinks",
+    ),
+    gradients=(),
+    flags={},
+    splits_batch=True,
+    splits_heads=True,
+)
+PACKED = Kernels(
+    name="streaming_llm_packed",
+    mode="packed",
+    launches=packed_launch,
+    reference=jax_reference.packed_reference,
+    parameters=(
+        "q",
+        "k",
+        "v",
+        "size",
+        "sinks",
+        "cu_seqlens_q",
+        "cu_seqlens_k",
+        "row_offset",
+        "row_offsets",
+        "scale",
+        "config_words",
+        "block_tables",
+    ),
+    dims={},
+    scalars=(
+        "size",
+        "sinks",
+    ),
+    gradients=(),
+    flags={},
+    splits_batch=True,
+    splits_heads=True,
+)
+SEGMENTED = Kernels(
+    name="streaming_llm_segmented",
+    mode="segmented",
+    launches=segmented_launch,
+    reference=jax_reference.reference,
+    parameters=(
+        "q",
+        "k",
+        "v",
+        "q_segment_ids",
+        "kv_segment_ids",
+        "size",
+        "sinks",
+        "padding_id",
+        "q_positions",
+        "kv_positions",
+        "row_offset",
+        "row_offsets",
+        "scale",
+        "config_words",
+        "block_tables",
+    ),
+    dims={},
+    scalars=(
+        "size",
+        "sinks",
+    ),
+    gradients=(),
+    flags={},
+    splits_batch=True,
+    splits_heads=True,
+)
+
+
+def _schedule(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    size: int | Array | None = None,
+    sinks: int | Array | None = None,
+    layout: str = "bshd",
+    q_offset: int | str | Array = 0,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k: Array | None = None,
+    q_segment_ids: Array | None = None,
+    kv_segment_ids: Array | None = None,
+    q_positions: Array | None = None,
+    kv_positions: Array | None = None,
+    kv_lengths: Array | None = None,
+    padding_id: int = -1,
+    config: dict[str, dict[str, int]] | None = None,
+    backward: bool = True,
+) -> Schedule:
+    """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
+
+    The arguments are the op's; of q, k and v only shapes and dtype matter. `backward=False` leaves out what the
+    backward needs. Without a schedule a call makes its own. A schedule is a pytree: it goes into `jit`, `scan` and
+    `checkpoint`.
+    """
+    arguments = Arguments.checked(
+        NAME,
+        q,
+        k,
+        v,
+        None,
+        layout,
+        q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
+        config,
+    )
+    arguments.scalars = {
+        "size": check_int(NAME, "size", size, minimum=1),
+        "sinks": check_int(NAME, "sinks", sinks, minimum=0),
+    }
+
+    return schedule_of(DENSE, PACKED, SEGMENTED, arguments, backward)
+
+
+@scheduled(_schedule)
+def streaming_llm(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    size: int | Array | None = None,
+    sinks: int | Array | None = None,
+    scale: float | None = None,
+    layout: str = "bshd",
+    return_lse: bool = False,
+    q_offset: int | str | Array = 0,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k: Array | None = None,
+    q_segment_ids: Array | None = None,
+    kv_segment_ids: Array | None = None,
+    q_positions: Array | None = None,
+    kv_positions: Array | None = None,
+    kv_lengths: Array | None = None,
+    padding_id: int = -1,
+    config: dict[str, dict[str, int]] | None = None,
+    schedule: Schedule | None = None,
+) -> Array | tuple[Array, Array]:
+    """A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et al., 2024, arXiv:2309.17453).
+
+        score = scale * q @ k^T
+        keep = q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks)
+        o = exp(score) @ v / sum(exp(score))
+
+    Args:
+        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 16 to 256.
+        k: `[B, Skv, Hkv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
+        v: `[B, Skv, Hkv, Dv]`.
+        size: int, at least 1, such as 256. A number, or an array `[]`.
+        sinks: int, at least 0, such as 4. A number, or an array `[]`.
+        scale: factor of `q @ k^T`, by default `D ** -0.5`; a Python number.
+        layout: `"bshd"` as above, or `"bhsd"` for q, k, v and o of `[B, H, S, D]`.
+        return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.
+        q_offset: position of the first query row: an int, an int32 array `[B]`, or `"end"` for `Skv - Sq`.
+        cu_seqlens_q: int32 `[n + 1]`, for a packed call: q is `[total_q, Hq, D]`, k `[total_k, Hkv, D]`, v
+            `[total_k, Hkv, Dv]`, and sequence s, rows `cu_seqlens_q[s]` to `cu_seqlens_q[s + 1]`, is what batch row s
+            is in a dense call. `q_offset` may be an int32 array `[n]`; o is `[total_q, Hq, Dv]`, lse `[Hq, total_q]`.
+        cu_seqlens_k: the same for k and v; by default `cu_seqlens_q`.
+        q_segment_ids: int32 `[B, Sq]`; a query attends to keys of its id, and none has the id `padding_id`.
+        kv_segment_ids: int32 `[B, Skv]`; by default `q_segment_ids`.
+        q_positions: int32 `[B, Sq]`, what `q_idx` is in mask and score, where else it is the row + `q_offset`.
+        kv_positions: int32 `[B, Skv]`, what `kv_idx` is there; by default `q_positions`.
+        kv_lengths: int32 `[B]`: no query attends to keys from there on. `q_offset="end"` is then `kv_lengths - Sq`.
+        padding_id: the segment id of padding, which attends to nothing.
+        config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
+            passes are fwd, dkdv and dq, and one that is not named keeps its default.
+        schedule: what `streaming_llm.schedule(...)` gave for a call like this one; by default each call makes its
+            own.
+
+    Returns:
+        o in the layout and dtype of q, or `(o, lse)`. A row without any key has o = 0, lse = -inf.
+
+    Raises:
+        ArgumentError: an argument of the wrong shape, dtype, device or value; both a TypeError and a ValueError.
+
+    On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
+    """
+    arguments = Arguments.checked(
+        NAME,
+        q,
+        k,
+        v,
+        scale,
+        layout,
+        q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
+        config,
+    )
+    arguments.scalars = {
+        "size": check_int(NAME, "size", size, minimum=1),
+        "sinks": check_int(NAME, "sinks", sinks, minimum=0),
+    }
+
+    o, lse = attention(DENSE, PACKED, SEGMENTED, arguments, schedule)
+    return (o, lse) if return_lse else o

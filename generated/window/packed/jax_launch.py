@@ -1,0 +1,219 @@
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
+# template: ops/jax_launch.py.jinja
+# hash: 1e7d0e814d78dd11
+"""Launches of the kernels of `window`, packed sequences, in JAX."""
+
+from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2, parse_config, tiles_for
+from ..._runtime.jax_kernels import HAS_TRITON, arch_of, is_loaded, launch
+from ..._runtime.jax_schedule import block_sequences
+from ..._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
+from ..._runtime.schedules import pass_table
+
+if HAS_TRITON:
+    from . import bwd_dkdv, bwd_dq, fwd
+
+
+def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, config_words: str) -> Tiles:
+    """The tiles of each pass."""
+    length = v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1)
+    own = parse_config(config_words)
+    return tiles_for("window", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+
+
+def _tables(
+    q: Tensor,
+    k: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    tile: Tile,
+    by_keys: bool,
+) -> list[Tensor]:
+    """The tables of a pass: of block_seqs; `by_keys` that of blocks of keys."""
+    block = tile.block_n if by_keys else tile.block_m
+    block_seqs = block_sequences(cu_seqlens_q, cu_seqlens_k, q.shape[2], k.shape[2], block, by_keys)
+    return [block_seqs]
+
+
+def make_tables(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, config_words: str, backward: bool
+) -> list[Tensor]:
+    """The tables of each pass, in the order of PASSES; `backward=False` leaves out those of its passes."""
+    tiles = tiles_of(q, v, cu_seqlens_q, config_words)
+    pass_names = PASSES if backward else PASSES[:1]
+    made: dict[tuple[int, int, bool], list[Tensor]] = {}
+    block_tables: list[Tensor] = []
+    for pass_name in pass_names:
+        tile, by_keys = tiles[pass_name], pass_name == "dkdv"
+        blocks = (tile.block_m, tile.block_n, by_keys)
+        if blocks not in made:
+            made[blocks] = _tables(q, k, cu_seqlens_q, cu_seqlens_k, tile, by_keys)
+        block_tables += made[blocks]
+    return block_tables
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    size: int | Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    row_offset: int,
+    row_offsets: Tensor | None,
+    scale: float,
+    config_words: str,
+    block_tables: list[Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Launch the forward."""
+    batch, num_heads, q_len, head_dim = q.shape
+    head_dim_v = v.shape[3]
+    group_size = num_heads // k.shape[1]
+    tile = tiles_of(q, v, cu_seqlens_q, config_words)["fwd"]
+    o = empty_like_layout(q, head_dim_v)
+    lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
+    if o.numel() == 0:
+        return o, lse
+    q_offset = row_offset if row_offsets is None else row_offsets
+    q, k, v = aligned(q), aligned(k), aligned(v)
+    (block_seqs,) = pass_table(block_tables, "fwd", 1) or _tables(q, k, cu_seqlens_q, cu_seqlens_k, tile, False)
+    launch(
+        fwd.window_packed_fwd,
+        (block_seqs.shape[0] * num_heads,),
+        q,
+        k,
+        v,
+        block_seqs,
+        q_offset,
+        size,
+        o,
+        lse,
+        *unit_strides(q)[1:],
+        *unit_strides(k)[1:],
+        *unit_strides(v)[1:],
+        *o.stride()[1:3],
+        q_len,
+        num_heads,
+        group_size,
+        scale,
+        Q_OFFSET_PER_BATCH=row_offsets is not None,
+        SCALARS_LOADED=is_loaded(size),
+        HEAD_DIM=head_dim,
+        HEAD_DIM_V=head_dim_v,
+        BLOCK_D=next_power_of_2(head_dim),
+        BLOCK_DV=next_power_of_2(head_dim_v),
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    return o, lse
+
+
+def backward(
+    do: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    size: int | Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    row_offset: int,
+    row_offsets: Tensor | None,
+    scale: float,
+    config_words: str,
+    block_tables: list[Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Launch the backward: dq, which finds delta, then dk and dv."""
+    num_heads, q_len, head_dim = q.shape[1:]
+    num_kv_heads, head_dim_v = k.shape[1], v.shape[3]
+    group_size = num_heads // num_kv_heads
+    tiles = tiles_of(q, v, cu_seqlens_q, config_words)
+    delta = lse.new_empty(lse.shape)
+    dq = empty_like_layout(q, head_dim)
+    dk = empty_like_layout(k, head_dim)
+    dv = empty_like_layout(v, head_dim_v)
+    (block_seqs,) = pass_table(block_tables, "dq", 1) or _tables(q, k, cu_seqlens_q, cu_seqlens_k, tiles["dq"], False)
+    (key_block_seqs,) = pass_table(block_tables, "dkdv", 1) or _tables(
+        q, k, cu_seqlens_q, cu_seqlens_k, tiles["dkdv"], True
+    )
+    q_offset = row_offset if row_offsets is None else row_offsets
+    q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
+    if dq.numel() > 0:
+        launch(
+            bwd_dq.window_packed_bwd_dq,
+            (block_seqs.shape[0] * num_heads,),
+            o,
+            dlse,
+            q,
+            k,
+            v,
+            do,
+            lse,
+            block_seqs,
+            q_offset,
+            size,
+            delta,
+            dq,
+            *unit_strides(q)[1:],
+            *unit_strides(k)[1:],
+            *unit_strides(v)[1:],
+            *unit_strides(do)[1:],
+            *unit_strides(o)[1:],
+            *dq.stride()[1:3],
+            q_len,
+            num_heads,
+            group_size,
+            scale,
+            HAS_DLSE=dlse is not None,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            SCALARS_LOADED=is_loaded(size),
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=next_power_of_2(head_dim),
+            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK_M=tiles["dq"].block_m,
+            BLOCK_N=tiles["dq"].block_n,
+            num_warps=tiles["dq"].num_warps,
+            num_stages=tiles["dq"].num_stages,
+        )
+    if dk.numel() > 0:
+        launch(
+            bwd_dkdv.window_packed_bwd_dkdv,
+            (key_block_seqs.shape[0] * num_kv_heads,),
+            q,
+            k,
+            v,
+            do,
+            lse,
+            delta,
+            key_block_seqs,
+            q_offset,
+            size,
+            dk,
+            dv,
+            *unit_strides(q)[1:],
+            *unit_strides(k)[1:],
+            *unit_strides(v)[1:],
+            *unit_strides(do)[1:],
+            *dk.stride()[1:3],
+            *dv.stride()[1:3],
+            q_len,
+            num_heads,
+            group_size,
+            scale,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            SCALARS_LOADED=is_loaded(size),
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=next_power_of_2(head_dim),
+            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK_M=tiles["dkdv"].block_m,
+            BLOCK_N=tiles["dkdv"].block_n,
+            num_warps=tiles["dkdv"].num_warps,
+            num_stages=tiles["dkdv"].num_stages,
+        )
+    return dq, dk, dv

@@ -1,0 +1,208 @@
+"""A call of a JAX op: its arguments, checked, on their way to the primitives."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .checks import PACKED
+from .configs import INTERPRETER, PASSES, Tiles, config_text
+from .jax_kernels import INTERPRET, compiling_for, device_arch
+from .jax_primitive import Call, Kernels, attend, keywords
+from .jax_schedule import call_sizes, check_sequences, packed_sizes
+from .jax_sequences import Tokens, check_alone, check_packed, check_tokens, packed_offset
+from .jax_support import as_arrays, check_inputs, positive_scale, query_offset
+from .schedules import Schedule, schedule_tables
+
+__all__ = ["Arguments", "Kernels", "attention", "schedule_of"]
+
+
+@dataclass(kw_only=True)
+class Arguments:
+    """What a call gives. `q` and `k` are shapes, `[B, H, S, D]` whatever the layout, or packed `[total, H, D]`.
+
+    A variant adds its own `tensors` and `scalars`.
+    """
+
+    op: str
+    arrays: tuple[jax.Array, jax.Array, jax.Array]
+    q: jax.ShapeDtypeStruct
+    k: jax.ShapeDtypeStruct
+    layout: str
+    scale: float | None
+    row_offset: int
+    row_offsets: jax.Array | None
+    cu_seqlens_q: Any
+    cu_seqlens_k: Any
+    tokens: Tokens | None
+    padding_id: int
+    config_words: str
+    tensors: Mapping[str, jax.Array] = field(default_factory=dict)
+    scalars: Mapping[str, Any] = field(default_factory=dict)
+    dropout_p: float | None = None
+
+    @classmethod
+    def checked(
+        cls,
+        op: str,
+        q: Any,
+        k: Any,
+        v: Any,
+        scale: float | None,
+        layout: str,
+        q_offset: Any,
+        cu_seqlens_q: Any,
+        cu_seqlens_k: Any,
+        q_segment_ids: Any,
+        kv_segment_ids: Any,
+        q_positions: Any,
+        kv_positions: Any,
+        kv_lengths: Any,
+        padding_id: int,
+        config: Any,
+    ) -> "Arguments":
+        """Check all that every op takes."""
+        words = config_text(op, config)
+        tokens = None
+        if cu_seqlens_q is not None or cu_seqlens_k is not None:
+            check_alone(op, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+            cu_seqlens_q, cu_seqlens_k = check_packed(op, q, k, v, scale, cu_seqlens_q, cu_seqlens_k)
+            row_offset, row_offsets = packed_offset(op, q_offset, cu_seqlens_q, cu_seqlens_k)
+            q, k, v = (jnp.asarray(x) for x in (q, k, v))
+            layout = PACKED
+            shapes = [x.shape for x in (q, k)]
+        else:
+            q, k, v = check_inputs(op, q, k, v, scale, layout)
+            shapes = [_logical(x, layout) for x in (q, k)]
+            batch, q_len, kv_len = shapes[0][0], shapes[0][2], shapes[1][2]
+            of_rows = (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+            tokens = check_tokens(op, batch, q_len, kv_len, *of_rows, padding_id, q_offset)
+            row_offset, row_offsets = query_offset(
+                op, q_offset, batch, q_len, kv_len if kv_lengths is None else jnp.asarray(kv_lengths)
+            )
+        return cls(
+            op=op,
+            arrays=(q, k, v),
+            q=jax.ShapeDtypeStruct(shapes[0], q.dtype),
+            k=jax.ShapeDtypeStruct(shapes[1], k.dtype),
+            layout=layout,
+            scale=scale,
+            row_offset=row_offset,
+            row_offsets=row_offsets,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            tokens=tokens,
+            padding_id=padding_id,
+            config_words=words,
+        )
+
+    @property
+    def packed(self) -> bool:
+        return self.layout == PACKED
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What a schedule for this call must have been made for."""
+        if self.packed:
+            lengths = (self.cu_seqlens_q.shape[0] - 1, self.q.shape[1], self.q.shape[0], self.k.shape[0])
+            return packed_sizes(*lengths, self.row_offset, self.row_offsets)
+        lengths = (*self.q.shape[:3], self.k.shape[2])
+        return call_sizes(*lengths, self.row_offset, self.row_offsets, self.tokens)
+
+
+def _logical(x: jax.Array, layout: str) -> tuple[int, ...]:
+    b, s, h, d = x.shape
+    return (b, h, s, d) if layout == "bshd" else x.shape
+
+
+def _kernels(dense: Kernels, packed: Kernels, segmented: Kernels, arguments: Arguments) -> Kernels:
+    """Those of the mode that a call is in."""
+    return packed if arguments.packed else dense if arguments.tokens is None else segmented
+
+
+def _call(kernels: Kernels, arguments: Arguments, tables: Sequence[jax.Array]) -> tuple[Call, list[jax.Array]]:
+    """What is static of a call, and its arrays."""
+    q, scale = positive_scale(arguments.arrays[0], arguments.scale)
+    operands: dict[str, Any] = {"q": q, "k": arguments.arrays[1], "v": arguments.arrays[2], **arguments.tensors}
+    if "sink" in operands:
+        operands["sink"] = operands["sink"].astype(jnp.float32)
+    scalar_arrays, scalar_numbers = as_arrays(dict(arguments.scalars))
+    optional = {"row_offsets": arguments.row_offsets, **(arguments.tokens._asdict() if arguments.tokens else {})}
+    if arguments.packed:
+        optional |= {"cu_seqlens_q": arguments.cu_seqlens_q, "cu_seqlens_k": arguments.cu_seqlens_k}
+    operands |= {n: x for n, x in (scalar_arrays | optional).items() if x is not None and n in kernels.parameters}
+    operands |= {f"table_{i}": table for i, table in enumerate(tables)}
+    numbers = {
+        "scale": scale,
+        "row_offset": arguments.row_offset,
+        "padding_id": arguments.padding_id,
+        "config_words": arguments.config_words,
+        "dropout_p": arguments.dropout_p,
+        **scalar_numbers,
+    }
+    named = tuple((n, x) for n, x in numbers.items() if n in kernels.parameters)
+    call = Call(operands=tuple(operands), layout=arguments.layout, numbers=named)
+    return call, list(operands.values())
+
+
+def attention(
+    dense: Kernels, packed: Kernels, segmented: Kernels, arguments: Arguments, schedule: Schedule | None
+) -> tuple[jax.Array, jax.Array]:
+    """o and lse of a call, in the layout and dtype of q."""
+    kernels = _kernels(dense, packed, segmented, arguments)
+    dtype = arguments.q.dtype
+    if INTERPRET and dtype == jnp.bfloat16:
+        # Triton's interpreter computes bfloat16 wrongly.
+        q, k, v = (x.astype(jnp.float32) for x in arguments.arrays)
+        arguments.arrays = (q, k, v)
+    call, arrays = _call(kernels, arguments, ())
+    if schedule is not None:
+        tables = _checked_tables(kernels, arguments, schedule, call, arrays)
+        call, arrays = _call(kernels, arguments, tables)
+    o, lse = attend(kernels, call, arrays)
+    return o.astype(dtype), lse
+
+
+def _launches_on() -> str | None:
+    """The architecture that kernels launched now would be compiled for; None where the reference is computed."""
+    if jax.default_backend() == "gpu":
+        return device_arch("schedule")
+    return INTERPRETER if INTERPRET else None
+
+
+def _tiles(kernels: Kernels, call: Call, arrays: Sequence[jax.Array]) -> Tiles:
+    given = keywords(kernels, call, call.named(arrays))
+    further = {"packed": ["cu_seqlens_q"], "segmented": ["q_segment_ids"]}.get(kernels.mode, [])
+    tiles: Tiles = kernels.launches.tiles_of(*(given[name] for name in ("q", "v", *further, "config_words")))
+    return tiles
+
+
+def _checked_tables(
+    kernels: Kernels, arguments: Arguments, schedule: Schedule, call: Call, arrays: Sequence[jax.Array]
+) -> list[jax.Array]:
+    tiles = None
+    if arch := _launches_on():
+        with compiling_for(arch):
+            tiles = _tiles(kernels, call, arrays)
+    tables = schedule_tables(arguments.op, schedule, arguments.sizes, tiles)
+    if arguments.packed:
+        check_sequences(arguments.op, schedule, arguments.cu_seqlens_q, arguments.cu_seqlens_k)
+    return tables
+
+
+def schedule_of(dense: Kernels, packed: Kernels, segmented: Kernels, arguments: Arguments, backward: bool) -> Schedule:
+    """The schedule of a call. It holds nothing where the reference is computed."""
+    kernels = _kernels(dense, packed, segmented, arguments)
+    sequences = (arguments.cu_seqlens_q, arguments.cu_seqlens_k) if arguments.packed else ()
+    arch = _launches_on()
+    if arch is None:
+        return Schedule(op=arguments.op, call=arguments.sizes, sequences=sequences, tiles={}, tables=())
+    call, arrays = _call(kernels, arguments, ())
+    with compiling_for(arch):
+        tiles = _tiles(kernels, call, arrays)
+        tables = kernels.tables(call, arrays, backward)
+    passes = PASSES if backward else PASSES[:1]
+    blocks = {each: (tiles[each].block_m, tiles[each].block_n) for each in passes}
+    return Schedule(op=arguments.op, call=arguments.sizes, sequences=sequences, tiles=blocks, tables=tables)

@@ -1,0 +1,147 @@
+"""Packed sequences, and batches with segment ids, positions and lengths, of JAX arrays: the checks."""
+
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .checks import PACKED, check_int, check_padding_id, fail
+from .jax_support import check_offset_word, check_qkv, int32_array, is_array, offset_array, values_are_checked
+
+TOKEN_ARGUMENTS = ("q_segment_ids", "kv_segment_ids", "q_positions", "kv_positions", "kv_lengths")
+
+
+class Tokens(NamedTuple):
+    """What a call says of its queries and keys, int32 `[B, Sq]` and `[B, Skv]`.
+
+    Ids are always there; where none were given they are one for all, `[1, 1]`. Keys behind a row's length have
+    `padding_id`. Positions are None where rows are positions.
+    """
+
+    q_segment_ids: jax.Array
+    kv_segment_ids: jax.Array
+    q_positions: jax.Array | None
+    kv_positions: jax.Array | None
+
+    @property
+    def kind(self) -> str:
+        """The kind of calls a schedule is made for."""
+        return "of rows with segment ids" if self.q_positions is None else "of rows with positions"
+
+
+def check_packed(
+    op: str, q: Any, k: Any, v: Any, scale: object, cu_seqlens_q: Any, cu_seqlens_k: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Check the arguments of a packed call, q, k and v `[total, H, D]`; where the sequences of q and of k begin.
+
+    The values are read only where they are known and on the host, and in debug mode.
+    """
+    check_qkv(op, q, k, v, scale, PACKED)
+    if cu_seqlens_k is None:
+        if k.shape[0] != q.shape[0]:
+            got = f"None for q of {q.shape[0]} rows and k of {k.shape[0]}"
+            fail(op, "cu_seqlens_k", "an int32 array [n + 1] where q and k differ in length", got)
+        cu_seqlens_q = _begins(op, "cu_seqlens_q", cu_seqlens_q, "q", q)
+        return cu_seqlens_q, cu_seqlens_q
+    cu_seqlens_q = _begins(op, "cu_seqlens_q", cu_seqlens_q, "q", q)
+    cu_seqlens_k = _begins(op, "cu_seqlens_k", cu_seqlens_k, "k", k)
+    if cu_seqlens_k.shape != cu_seqlens_q.shape:
+        expected = f"{cu_seqlens_q.shape[0]} elements, as many as cu_seqlens_q"
+        fail(op, "cu_seqlens_k", expected, cu_seqlens_k.shape[0])
+    return cu_seqlens_q, cu_seqlens_k
+
+
+def _begins(op: str, name: str, cu_seqlens: Any, packed: str, x: jax.Array) -> jax.Array:
+    """Where the sequences of `x` begin, and its length at the end: checked."""
+    if not is_array(cu_seqlens):
+        fail(op, name, "an int32 array [n + 1]", type(cu_seqlens).__name__)
+    if cu_seqlens.dtype != np.int32 or cu_seqlens.ndim != 1 or cu_seqlens.shape[0] == 0:
+        fail(op, name, "an int32 array [n + 1]", f"{cu_seqlens.dtype.name} {list(cu_seqlens.shape)}")
+    if values_are_checked(cu_seqlens):
+        _check_begins(op, name, cu_seqlens.tolist(), packed, x.shape[0])
+    return jnp.asarray(cu_seqlens)
+
+
+def _check_begins(op: str, name: str, begins: list[int], packed: str, total: int) -> None:
+    if begins[0] != 0:
+        fail(op, name, "a first value of 0", begins[0])
+    for i, (begin, end) in enumerate(pairwise(begins)):
+        if end < begin:
+            fail(op, name, "values that never decrease", f"{begin} at index {i} and {end} at index {i + 1}")
+    if begins[-1] != total:
+        fail(op, name, f"a last value of {total}, the rows of {packed}", begins[-1])
+
+
+def check_alone(op: str, *tokens: object) -> None:
+    """Refuse what a packed call does not combine with: the arguments of TOKEN_ARGUMENTS, in that order."""
+    for name, value in zip(TOKEN_ARGUMENTS, tokens, strict=True):
+        if value is not None:
+            fail(op, name, "None in a packed call, beside cu_seqlens_q", type(value).__name__)
+
+
+def packed_offset(
+    op: str, q_offset: Any, cu_seqlens_q: jax.Array, cu_seqlens_k: jax.Array
+) -> tuple[int, jax.Array | None]:
+    """The offset as (number, None) or (0, one int32 per sequence). `"end"` aligns the last query with the last key."""
+    if is_array(q_offset):
+        return 0, offset_array(op, q_offset, cu_seqlens_q.shape[0] - 1)
+    if isinstance(q_offset, str):
+        check_offset_word(op, q_offset)
+        return (0, None) if cu_seqlens_k is cu_seqlens_q else (0, jnp.diff(cu_seqlens_k - cu_seqlens_q))
+    return check_int(op, "q_offset", q_offset), None
+
+
+def check_tokens(
+    op: str,
+    batch: int,
+    q_len: int,
+    kv_len: int,
+    q_segment_ids: Any,
+    kv_segment_ids: Any,
+    q_positions: Any,
+    kv_positions: Any,
+    kv_lengths: Any,
+    padding_id: Any,
+    q_offset: Any,
+) -> Tokens | None:
+    """Check what a call says of its queries and keys, if anything."""
+    by_ids = q_segment_ids is not None or kv_segment_ids is not None or kv_lengths is not None
+    if not by_ids and q_positions is None and kv_positions is None:
+        return None
+    padding_id = check_padding_id(op, padding_id)
+    shapes = ((batch, q_len), (batch, kv_len))
+    q_ids, kv_ids = _pair(op, "q_segment_ids", q_segment_ids, "kv_segment_ids", kv_segment_ids, *shapes)
+    q_positions, kv_positions = _pair(op, "q_positions", q_positions, "kv_positions", kv_positions, *shapes)
+    if q_positions is not None and not (type(q_offset) is int and q_offset == 0):
+        got = type(q_offset).__name__ if is_array(q_offset) else repr(q_offset)
+        fail(op, "q_offset", "0 beside q_positions, which say where queries are", got)
+    if q_ids is None or kv_ids is None:
+        q_ids = kv_ids = jnp.full((1, 1), int(padding_id == 0), jnp.int32)
+    if kv_lengths is not None:
+        lengths = int32_array(op, "kv_lengths", kv_lengths, (batch,))
+        kv_ids = jnp.where(jnp.arange(kv_len, dtype=jnp.int32) < lengths[:, None], kv_ids, padding_id)
+    return Tokens(q_ids, kv_ids, q_positions, kv_positions)
+
+
+def _pair(
+    op: str,
+    q_name: str,
+    of_queries: Any,
+    kv_name: str,
+    of_keys: Any,
+    q_shape: tuple[int, int],
+    kv_shape: tuple[int, int],
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """What a call says of its queries and of its keys, checked; the first serves both where it is alone."""
+    if of_queries is None:
+        if of_keys is not None:
+            fail(op, q_name, f"an int32 array {list(q_shape)} beside {kv_name}", None)
+        return None, None
+    queries = int32_array(op, q_name, of_queries, q_shape)
+    if of_keys is None:
+        if q_shape != kv_shape:
+            fail(op, kv_name, f"an int32 array {list(kv_shape)} where q and k differ in length", None)
+        return queries, queries
+    return queries, int32_array(op, kv_name, of_keys, kv_shape)
