@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 
 
@@ -12,10 +12,9 @@ class Framework(StrEnum):
     TORCH = "torch"
     JAX = "jax"
 
-    @property
-    def number(self) -> Callable[[str], str]:
+    def number(self, kind: str) -> str:
         """The annotation of a scalar inside launches: a number, or in JAX also an array of one."""
-        return (lambda kind: kind) if self is Framework.TORCH else (lambda kind: f"{kind} | Tensor")
+        return kind if self is Framework.TORCH else f"{kind} | Tensor"
 
     def arange(self, size: str) -> str:
         """Source of the numbers below a size."""
@@ -24,6 +23,10 @@ class Framework(StrEnum):
     def reshaped(self, array: str, shape: Sequence[int]) -> str:
         sizes = ", ".join(map(str, shape))
         return f"{array}.view({sizes})" if self is Framework.TORCH else f"{array}.reshape({sizes})"
+
+    def filled(self, buffer: str) -> str:
+        """Source of the array that a kernel has filled."""
+        return buffer if self is Framework.TORCH else f"{buffer}.value()"
 
     def cast(self, array: str, dtype: str) -> str:
         return f"{array}.to({dtype})" if self is Framework.TORCH else f"{array}.astype({dtype})"

@@ -70,13 +70,13 @@ def gradients(
     if variant.decay:
         found["g"] = "dg"
     if variant.sink:
-        found["sink"] = "dsink_heads.sum((0, 2))"
+        found["sink"] = f"{framework.filled('dsink_heads')}.sum((0, 2))"
     return found
 
 
 def _part(variant: Variant, term: GradientTerm, mode: Mode, framework: Framework) -> str:
     """Source of the gradient through one read, float32 of the tensor's shape."""
-    sums = term.accumulator
+    sums = framework.filled(term.accumulator)
     if term.atomic:
         return sums
     if term.kind is GradientKind.PAIR:

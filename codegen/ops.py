@@ -153,15 +153,6 @@ class OpPlan(InMode):
         return ["q", "k", *self.table_values, *(["block_extremes", "part"] if reduces else [])]
 
     @property
-    def summed_buffers(self) -> list[str]:
-        """Buffers of the backward that the op reduces: no gradients yet."""
-        return [*(b.name for b in self.buffers if b.name not in ("ddecay_rows", "ddecay_cols")), *self._sink_buffers]
-
-    @property
-    def _sink_buffers(self) -> list[str]:
-        return ["dsink_heads"] if "sink" in self.gradients else []
-
-    @property
     def _cu_seqlens(self) -> list[str]:
         return [f"{name}: Tensor" for name in CU_SEQLENS] if self.packed else []
 
@@ -390,7 +381,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
         reference_score=score,
         reference_mask=mask,
         reference_reads=reads | ({"b", "h", *ROWS.values()} if variant.decay else set()),
-        lists=lists_op(variant, planned.lists, of_mask),
+        lists=lists_op(variant, planned.lists, of_mask, framework),
         splits_batch=not _computes_with(variant, "b"),
         splits_heads=not _computes_with(variant, "h") and not _computes_with(variant, "hkv"),
     )

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from codegen.arguments import Argument
 from codegen.blocks import Schedule
+from codegen.frameworks import Framework
 from codegen.lists import ListsPlan
 from codegen.model import KernelPlan
+from codegen.modes import PADDING
 from codegen.signature import CU_SEQLENS, TABLES, positions_read
 from codegen.spec import Variant
 
@@ -60,6 +62,7 @@ class ListsOp:
     packed: bool
     positions: Sequence[str]
     arguments: Sequence[Argument]
+    framework: Framework
 
     @property
     def by_batch(self) -> bool:
@@ -69,18 +72,27 @@ class ListsOp:
     @property
     def parameters(self) -> list[str]:
         """Parameters of the function that makes a pass' table, behind q and k."""
-        return _own_parameters(self.kernel_args, self.arguments, self.positions, self._offset(self.reads_queries))
+        return self._parameters(self.kernel_args, self.positions, self._offset(self.reads_queries))
 
     @property
     def extreme_parameters(self) -> list[str]:
         """Those of the function that reduces tensors."""
         assert self.extremes is not None
         used = [*(f"{name}: Tensor" for name in CU_SEQLENS), *self.positions]
-        return _own_parameters(self.extremes.args, self.arguments, used, self._offset(self.extremes.has_offset))
+        return self._parameters(self.extremes.args, used, self._offset(self.extremes.has_offset))
 
     def _offset(self, used: bool) -> list[str]:
         rows = ["row_offsets: Tensor | None"] if self.has_offset and (used or not self.by_batch) else []
         return ["row_offset: int", *rows] if used else rows
+
+    def _parameters(self, launched: str, others: Sequence[str], offset: Sequence[str]) -> list[str]:
+        """The parameters of a function that makes a launch: of the variant's arguments and others those it names."""
+        named = set(re.findall(r"(?<![.\w])\w+", launched))  # not the attributes
+        own = [f"{a.name}: {a.required if a.is_tensor else self._number(a)}" for a in self.arguments]
+        return [*(p for p in (*own, *others) if parameter_name(p) in named), *offset]
+
+    def _number(self, scalar: Argument) -> str:
+        return scalar.required if scalar.name == PADDING.name else self.framework.number(scalar.required)
 
     @property
     def values(self) -> list[str]:
@@ -89,15 +101,6 @@ class ListsOp:
     @property
     def extreme_values(self) -> list[str]:
         return [parameter_name(p) for p in self.extreme_parameters]
-
-
-def _own_parameters(
-    launched: str, arguments: Sequence[Argument], others: Sequence[str], offset: Sequence[str]
-) -> list[str]:
-    """The parameters of a function that makes a launch: of the variant's arguments and others those that it names."""
-    named = set(re.findall(r"(?<![.\w])\w+", launched))  # not the attributes
-    own = [f"{a.name}: {a.required}" for a in arguments]
-    return [*(p for p in (*own, *others) if parameter_name(p) in named), *offset]
 
 
 def _extremes_launch(lists: ListsPlan) -> ExtremesLaunch | None:
@@ -127,7 +130,9 @@ def _extremes_launch(lists: ListsPlan) -> ExtremesLaunch | None:
     )
 
 
-def lists_op(variant: Variant, lists: ListsPlan | None, mask_arguments: Sequence[Argument]) -> ListsOp | None:
+def lists_op(
+    variant: Variant, lists: ListsPlan | None, mask_arguments: Sequence[Argument], framework: Framework
+) -> ListsOp | None:
     if lists is None:
         return None
     return ListsOp(
@@ -146,4 +151,5 @@ def lists_op(variant: Variant, lists: ListsPlan | None, mask_arguments: Sequence
         packed=lists.packed,
         positions=[f"{name}: Tensor | None" for name in positions_read(variant)] if lists.segmented else [],
         arguments=mask_arguments,
+        framework=framework,
     )

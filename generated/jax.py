@@ -1,26 +1,31 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/jax_init.py.jinja
-# hash: 56d49b56ab75d2e3
-"""The attention ops for JAX, one function per variant."""
+# hash: 24bcbc0ac67caadb
+"""The attention ops for JAX, one function per variant. Each is imported when it is first asked for."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from ._runtime import jax_versions as jax_versions  # first: it says what is missing
 from ._runtime.jax_kernels import HANDLER
 from ._runtime.jax_primitive import RESIDUALS
-from .alibi.jax_op import alibi
-from .causal.jax_op import causal
-from .causal_dropout.jax_op import causal_dropout
-from .document.jax_op import document
-from .forgetting.jax_op import forgetting
-from .full.jax_op import full
-from .gemma2_local.jax_op import gemma2_local
-from .gpt_oss.jax_op import gpt_oss
-from .natten.jax_op import natten
-from .padding.jax_op import padding
-from .prefix_lm.jax_op import prefix_lm
-from .relative_bias.jax_op import relative_bias
-from .softcap.jax_op import softcap
-from .streaming_llm.jax_op import streaming_llm
-from .window.jax_op import window
+
+if TYPE_CHECKING:
+    from .alibi.jax_op import alibi
+    from .causal.jax_op import causal
+    from .causal_dropout.jax_op import causal_dropout
+    from .document.jax_op import document
+    from .forgetting.jax_op import forgetting
+    from .full.jax_op import full
+    from .gemma2_local.jax_op import gemma2_local
+    from .gpt_oss.jax_op import gpt_oss
+    from .natten.jax_op import natten
+    from .padding.jax_op import padding
+    from .prefix_lm.jax_op import prefix_lm
+    from .relative_bias.jax_op import relative_bias
+    from .softcap.jax_op import softcap
+    from .streaming_llm.jax_op import streaming_llm
+    from .window.jax_op import window
 
 __all__ = [
     "HANDLER",
@@ -41,3 +46,15 @@ __all__ = [
     "streaming_llm",
     "window",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    op = getattr(import_module(f".{name}.jax_op", __package__), name)
+    globals()[name] = op
+    return op
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -225,9 +225,9 @@ def keywords(kernels: Kernels, call: Call, operands: dict[str, jax.Array]) -> di
 
 def _reference(kernels: Kernels, call: Call, operands: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
     """The reference on a call's arrays, which is called by other names."""
-    numbers = dict(call.numbers)
+    numbers: dict[str, Any] = dict(call.numbers)
     given = {n: x for n, x in {**numbers, **operands}.items() if n in kernels.dims or n in kernels.scalars}
-    tokens = {n: operands[n] for n in (*_TOKENS, *_BEGINS) if n in operands and n != "row_offsets"}
+    tokens: dict[str, Any] = {n: operands[n] for n in (*_TOKENS, *_BEGINS) if n in operands and n != "row_offsets"}
     if "padding_id" in numbers:
         tokens["padding_id"] = numbers["padding_id"]
     if not call.packed:
@@ -326,10 +326,8 @@ def _batch(
     primitive: Primitive, direction: Forward | Backward, arrays: Sequence[Any], axes: Sequence[Any], *, call: Call
 ) -> Any:
     """One call for all where its axis can be folded into batch rows or sequences, else one call after the other."""
-    mapped = [axis is not batching.not_mapped for axis in axes]
-    arrays = [
-        x if axis is batching.not_mapped else jnp.moveaxis(x, axis, 0) for x, axis in zip(arrays, axes, strict=True)
-    ]
+    mapped = [axis is not None for axis in axes]
+    arrays = [x if axis is None else jnp.moveaxis(x, axis, 0) for x, axis in zip(arrays, axes, strict=True)]
     size = next(x.shape[0] for x, is_mapped in zip(arrays, mapped, strict=True) if is_mapped)
     kernels = direction.kernels
     folds = [_fold_axis(kernels, name, call) for name in call.operands]

@@ -81,12 +81,12 @@ class Tensor:
     def element_size(self) -> int:
         return int(self.dtype.itemsize)
 
-    def new_empty(self, shape: Sequence[int], dtype: Any = None) -> "Tensor":
+    def new_empty(self, shape: int | Sequence[int], dtype: Any = None) -> "Tensor":
         """What a kernel fills, of this dtype unless another is given."""
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         return Tensor(None, shape, dense_strides(shape), dtype or self.dtype, memory=shape)
 
-    def new_zeros(self, shape: Sequence[int], dtype: Any = None) -> "Tensor":
+    def new_zeros(self, shape: int | Sequence[int], dtype: Any = None) -> "Tensor":
         """The same, set to zero before the kernel runs."""
         made = self.new_empty(shape, dtype)
         made.zeroed = True

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/jax_launch.py.jinja
-# hash: e2248c3635be8a93
+# hash: b975ae261af05aa2
 """Launches of the kernels of `alibi`, in JAX."""
 
 from jax import Array
@@ -182,9 +182,8 @@ def backward(
             num_warps=tiles["dkdv"].num_warps,
             num_stages=tiles["dkdv"].num_stages,
         )
-    dslope_heads = dslope_heads.value()
     dslope = (
-        reduce_gradient(dslope_heads.sum(-1), "h", num_kv_heads).astype(slope.dtype)
+        reduce_gradient(dslope_heads.value().sum(-1), "h", num_kv_heads).astype(slope.dtype)
         if grad_slope
         else slope.new_empty(0)
     )

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/jax_launch.py.jinja
-# hash: 3271a9721bbcc8fb
+# hash: 0afab8a20abf8dab
 """Launches of the kernels of `gpt_oss`, in JAX."""
 
 from jax import Array
@@ -175,6 +175,5 @@ def backward(
             num_warps=tiles["dkdv"].num_warps,
             num_stages=tiles["dkdv"].num_stages,
         )
-    dsink_heads = dsink_heads.value()
-    dsink = dsink_heads.sum((0, 2))
+    dsink = dsink_heads.value().sum((0, 2))
     return dq, dk, dv, dsink

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/jax_launch.py.jinja
-# hash: 9f421058d4aca294
+# hash: 8a957d31b42cd0c8
 """Launches of the kernels of `relative_bias`, in JAX."""
 
 from jax import Array
@@ -189,6 +189,5 @@ def backward(
             num_warps=tiles["dkdv"].num_warps,
             num_stages=tiles["dkdv"].num_stages,
         )
-    dbias_atomic = dbias_atomic.value()
-    dbias = dbias_atomic.astype(bias.dtype) if grad_bias else bias.new_empty(0)
+    dbias = dbias_atomic.value().astype(bias.dtype) if grad_bias else bias.new_empty(0)
     return dq, dk, dv, dbias

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: ops/jax_launch.py.jinja
-# hash: 7b2110fb17f248e2
+# hash: 3a31bccbf823db27
 """Launches of the kernels of `prefix_lm`, with segment ids, in JAX."""
 
 from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, parse_config, tiles_for
@@ -104,7 +104,7 @@ def _extremes(
 def _tables(
     q: Tensor,
     k: Tensor,
-    length: int,
+    length: int | Tensor,
     row_offset: int,
     row_offsets: Tensor | None,
     block_extremes: tuple[Tensor | None, ...],
@@ -175,7 +175,7 @@ def make_tables(
     padding_id: int,
     q_positions: Tensor | None,
     kv_positions: Tensor | None,
-    length: int,
+    length: int | Tensor,
     row_offset: int,
     row_offsets: Tensor | None,
     config_words: str,

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/jax_launch.py.jinja
-# hash: b4a50cc0eccb70f0
+# hash: a18218c86dbcc06b
 """Launches of the kernels of `relative_bias`, packed sequences, in JAX."""
 
 from jax import Array
@@ -230,6 +230,5 @@ def backward(
             num_warps=tiles["dkdv"].num_warps,
             num_stages=tiles["dkdv"].num_stages,
         )
-    dbias_atomic = dbias_atomic.value()
-    dbias = dbias_atomic.astype(bias.dtype) if grad_bias else bias.new_empty(0)
+    dbias = dbias_atomic.value().astype(bias.dtype) if grad_bias else bias.new_empty(0)
     return dq, dk, dv, dbias

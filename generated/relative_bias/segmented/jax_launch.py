@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/jax_launch.py.jinja
-# hash: 452211056c519ce7
+# hash: 2d4d973a36accea6
 """Launches of the kernels of `relative_bias`, with segment ids, in JAX."""
 
 from jax import Array
@@ -446,6 +446,5 @@ def backward(
             num_warps=tiles["dkdv"].num_warps,
             num_stages=tiles["dkdv"].num_stages,
         )
-    dbias_atomic = dbias_atomic.value()
-    dbias = dbias_atomic.astype(bias.dtype) if grad_bias else bias.new_empty(0)
+    dbias = dbias_atomic.value().astype(bias.dtype) if grad_bias else bias.new_empty(0)
     return dq, dk, dv, dbias

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/jax_launch.py.jinja
-# hash: 7bf498b39a32e2d5
+# hash: 79831ef700a8518a
 """Launches of the kernels of `streaming_llm`, with segment ids, in JAX."""
 
 from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, parse_config, tiles_for
@@ -106,8 +106,8 @@ def _extremes(
 def _tables(
     q: Tensor,
     k: Tensor,
-    size: int,
-    sinks: int,
+    size: int | Tensor,
+    sinks: int | Tensor,
     row_offset: int,
     row_offsets: Tensor | None,
     block_extremes: tuple[Tensor | None, ...],
@@ -184,8 +184,8 @@ def make_tables(
     padding_id: int,
     q_positions: Tensor | None,
     kv_positions: Tensor | None,
-    size: int,
-    sinks: int,
+    size: int | Tensor,
+    sinks: int | Tensor,
     row_offset: int,
     row_offsets: Tensor | None,
     config_words: str,

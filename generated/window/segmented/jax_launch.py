@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: ops/jax_launch.py.jinja
-# hash: d42359f38f60a404
+# hash: 4ca9a02738390717
 """Launches of the kernels of `window`, with segment ids, in JAX."""
 
 from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, parse_config, tiles_for
@@ -104,7 +104,7 @@ def _extremes(
 def _tables(
     q: Tensor,
     k: Tensor,
-    size: int,
+    size: int | Tensor,
     row_offset: int,
     row_offsets: Tensor | None,
     block_extremes: tuple[Tensor | None, ...],
@@ -173,7 +173,7 @@ def make_tables(
     padding_id: int,
     q_positions: Tensor | None,
     kv_positions: Tensor | None,
-    size: int,
+    size: int | Tensor,
     row_offset: int,
     row_offsets: Tensor | None,
     config_words: str,
