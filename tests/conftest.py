@@ -1,6 +1,10 @@
-"""Puts the checkout on the import path, so that a bare `pytest` finds `generated`, `bench` and `tests`."""
+"""Puts the checkout on the import path, so that a bare `pytest` finds `generated`, `bench` and `tests`; and settings."""
 
+import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+# Before anything imports JAX: tests of sharding need devices.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")

@@ -20,6 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
 
 from .configs import INTERPRETER
 from .jax_kernels import HAS_TRITON, INTERPRET, compiling_for, device_arch
@@ -271,13 +272,11 @@ def _applied(primitive: Primitive, *arrays: jax.Array, call: Call) -> Any:
 
 def _abstract(direction: Forward | Backward, *avals: Any, call: Call) -> list[Any]:
     # Made from an operand's type, a result's knows over which axes of a mesh it varies.
-    like = avals[0]
-    return [
-        like.update(shape=shape, dtype=np.dtype(dtype), weak_type=False, sharding=None)
-        if len(shape) != like.ndim
-        else like.update(shape=shape, dtype=np.dtype(dtype), weak_type=False)
-        for shape, dtype in direction.shapes(call, call.named(avals))
-    ]
+    like, found = avals[0], []
+    for shape, dtype in direction.shapes(call, call.named(avals)):
+        placed = NamedSharding(like.sharding.mesh, PartitionSpec(*[None] * len(shape)))
+        found.append(like.update(shape=shape, dtype=np.dtype(dtype), weak_type=False, sharding=placed))
+    return found
 
 
 def _lower_cut(inner: Primitive, direction: Forward | Backward, ctx: Any, *values: Any, call: Call) -> Any:
@@ -404,7 +403,9 @@ class _Wanted:
 
 def attend(kernels: Kernels, call: Call, arrays: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
     """o and lse of a call, differentiable."""
-    found: tuple[jax.Array, jax.Array] = _attend(kernels, call, tuple(_varying_alike(arrays)))
+    # Inside shard_map JAX cannot say which gradients are wanted: there all are.
+    asked = _attend_all if jax.sharding.get_abstract_mesh().manual_axes else _attend
+    found: tuple[jax.Array, jax.Array] = asked(kernels, call, tuple(_varying_alike(arrays)))
     return found
 
 
@@ -418,18 +419,29 @@ def _varying_alike(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     ]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend(kernels: Kernels, call: Call, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+def _outputs(kernels: Kernels, call: Call, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
     o, lse, *_ = kernels.forward_p.bind(*arrays, call=call)
     return o, lse
 
 
-def _attend_forward(kernels: Kernels, call: Call, primals: Any) -> Any:
-    arrays = tuple(x.value for x in primals)
-    o, lse, *decay = kernels.forward_p.bind(*arrays, call=call)
-    o, lse = checkpoint_name(o, RESIDUALS), checkpoint_name(lse, RESIDUALS)
+_attend = jax.custom_vjp(_outputs, nondiff_argnums=(0, 1))
+_attend_all = jax.custom_vjp(_outputs, nondiff_argnums=(0, 1))
+
+
+def _forward_where_perturbed(kernels: Kernels, call: Call, primals: Any) -> Any:
     asked = dict(zip(call.operands, (x.perturbed for x in primals), strict=True))
     wanted = tuple(name for name in kernels.gradients if asked[name])
+    return _saved(kernels, call, tuple(x.value for x in primals), wanted)
+
+
+def _forward_for_all(kernels: Kernels, call: Call, arrays: tuple[jax.Array, ...]) -> Any:
+    return _saved(kernels, call, arrays, kernels.gradients)
+
+
+def _saved(kernels: Kernels, call: Call, arrays: tuple[jax.Array, ...], wanted: tuple[str, ...]) -> Any:
+    """o and lse, and what the backward needs."""
+    o, lse, *decay = kernels.forward_p.bind(*arrays, call=call)
+    o, lse = checkpoint_name(o, RESIDUALS), checkpoint_name(lse, RESIDUALS)
     return (o, lse), (arrays, o, lse, decay, _Wanted(wanted))
 
 
@@ -440,12 +452,11 @@ def _attend_backward(kernels: Kernels, call: Call, residuals: Any, cotangents: A
     further = {**({"decay": decay[0]} if decay else {}), "o": o, "lse": lse, "do": do}
     if not isinstance(dlse, SymbolicZero):
         further["dlse"] = dlse
-    operands = (*arrays, *further.values())
-    names = (*call.operands, *further)
-    own = replace(call, operands=names, wanted=wanted.names)
-    found = kernels.backward_p.bind(*_varying_alike(operands), call=own)
+    own = replace(call, operands=(*call.operands, *further), wanted=wanted.names)
+    found = kernels.backward_p.bind(*_varying_alike((*arrays, *further.values())), call=own)
     gradients = dict(zip(("q", "k", "v", *wanted.names), found, strict=True))
     return (tuple(gradients.get(name) for name in call.operands),)
 
 
-_attend.defvjp(_attend_forward, _attend_backward, symbolic_zeros=True)
+_attend.defvjp(_forward_where_perturbed, _attend_backward, symbolic_zeros=True)
+_attend_all.defvjp(_forward_for_all, _attend_backward)

@@ -95,7 +95,10 @@ class _Names:
         if letter == "k" and size == self.kv_heads:
             return self._factor("k")
         if letter == "h" and size == self.kv_heads * self.group:
-            self.sizes |= {"k": self.kv_heads, "g": self.group}
+            if self.group == 1 or self.kv_heads == 1:
+                return self._factor("k" if self.group == 1 else "g")
+            # Key heads have an axis of their own, a group has none: only its size must be said.
+            self.sizes = {"g": self.group}
             return f"({self._factor('k')} {self._factor('g')})"
         return self._factor(f"x{len(self.order)}")
 
@@ -106,5 +109,5 @@ class _Names:
 
     def cut(self, by_batch: bool, by_heads: bool) -> set[str]:
         """The factors that arrays may be sharded by: a group of heads only where it has the one key head."""
-        heads = {"g"} if self.kv_heads == 1 else {"k"}
+        heads = {"g"} if self.kv_heads == 1 < self.group else {"k"}
         return ({"b"} if by_batch else set()) | (heads if by_heads else set())
