@@ -15,6 +15,8 @@ from bench.golden import Inputs
 from generated._runtime.configs import PASSES
 from generated._runtime.torch_support import INTERPRET as INTERPRET
 
+from . import in_jax
+
 DEVICE = "cpu" if INTERPRET else "cuda"
 # Triton's interpreter computes bfloat16 wrongly, so that there the ops run on float32 copies: nothing to be seen.
 DTYPES = (torch.float16, torch.float32) if INTERPRET else (torch.bfloat16, torch.float16, torch.float32)
@@ -23,6 +25,8 @@ MANIFEST = golden.load_manifest()
 VARIANTS = tuple(MANIFEST)
 # Keys of an entry that give the variant tensors of its own.
 OWN_TENSORS = ("tensors", "sink", "decay")
+FRAMEWORKS = ("torch", "jax")
+with_frameworks = pytest.mark.parametrize("framework", FRAMEWORKS)
 with_variants = pytest.mark.parametrize("variant", VARIANTS)
 with_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 
@@ -93,8 +97,10 @@ def draw(
     )
 
 
-def evaluate(variant: str, inputs: Inputs, **options: Any) -> dict[str, Tensor]:
-    """What the op makes of a call: o, lse and every gradient."""
+def evaluate(variant: str, inputs: Inputs, *, framework: str = "torch", **options: Any) -> dict[str, Tensor]:
+    """What the op of a framework makes of a call: o, lse and every gradient."""
+    if framework == "jax":
+        return in_jax.evaluate(variant, inputs, **options)
     return golden.evaluate(golden.load_op(variant), inputs, **options)
 
 

@@ -49,9 +49,11 @@ def _plain_op(entry: Mapping[str, Any], options: Mapping[str, Any]) -> Callable[
     return packings.per_sequence(entry, op) if "cu_seqlens_q" in options else op
 
 
-def check_call(variant: str, inputs: Inputs, *, config: Any = None, **options: Any) -> dict[str, Tensor]:
+def check_call(
+    variant: str, inputs: Inputs, *, config: Any = None, framework: str = "torch", **options: Any
+) -> dict[str, Tensor]:
     """Run a call and hold o, lse and every gradient to all bounds; `options` also go to the golden."""
-    got = evaluate(variant, inputs, config=config, **options)
+    got = evaluate(variant, inputs, config=config, framework=framework, **options)
     check_results(variant, inputs, got, **options)
     return got
 

@@ -16,6 +16,7 @@ from .cases import (
     tiles,
     variants_where,
     with_dtypes,
+    with_frameworks,
     with_variants,
 )
 from .judge import check_call
@@ -48,12 +49,24 @@ def test_lengths_and_groups(variant: str, shape: Shape, dtype: torch.dtype) -> N
     check_call(variant, draw(variant, shape, dtype))
 
 
+@pytest.mark.parametrize("shape", LENGTHS[1::3], ids=str)
+@with_variants
+def test_lengths_and_groups_in_jax(variant: str, shape: Shape) -> None:
+    check_call(variant, draw(variant, shape, DTYPES[0]), framework="jax")
+
+
 @pytest.mark.gpu
 @with_dtypes
 @pytest.mark.parametrize("shape", LONG, ids=str)
 @with_variants
 def test_long(variant: str, shape: Shape, dtype: torch.dtype) -> None:
     check_call(variant, draw(variant, shape, dtype))
+
+
+@pytest.mark.gpu
+@with_variants
+def test_long_in_jax(variant: str) -> None:
+    check_call(variant, draw(variant, LONG[-1], DTYPES[0]), framework="jax")
 
 
 def _dims_of(variant: str) -> list[int]:
@@ -79,6 +92,13 @@ def test_values_of_another_head_dim(variant: str, dim: int, dim_v: int) -> None:
     check_call(variant, draw(variant, Shape(q_len=70, dim=dim, dim_v=dim_v), DTYPES[0]))
 
 
+@pytest.mark.parametrize(("dim", "dim_v"), [*DIM_PAIRS, (20, 20)])
+@pytest.mark.parametrize("variant", ["causal", "alibi"])
+def test_head_dims_in_jax(variant: str, dim: int, dim_v: int) -> None:
+    """Among them rows that are no multiple of 16 bytes, which are copied."""
+    check_call(variant, draw(variant, Shape(q_len=70, dim=dim, dim_v=dim_v), DTYPES[0]), framework="jax")
+
+
 @with_variants
 def test_values_of_another_head_dim_without_a_pipeline(variant: str) -> None:
     """One stage: k and v then reach shared memory by way of registers, as nothing else here makes them."""
@@ -86,10 +106,12 @@ def test_values_of_another_head_dim_without_a_pipeline(variant: str) -> None:
 
 
 @with_dtypes
+@with_frameworks
 @pytest.mark.parametrize("variant", variants_where(lambda name: any(MANIFEST[name][key] for key in OWN_TENSORS)))
-def test_own_gradients(variant: str, dtype: torch.dtype) -> None:
+def test_own_gradients(variant: str, framework: str, dtype: torch.dtype) -> None:
     """Heads enough for the mean error of a gradient per head to tell something."""
-    check_call(variant, draw(variant, Shape(q_len=70, kv_heads=4, group=8), dtype), config=tiles(128, 128))
+    inputs = draw(variant, Shape(q_len=70, kv_heads=4, group=8), dtype)
+    check_call(variant, inputs, config=tiles(128, 128), framework=framework)
 
 
 @with_dtypes

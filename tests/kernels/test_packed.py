@@ -18,7 +18,7 @@ from bench.peers import make_schedule
 from generated._runtime import torch_sequences
 from generated._runtime.checks import ArgumentError
 
-from .cases import DEVICE, DTYPES, MANIFEST, assert_same, draw, evaluate, tiles, with_variants
+from .cases import DEVICE, DTYPES, MANIFEST, assert_same, draw, evaluate, tiles, with_frameworks, with_variants
 from .cases import Shape as DenseShape
 from .judge import check_call, check_results
 from .packings import MIXED, Packing, draw_packed
@@ -40,6 +40,11 @@ SMALL_TILES = tiles(32, 32)
 @with_variants
 def test_short_sequences(variant: str, packing: Packing) -> None:
     check_call(variant, draw_packed(variant, packing, DTYPES[0]), **packing.options())
+
+
+@with_variants
+def test_short_sequences_in_jax(variant: str) -> None:
+    check_call(variant, draw_packed(variant, SHORT[-1], DTYPES[0]), framework="jax", **SHORT[-1].options())
 
 
 @pytest.mark.parametrize("variant", ["causal", "alibi", "forgetting", "gpt_oss"])
@@ -85,11 +90,13 @@ OFFSETS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("q_offset", OFFSETS)
+@with_frameworks
 @with_kinds
-def test_lengths_and_offsets(variant: str, q_offset: str) -> None:
+def test_lengths_and_offsets(variant: str, framework: str, q_offset: str) -> None:
     """Sequences without queries, without keys and without either among others."""
     inputs = draw_packed(variant, MIXED, DTYPES[0])
-    got = check_call(variant, inputs, config=SMALL_TILES, q_offset=OFFSETS[q_offset](), **MIXED.options())
+    options = {"config": SMALL_TILES, "q_offset": OFFSETS[q_offset](), **MIXED.options()}
+    got = check_call(variant, inputs, framework=framework, **options)
     assert (got["o"][MIXED.rows[2]] == 0).all()
     assert (got["lse"][:, MIXED.rows[2]] == float("-inf")).all()
 

@@ -15,7 +15,7 @@ from bench.golden import Inputs
 from bench.peers import make_schedule
 from generated._runtime.checks import ArgumentError
 
-from .cases import DEVICE, DTYPES, MANIFEST, Shape, assert_same, draw, evaluate, tiles, with_variants
+from .cases import DEVICE, DTYPES, MANIFEST, Shape, assert_same, draw, evaluate, tiles, with_frameworks, with_variants
 from .judge import check_call, check_results
 from .packings import Packing
 
@@ -62,11 +62,12 @@ def test_segments(variant: str, ids: str) -> None:
     check_call(variant, draw(variant, SELF, DTYPES[0]), config=TILES, q_segment_ids=IDS[ids]())
 
 
+@with_frameworks
 @with_variants
-def test_segments_of_every_variant(variant: str) -> None:
+def test_segments_of_every_variant(variant: str, framework: str) -> None:
     """With ids of their own for the keys, of which some no query has."""
     ids = {"q_segment_ids": randomly(-2, 2), "kv_segment_ids": randomly(-2, 3, KEYS)}
-    check_call(variant, draw(variant, CROSS, DTYPES[0]), **ids)
+    check_call(variant, draw(variant, CROSS, DTYPES[0]), framework=framework, **ids)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *DTYPES[:-1]], ids=str)
