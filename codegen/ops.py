@@ -352,7 +352,8 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
     """Everything the templates of a framework's op need besides the kernels."""
     variant = planned.variant
     printer = _reference_printer(variant, planned.mode, framework)
-    score, mask = _reference_score(variant, printer), _reference_mask(variant, printer)
+    score = _reference_score(variant, printer)
+    mask = _reference_mask(variant, replace(printer, kept=frozenset()))
     reads = frozenset(re.findall(r"\w+", f"{score} {mask}")) & {"b", "h", "hkv", *ROWS, *ROWS.values()}
     arguments = own_arguments(variant, planned.terms)
     of_mask = mask_arguments(variant, arguments)
@@ -399,10 +400,11 @@ def _reference_printer(variant: Variant, mode: Mode, framework: Framework) -> Ar
         found = cu_seqlens.get(str(variant.tensors[tensor].dims[axis]))
         return f"packed_row({index}, {found})" if found else ""
 
-    if framework is Framework.JAX and mode is Mode.PACKED:
-        return jnp_printer(exact, placed=of_tokens)
     if framework is Framework.JAX:
-        return jnp_printer(exact, row_dims=by_row)
+        trained = frozenset(name for name, spec in variant.tensors.items() if spec.grad)
+        if mode is Mode.PACKED:
+            return jnp_printer(exact, placed=of_tokens, kept=trained)
+        return jnp_printer(exact, row_dims=by_row, kept=trained)
     return torch_printer(exact, numbers=frozenset(variant.scalars), row_dims=by_row)
 
 

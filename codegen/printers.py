@@ -137,7 +137,8 @@ class ArrayPrinter(Printer):
 
     `numbers` are the variables that are Python numbers and no arrays. `row_dims` says which axes of which tensors are
     indexed by row, where a call gives its rows positions of their own; `placed` gives the source of an index that is
-    not clamped to its axis but found in another way, if any.
+    not clamped to its axis but found in another way, if any. Of the tensors `kept` no gradient comes from pairs that
+    the mask leaves out, even where it would be no number.
     """
 
     module: str = "torch"
@@ -148,6 +149,7 @@ class ArrayPrinter(Printer):
     exact_dims: Callable[[str, int, Expr], bool] = lambda tensor, axis, index: False
     row_dims: Callable[[str, int], bool] = lambda tensor, axis: False
     placed: Callable[[str, int, str], str] = lambda tensor, axis, index: ""
+    kept: frozenset[str] = frozenset()
     by_row: bool = False
 
     def __post_init__(self) -> None:
@@ -194,7 +196,8 @@ class ArrayPrinter(Printer):
         return super().call(e)
 
     def load(self, e: Load) -> str:
-        return f"{e.tensor}[{', '.join(self.indices(e))}]" if e.indices else e.tensor
+        element = f"{e.tensor}[{', '.join(self.indices(e))}]" if e.indices else e.tensor
+        return f"{self.module}.where(keep, {element}, 0.0)" if e.tensor in self.kept else element
 
     def indices(self, e: Load) -> list[str]:
         """The indices of a read, clamped to the tensor."""

@@ -1,4 +1,4 @@
-"""Puts the checkout on the import path, so that a bare `pytest` finds `generated`, `bench` and `tests`; and settings."""
+"""Puts the checkout on the import path, so that a bare `pytest` finds `generated`, `bench` and `tests`."""
 
 import os
 import sys
@@ -6,5 +6,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-# Before anything imports JAX: tests of sharding need devices.
+# Before anything imports JAX: tests of sharding need devices, and torch needs memory beside it.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

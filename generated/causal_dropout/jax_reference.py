@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/jax_reference.py.jinja
-# hash: 0d7e137e094f6f70
+# hash: d50cf492ca5bc647
 """`causal_dropout` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -53,14 +53,16 @@ def reference(
     values = jnp.repeat(v.astype(dtype), group_size, 1)
     score = jnp.einsum("bhqd,bhkd->bhqk", q.astype(dtype), keys, precision="highest") * scale
     keep = q_idx >= kv_idx
-    score = jnp.where(keep, score, -jnp.inf)
     if q_segment_ids is not None:
         q_ids = q_segment_ids[:, None, :, None]
         kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
-        score = jnp.where((q_ids == kv_ids) & (q_ids != padding_id), score, -jnp.inf)
+        keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
+
+    score = jnp.where(keep, score, -jnp.inf)
     lse = jax.nn.logsumexp(score, -1)
     # A row without any key has lse = -inf: its probabilities are 0, not NaN.
     probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
+    probs = jnp.where(keep, probs, 0.0)
     if dropout_p > 0:
         batch, heads, rows = (
             jnp.arange(q.shape[0]),
@@ -108,9 +110,13 @@ def packed_reference(
     values = jnp.repeat(v.astype(dtype), group_size, 1)
     score = jnp.einsum("qhd,khd->hqk", q.astype(dtype), keys, precision="highest") * scale
     keep = q_idx >= kv_idx
-    score = jnp.where(keep & (q_seq == kv_seq), score, -jnp.inf)
+    keep = keep & (q_seq == kv_seq)
+
+    score = jnp.where(keep, score, -jnp.inf)
     lse = jax.nn.logsumexp(score, -1)
+    # A row without any key has lse = -inf: its probabilities are 0, not NaN.
     probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
+    probs = jnp.where(keep, probs, 0.0)
     if dropout_p > 0:
         rows, heads = jnp.arange(q.shape[0])[:, None] - cu_seqlens_q[q_seq], jnp.arange(q.shape[1])[:, None, None]
         probs = dropout(

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/jax_reference.py.jinja
-# hash: ec5e1fc40c6d2563
+# hash: 55a28b41bf52cccc
 """`document` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -56,14 +56,16 @@ def reference(
         doc[jnp.clip(b, 0, doc.shape[0] - 1), jnp.clip(q_row, 0, doc.shape[1] - 1)]
         == doc[jnp.clip(b, 0, doc.shape[0] - 1), jnp.clip(kv_row, 0, doc.shape[1] - 1)]
     )
-    score = jnp.where(keep, score, -jnp.inf)
     if q_segment_ids is not None:
         q_ids = q_segment_ids[:, None, :, None]
         kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
-        score = jnp.where((q_ids == kv_ids) & (q_ids != padding_id), score, -jnp.inf)
+        keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
+
+    score = jnp.where(keep, score, -jnp.inf)
     lse = jax.nn.logsumexp(score, -1)
     # A row without any key has lse = -inf: its probabilities are 0, not NaN.
     probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
+    probs = jnp.where(keep, probs, 0.0)
     o = jnp.einsum("bhqk,bhkd->bhqd", probs, values, precision="highest").astype(q.dtype)
     if layout == "bshd":
         o = o.transpose(0, 2, 1, 3)
@@ -103,8 +105,12 @@ def packed_reference(
     keep = (q_idx >= kv_idx) & (
         doc[packed_row(q_idx, cu_seqlens_k, q_seq)] == doc[packed_row(kv_idx, cu_seqlens_k, q_seq)]
     )
-    score = jnp.where(keep & (q_seq == kv_seq), score, -jnp.inf)
+    keep = keep & (q_seq == kv_seq)
+
+    score = jnp.where(keep, score, -jnp.inf)
     lse = jax.nn.logsumexp(score, -1)
+    # A row without any key has lse = -inf: its probabilities are 0, not NaN.
     probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
+    probs = jnp.where(keep, probs, 0.0)
     o = jnp.einsum("hqk,khd->qhd", probs, values, precision="highest").astype(q.dtype)
     return (o, lse) if return_lse else o

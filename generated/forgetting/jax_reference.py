@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/jax_reference.py.jinja
-# hash: e99e1df2dfd3f222
+# hash: e5cd4e2f7d5e8e0a
 """`forgetting` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -52,19 +52,21 @@ def reference(
     keys = jnp.repeat(k.astype(dtype), group_size, 1)
     values = jnp.repeat(v.astype(dtype), group_size, 1)
     score = jnp.einsum("bhqd,bhkd->bhqk", q.astype(dtype), keys, precision="highest") * scale
+    keep = q_idx >= kv_idx
+    if q_segment_ids is not None:
+        q_ids = q_segment_ids[:, None, :, None]
+        kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
+        keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
+
     total = jnp.cumsum(g.astype(dtype), 1)
     last = g.shape[1] - 1
     batch = jnp.clip(b, 0, g.shape[0] - 1)
     score = score + (total[batch, jnp.clip(q_row, 0, last), h] - total[batch, kv_row, h])
-    keep = q_idx >= kv_idx
     score = jnp.where(keep, score, -jnp.inf)
-    if q_segment_ids is not None:
-        q_ids = q_segment_ids[:, None, :, None]
-        kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
-        score = jnp.where((q_ids == kv_ids) & (q_ids != padding_id), score, -jnp.inf)
     lse = jax.nn.logsumexp(score, -1)
     # A row without any key has lse = -inf: its probabilities are 0, not NaN.
     probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
+    probs = jnp.where(keep, probs, 0.0)
     o = jnp.einsum("bhqk,bhkd->bhqd", probs, values, precision="highest").astype(q.dtype)
     if layout == "bshd":
         o = o.transpose(0, 2, 1, 3)
@@ -102,11 +104,15 @@ def packed_reference(
     keys = jnp.repeat(k.astype(dtype), group_size, 1)
     values = jnp.repeat(v.astype(dtype), group_size, 1)
     score = jnp.einsum("qhd,khd->hqk", q.astype(dtype), keys, precision="highest") * scale
+    keep = q_idx >= kv_idx
+    keep = keep & (q_seq == kv_seq)
+
     total = running_sums(g.astype(dtype), kv_seq)
     score = score + (total[packed_row(q_idx, cu_seqlens_k, q_seq), h] - total[jnp.arange(k.shape[0]), h])
-    keep = q_idx >= kv_idx
-    score = jnp.where(keep & (q_seq == kv_seq), score, -jnp.inf)
+    score = jnp.where(keep, score, -jnp.inf)
     lse = jax.nn.logsumexp(score, -1)
+    # A row without any key has lse = -inf: its probabilities are 0, not NaN.
     probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
+    probs = jnp.where(keep, probs, 0.0)
     o = jnp.einsum("hqk,khd->qhd", probs, values, precision="highest").astype(q.dtype)
     return (o, lse) if return_lse else o

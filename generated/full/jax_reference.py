@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/jax_reference.py.jinja
-# hash: 36594a481875f9a1
+# hash: 7f92373ad32ec180
 """`full` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -44,13 +44,17 @@ def reference(
     keys = jnp.repeat(k.astype(dtype), group_size, 1)
     values = jnp.repeat(v.astype(dtype), group_size, 1)
     score = jnp.einsum("bhqd,bhkd->bhqk", q.astype(dtype), keys, precision="highest") * scale
+    keep = jnp.asarray(True)
     if q_segment_ids is not None:
         q_ids = q_segment_ids[:, None, :, None]
         kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
-        score = jnp.where((q_ids == kv_ids) & (q_ids != padding_id), score, -jnp.inf)
+        keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
+
+    score = jnp.where(keep, score, -jnp.inf)
     lse = jax.nn.logsumexp(score, -1)
     # A row without any key has lse = -inf: its probabilities are 0, not NaN.
     probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
+    probs = jnp.where(keep, probs, 0.0)
     o = jnp.einsum("bhqk,bhkd->bhqd", probs, values, precision="highest").astype(q.dtype)
     if layout == "bshd":
         o = o.transpose(0, 2, 1, 3)
@@ -81,8 +85,13 @@ def packed_reference(
     keys = jnp.repeat(k.astype(dtype), group_size, 1)
     values = jnp.repeat(v.astype(dtype), group_size, 1)
     score = jnp.einsum("qhd,khd->hqk", q.astype(dtype), keys, precision="highest") * scale
-    score = jnp.where(q_seq == kv_seq, score, -jnp.inf)
+    keep = jnp.asarray(True)
+    keep = keep & (q_seq == kv_seq)
+
+    score = jnp.where(keep, score, -jnp.inf)
     lse = jax.nn.logsumexp(score, -1)
+    # A row without any key has lse = -inf: its probabilities are 0, not NaN.
     probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
+    probs = jnp.where(keep, probs, 0.0)
     o = jnp.einsum("hqk,khd->qhd", probs, values, precision="highest").astype(q.dtype)
     return (o, lse) if return_lse else o

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/jax_reference.py.jinja
-# hash: d7aa8c7e524a981d
+# hash: 4f63fdbcaf00bc70
 """`natten` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -52,14 +52,16 @@ def reference(
     keep = (jnp.abs(jnp.minimum(jnp.maximum(q_idx % 128, 6), 121) - kv_idx % 128) <= 6) & (
         jnp.abs(jnp.minimum(jnp.maximum(q_idx // 128, 6), 121) - kv_idx // 128) <= 6
     )
-    score = jnp.where(keep, score, -jnp.inf)
     if q_segment_ids is not None:
         q_ids = q_segment_ids[:, None, :, None]
         kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
-        score = jnp.where((q_ids == kv_ids) & (q_ids != padding_id), score, -jnp.inf)
+        keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
+
+    score = jnp.where(keep, score, -jnp.inf)
     lse = jax.nn.logsumexp(score, -1)
     # A row without any key has lse = -inf: its probabilities are 0, not NaN.
     probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
+    probs = jnp.where(keep, probs, 0.0)
     o = jnp.einsum("bhqk,bhkd->bhqd", probs, values, precision="highest").astype(q.dtype)
     if layout == "bshd":
         o = o.transpose(0, 2, 1, 3)
@@ -98,8 +100,12 @@ def packed_reference(
     keep = (jnp.abs(jnp.minimum(jnp.maximum(q_idx % 128, 6), 121) - kv_idx % 128) <= 6) & (
         jnp.abs(jnp.minimum(jnp.maximum(q_idx // 128, 6), 121) - kv_idx // 128) <= 6
     )
-    score = jnp.where(keep & (q_seq == kv_seq), score, -jnp.inf)
+    keep = keep & (q_seq == kv_seq)
+
+    score = jnp.where(keep, score, -jnp.inf)
     lse = jax.nn.logsumexp(score, -1)
+    # A row without any key has lse = -inf: its probabilities are 0, not NaN.
     probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
+    probs = jnp.where(keep, probs, 0.0)
     o = jnp.einsum("hqk,khd->qhd", probs, values, precision="highest").astype(q.dtype)
     return (o, lse) if return_lse else o

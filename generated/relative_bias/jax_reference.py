@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/jax_reference.py.jinja
-# hash: fd4a435dc18b8591
+# hash: ec9b15787cbafad4
 """`relative_bias` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -52,16 +52,20 @@ def reference(
     keys = jnp.repeat(k.astype(dtype), group_size, 1)
     values = jnp.repeat(v.astype(dtype), group_size, 1)
     score = jnp.einsum("bhqd,bhkd->bhqk", q.astype(dtype), keys, precision="highest") * scale
-    score = score + bias[h, jnp.clip((q_idx - kv_idx), 0, bias.shape[1] - 1)]
     keep = q_idx >= kv_idx
-    score = jnp.where(keep, score, -jnp.inf)
     if q_segment_ids is not None:
         q_ids = q_segment_ids[:, None, :, None]
         kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
-        score = jnp.where((q_ids == kv_ids) & (q_ids != padding_id), score, -jnp.inf)
+        keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
+    # What is not kept may be no number, nor its derivative: where it begins, a zero stands in for it.
+    score = jnp.where(keep, score, 0.0)
+    score = score + jnp.where(keep, bias[h, jnp.clip((q_idx - kv_idx), 0, bias.shape[1] - 1)], 0.0)
+
+    score = jnp.where(keep, score, -jnp.inf)
     lse = jax.nn.logsumexp(score, -1)
     # A row without any key has lse = -inf: its probabilities are 0, not NaN.
     probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
+    probs = jnp.where(keep, probs, 0.0)
     o = jnp.einsum("bhqk,bhkd->bhqd", probs, values, precision="highest").astype(q.dtype)
     if layout == "bshd":
         o = o.transpose(0, 2, 1, 3)
@@ -99,10 +103,16 @@ def packed_reference(
     keys = jnp.repeat(k.astype(dtype), group_size, 1)
     values = jnp.repeat(v.astype(dtype), group_size, 1)
     score = jnp.einsum("qhd,khd->hqk", q.astype(dtype), keys, precision="highest") * scale
-    score = score + bias[h, jnp.clip((q_idx - kv_idx), 0, bias.shape[1] - 1)]
     keep = q_idx >= kv_idx
-    score = jnp.where(keep & (q_seq == kv_seq), score, -jnp.inf)
+    keep = keep & (q_seq == kv_seq)
+    # What is not kept may be no number, nor its derivative: where it begins, a zero stands in for it.
+    score = jnp.where(keep, score, 0.0)
+    score = score + jnp.where(keep, bias[h, jnp.clip((q_idx - kv_idx), 0, bias.shape[1] - 1)], 0.0)
+
+    score = jnp.where(keep, score, -jnp.inf)
     lse = jax.nn.logsumexp(score, -1)
+    # A row without any key has lse = -inf: its probabilities are 0, not NaN.
     probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
+    probs = jnp.where(keep, probs, 0.0)
     o = jnp.einsum("hqk,khd->qhd", probs, values, precision="highest").astype(q.dtype)
     return (o, lse) if return_lse else o

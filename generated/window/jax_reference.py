@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: ops/jax_reference.py.jinja
-# hash: 50cce1162468c881
+# hash: d099a4835d4292cd
 """`window` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -51,14 +51,16 @@ def reference(
     values = jnp.repeat(v.astype(dtype), group_size, 1)
     score = jnp.einsum("bhqd,bhkd->bhqk", q.astype(dtype), keys, precision="highest") * scale
     keep = (q_idx >= kv_idx) & (q_idx - kv_idx < size)
-    score = jnp.where(keep, score, -jnp.inf)
     if q_segment_ids is not None:
         q_ids = q_segment_ids[:, None, :, None]
         kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
-        score = jnp.where((q_ids == kv_ids) & (q_ids != padding_id), score, -jnp.inf)
+        keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
+
+    score = jnp.where(keep, score, -jnp.inf)
     lse = jax.nn.logsumexp(score, -1)
     # A row without any key has lse = -inf: its probabilities are 0, not NaN.
     probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
+    probs = jnp.where(keep, probs, 0.0)
     o = jnp.einsum("bhqk,bhkd->bhqd", probs, values, precision="highest").astype(q.dtype)
     if layout == "bshd":
         o = o.transpose(0, 2, 1, 3)
@@ -96,8 +98,12 @@ def packed_reference(
     values = jnp.repeat(v.astype(dtype), group_size, 1)
     score = jnp.einsum("qhd,khd->hqk", q.astype(dtype), keys, precision="highest") * scale
     keep = (q_idx >= kv_idx) & (q_idx - kv_idx < size)
-    score = jnp.where(keep & (q_seq == kv_seq), score, -jnp.inf)
+    keep = keep & (q_seq == kv_seq)
+
+    score = jnp.where(keep, score, -jnp.inf)
     lse = jax.nn.logsumexp(score, -1)
+    # A row without any key has lse = -inf: its probabilities are 0, not NaN.
     probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
+    probs = jnp.where(keep, probs, 0.0)
     o = jnp.einsum("hqk,khd->qhd", probs, values, precision="highest").astype(q.dtype)
     return (o, lse) if return_lse else o

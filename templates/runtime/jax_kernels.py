@@ -94,11 +94,15 @@ def launch(kernel: Any, grid: tuple[int], *args: Any, **options: Any) -> None:
     Of `args` those that are filled must come after those that are read: XLA hands buffers over in this order.
     """
     tensors = [x for x in args if isinstance(x, Tensor)]
-    filled = [x for x in tensors if x.array is None]
-    assert tensors[len(tensors) - len(filled) :] == filled, f"{kernel.__name__}: outputs must follow the inputs"
+    num_read = max((i + 1 for i, x in enumerate(tensors) if x.array is not None), default=0)
+    for x in tensors[:num_read]:
+        # What has no elements was filled by no kernel.
+        assert x.array is not None or x.numel() == 0, f"{kernel.__name__}: outputs must follow the inputs"
+        x.array = x.value()
+    filled = tensors[num_read:]
     if grid[0] == 0:
         return
-    if arch_of(tensors[0]) == INTERPRETER:
+    if _arch.get() == INTERPRETER:
         arrays = interpreted(kernel, grid, args, options, filled)
     else:
         arrays = _compiled_call(kernel, grid, args, options, filled)

@@ -97,7 +97,7 @@ def draw(
     )
 
 
-def evaluate(variant: str, inputs: Inputs, *, framework: str = "torch", **options: Any) -> dict[str, Tensor]:
+def evaluate(variant: str, inputs: Inputs, *, framework: Any = "torch", **options: Any) -> dict[str, Tensor]:
     """What the op of a framework makes of a call: o, lse and every gradient."""
     if framework == "jax":
         return in_jax.evaluate(variant, inputs, **options)

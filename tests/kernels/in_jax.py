@@ -36,7 +36,7 @@ def array(x: Any) -> Any:
 def tensor(x: jax.Array) -> Tensor:
     """The inverse."""
     if next(iter(x.devices())).platform != "cpu":
-        found: Tensor = torch.from_dlpack(x)
+        found: Tensor = torch.utils.dlpack.from_dlpack(x)
         return found
     if x.dtype == jnp.bfloat16:
         return torch.from_numpy(np.array(x.astype(jnp.float32))).bfloat16()

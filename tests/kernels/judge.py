@@ -50,7 +50,7 @@ def _plain_op(entry: Mapping[str, Any], options: Mapping[str, Any]) -> Callable[
 
 
 def check_call(
-    variant: str, inputs: Inputs, *, config: Any = None, framework: str = "torch", **options: Any
+    variant: str, inputs: Inputs, *, config: Any = None, framework: Any = "torch", **options: Any
 ) -> dict[str, Tensor]:
     """Run a call and hold o, lse and every gradient to all bounds; `options` also go to the golden."""
     got = evaluate(variant, inputs, config=config, framework=framework, **options)
