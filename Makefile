@@ -14,7 +14,7 @@ RUN := $(VENV)/bin/python
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo render check test test-gpu lint bench clean
+.PHONY: help setup demo demo-jax render check test test-gpu lint bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,7 +23,7 @@ help: ## list the targets
 	@echo "  ARGS=...     for pytest in test-gpu: with pytest-xdist, -n 14 compiles on as many cores"
 	@echo "  TORCH=torch  on a machine with an NVIDIA GPU: install the newest torch, with CUDA, instead of $(TORCH)"
 
-setup: $(STAMP) ## make .venv with torch, triton and the development tools
+setup: $(STAMP) ## make .venv with torch, triton, jax and the development tools
 
 # torch comes first and alone with triton, so that nothing installed later can choose another build of it.
 $(STAMP): pyproject.toml
@@ -36,6 +36,10 @@ $(STAMP): pyproject.toml
 demo: render ## set up, render, compare every variant with float64, and train a small model on real text
 	$(RUN) -m codegen check
 	$(RUN) -m bench.demo
+
+demo-jax: render ## the same for the JAX ops, with a model in Flax
+	$(RUN) -m codegen check
+	$(RUN) -m bench.demo_jax
 
 render: $(STAMP) ## write generated/ from variants.yaml and templates/
 	$(RUN) -m codegen render

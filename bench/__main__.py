@@ -3,6 +3,7 @@
 python -m bench                              # everything
 python -m bench --suite host                 # the CPU's cost of a call; also: issue and paper (speed), memory
 python -m bench --suite packed --json p.json  # documents of unequal lengths in one call
+python -m bench --suite jax --cases same,first  # the JAX ops beside torch's; also: cudnn, pallas, kvax
 python -m bench --only 'causal.*D128' --seqs 4096,65536 --csv speed.csv
 """
 
@@ -24,7 +25,8 @@ import torch
 from bench.cases import Case, issue_cases, paper_cases
 from bench.pool import DEFAULT_JOBS, spread
 
-SUITES = ("issue", "paper", "packed", "schedules", "host", "memory")
+SUITES = ("issue", "paper", "packed", "jax", "schedules", "host", "memory")
+JAX_CASES = ("same", "cudnn", "pallas", "kvax", "first")
 
 
 def _lengths(text: str) -> list[int]:
@@ -35,6 +37,13 @@ def _lengths(text: str) -> list[int]:
     if not lengths or min(lengths) < 1:
         raise argparse.ArgumentTypeError(f"expected lengths such as 2048,16384, got {text!r}")
     return lengths
+
+
+def _jax_cases(text: str) -> list[str]:
+    cases = text.split(",")
+    if not set(cases) <= set(JAX_CASES):
+        raise argparse.ArgumentTypeError(f"expected some of {','.join(JAX_CASES)}, got {text!r}")
+    return cases
 
 
 def _pattern(text: str) -> re.Pattern[str]:
@@ -53,13 +62,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only", type=_pattern, metavar="REGEX", help="the cases of the speed and packed suites that match"
     )
+    parser.add_argument(
+        "--cases", type=_jax_cases, default=list(JAX_CASES), help="parts of the jax suite, such as same,first"
+    )
     parser.add_argument("--quick", action="store_true", help="head_dim 128 alone, each pass repeated for less long")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the speed suite's measurements")
     parser.add_argument(
         "--json",
         type=Path,
         metavar="FILE",
-        help="write them, and those of the packed suite, with the machine they were made on",
+        help="write them, and those of the packed and jax suites, with the machine they were made on",
     )
     parser.add_argument("--jobs", type=int, default=DEFAULT_JOBS, help="processes that compile beforehand; 0: none")
     return parser
@@ -68,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 def machine() -> dict[str, str]:
     """What the figures depend on."""
     found = {"gpu": torch.cuda.get_device_name(), "python": sys.version.split()[0]}
-    for package in ("torch", "triton", "fla-core"):
+    for package in ("torch", "triton", "fla-core", "jax", "jax-triton", "kvax"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
@@ -129,6 +141,28 @@ def _packed(options: argparse.Namespace, document: dict[str, Any]) -> bool:
     return right
 
 
+def _jax(options: argparse.Namespace, document: dict[str, Any]) -> bool:
+    """The jax suite, added to the JSON `document`, which is written after each section; whether ours was right."""
+    try:
+        from bench import in_jax
+
+        in_jax.require_gpu()
+    except (ImportError, RuntimeError) as error:
+        print(f"the jax suite cannot run: {error}", file=sys.stderr)
+        return bool(options.suite == "all")
+
+    def keep(measurements: Sequence[in_jax.JaxMeasurement]) -> None:
+        document["jax"] = [asdict(m) for m in measurements]
+        _write(options, document)
+
+    return in_jax.run(options.cases, keep)
+
+
+def _write(options: argparse.Namespace, document: dict[str, Any]) -> None:
+    if options.json:
+        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """0 when every suite asked for came out right, 1 when not, 2 when it cannot run here."""
     options = _parser().parse_args(arguments)
@@ -144,8 +178,9 @@ def main(arguments: list[str] | None = None) -> int:
         right = _speed(options, wanted, document) and right
     if "packed" in wanted:
         right = _packed(options, document) and right
-    if options.json:
-        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    _write(options, document)
+    if "jax" in wanted:
+        right = _jax(options, document) and right
     if "schedules" in wanted:
         from bench import schedules
 

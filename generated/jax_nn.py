@@ -2,7 +2,7 @@
 
 `dot_product_attention` takes what `jax.nn.dot_product_attention` takes; `attention_fn` makes of any op what
 `flax.linen.MultiHeadDotProductAttention` and `flax.nnx.MultiHeadAttention` take as their `attention_fn`. Importing this
-module does not import Flax.
+module does not import Flax. In the examples `ops` is this package's module `jax`.
 
 >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 6, 4, 16))
 >>> o = dot_product_attention(q, k, v, is_causal=True)
@@ -62,15 +62,15 @@ def dot_product_attention(
     query: Any,
     key: Any,
     value: Any,
-    bias: None = None,
-    mask: None = None,
+    bias: Any = None,
+    mask: Any = None,
     *,
     scale: float | None = None,
     is_causal: bool = False,
     query_seq_lengths: Any = None,
     key_value_seq_lengths: Any = None,
     local_window_size: int | tuple[int, int] | None = None,
-    implementation: None = None,
+    implementation: str | None = None,
     return_residual: bool = False,
 ) -> Array | tuple[Array, Array]:
     """`jax.nn.dot_product_attention`, computed by the ops `full`, `causal` and `window` of this package.
@@ -118,8 +118,8 @@ def dot_product_attention(
         `[B, T, N, Hv]` or `[T, N, Hv]`, with `return_residual` also `[B, T, N]` or `[T, N]`, both in the dtype of
         query. The op's own `return_lse=True` gives float32, differentiable.
 
-        A query that may attend to no key gives zeros and a residual of -inf, with gradients of zero, where jax.nn
-        gives the mean of all values, masked or not, and a residual around -1e38.
+        A query that may attend to no key gives zeros and a residual of -inf, with gradients of zero. jax.nn gives zeros
+        from query_seq_lengths on, else the mean of all values, masked as they are, and a residual around -2e38.
 
     Raises:
         ArgumentError: an argument that the package has no variant for, or one of the wrong shape, dtype or value.
@@ -136,7 +136,7 @@ def dot_product_attention(
     if query_seq_lengths is not None:
         lengths = int32_array(_NN, "query_seq_lengths", jnp.asarray(query_seq_lengths), (batch,))
         is_query = jnp.arange(q_len, dtype=jnp.int32) < lengths[:, None]
-        given["q_segment_ids"] = jnp.where(is_query, 0, -1)
+        given["q_segment_ids"] = is_query.astype(jnp.int32) - 1  # 0, or the id of padding
         given["kv_segment_ids"] = jnp.zeros((batch, kv_len), jnp.int32)
     if key_value_seq_lengths is not None:
         lengths = jnp.asarray(key_value_seq_lengths)
@@ -175,11 +175,12 @@ def _number(scale: Any) -> Any:
 
 def _window(sides: Any, q_len: int, kv_len: int) -> tuple[int, int]:
     """How far a window reaches to the left and to the right of a query, and no further than there are keys."""
-    pair = (sides, sides) if type(sides) is int else sides
-    if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and all(type(x) is int and x >= 0 for x in pair)):
+    pair = sides if isinstance(sides, (tuple, list)) else (sides, sides)
+    known = all(isinstance(side, (int, np.integer)) and not isinstance(side, bool) and side >= 0 for side in pair)
+    if len(pair) != 2 or not known:
         expected = "an int or (left, right), each at least 0, or None for no window"
         fail(_NN, "local_window_size", expected, repr(sides))
-    return min(pair[0], q_len), min(pair[1], kv_len)
+    return min(int(pair[0]), q_len), min(int(pair[1]), kv_len)
 
 
 # ---------------------------------------------------------------------------------------------------------------- Flax
