@@ -61,18 +61,26 @@ class JaxMeasurement:
 
 def loop_ms(call: Callable[[], Any], wait: Callable[[Any], Any] = jax.block_until_ready) -> float:
     """Median time of a call among many enqueued at once; `wait` returns once what a call gave is there."""
-    wait(call())
-    start = time.perf_counter()
-    wait(call())
-    calls = max(1, min(MOST_CALLS, int(ROUND_S / (time.perf_counter() - start))))
-    rounds = []
-    for _ in range(ROUNDS):
+    return loops_ms((call, wait))[0]
+
+
+def loops_ms(*measured: tuple[Callable[[], Any], Callable[[Any], Any]]) -> list[float]:
+    """The same of several calls, their rounds in turn: a chip that has grown hot is slow for all of them."""
+    counts = []
+    for call, wait in measured:
+        wait(call())
         start = time.perf_counter()
-        for _ in range(calls):
-            last = call()
-        wait(last)
-        rounds.append((time.perf_counter() - start) / calls)
-    return statistics.median(rounds) * 1e3
+        wait(call())
+        counts.append(max(1, min(MOST_CALLS, int(ROUND_S / (time.perf_counter() - start)))))
+    rounds: list[list[float]] = [[] for _ in measured]
+    for _ in range(ROUNDS):
+        for (call, wait), count, found in zip(measured, counts, rounds, strict=True):
+            start = time.perf_counter()
+            for _ in range(count):
+                last = call()
+            wait(last)
+            found.append((time.perf_counter() - start) / count)
+    return [statistics.median(found) * 1e3 for found in rounds]
 
 
 def _tflops(case: Case | JaxCase, ms: Mapping[str, float]) -> dict[str, float]:
@@ -140,14 +148,22 @@ def _synchronize(_: Any) -> None:
     torch.cuda.synchronize()
 
 
-def _torch_ms(case: Case, runner: Runner, inputs: Inputs) -> dict[str, float]:
+def _both_ms(case: Case, runner: Runner, inputs: Inputs, program: Program) -> tuple[dict[str, float], dict[str, float]]:
+    """The times in torch, and those in JAX."""
     from triton.testing import do_bench  # where there is a GPU
 
     calls = {"fwd": runner.forward, "fwd+bwd": lambda: runner.gradients(runner.forward())}
-    ms = {which: loop_ms(call, _synchronize) for which, call in calls.items()}
+    twins = {"fwd": program.forward, "fwd+bwd": program.both}
+    in_torch, in_jax = {}, {}
+    for which, call in calls.items():
+        pair = (call, _synchronize), (twins[which], jax.block_until_ready)
+        in_torch[which], in_jax[which] = loops_ms(*pair)
     if golden.has_tables(case.variant):
-        ms["schedule"] = loop_ms(lambda: make_schedule(golden.load_op(case.variant), inputs), _synchronize)
-    return ms | {f"{which} do_bench": do_bench(call, rep=50, return_mode="median") for which, call in calls.items()}
+        in_torch["schedule"] = loop_ms(lambda: make_schedule(golden.load_op(case.variant), inputs), _synchronize)
+    if program.schedule:
+        in_jax["schedule"] = loop_ms(program.schedule)
+    alone = {f"{which} do_bench": do_bench(call, rep=50, return_mode="median") for which, call in calls.items()}
+    return in_torch | alone, in_jax
 
 
 def program_ms(program: Program) -> dict[str, float]:
@@ -168,10 +184,9 @@ def _same_case(case: Case) -> Iterator[JaxMeasurement]:
     torch.cuda.synchronize()
     program = twin(case, inputs)
     bits, wrong = compared(runner, program)
-    ms = _torch_ms(case, runner, inputs)
-    yield row(implementation="torch", ms=ms, tflops=_tflops(case, ms))
-    ms = {} if wrong else program_ms(program)
-    yield row(implementation="ours", ms=ms, tflops=_tflops(case, ms), same_bits=bits, note=wrong)
+    in_torch, in_jax = ({}, {}) if wrong else _both_ms(case, runner, inputs, program)
+    yield row(implementation="torch", ms=in_torch, tflops=_tflops(case, in_torch))
+    yield row(implementation="ours", ms=in_jax, tflops=_tflops(case, in_jax), same_bits=bits, note=wrong)
 
 
 def same() -> Iterator[JaxMeasurement]:

@@ -52,6 +52,9 @@ _WORDS = """
 
     Tokens check_alone check_packed check_tokens first_batch kv_ids kv_row lse_parts o_parts packed packed_offset
     packed_reference packed_sequences packed_sizes q_ids q_row sequence tokens
+
+    Arguments Array DENSE INT32 Kernels PACKED SCALARS_LOADED SEGMENTED arguments attention forward heads is_loaded jax
+    jax_launch jax_reference jnp launch running_sums schedule_of wide_int
 """
 _USED = frozenset(_WORDS.split())
 

@@ -28,7 +28,7 @@ with_variants = pytest.mark.parametrize("variant", VARIANTS)
 # A variant that takes q, k and v alone.
 SIMPLE = next(name for name, x in MANIFEST.items() if not (x["tensors"] or x["scalars"] or x["sink"] or x["decay"]))
 SOURCES = sorted(GENERATED.rglob("*.py"))
-KERNELS = sorted(path for path in GENERATED.glob("*/*.py") if "import triton\n" in path.read_text(encoding="utf-8"))
+KERNELS = sorted(path for path in GENERATED.glob("*/*.py") if "\nimport triton\n" in path.read_text(encoding="utf-8"))
 
 reference_runs = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 the ops run their kernels")
 
@@ -64,6 +64,39 @@ def test_the_package_imports_no_framework() -> None:
     assert python(code).startswith("[]")
 
 
+@pytest.mark.parametrize(("framework", "other"), [("torch", "jax"), ("jax", "torch")])
+def test_one_framework_never_imports_the_other(framework: str, other: str) -> None:
+    code = f"import sys, generated.{framework}, generated.{SIMPLE}.{framework}_op; print({other!r} in sys.modules)"
+    assert python(code) == "False\n"
+
+
+def test_without_jax_its_ops_say_so() -> None:
+    """torch's go on."""
+    code = """
+import importlib.util as util, sys
+find = util.find_spec
+util.find_spec = lambda name, package=None: None if name == "jax" else find(name, package)
+import generated.torch
+try:
+    import generated.jax
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    assert python(code) == "the JAX ops need JAX: pip install 'jax>=0.10', on a GPU 'jax[cuda13]>=0.10'\n"
+
+
+def test_a_jax_that_is_too_old_is_named() -> None:
+    code = """
+import jax
+jax.__version_info__, jax.__version__ = (0, 9, 1), "0.9.1"
+try:
+    import generated.jax
+except ImportError as error:
+    print(error)
+"""
+    assert python(code) == "the JAX ops need jax 0.10 or newer: 0.9.1 is installed\n"
+
+
 def test_the_manifest_and_the_package_name_the_same_variants() -> None:
     assert sorted(importlib.import_module("generated").VARIANTS) == sorted(VARIANTS)
 
@@ -88,8 +121,10 @@ def test_every_variant_has_its_kernel_files(variant: str) -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(GENERATED).as_posix())
 def test_the_package_needs_nothing_of_the_generator(path: Path) -> None:
+    """Nor does what is for one framework import the other."""
     own = {name for name in imported_by(path) if not name.startswith(".")}
-    assert {name.split(".")[0] for name in own} <= {*sys.stdlib_module_names, "torch", "triton"}
+    frameworks = {"jax", "numpy", "triton"} if path.name.startswith("jax") else {"torch", "triton"}
+    assert {name.split(".")[0] for name in own} <= {*sys.stdlib_module_names, *frameworks}
 
 
 def test_a_copy_under_another_name_works_beside_the_first(tmp_path: Path) -> None:

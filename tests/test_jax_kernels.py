@@ -16,7 +16,6 @@ from bench import golden
 from generated import jax as ops
 from generated._runtime import jax_kernels
 from generated._runtime.jax_kernels import INTERPRET
-
 from tests import offline
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="compiles kernels, which are interpreted here")

@@ -17,9 +17,9 @@ GENERATED = Path(__file__).resolve().parent.parent / "generated"
 VARIANTS: dict[str, Any] = json.loads((GENERATED / "MANIFEST.json").read_text(encoding="utf-8"))["variants"]
 
 # The files that see a variant's own tensors and scalars; decay does not.
-KERNELS = ("fwd.py", "bwd_dq.py", "bwd_dkdv.py", "torch_launch.py")
+KERNELS = ("fwd.py", "bwd_dq.py", "bwd_dkdv.py", "torch_launch.py", "jax_launch.py")
 MODES = [f"{mode}/{file}" for mode in ("packed", "segmented") for file in KERNELS]
-FILES = (*KERNELS, *MODES, "torch_op.py", "torch_reference.py")
+FILES = (*KERNELS, *MODES, "torch_op.py", "torch_reference.py", "jax_op.py", "jax_reference.py")
 
 
 def module_names(tree: ast.Module) -> Iterator[str]:
