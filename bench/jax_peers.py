@@ -94,15 +94,17 @@ class Program:
         leaves, given = tuple(self.leaves.values()), dict(self.given)
         attend, differentiate = self._passes
 
+        # Written out: XLA's loops copy what they carry, and ask the host for every turn.
         def forwards(leaves: tuple[Any, ...], given: Mapping[str, Any]) -> Any:
-            return jax.lax.fori_loop(0, calls, lambda _, x: (attend(x, given), *x[1:]), leaves)
+            for _ in range(calls):
+                leaves = (attend(leaves, given), *leaves[1:])
+            return leaves
 
         def boths(leaves: tuple[Any, ...], do: Any, given: Mapping[str, Any]) -> Any:
-            def step(_: Any, x: tuple[Any, ...]) -> tuple[Any, ...]:
-                o, *gradients = differentiate(x[:-1], x[-1], given)
-                return (*gradients, o)
-
-            return jax.lax.fori_loop(0, calls, step, (*leaves, do))
+            for _ in range(calls):
+                do, *gradients = differentiate(leaves, do, given)
+                leaves = tuple(gradients)
+            return (*leaves, do)
 
         forward, both = jax.jit(forwards), jax.jit(boths)
         return {"fwd": lambda: forward(leaves, given), "fwd+bwd": lambda: both(leaves, self.do, given)}

@@ -112,7 +112,7 @@ def _places(variant: Variant, term: GradientTerm, mode: Mode, framework: Framewo
         return exact_index(variant.tensors, tensor, axis, index)
 
     if framework is Framework.JAX:
-        printer = jnp_printer(exact, float_cast=lambda x: f"{x}.astype(FP32)")
+        printer = jnp_printer(exact, float_cast=lambda x: f"jnp.asarray({x}, FP32)")
     else:
         numbers = frozenset(variant.scalars)
         printer = torch_printer(exact, float_cast=lambda x: f"{x}.to(FP32)", numbers=numbers)

@@ -175,10 +175,10 @@ class ArrayPrinter(Printer):
         return NumberPrinter().operation(e) if self.is_number(e) else super().operation(e)
 
     def call(self, e: Op) -> str:
-        if e.op == "float":
-            return self.float_cast(self.operand(e.args[0], ATOM))
-        if e.op == "int":
-            return self.int_cast(self.operand(e.args[0], ATOM))
+        if e.op in ("float", "int"):
+            # torch casts by a method, jnp by a function.
+            inner = self.operand(e.args[0], ATOM) if self.module == "torch" else self.text(e.args[0])
+            return self.float_cast(inner) if e.op == "float" else self.int_cast(inner)
         if e.op in ("min", "max"):
             return self._extreme(e)
         if e.op == "where" and self.module == "torch" and self.is_number(e.args[0]):

@@ -196,7 +196,7 @@ def test_gradients_that_nobody_wants_are_not_gathered() -> None:
 ERRORS: dict[str, tuple[str, Callable[[], Arguments], str]] = {
     "no_array": ("causal", lambda: {"q": [1.0]}, "q: expected a jax.Array, got list"),
     "tensor_of_torch": ("causal", lambda: {"k": torch.zeros(2)}, "k: expected a jax.Array, got Tensor"),
-    "rank": ("causal", lambda: {"q": jnp.zeros((4, 8, 32), jnp.float16)}, r"q: expected 4 dimensions \[B, H, S, D\]"),
+    "rank": ("causal", lambda: dict.fromkeys("qkv", jnp.zeros((4, 8, 32))), r"q: expected 4 dimensions \[B, H, S, D\]"),
     "dtype": (
         "causal",
         lambda: dict.fromkeys("qkv", jnp.zeros((2, 2, 6, 32), jnp.int32)),
