@@ -55,12 +55,12 @@ def default_tiles(op: str, arch: str, itemsize: int, head_dim: int, length: int 
         return dict.fromkeys(PASSES, Tile(64, 64, 4, 1))
     table = _arch(op, arch)
     passes = table["float32"] if itemsize == 4 else table["half"]
-    tiles = {name: Tile(*min(row for row in rows if row[0] >= head_dim)[1:]) for name, rows in passes.items()}
+    served = {name: min(row for row in rows if row[0] >= head_dim) for name, rows in passes.items()}
     for name, rows in table["short"].get(length, {}).items() if itemsize == 2 else ():
-        served = [row for row in rows if row[0] >= head_dim]
-        if served:
-            tiles[name] = Tile(*min(served)[1:])
-    return tiles
+        # In place of the row of its own head_dim alone: what is short for one is not so for another.
+        own = [row for row in rows if row[0] == served[name][0]]
+        served[name] = own[0] if own else served[name]
+    return {name: Tile(*row[1:]) for name, row in served.items()}
 
 
 @cache
