@@ -57,9 +57,7 @@ def _sizes(term: GradientTerm, mode: Mode) -> str:
     return {GradientKind.ROW: "q_len", GradientKind.COLUMN: "kv_len", GradientKind.PAIR: "q_len, kv_len"}[term.kind]
 
 
-def gradients(
-    variant: Variant, terms: Sequence[GradientTerm], mode: Mode, framework: Framework
-) -> dict[str, str]:
+def gradients(variant: Variant, terms: Sequence[GradientTerm], mode: Mode, framework: Framework) -> dict[str, str]:
     """Source of each tensor's gradient, where a call wants it, from its buffers."""
     found = {}
     for spec in variant.tensors.values():
