@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from codegen import expr
 from codegen.emit import exact_index
-from codegen.expr import Expr, Load, Var, int_var
+from codegen.expr import Expr, Load, ScalarType, Type, Var, int_var
 from codegen.frameworks import Framework
 from codegen.model import GradientKind, GradientTerm
 from codegen.modes import Mode, has_tokens
@@ -109,17 +109,19 @@ def _places(variant: Variant, term: GradientTerm, mode: Mode, framework: Framewo
     def exact(tensor: str, axis: int, index: Expr) -> bool:
         return exact_index(variant.tensors, tensor, axis, index)
 
+    load = term.load
     if framework is Framework.JAX:
         printer = jnp_printer(exact, float_cast=lambda x: f"jnp.asarray({x}, FP32)")
+        load = Load(load.type, load.tensor, tuple(expr.substitute(i, _as_arrays(variant)) for i in load.indices))
     else:
         numbers = frozenset(variant.scalars)
         printer = torch_printer(exact, float_cast=lambda x: f"{x}.to(FP32)", numbers=numbers)
     if mode is not Mode.PACKED:
-        return ", ".join(printer.indices(term.load))
+        return ", ".join(printer.indices(load))
     sequence = _SEQUENCE[term.kind]
     dims = variant.tensors[term.tensor].dims
-    indices = [expr.substitute(i, {"b": int_var(sequence)}) for i in term.load.indices]
-    placed = Load(term.load.type, term.load.tensor, tuple(indices))
+    indices = [expr.substitute(i, {"b": int_var(sequence)}) for i in load.indices]
+    placed = Load(load.type, load.tensor, tuple(indices))
     texts = []
     for dim, index, text in zip(dims, indices, printer.indices(placed), strict=True):
         if dim == "q_idx":
@@ -130,10 +132,17 @@ def _places(variant: Variant, term: GradientTerm, mode: Mode, framework: Framewo
     return ", ".join(texts)
 
 
-def grids(terms: Sequence[GradientTerm], mode: Mode, framework: Framework) -> list[Grid]:
-    """The index names that the places of sums are computed from."""
+def _as_arrays(variant: Variant) -> dict[str, Expr]:
+    """The variant's scalars by the names of arrays: JAX's launches are given numbers or tensors."""
+    kinds = {ScalarType.INT: Type.INT, ScalarType.FLOAT: Type.FLOAT}
+    return {name: Var(kinds[scalar.type], f"{name}_val") for name, scalar in variant.scalars.items()}
+
+
+def grids(variant: Variant, terms: Sequence[GradientTerm], mode: Mode, framework: Framework) -> list[Grid]:
+    """The index names that the places of sums are computed from; in JAX also the scalars."""
     placed = [t for t in terms if _is_placed(t)]
     read = frozenset().union(*(expr.names(t.load) for t in placed))
+    scalars = [name for name in variant.scalars if name in read] if framework is Framework.JAX else []
     if mode is Mode.PACKED and any("b" in expr.names(t.load) or has_tokens(t.dims) for t in placed):
         read |= {_SEQUENCE[t.kind] for t in placed}
     rows, keys = framework.arange("q_len"), framework.arange("kv_len")
@@ -164,7 +173,8 @@ def grids(terms: Sequence[GradientTerm], mode: Mode, framework: Framework) -> li
             "kv_idx": f"{keys} if kv_positions is None else kv_positions[:, None]",
         }
     order = ["b", "h", "hkv", "q_seq", "kv_seq", "q_row", "cols", "q_idx", "kv_idx"]
-    return [Grid(name=name, source=sources[name]) for name in order if name in read]
+    found = [Grid(name=name, source=sources[name]) for name in order if name in read]
+    return [*found, *(Grid(name=f"{name}_val", source=f"scalar_array({name})") for name in scalars)]
 
 
 def placed(terms: Sequence[GradientTerm]) -> list[str]:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from codegen import expr, op_gradients
+from codegen import op_gradients
 from codegen.arguments import Argument, mask_arguments, own_arguments
-from codegen.emit import exact_index
 from codegen.frameworks import Framework
-from codegen.modes import KEY_IDS, PADDING, POSITIONAL, QUERY_IDS, InMode, Mode, packed_axes, packed_dims
+from codegen.modes import KEY_IDS, PADDING, QUERY_IDS, InMode, Mode, packed_dims
 from codegen.op_gradients import Buffer, Grid
 from codegen.plan import VariantPlan
-from codegen.printers import ROWS, ArrayPrinter, FormulaPrinter, jnp_printer, torch_printer
+from codegen.references import computes_with, formula_of, reference_text
 from codegen.signature import CU_SEQLENS, PACKED_TABLES, positions_read, reads_pairs, reads_query_position, uses_tanh
-from codegen.spec import Variant
 from codegen.table_launches import ListsOp, launch_arguments, lists_op, parameter_name
-from codegen.text import docstring
 
 TOKEN_IDS = (QUERY_IDS.name, KEY_IDS.name)
 """Tensors of a segmented variant that are every op's."""
@@ -304,7 +301,15 @@ class OpPlan(InMode):
         """The functions that make gradients of gathered sums."""
         used = " ".join(self.gradients.values())
         used += " ".join(grid.source for grid in self.grids)
-        names = ("packed_row", "place_pairs", "place_sums", "reduce_gradient", "sequence_of_rows", "sums_by_sequence")
+        names = (
+            "packed_row",
+            "place_pairs",
+            "place_sums",
+            "reduce_gradient",
+            "scalar_array",
+            "sequence_of_rows",
+            "sums_by_sequence",
+        )
         return [name for name in names if name in used]
 
     @property
@@ -351,10 +356,7 @@ def _only(parameters: Sequence[str], used: Collection[str]) -> str:
 def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
     """Everything the templates of a framework's op need besides the kernels."""
     variant = planned.variant
-    printer = _reference_printer(variant, planned.mode, framework)
-    score = _reference_score(variant, printer)
-    mask = _reference_mask(variant, replace(printer, kept=frozenset()))
-    reads = frozenset(re.findall(r"\w+", f"{score} {mask}")) & {"b", "h", "hkv", *ROWS, *ROWS.values()}
+    reference = reference_text(variant, planned.mode, framework)
     arguments = own_arguments(variant, planned.terms)
     of_mask = mask_arguments(variant, arguments)
     return OpPlan(
@@ -365,7 +367,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
         mode=planned.mode,
         buffers=op_gradients.buffers(planned.terms, planned.mode),
         gradients=op_gradients.gradients(variant, planned.terms, planned.mode, framework),
-        grids=op_gradients.grids(planned.terms, planned.mode, framework),
+        grids=op_gradients.grids(variant, planned.terms, planned.mode, framework),
         placed=op_gradients.placed(planned.terms),
         launches=Launches(
             fwd=launch_arguments(planned.fwd), dq=launch_arguments(planned.dq), dkdv=launch_arguments(planned.dkdv)
@@ -378,86 +380,11 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
         decay=variant.decay,
         dropout=variant.dropout,
         positions=positions_read(variant) if planned.mode is Mode.SEGMENTED else (),
-        formula=_formula(variant),
-        reference_score=score,
-        reference_mask=mask,
-        reference_reads=reads | ({"b", "h", *ROWS.values()} if variant.decay else set()),
+        formula=formula_of(variant),
+        reference_score=reference.score,
+        reference_mask=reference.mask,
+        reference_reads=reference.reads,
         lists=lists_op(variant, planned.lists, of_mask, framework),
-        splits_batch=not _computes_with(variant, "b"),
-        splits_heads=not _computes_with(variant, "h") and not _computes_with(variant, "hkv"),
+        splits_batch=not computes_with(variant, "b"),
+        splits_heads=not computes_with(variant, "h") and not computes_with(variant, "hkv"),
     )
-
-
-def _reference_printer(variant: Variant, mode: Mode, framework: Framework) -> ArrayPrinter:
-    def exact(tensor: str, axis: int, index: expr.Expr) -> bool:
-        return _reference_exact(variant, tensor, axis, index)
-
-    def by_row(tensor: str, axis: int) -> bool:
-        return variant.tensors[tensor].dims[axis] in POSITIONAL
-
-    def of_tokens(tensor: str, axis: int, index: str) -> str:
-        cu_seqlens = {"q_idx": "cu_seqlens_q, q_seq, row_offset", "kv_idx": "cu_seqlens_k, q_seq"}
-        found = cu_seqlens.get(str(variant.tensors[tensor].dims[axis]))
-        return f"packed_row({index}, {found})" if found else ""
-
-    if framework is Framework.JAX:
-        trained = frozenset(name for name, spec in variant.tensors.items() if spec.grad)
-        if mode is Mode.PACKED:
-            return jnp_printer(exact, placed=of_tokens, kept=trained)
-        return jnp_printer(exact, row_dims=by_row, kept=trained)
-    return torch_printer(exact, numbers=frozenset(variant.scalars), row_dims=by_row)
-
-
-def _reference_exact(variant: Variant, tensor: str, axis: int, index: expr.Expr) -> bool:
-    """Whether an index of the reference cannot leave its axis: what was packed has one batch row, whatever `b` is."""
-    dims = variant.tensors[tensor].dims
-    return exact_index(variant.tensors, tensor, axis, index) and axis in packed_axes(dims)
-
-
-def _computes_with(variant: Variant, name: str) -> bool:
-    """Whether the number of a batch row or head does more than to pick its own element of a tensor."""
-    roots = [e for e in (variant.mask, variant.score) if e is not None]
-
-    def hidden(e: expr.Expr) -> expr.Expr | None:
-        if not isinstance(e, expr.Load):
-            return None
-        kept = tuple(
-            expr.rebuild(i, hidden)
-            for axis, i in enumerate(e.indices)
-            if not exact_index(variant.tensors, e.tensor, axis, i)
-        )
-        return replace(e, indices=kept)
-
-    return any(name in expr.names(expr.rebuild(e, hidden)) for e in roots)
-
-
-def _reference_mask(variant: Variant, printer: ArrayPrinter) -> str:
-    if variant.mask is None:
-        return ""
-    text = printer.text(variant.mask)
-    if not printer.is_number(variant.mask):
-        return text
-    return f"torch.tensor({text}, device=q.device)" if printer.module == "torch" else f"jnp.asarray({text})"
-
-
-def _reference_score(variant: Variant, printer: ArrayPrinter) -> str:
-    if variant.score is None:
-        return ""
-    text = printer.text(variant.score)
-    # One that does not read the product has not its shape, and no path for zero gradients of q and k.
-    return text if expr.SCORE in expr.names(variant.score) else f"0.0 * score + ({text})"
-
-
-def _formula(variant: Variant) -> str:
-    """The mathematics of the variant, as lines of a docstring."""
-    formula = FormulaPrinter()
-    lines = ["score = scale * q @ k^T"]
-    if variant.score is not None:
-        lines.append(f"score = {formula.text(variant.score)}")
-    if variant.decay:
-        lines.append("score = score + G[q_idx] - G[kv_idx], G the cumulative sum of g along the sequence")
-    if variant.mask is not None:
-        lines.append(f"keep = {formula.text(variant.mask)}")
-    total = "(sum(exp(score)) + exp(sink))" if variant.sink else "sum(exp(score))"
-    lines.append(f"o = dropout(exp(score) / {total}) @ v" if variant.dropout else f"o = exp(score) @ v / {total}")
-    return "\n".join(docstring(line, indent=8, hanging=12) for line in lines)

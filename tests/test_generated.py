@@ -82,7 +82,7 @@ try:
 except ModuleNotFoundError as error:
     print(error)
 """
-    assert python(code) == "the JAX ops need JAX: pip install 'jax>=0.10', on a GPU 'jax[cuda13]>=0.10'\n"
+    assert python(code) == "the JAX ops need JAX: pip install 'jax>=0.10.1', on a GPU 'jax[cuda13]'\n"
 
 
 def test_a_jax_that_is_too_old_is_named() -> None:
@@ -94,7 +94,7 @@ try:
 except ImportError as error:
     print(error)
 """
-    assert python(code) == "the JAX ops need jax 0.10 or newer: 0.9.1 is installed\n"
+    assert python(code) == "the JAX ops need jax 0.10.1 or newer: 0.9.1 is installed\n"
 
 
 def test_the_manifest_and_the_package_name_the_same_variants() -> None:

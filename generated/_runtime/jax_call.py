@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from .checks import PACKED
 from .configs import INTERPRETER, PASSES, Tiles, config_text
 from .jax_kernels import INTERPRET, compiling_for, device_arch
-from .jax_primitive import Call, Kernels, attend, keywords
+from .jax_passes import Call, Kernels, keywords
+from .jax_primitive import attend
 from .jax_schedule import call_sizes, check_sequences, packed_sizes
 from .jax_sequences import Tokens, check_alone, check_packed, check_tokens, packed_offset
 from .jax_support import as_arrays, check_inputs, positive_scale, query_offset

@@ -10,6 +10,11 @@ import jax.numpy as jnp
 from .jax_tensor import Tensor
 
 
+def scalar_array(x: float | Tensor) -> jax.Array:
+    """A scalar of the call as an array."""
+    return x.value() if isinstance(x, Tensor) else jnp.asarray(x)
+
+
 def reduce_gradient(total: jax.Array, axes: str, num_kv_heads: int, length: int = 0) -> jax.Array:
     """Sum `[B, Hq]` or `[B, Hq, Skv]` down to a tensor's axes, in its order: `b`, `h`, `k` (key heads), `s` (keys).
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/jax_op.py.jinja
-# hash: c8ea7cef5700fe0b
+# hash: 71817d693f6bdce0
 """`alibi` for JAX. Attention with linear biases; the slopes may be trained (Press et al., 2022, arXiv:2108.12409)."""
 
 from jax import Array
@@ -228,14 +228,9 @@ def alibi(
         padding_id,
         config,
     )
-    if arguments.packed:
-        arguments.tensors = {
-            "slope": check_tensor(NAME, "slope", slope, (arguments.q.shape[1],), ("float32",)),
-        }
-    else:
-        arguments.tensors = {
-            "slope": check_tensor(NAME, "slope", slope, (arguments.q.shape[1],), ("float32",)),
-        }
+    arguments.tensors = {
+        "slope": check_tensor(NAME, "slope", slope, (arguments.q.shape[1],), ("float32",)),
+    }
 
     o, lse = attention(DENSE, PACKED, SEGMENTED, arguments, schedule)
     return (o, lse) if return_lse else o

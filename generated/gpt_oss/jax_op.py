@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/jax_op.py.jinja
-# hash: f162f2878dabd3ee
+# hash: c67b6d128622be67
 """`gpt_oss` for JAX. The sliding-window layers of gpt-oss, a learned sink per head in the denominator
 (arXiv:2508.10925)."""
 
@@ -223,14 +223,9 @@ def gpt_oss(
         padding_id,
         config,
     )
-    if arguments.packed:
-        arguments.tensors = {
-            "sink": check_tensor(NAME, "sink", sink, (arguments.q.shape[1],), FLOAT_DTYPES),
-        }
-    else:
-        arguments.tensors = {
-            "sink": check_tensor(NAME, "sink", sink, (arguments.q.shape[1],), FLOAT_DTYPES),
-        }
+    arguments.tensors = {
+        "sink": check_tensor(NAME, "sink", sink, (arguments.q.shape[1],), FLOAT_DTYPES),
+    }
 
     o, lse = attention(DENSE, PACKED, SEGMENTED, arguments, schedule)
     return (o, lse) if return_lse else o

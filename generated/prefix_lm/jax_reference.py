@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: ops/jax_reference.py.jinja
-# hash: a2a15c2260b54883
+# hash: 32663afc425da843
 """`prefix_lm` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -47,6 +47,7 @@ def reference(
     kv_positions = q_positions if kv_positions is None else kv_positions
     kv_idx = kv_row if kv_positions is None else kv_positions[:, None, None, :]
 
+    length = jnp.asarray(length)
     keys = jnp.repeat(k.astype(dtype), group_size, 1)
     values = jnp.repeat(v.astype(dtype), group_size, 1)
     score = jnp.einsum("bhqd,bhkd->bhqk", q.astype(dtype), keys, precision="highest") * scale
@@ -94,6 +95,7 @@ def packed_reference(
     )
     kv_idx = jnp.arange(k.shape[0]) - cu_seqlens_k[kv_seq]
 
+    length = jnp.asarray(length)
     keys = jnp.repeat(k.astype(dtype), group_size, 1)
     values = jnp.repeat(v.astype(dtype), group_size, 1)
     score = jnp.einsum("qhd,khd->hqk", q.astype(dtype), keys, precision="highest") * scale

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/jax_op.py.jinja
-# hash: 7ac4b12907d41a6a
+# hash: 82fe0bde5824ab93
 """`relative_bias` for JAX. A learned bias per head and distance; those beyond the table have its last (Raffel et
 al., 2020, arXiv:1910.10683)."""
 
@@ -234,14 +234,9 @@ def relative_bias(
         padding_id,
         config,
     )
-    if arguments.packed:
-        arguments.tensors = {
-            "bias": check_tensor(NAME, "bias", bias, (arguments.q.shape[1], at_least(1)), ("float32",), tile_axes=(1,)),
-        }
-    else:
-        arguments.tensors = {
-            "bias": check_tensor(NAME, "bias", bias, (arguments.q.shape[1], at_least(1)), ("float32",), tile_axes=(1,)),
-        }
+    arguments.tensors = {
+        "bias": check_tensor(NAME, "bias", bias, (arguments.q.shape[1], at_least(1)), ("float32",), tile_axes=(1,)),
+    }
 
     o, lse = attention(DENSE, PACKED, SEGMENTED, arguments, schedule)
     return (o, lse) if return_lse else o

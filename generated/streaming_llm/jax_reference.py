@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/jax_reference.py.jinja
-# hash: 46b15f40eb88f14d
+# hash: ac6676837efcf25f
 """`streaming_llm` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -49,6 +49,8 @@ def reference(
     kv_positions = q_positions if kv_positions is None else kv_positions
     kv_idx = kv_row if kv_positions is None else kv_positions[:, None, None, :]
 
+    size = jnp.asarray(size)
+    sinks = jnp.asarray(sinks)
     keys = jnp.repeat(k.astype(dtype), group_size, 1)
     values = jnp.repeat(v.astype(dtype), group_size, 1)
     score = jnp.einsum("bhqd,bhkd->bhqk", q.astype(dtype), keys, precision="highest") * scale
@@ -97,6 +99,8 @@ def packed_reference(
     )
     kv_idx = jnp.arange(k.shape[0]) - cu_seqlens_k[kv_seq]
 
+    size = jnp.asarray(size)
+    sinks = jnp.asarray(sinks)
     keys = jnp.repeat(k.astype(dtype), group_size, 1)
     values = jnp.repeat(v.astype(dtype), group_size, 1)
     score = jnp.einsum("qhd,khd->hqk", q.astype(dtype), keys, precision="highest") * scale

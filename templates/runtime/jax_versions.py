@@ -3,11 +3,12 @@
 import importlib.util
 
 if importlib.util.find_spec("jax") is None:
-    raise ModuleNotFoundError("the JAX ops need JAX: pip install 'jax>=0.10', on a GPU 'jax[cuda13]>=0.10'")
+    raise ModuleNotFoundError("the JAX ops need JAX: pip install 'jax>=0.10.1', on a GPU 'jax[cuda13]'")
 
 import jax
 
-LEAST = (0, 10)
+# Since then jaxlib brings the handler that launches the kernels.
+LEAST = (0, 10, 1)
 
-if jax.__version_info__[:2] < LEAST:
+if jax.__version_info__[:3] < LEAST:
     raise ImportError(f"the JAX ops need jax {'.'.join(map(str, LEAST))} or newer: {jax.__version__} is installed")

@@ -15,9 +15,9 @@ from torch import Tensor
 from bench.golden import Inputs
 
 
-def load_op(variant: str) -> Callable[..., Any]:
+def load_op(variant: str, package: str = "generated") -> Callable[..., Any]:
     """`generated.jax.<variant>`."""
-    op: Callable[..., Any] = getattr(importlib.import_module("generated.jax"), variant)
+    op: Callable[..., Any] = getattr(importlib.import_module(f"{package}.jax"), variant)
     return op
 
 
@@ -43,9 +43,9 @@ def tensor(x: jax.Array) -> Tensor:
     return torch.from_numpy(np.array(x))
 
 
-def evaluate(variant: str, inputs: Inputs, **options: Any) -> dict[str, Tensor]:
+def evaluate(variant: str, inputs: Inputs, *, package: str = "generated", **options: Any) -> dict[str, Tensor]:
     """o, lse and the gradient of every leaf, as `golden.evaluate` gives them, under jit."""
-    op = load_op(variant)
+    op = load_op(variant, package)
     given = {name: array(x) for name, x in options.items() if name != "schedule"}
     if "cu_seqlens_q" not in given:
         given.setdefault("layout", "bhsd")

@@ -19,7 +19,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from .cases import DEVICE, tiles
+from bench import golden
+from bench.golden import Inputs
+
+from . import in_jax
+from .cases import DEVICE, INTERPRET, tiles
 
 pytest.importorskip("jinja2", reason="rendering needs jinja2")
 pytest.importorskip("yaml", reason="rendering needs pyyaml")
@@ -286,6 +290,37 @@ def check(package: str, name: str, block_m: int, block_n: int, q_offset: int | l
 @pytest.mark.parametrize("name", NAMES)
 def test_own_variant(package: str, name: str, q_offset: int) -> None:
     check(package, name, 32, 16, q_offset)
+
+
+# What its ops say otherwise than torch's: gradients from sums and where these go, with what scalars do there.
+JAX_NAMES = [
+    name
+    for name in NAMES
+    if not INTERPRET
+    or name in {"grid", "numbers", "by_scalar", "shared_heads", "rows", "keys", "pairs", "buckets", "padded"}
+]
+
+
+@pytest.mark.parametrize("q_offset", [20, -15])
+@pytest.mark.parametrize("name", JAX_NAMES)
+def test_own_variant_in_jax(package: str, name: str, q_offset: int) -> None:
+    torch.manual_seed(0)
+    own = _arguments(_variants()[name])
+    shapes = ((HEADS, Q_LEN), (KV_HEADS, KV_LEN), (KV_HEADS, KV_LEN))
+    q, k, v = (torch.randn(BATCH, *shape, DIM, device=DEVICE, requires_grad=True) for shape in shapes)
+    inputs = Inputs(
+        q=q,
+        k=k,
+        v=v,
+        do=torch.randn_like(q),
+        dlse=torch.randn(BATCH, HEADS, Q_LEN, device=DEVICE),
+        tensors={n: x for n, x in own.items() if isinstance(x, Tensor)},
+        scalars={n: x for n, x in own.items() if not isinstance(x, Tensor)},
+    )
+    options = {"q_offset": q_offset, "config": tiles(32, 16)}
+    want = golden.evaluate(getattr(importlib.import_module(f"{package}.torch"), name), inputs, **options)
+    got = in_jax.evaluate(name, inputs, package=package, **options)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("block_m", "block_n"), [(16, 64), (32, 32), (64, 16)])
