@@ -13,9 +13,10 @@ from .jax_kernels import INTERPRET, compiling_for, device_arch
 from .jax_passes import Call, Kernels, keywords
 from .jax_primitive import attend
 from .jax_schedule import call_sizes, check_sequences, packed_sizes
-from .jax_sequences import Tokens, check_alone, check_packed, check_tokens, packed_offset
+from .jax_sequences import Tokens, check_packed, check_tokens, packed_offset
 from .jax_support import as_arrays, check_inputs, positive_scale, query_offset
 from .schedules import Schedule, schedule_tables
+from .sequences import check_alone
 
 __all__ = ["Arguments", "Kernels", "attention", "schedule_of"]
 

@@ -1,6 +1,5 @@
 """Packed sequences, and batches with segment ids, positions and lengths, of JAX arrays: the checks."""
 
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -9,8 +8,7 @@ import numpy as np
 
 from .checks import PACKED, check_int, check_padding_id, fail
 from .jax_support import check_offset_word, check_qkv, int32_array, is_array, offset_array, values_are_checked
-
-TOKEN_ARGUMENTS = ("q_segment_ids", "kv_segment_ids", "q_positions", "kv_positions", "kv_lengths")
+from .sequences import check_begins
 
 
 class Tokens(NamedTuple):
@@ -60,25 +58,8 @@ def _begins(op: str, name: str, cu_seqlens: Any, packed: str, x: jax.Array) -> j
     if cu_seqlens.dtype != np.int32 or cu_seqlens.ndim != 1 or cu_seqlens.shape[0] == 0:
         fail(op, name, "an int32 array [n + 1]", f"{cu_seqlens.dtype.name} {list(cu_seqlens.shape)}")
     if values_are_checked(cu_seqlens):
-        _check_begins(op, name, cu_seqlens.tolist(), packed, x.shape[0])
+        check_begins(op, name, cu_seqlens.tolist(), packed, x.shape[0])
     return jnp.asarray(cu_seqlens)
-
-
-def _check_begins(op: str, name: str, begins: list[int], packed: str, total: int) -> None:
-    if begins[0] != 0:
-        fail(op, name, "a first value of 0", begins[0])
-    for i, (begin, end) in enumerate(pairwise(begins)):
-        if end < begin:
-            fail(op, name, "values that never decrease", f"{begin} at index {i} and {end} at index {i + 1}")
-    if begins[-1] != total:
-        fail(op, name, f"a last value of {total}, the rows of {packed}", begins[-1])
-
-
-def check_alone(op: str, *tokens: object) -> None:
-    """Refuse what a packed call does not combine with: the arguments of TOKEN_ARGUMENTS, in that order."""
-    for name, value in zip(TOKEN_ARGUMENTS, tokens, strict=True):
-        if value is not None:
-            fail(op, name, "None in a packed call, beside cu_seqlens_q", type(value).__name__)
 
 
 def packed_offset(

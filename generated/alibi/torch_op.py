@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/torch_op.py.jinja
-# hash: f691e6fa6843f96f
+# hash: ca9fc03475769f28
 """`alibi` for PyTorch. Attention with linear biases; the slopes may be trained (Press et al., 2022,
 arXiv:2108.12409)."""
 
@@ -9,8 +9,9 @@ from torch import Tensor
 
 from .._runtime.configs import PASSES, config_text
 from .._runtime.schedules import Schedule, schedule_tables, scheduled
+from .._runtime.sequences import check_alone
 from .._runtime.torch_schedule import call_sizes, check_sequences, packed_sizes
-from .._runtime.torch_sequences import Tokens, check_alone, check_packed, check_tokens, packed_offset
+from .._runtime.torch_sequences import Tokens, check_packed, check_tokens, packed_offset
 from .._runtime.torch_support import (
     autocast_inputs,
     check_inputs,

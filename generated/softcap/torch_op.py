@@ -1,15 +1,16 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: ops/torch_op.py.jinja
-# hash: acd989b5d758cfe4
+# hash: 91d43169cfb04023
 """`softcap` for PyTorch. Causal with logits capped at 20 (Bello et al., 2016, arXiv:1611.09940, section 5.1)."""
 
 from torch import Tensor
 
 from .._runtime.configs import PASSES, config_text
 from .._runtime.schedules import Schedule, schedule_tables, scheduled
+from .._runtime.sequences import check_alone
 from .._runtime.torch_schedule import call_sizes, check_sequences, packed_sizes
-from .._runtime.torch_sequences import Tokens, check_alone, check_packed, check_tokens, packed_offset
+from .._runtime.torch_sequences import Tokens, check_packed, check_tokens, packed_offset
 from .._runtime.torch_support import (
     autocast_inputs,
     check_inputs,

@@ -3,19 +3,17 @@
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .checks import PACKED, check_int, check_padding_id, fail
+from .sequences import check_begins
 from .torch_support import check_offset_word, check_qkv, launches_directly, offset_tensor
 
 # On a GPU the values of cu_seqlens are then checked too, each time with a wait for the device.
 DEBUG = os.environ.get("ATTENTION_DEBUG", "0") == "1"
-
-TOKEN_ARGUMENTS = ("q_segment_ids", "kv_segment_ids", "q_positions", "kv_positions", "kv_lengths")
 
 
 class Tokens(NamedTuple):
@@ -67,30 +65,13 @@ def _begins(op: str, name: str, cu_seqlens: Any, packed: str, x: Tensor) -> Tens
     if not fits or cu_seqlens.device != x.device:
         fail(op, name, expected, f"{cu_seqlens.dtype} {list(cu_seqlens.shape)} on {cu_seqlens.device}")
     if launches_directly(cu_seqlens) and values_are_checked(cu_seqlens):
-        _check_begins(op, name, cu_seqlens.tolist(), packed, x.shape[0])
+        check_begins(op, name, cu_seqlens.tolist(), packed, x.shape[0])
     return cu_seqlens.contiguous()
 
 
 def values_are_checked(x: Tensor) -> bool:
     """Whether a call reads what a tensor holds, to check it: on a GPU it would wait for the device."""
     return x.device.type == "cpu" or (DEBUG and not x.is_meta)
-
-
-def _check_begins(op: str, name: str, begins: list[int], packed: str, total: int) -> None:
-    if begins[0] != 0:
-        fail(op, name, "a first value of 0", begins[0])
-    for i, (begin, end) in enumerate(pairwise(begins)):
-        if end < begin:
-            fail(op, name, "values that never decrease", f"{begin} at index {i} and {end} at index {i + 1}")
-    if begins[-1] != total:
-        fail(op, name, f"a last value of {total}, the rows of {packed}", begins[-1])
-
-
-def check_alone(op: str, *tokens: object) -> None:
-    """Refuse what a packed call does not combine with: the arguments of TOKEN_ARGUMENTS, in that order."""
-    for name, value in zip(TOKEN_ARGUMENTS, tokens, strict=True):
-        if value is not None:
-            fail(op, name, "None in a packed call, beside cu_seqlens_q", type(value).__name__)
 
 
 def packed_offset(
