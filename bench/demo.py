@@ -14,14 +14,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from bench.golden import load_op
-from bench.train import Attend, Run, Size, train
+from bench.train import Attend, Report, Run, Size, train
 
 CPU_SIZE = Size(layers=2, heads=4, kv_heads=2, head_dim=32, seq=64, batch=16, steps=600, learning_rate=4e-3)
 GPU_SIZE = Size(layers=6, heads=8, kv_heads=2, head_dim=64, seq=1024, batch=16, steps=300, learning_rate=1e-3)
@@ -68,19 +68,19 @@ def _compare_with_golden(device: str) -> bool:
     return subprocess.run([sys.executable, "-m", "bench.golden"], env=environment, check=False).returncode == 0
 
 
-def _train(name: str, size: Size, attend: Attend, device: str) -> Run:
-    """One run, with a line of progress that ends up as its summary."""
+def train_shown(name: str, size: Size, train: Callable[[Report, int], Run]) -> Run:
+    """One run, `train(report, every)`, with a line of progress that ends up as its summary."""
     start = time.perf_counter()
 
     def report(step: int, loss: float) -> None:
         print(f"\r  {name:24} step {step:4}/{size.steps}  loss {loss:.3f}", end="", flush=True)
 
-    run = train(size, attend, device, report, size.steps // REPORTS)
+    run = train(report, size.steps // REPORTS)
     print(f"  ({time.perf_counter() - start:.1f} s)", flush=True)
     return run
 
 
-def _means(losses: Sequence[float]) -> list[float]:
+def means(losses: Sequence[float]) -> list[float]:
     """The mean of each report's share of the run."""
     every = len(losses) // REPORTS
     return [sum(losses[i : i + every]) / every for i in range(0, every * REPORTS, every)]
@@ -91,11 +91,12 @@ def _sparkline(values: Sequence[float]) -> str:
     return "".join("▁▂▃▄▅▆▇█"[round(7 * (value - low) / ((high - low) or 1))] for value in values)
 
 
-def _print_curves(ours: Sequence[float], theirs: Sequence[float], every: int) -> None:
-    print("\n    step   generated   PyTorch   difference   (mean training loss, nats per byte)")
+def print_curves(ours: Sequence[float], theirs: Sequence[float], every: int, peer: str) -> None:
+    """Both loss curves as a table and as lines; `peer` names the other."""
+    print(f"\n    step   generated   {peer:>7}   difference   (mean training loss, nats per byte)")
     for i, (a, b) in enumerate(zip(ours, theirs, strict=True), start=1):
         print(f"    {i * every:4}   {a:9.4f}   {b:7.4f}   {abs(a - b):10.1e}")
-    print(f"\n  generated  {_sparkline(ours)}\n  PyTorch    {_sparkline(theirs)}")
+    print(f"\n  generated  {_sparkline(ours)}\n  {peer:9}  {_sparkline(theirs)}")
 
 
 def _train_twice(device: str) -> bool:
@@ -110,15 +111,20 @@ def _train_twice(device: str) -> bool:
     )
     if device == "cpu":
         print("  On CPU tensors the generated op computes its plain reference; on a GPU this step runs the kernels.")
-    ours = _train("generated.torch.causal", size, load_op("causal"), device)
-    theirs = _train("PyTorch SDPA", size, _sdpa, device)
-    our_means, their_means = _means(ours.losses), _means(theirs.losses)
-    _print_curves(our_means, their_means, size.steps // REPORTS)
+
+    def trained(name: str, attend: Attend) -> Run:
+        return train_shown(name, size, lambda report, every: train(size, attend, device, report, every))
+
+    ours = trained("generated.torch.causal", load_op("causal"))
+    theirs = trained("PyTorch SDPA", _sdpa)
+    our_means, their_means = means(ours.losses), means(theirs.losses)
+    print_curves(our_means, their_means, size.steps // REPORTS, "PyTorch")
     print(f"  on text held out of training: generated {ours.held_out:.4f}, PyTorch {theirs.held_out:.4f}")
-    return _judge(our_means, their_means, CURVE_BOUND[device])
+    return judge(our_means, their_means, CURVE_BOUND[device])
 
 
-def _judge(ours: Sequence[float], theirs: Sequence[float], bound: float) -> bool:
+def judge(ours: Sequence[float], theirs: Sequence[float], bound: float) -> bool:
+    """Whether the curves stay together and fall, said in two lines."""
     gap = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
     # Each comparison is one that a NaN fails; the largest of several numbers may pass one over.
     together = all(abs(a - b) <= bound for a, b in zip(ours, theirs, strict=True))

@@ -16,21 +16,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import torch
 from flax import nnx
-from jax import Array
-from torch import Tensor
 
-from bench import demo, golden
-from bench.golden import BOUND, OUTPUTS, Inputs, Shape
-from bench.train import Run, Size
+from bench import demo, golden, golden_jax
+from bench.golden import Shape
+from bench.train import Run
 from bench.train_jax import Attend, train
 from generated import jax as ops
 from generated.jax_nn import attention_fn
@@ -50,53 +44,19 @@ GPU_SHAPES = (
 # ------------------------------------------------------------------------------------------------------ against float64
 
 
-def _as_jax(tensor: Tensor) -> Array:
-    values = tensor.detach()
-    # numpy has no bfloat16 of its own; by way of float32 it stays as it is.
-    plain = values.float() if values.is_floating_point() else values
-    return jnp.asarray(plain.numpy(), str(values.dtype).removeprefix("torch.").replace("int64", "int32"))
-
-
-def evaluate(variant: str, inputs: Inputs) -> dict[str, Tensor]:
-    """o, lse and the gradient of every leaf from `generated.jax`, named and laid out as `bench.golden` has them."""
-    leaves = {name: _as_jax(x) for name, x in inputs.leaves().items()}
-    fixed = {name: _as_jax(x) for name, x in inputs.tensors.items() if name not in leaves} | inputs.scalars
-
-    def call(given: dict[str, Array]) -> Any:
-        return getattr(ops, variant)(**given, **fixed, layout="bhsd", return_lse=True)
-
-    @jax.jit
-    def outputs_and_gradients(given: dict[str, Array], do: Array, dlse: Array) -> Any:
-        outputs, pullback = jax.vjp(call, given)
-        return outputs, pullback((do, dlse))[0]
-
-    (o, lse), gradients = outputs_and_gradients(leaves, _as_jax(inputs.do), _as_jax(inputs.dlse))
-    results = {"o": o, "lse": lse} | {f"d{name}": gradients[name] for name in leaves}
-    return {name: torch.from_numpy(np.array(x, np.float32)) for name, x in results.items()}
-
-
 def errors(variant: str, shape: Shape, dtype: torch.dtype) -> dict[str, float]:
     """The errors of one JAX op against its reference in float64."""
     inputs = golden.draw_inputs(golden.load_manifest()[variant], shape, dtype=dtype, device="cpu")
     want = golden.evaluate(golden.load_reference(variant), inputs.double())
-    return golden.relative_errors(evaluate(variant, inputs), want)
+    got = golden_jax.evaluate(variant, inputs)
+    return golden.relative_errors({name: x.cpu() for name, x in got.items()}, want)
 
 
 def print_table() -> bool:
     """The errors of every variant; whether all of them are within the bound."""
-    right = True
-    for shape, dtype in GPU_SHAPES if jax.default_backend() == "gpu" else CPU_SHAPES:
-        dtype_name = str(dtype).removeprefix("torch.")
-        print(f"\n  {dtype_name}, {shape}; largest error / largest element, bound {BOUND[dtype]:.0e}")
-        print(f"  {'variant':14} {' '.join(f'{name:>8}' for name in OUTPUTS)}  {'own gradients':16}", flush=True)
-        for variant in golden.load_manifest():
-            start = time.perf_counter()
-            found = errors(variant, shape, dtype)
-            ok = max(found.values()) <= BOUND[dtype]
-            right = right and ok
-            seconds = time.perf_counter() - start
-            print(f"  {variant:14} {golden._row(found)} {'OK' if ok else 'WRONG'} ({seconds:.1f} s)", flush=True)
-    return right
+    shapes = GPU_SHAPES if jax.default_backend() == "gpu" else CPU_SHAPES
+    variants = list(golden.load_manifest())
+    return not sum(golden.print_errors(*each, variants, errors) for each in shapes)
 
 
 def _compare_with_golden(device: str) -> bool:
@@ -117,25 +77,6 @@ def _compare_with_golden(device: str) -> bool:
 # ------------------------------------------------------------------------------------------------------------- training
 
 
-def _train(name: str, size: Size, attend: Attend) -> Run:
-    """One run, with a line of progress that ends up as its summary."""
-    start = time.perf_counter()
-
-    def report(step: int, loss: float) -> None:
-        print(f"\r  {name:24} step {step:4}/{size.steps}  loss {loss:.3f}", end="", flush=True)
-
-    run = train(size, attend, report, size.steps // demo.REPORTS)
-    print(f"  ({time.perf_counter() - start:.1f} s)", flush=True)
-    return run
-
-
-def _print_curves(ours: Sequence[float], theirs: Sequence[float], every: int) -> None:
-    print("\n    step   generated      Flax   difference   (mean training loss, nats per byte)")
-    for i, (a, b) in enumerate(zip(ours, theirs, strict=True), start=1):
-        print(f"    {i * every:4}   {a:9.4f}   {b:7.4f}   {abs(a - b):10.1e}")
-    print(f"\n  generated  {demo._sparkline(ours)}\n  Flax       {demo._sparkline(theirs)}")
-
-
 def _train_twice(device: str) -> bool:
     """Step 2: the same model, seed and batches with either attention."""
     size = demo.GPU_SIZE if device == "cuda" else CPU_SIZE
@@ -146,12 +87,16 @@ def _train_twice(device: str) -> bool:
     )
     if device == "cpu":
         print("  On the CPU the generated op computes its plain reference; on a GPU this step runs the kernels.")
-    ours = _train("generated.jax.causal", size, attention_fn(ops.causal))
-    theirs = _train("flax.nnx's own", size, nnx.dot_product_attention)
-    our_means, their_means = demo._means(ours.losses), demo._means(theirs.losses)
-    _print_curves(our_means, their_means, size.steps // demo.REPORTS)
+
+    def trained(name: str, attend: Attend) -> Run:
+        return demo.train_shown(name, size, lambda report, every: train(size, attend, report, every))
+
+    ours = trained("generated.jax.causal", attention_fn(ops.causal))
+    theirs = trained("flax.nnx's own", nnx.dot_product_attention)
+    our_means, their_means = demo.means(ours.losses), demo.means(theirs.losses)
+    demo.print_curves(our_means, their_means, size.steps // demo.REPORTS, "Flax")
     print(f"  on text held out of training: generated {ours.held_out:.4f}, Flax {theirs.held_out:.4f}")
-    return demo._judge(our_means, their_means, demo.CURVE_BOUND[device])
+    return demo.judge(our_means, their_means, demo.CURVE_BOUND[device])
 
 
 def main() -> int:

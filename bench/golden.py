@@ -248,26 +248,39 @@ def _row(errors: Mapping[str, float]) -> str:
     return f"{shared}  {own or '-':16}"
 
 
+ErrorsOf = Callable[[str, Shape, torch.dtype], Mapping[str, float]]
+"""The error of each result of a variant's op."""
+
+
+def print_errors(shape: Shape, dtype: torch.dtype, variants: Sequence[str], errors_of: ErrorsOf) -> int:
+    """A table of the errors of some variants; how many of them are wrong."""
+    columns = " ".join(f"{name:>8}" for name in OUTPUTS)
+    dtype_name = str(dtype).removeprefix("torch.")
+    print(f"\n  {dtype_name}, {shape}; largest error / largest element, bound {BOUND[dtype]:.0e}", flush=True)
+    print(f"  {'variant':14} {columns}  {'own gradients':16}", flush=True)
+    failed = 0
+    for variant in variants:
+        start = time.perf_counter()
+        errors = errors_of(variant, shape, dtype)
+        ok = max(errors.values()) <= BOUND[dtype]
+        failed += not ok
+        seconds = time.perf_counter() - start
+        print(f"  {variant:14} {_row(errors)} {'OK' if ok else 'WRONG'} ({seconds:.1f} s)", flush=True)
+    return failed
+
+
 def main() -> int:
     """Print the table; 1 when an error is above its bound."""
     parser = argparse.ArgumentParser(prog="python -m bench.golden", description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", metavar="VARIANT", help="these variants alone")
     only = parser.parse_args().only
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    columns = " ".join(f"{name:>8}" for name in OUTPUTS)
-    failed = 0
-    for shape, dtype in _settings(device):
-        dtype_name = str(dtype).removeprefix("torch.")
-        print(f"\n  {dtype_name}, {shape}; largest error / largest element, bound {BOUND[dtype]:.0e}", flush=True)
-        print(f"  {'variant':14} {columns}  {'own gradients':16}", flush=True)
-        for variant in load_manifest():
-            if only and variant not in only:
-                continue
-            start = time.perf_counter()
-            errors, ok = check(variant, shape, dtype, device)
-            failed += not ok
-            seconds = time.perf_counter() - start
-            print(f"  {variant:14} {_row(errors)} {'OK' if ok else 'WRONG'} ({seconds:.1f} s)", flush=True)
+    variants = [variant for variant in load_manifest() if not only or variant in only]
+
+    def errors_of(variant: str, shape: Shape, dtype: torch.dtype) -> dict[str, float]:
+        return check(variant, shape, dtype, device)[0]
+
+    failed = sum(print_errors(shape, dtype, variants, errors_of) for shape, dtype in _settings(device))
     return int(failed > 0)
 
 

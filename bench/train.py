@@ -10,6 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+Report = Callable[[int, float], None]
+"""Is told a step and its loss."""
+
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Causal attention of q `[B, Hq, S, D]` and k, v `[B, Hkv, S, D]`: returns `[B, Hq, S, D]`."""
 
@@ -116,7 +119,7 @@ class Run:
     held_out: float
 
 
-def train(size: Size, attend: Attend, device: str, report: Callable[[int, float], None], every: int) -> Run:
+def train(size: Size, attend: Attend, device: str, report: Report, every: int) -> Run:
     """Train from a fixed seed on a fixed order of batches; `report` gets the mean loss of every `every` steps."""
     torch.manual_seed(0)
     model = Transformer(size, attend).to(device)

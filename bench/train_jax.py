@@ -14,7 +14,7 @@ from flax import nnx
 from jax import Array
 from torch import Tensor
 
-from bench.train import BYTES, HELD_OUT_WINDOWS, Run, Size, load_text
+from bench.train import BYTES, HELD_OUT_WINDOWS, Report, Run, Size, load_text
 
 Attend = Callable[..., Array]
 """`attention_fn` of `flax.nnx.MultiHeadAttention`, called with `is_causal=True`."""
@@ -97,7 +97,7 @@ def _windows(text: Tensor, starts: Tensor, seq: int) -> Array:
     return jnp.asarray(text[starts[:, None] + torch.arange(seq + 1)].numpy().astype(np.int32))
 
 
-def train(size: Size, attend: Attend, report: Callable[[int, float], None], every: int) -> Run:
+def train(size: Size, attend: Attend, report: Report, every: int) -> Run:
     """Train from a fixed seed on a fixed order of batches; `report` gets the mean loss of every `every` steps.
 
     In bfloat16 on a GPU, with parameters in float32, as such models are trained.

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from codegen import expr
 from codegen.expr import Level, Var, level
+from codegen.frameworks import Framework
 from codegen.model import GradientTerm
-from codegen.modes import has_tokens, packed_axes
+from codegen.modes import PADDING, has_tokens, packed_axes
 from codegen.printers import FormulaPrinter
 from codegen.signature import tensor_reads
 from codegen.spec import ScalarSpec, Variant
@@ -45,6 +46,16 @@ class Argument:
     def required(self) -> str:
         """The annotation where the argument is there."""
         return self.annotation.split(" ")[0]
+
+    def parameter(self, framework: Framework) -> str:
+        """The parameter of a launch that it is passed as."""
+        by_pointer = not self.is_tensor and self.name != PADDING.name
+        return f"{self.name}: {framework.number(self.required) if by_pointer else self.required}"
+
+    @property
+    def flag(self) -> str:
+        """The parameter that says whether a call wants its gradient."""
+        return f"grad_{self.name.lower()}"
 
     @property
     def check(self) -> str:

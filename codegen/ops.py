@@ -84,12 +84,9 @@ class OpPlan(InMode):
         positions = [f"{name}: Tensor | None" for name in self.positions]
         offset = ["row_offset: int", "row_offsets: Tensor | None"] if self.has_offset else []
         dropout = ["dropout_p: float", f"seed: {self.framework.number('int')}"] if self.dropout else []
-        own = [f"{a.name}: {self._scalar_type(a)}" for a in self.scalars]
+        own = [a.parameter(self.framework) for a in self.scalars]
         tables = ["block_tables: list[Tensor]"] if self.tables else []
         return [*own, *dropout, *self._cu_seqlens, *positions, *offset, "scale: float", "config_words: str", *tables]
-
-    def _scalar_type(self, scalar: Argument) -> str:
-        return self.framework.number(scalar.required) if scalar.name in self.loadable else scalar.required
 
     @property
     def tables(self) -> list[str]:
@@ -224,7 +221,7 @@ class OpPlan(InMode):
     @property
     def flags(self) -> dict[str, int]:
         """Whether a call wants the gradient of each trained tensor: the parameter, and the input of the forward."""
-        return {f"grad_{a.name.lower()}": 3 + i for i, a in enumerate(self.tensors) if a.trained}
+        return {a.flag: 3 + i for i, a in enumerate(self.tensors) if a.trained}
 
     @property
     def backward_numbers(self) -> str:
@@ -240,7 +237,7 @@ class OpPlan(InMode):
     def _fake_gradient(a: Argument) -> str:
         if not a.trained:
             return f"torch.empty_like({a.name})"
-        return f"{a.name}.new_empty({a.name}.shape if grad_{a.name.lower()} else (0,))"
+        return f"{a.name}.new_empty({a.name}.shape if {a.flag} else (0,))"
 
     @property
     def saved_numbers(self) -> str:
@@ -264,7 +261,7 @@ class OpPlan(InMode):
 
     def _returned(self, a: Argument) -> str:
         if a.trained:
-            return f"d{a.name} if grad_{a.name.lower()} else None"
+            return f"d{a.name} if {a.flag} else None"
         return f"d{a.name}" if a.name in self.gradients else "None"
 
     @property
@@ -336,7 +333,7 @@ class OpPlan(InMode):
     @property
     def flag_of(self) -> dict[str, str]:
         """Trained tensor -> the parameter that says whether a call wants its gradient."""
-        return {a.name: f"grad_{a.name.lower()}" for a in self.tensors if a.trained}
+        return {a.name: a.flag for a in self.tensors if a.trained}
 
     @property
     def runtime_checks(self) -> list[str]:

@@ -137,7 +137,9 @@ def _sizes(axes: Mapping[str, Sequence[int]]) -> list[ArgGroup]:
 
 
 def _scalars(names: Iterable[str]) -> list[ArgGroup]:
-    return [ArgGroup(names=(name,), host=name, varies=True, loadable=True) for name in names]
+    """The variant's own; the id of padding is every segmented op's."""
+    own = (name for name in names if name != PADDING.name)
+    return [ArgGroup(names=(name,), host=name, varies=True, loadable=True) for name in own]
 
 
 class Signatures:
@@ -330,7 +332,7 @@ class Signatures:
     def own_scalars(self, roots: Sequence[Expr]) -> list[ArgGroup]:
         """The variant's scalars that some expressions read."""
         read = frozenset().union(*map(expr.names, roots))
-        return _scalars(name for name in self.variant.scalars if name in read and name != PADDING.name)
+        return _scalars(name for name in self.variant.scalars if name in read)
 
     def padding(self, roots: Sequence[Expr]) -> list[ArgGroup]:
         """The segment id of padding, where some expressions read it."""
@@ -360,7 +362,7 @@ class Signatures:
         groups = [ArgGroup(names=("q_offset",), host="q_offset", varies=True)] if self.offset else []
         if self.variant.dropout:
             groups.append(ArgGroup(names=("seed",), host="seed", varies=True, type="tl.uint64", loadable=True))
-        return [*groups, *_scalars(name for name in self.variant.scalars if name != PADDING.name)]
+        return [*groups, *_scalars(self.variant.scalars)]
 
 
 def _flags(terms: Sequence[GradientTerm]) -> list[str]:

@@ -11,7 +11,6 @@ from codegen.blocks import Schedule
 from codegen.frameworks import Framework
 from codegen.lists import ListsPlan
 from codegen.model import KernelPlan
-from codegen.modes import PADDING
 from codegen.signature import CU_SEQLENS, TABLES, positions_read
 from codegen.spec import Variant
 
@@ -88,11 +87,8 @@ class ListsOp:
     def _parameters(self, launched: str, others: Sequence[str], offset: Sequence[str]) -> list[str]:
         """The parameters of a function that makes a launch: of the variant's arguments and others those it names."""
         named = set(re.findall(r"(?<![.\w])\w+", launched))  # not the attributes
-        own = [f"{a.name}: {a.required if a.is_tensor else self._number(a)}" for a in self.arguments]
+        own = [a.parameter(self.framework) for a in self.arguments]
         return [*(p for p in (*own, *others) if parameter_name(p) in named), *offset]
-
-    def _number(self, scalar: Argument) -> str:
-        return scalar.required if scalar.name == PADDING.name else self.framework.number(scalar.required)
 
     @property
     def values(self) -> list[str]:

@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench import golden
+from bench import golden, golden_jax
 from bench.golden import Inputs, Shape
 from generated._runtime.torch_support import INTERPRET
-from tests.kernels import in_jax
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 the ops run their kernels")
 
@@ -67,5 +66,5 @@ def test_the_same_on_the_cpu(variant: str, mode: str) -> None:
     inputs = packed(variant, inputs) if mode == "packed" else inputs
     options = MODES[mode]()
     want = golden.evaluate(golden.load_op(variant), inputs, **options)
-    got = in_jax.evaluate(variant, inputs, **options)
+    got = golden_jax.evaluate(variant, inputs, **options)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)

@@ -1,16 +1,16 @@
 """A call of a JAX op: its arguments, checked, on their way to the primitives."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from .checks import PACKED
-from .configs import INTERPRETER, PASSES, Tiles, config_text
+from .configs import INTERPRETER, PASSES, config_text
 from .jax_kernels import INTERPRET, compiling_for, device_arch
-from .jax_passes import Call, Kernels, keywords
+from .jax_passes import Call, Kernels
 from .jax_primitive import attend
 from .jax_schedule import call_sizes, check_sequences, packed_sizes
 from .jax_sequences import Tokens, check_packed, check_tokens, packed_offset
@@ -124,7 +124,7 @@ def _kernels(dense: Kernels, packed: Kernels, segmented: Kernels, arguments: Arg
     return packed if arguments.packed else dense if arguments.tokens is None else segmented
 
 
-def _call(kernels: Kernels, arguments: Arguments, tables: Sequence[jax.Array]) -> tuple[Call, list[jax.Array]]:
+def _call(kernels: Kernels, arguments: Arguments) -> tuple[Call, list[jax.Array]]:
     """What is static of a call, and its arrays."""
     q, scale = positive_scale(arguments.arrays[0], arguments.scale)
     operands: dict[str, Any] = {"q": q, "k": arguments.arrays[1], "v": arguments.arrays[2], **arguments.tensors}
@@ -135,7 +135,6 @@ def _call(kernels: Kernels, arguments: Arguments, tables: Sequence[jax.Array]) -
     if arguments.packed:
         optional |= {"cu_seqlens_q": arguments.cu_seqlens_q, "cu_seqlens_k": arguments.cu_seqlens_k}
     operands |= {n: x for n, x in (scalar_arrays | optional).items() if x is not None and n in kernels.parameters}
-    operands |= {f"table_{i}": table for i, table in enumerate(tables)}
     numbers = {
         "scale": scale,
         "row_offset": arguments.row_offset,
@@ -159,10 +158,11 @@ def attention(
         # Triton's interpreter computes bfloat16 wrongly.
         q, k, v = (x.astype(jnp.float32) for x in arguments.arrays)
         arguments.arrays = (q, k, v)
-    call, arrays = _call(kernels, arguments, ())
+    call, arrays = _call(kernels, arguments)
     if schedule is not None:
         tables = _checked_tables(kernels, arguments, schedule, call, arrays)
-        call, arrays = _call(kernels, arguments, tables)
+        call = replace(call, operands=(*call.operands, *(f"table_{i}" for i in range(len(tables)))))
+        arrays += tables
     o, lse = attend(kernels, call, arrays)
     return o.astype(dtype), lse
 
@@ -174,20 +174,13 @@ def _launches_on() -> str | None:
     return INTERPRETER if INTERPRET else None
 
 
-def _tiles(kernels: Kernels, call: Call, arrays: Sequence[jax.Array]) -> Tiles:
-    given = keywords(kernels, call, call.named(arrays))
-    further = {"packed": ["cu_seqlens_q"], "segmented": ["q_segment_ids"]}.get(kernels.mode, [])
-    tiles: Tiles = kernels.launches.tiles_of(*(given[name] for name in ("q", "v", *further, "config_words")))
-    return tiles
-
-
 def _checked_tables(
     kernels: Kernels, arguments: Arguments, schedule: Schedule, call: Call, arrays: Sequence[jax.Array]
 ) -> list[jax.Array]:
     tiles = None
     if arch := _launches_on():
         with compiling_for(arch):
-            tiles = _tiles(kernels, call, arrays)
+            tiles = kernels.tiles(call, arrays)
     tables = schedule_tables(arguments.op, schedule, arguments.sizes, tiles)
     if arguments.packed:
         check_sequences(arguments.op, schedule, arguments.cu_seqlens_q, arguments.cu_seqlens_k)
@@ -201,9 +194,9 @@ def schedule_of(dense: Kernels, packed: Kernels, segmented: Kernels, arguments: 
     arch = _launches_on()
     if arch is None:
         return Schedule(op=arguments.op, call=arguments.sizes, sequences=sequences, tiles={}, tables=())
-    call, arrays = _call(kernels, arguments, ())
+    call, arrays = _call(kernels, arguments)
     with compiling_for(arch):
-        tiles = _tiles(kernels, call, arrays)
+        tiles = kernels.tiles(call, arrays)
         tables = kernels.tables(call, arrays, backward)
     passes = PASSES if backward else PASSES[:1]
     blocks = {each: (tiles[each].block_m, tiles[each].block_n) for each in passes}

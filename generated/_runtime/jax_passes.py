@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from .checks import PACKED
+from .configs import Tiles
 from .jax_tensor import FP32, Tensor
 
 # The axes of q, k, v and o by layout: batch, heads, key heads, rows of queries and of keys, D and Dv.
@@ -57,7 +58,6 @@ class Kernels:
     """
 
     name: str
-    mode: str
     launches: Any
     reference: Callable[..., Any]
     parameters: tuple[str, ...]
@@ -88,10 +88,19 @@ class Kernels:
         """The tables of a schedule; those of passes with the same blocks are the same arrays."""
         if "block_tables" not in self.parameters:
             return ()
-        given = keywords(self, call, call.named(arrays))
-        names = inspect.signature(self.launches.make_tables).parameters
-        made = self.launches.make_tables(**{n: x for n, x in given.items() if n in names}, backward=backward)
+        made = self._called(self.launches.make_tables, call, arrays, backward=backward)
         return tuple(table.value() for table in made)
+
+    def tiles(self, call: Call, arrays: Sequence[jax.Array]) -> Tiles:
+        """The tiles of each pass of a call."""
+        found: Tiles = self._called(self.launches.tiles_of, call, arrays)
+        return found
+
+    def _called(self, function: Callable[..., Any], call: Call, arrays: Sequence[jax.Array], **further: Any) -> Any:
+        """A function of the launches with those of a call's arguments that it takes."""
+        given = keywords(self, call, call.named(arrays))
+        names = inspect.signature(function).parameters
+        return function(**{name: x for name, x in given.items() if name in names}, **further)
 
     def result_axes(self, call: Call, *, backward: bool) -> list[str]:
         if backward:

@@ -103,6 +103,4 @@ def block_sequences(
         BLOCK=block,
         CHUNK=min(1024, next_power_of_2(max(num_seqs, 16))),
     )
-    if block_seqs.array is None:
-        block_seqs.array = block_seqs.value()
     return block_seqs

@@ -1,6 +1,5 @@
 """Packed sequences, and batches with segment ids, positions and lengths: the checks, and how a reference walks them."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,10 +9,8 @@ from torch import Tensor
 
 from .checks import PACKED, check_int, check_padding_id, fail
 from .sequences import check_begins
+from .settings import DEBUG
 from .torch_support import check_offset_word, check_qkv, launches_directly, offset_tensor
-
-# On a GPU the values of cu_seqlens are then checked too, each time with a wait for the device.
-DEBUG = os.environ.get("ATTENTION_DEBUG", "0") == "1"
 
 
 class Tokens(NamedTuple):

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/jax_op.py.jinja
-# hash: 71817d693f6bdce0
+# hash: d618ca6fcbe1ba99
 """`alibi` for JAX. Attention with linear biases; the slopes may be trained (Press et al., 2022, arXiv:2108.12409)."""
 
 from jax import Array
@@ -17,7 +17,6 @@ NAME = "alibi"
 
 DENSE = Kernels(
     name="alibi",
-    mode="dense",
     launches=jax_launch,
     reference=jax_reference.reference,
     parameters=(
@@ -43,7 +42,6 @@ DENSE = Kernels(
 )
 PACKED = Kernels(
     name="alibi_packed",
-    mode="packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
     parameters=(
@@ -72,7 +70,6 @@ PACKED = Kernels(
 )
 SEGMENTED = Kernels(
     name="alibi_segmented",
-    mode="segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
     parameters=(

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: ops/jax_op.py.jinja
-# hash: 5b3d71acc0dc5d95
+# hash: f029a1942bde84ad
 """`causal` for JAX. A query attends to itself and to what came before (Vaswani et al., 2017, section 3.2.3)."""
 
 from jax import Array
@@ -16,7 +16,6 @@ NAME = "causal"
 
 DENSE = Kernels(
     name="causal",
-    mode="dense",
     launches=jax_launch,
     reference=jax_reference.reference,
     parameters=(
@@ -37,7 +36,6 @@ DENSE = Kernels(
 )
 PACKED = Kernels(
     name="causal_packed",
-    mode="packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
     parameters=(
@@ -61,7 +59,6 @@ PACKED = Kernels(
 )
 SEGMENTED = Kernels(
     name="causal_segmented",
-    mode="segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
     parameters=(

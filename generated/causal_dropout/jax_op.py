@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/jax_op.py.jinja
-# hash: c62106a492219c8d
+# hash: 817aa289a3955279
 """`causal_dropout` for JAX. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section 5.4)."""
 
 from jax import Array
@@ -18,7 +18,6 @@ NAME = "causal_dropout"
 
 DENSE = Kernels(
     name="causal_dropout",
-    mode="dense",
     launches=jax_launch,
     reference=jax_reference.reference,
     parameters=(
@@ -44,7 +43,6 @@ DENSE = Kernels(
 )
 PACKED = Kernels(
     name="causal_dropout_packed",
-    mode="packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
     parameters=(
@@ -73,7 +71,6 @@ PACKED = Kernels(
 )
 SEGMENTED = Kernels(
     name="causal_dropout_segmented",
-    mode="segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
     parameters=(

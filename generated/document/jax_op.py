@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/jax_op.py.jinja
-# hash: 7f2e003394edde15
+# hash: 06a69b046cc998a2
 """`document` for JAX. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from jax import Array
@@ -19,7 +19,6 @@ NAME = "document"
 
 DENSE = Kernels(
     name="document",
-    mode="dense",
     launches=jax_launch,
     reference=jax_reference.reference,
     parameters=(
@@ -44,7 +43,6 @@ DENSE = Kernels(
 )
 PACKED = Kernels(
     name="document_packed",
-    mode="packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
     parameters=(
@@ -71,7 +69,6 @@ PACKED = Kernels(
 )
 SEGMENTED = Kernels(
     name="document_segmented",
-    mode="segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
     parameters=(

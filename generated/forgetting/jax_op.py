@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/jax_op.py.jinja
-# hash: 5a154b4371cb45f6
+# hash: 3bb1bc73cb7bf70f
 """`forgetting` for JAX. Forgetting attention, a log-decay per position and head (Lin et al., 2025,
 arXiv:2503.02130)."""
 
@@ -19,7 +19,6 @@ NAME = "forgetting"
 
 DENSE = Kernels(
     name="forgetting",
-    mode="dense",
     launches=jax_launch,
     reference=jax_reference.reference,
     parameters=(
@@ -43,7 +42,6 @@ DENSE = Kernels(
 )
 PACKED = Kernels(
     name="forgetting_packed",
-    mode="packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
     parameters=(
@@ -70,7 +68,6 @@ PACKED = Kernels(
 )
 SEGMENTED = Kernels(
     name="forgetting_segmented",
-    mode="segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
     parameters=(

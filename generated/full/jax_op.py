@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/jax_op.py.jinja
-# hash: 8da09215ab18090e
+# hash: eed96c9c5d53e7d6
 """`full` for JAX. Every query attends to every key (Vaswani et al., 2017, arXiv:1706.03762)."""
 
 from jax import Array
@@ -16,7 +16,6 @@ NAME = "full"
 
 DENSE = Kernels(
     name="full",
-    mode="dense",
     launches=jax_launch,
     reference=jax_reference.reference,
     parameters=(
@@ -35,7 +34,6 @@ DENSE = Kernels(
 )
 PACKED = Kernels(
     name="full_packed",
-    mode="packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
     parameters=(
@@ -57,7 +55,6 @@ PACKED = Kernels(
 )
 SEGMENTED = Kernels(
     name="full_segmented",
-    mode="segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
     parameters=(

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: ops/jax_op.py.jinja
-# hash: 7a207c2cdef11b38
+# hash: ae1275bd06769da1
 """`gemma2_local` for JAX. The local layers of Gemma 2, a window of 4096 and logits capped at 50 (arXiv:2408.00118,
 table 1)."""
 
@@ -17,7 +17,6 @@ NAME = "gemma2_local"
 
 DENSE = Kernels(
     name="gemma2_local",
-    mode="dense",
     launches=jax_launch,
     reference=jax_reference.reference,
     parameters=(
@@ -38,7 +37,6 @@ DENSE = Kernels(
 )
 PACKED = Kernels(
     name="gemma2_local_packed",
-    mode="packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
     parameters=(
@@ -62,7 +60,6 @@ PACKED = Kernels(
 )
 SEGMENTED = Kernels(
     name="gemma2_local_segmented",
-    mode="segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
     parameters=(

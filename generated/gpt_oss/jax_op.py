@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/jax_op.py.jinja
-# hash: c67b6d128622be67
+# hash: bd6b72640a37cf4d
 """`gpt_oss` for JAX. The sliding-window layers of gpt-oss, a learned sink per head in the denominator
 (arXiv:2508.10925)."""
 
@@ -19,7 +19,6 @@ NAME = "gpt_oss"
 
 DENSE = Kernels(
     name="gpt_oss",
-    mode="dense",
     launches=jax_launch,
     reference=jax_reference.reference,
     parameters=(
@@ -43,7 +42,6 @@ DENSE = Kernels(
 )
 PACKED = Kernels(
     name="gpt_oss_packed",
-    mode="packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
     parameters=(
@@ -70,7 +68,6 @@ PACKED = Kernels(
 )
 SEGMENTED = Kernels(
     name="gpt_oss_segmented",
-    mode="segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
     parameters=(

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/jax_op.py.jinja
-# hash: 0667fce3cf97cc0f
+# hash: cc415e0411de32f7
 """`natten` for JAX. Neighbourhood attention on an image of 128 x 128 positions, 13 x 13 keys (Hassani et al., 2023,
 arXiv:2204.07143)."""
 
@@ -17,7 +17,6 @@ NAME = "natten"
 
 DENSE = Kernels(
     name="natten",
-    mode="dense",
     launches=jax_launch,
     reference=jax_reference.reference,
     parameters=(
@@ -39,7 +38,6 @@ DENSE = Kernels(
 )
 PACKED = Kernels(
     name="natten_packed",
-    mode="packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
     parameters=(
@@ -63,7 +61,6 @@ PACKED = Kernels(
 )
 SEGMENTED = Kernels(
     name="natten_segmented",
-    mode="segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
     parameters=(

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: ops/jax_op.py.jinja
-# hash: d2e33c6d6823af36
+# hash: 825d0baac0a166dd
 """`padding` for JAX. Keys from `length[b]` on are padding, which no query attends to (Vaswani et al., 2017,
 arXiv:1706.03762)."""
 
@@ -18,7 +18,6 @@ NAME = "padding"
 
 DENSE = Kernels(
     name="padding",
-    mode="dense",
     launches=jax_launch,
     reference=jax_reference.reference,
     parameters=(
@@ -40,7 +39,6 @@ DENSE = Kernels(
 )
 PACKED = Kernels(
     name="padding_packed",
-    mode="packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
     parameters=(
@@ -65,7 +63,6 @@ PACKED = Kernels(
 )
 SEGMENTED = Kernels(
     name="padding_segmented",
-    mode="segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
     parameters=(

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: ops/jax_op.py.jinja
-# hash: 342b4d926c94aab6
+# hash: 9bfcfb61c1a2ef2f
 """`prefix_lm` for JAX. Causal, but for a prefix of `length` keys that every query attends to (Raffel et al., 2020,
 arXiv:1910.10683)."""
 
@@ -18,7 +18,6 @@ NAME = "prefix_lm"
 
 DENSE = Kernels(
     name="prefix_lm",
-    mode="dense",
     launches=jax_launch,
     reference=jax_reference.reference,
     parameters=(
@@ -40,7 +39,6 @@ DENSE = Kernels(
 )
 PACKED = Kernels(
     name="prefix_lm_packed",
-    mode="packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
     parameters=(
@@ -65,7 +63,6 @@ PACKED = Kernels(
 )
 SEGMENTED = Kernels(
     name="prefix_lm_segmented",
-    mode="segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
     parameters=(

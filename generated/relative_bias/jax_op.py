@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/jax_op.py.jinja
-# hash: 82fe0bde5824ab93
+# hash: e54fbd4cde00ade2
 """`relative_bias` for JAX. A learned bias per head and distance; those beyond the table have its last (Raffel et
 al., 2020, arXiv:1910.10683)."""
 
@@ -20,7 +20,6 @@ NAME = "relative_bias"
 
 DENSE = Kernels(
     name="relative_bias",
-    mode="dense",
     launches=jax_launch,
     reference=jax_reference.reference,
     parameters=(
@@ -46,7 +45,6 @@ DENSE = Kernels(
 )
 PACKED = Kernels(
     name="relative_bias_packed",
-    mode="packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
     parameters=(
@@ -75,7 +73,6 @@ PACKED = Kernels(
 )
 SEGMENTED = Kernels(
     name="relative_bias_segmented",
-    mode="segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
     parameters=(

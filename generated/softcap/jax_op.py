@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: ops/jax_op.py.jinja
-# hash: fec56a9b32ffab75
+# hash: 6301339696f0a36d
 """`softcap` for JAX. Causal with logits capped at 20 (Bello et al., 2016, arXiv:1611.09940, section 5.1)."""
 
 from jax import Array
@@ -16,7 +16,6 @@ NAME = "softcap"
 
 DENSE = Kernels(
     name="softcap",
-    mode="dense",
     launches=jax_launch,
     reference=jax_reference.reference,
     parameters=(
@@ -37,7 +36,6 @@ DENSE = Kernels(
 )
 PACKED = Kernels(
     name="softcap_packed",
-    mode="packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
     parameters=(
@@ -61,7 +59,6 @@ PACKED = Kernels(
 )
 SEGMENTED = Kernels(
     name="softcap_segmented",
-    mode="segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
     parameters=(

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/jax_op.py.jinja
-# hash: e43941d82a1ef370
+# hash: 2d392f9f8a1de5a9
 """`streaming_llm` for JAX. A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et al., 2024,
 arXiv:2309.17453)."""
 
@@ -19,7 +19,6 @@ NAME = "streaming_llm"
 
 DENSE = Kernels(
     name="streaming_llm",
-    mode="dense",
     launches=jax_launch,
     reference=jax_reference.reference,
     parameters=(
@@ -45,7 +44,6 @@ DENSE = Kernels(
 )
 PACKED = Kernels(
     name="streaming_llm_packed",
-    mode="packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
     parameters=(
@@ -74,7 +72,6 @@ PACKED = Kernels(
 )
 SEGMENTED = Kernels(
     name="streaming_llm_segmented",
-    mode="segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
     parameters=(

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: ops/jax_op.py.jinja
-# hash: 780788a4ec2fa86b
+# hash: 9004aa01a8e0d669
 """`window` for JAX. Causal with a window of `size` keys, the query's own included (Mistral 7B, arXiv:2310.06825)."""
 
 from jax import Array
@@ -17,7 +17,6 @@ NAME = "window"
 
 DENSE = Kernels(
     name="window",
-    mode="dense",
     launches=jax_launch,
     reference=jax_reference.reference,
     parameters=(
@@ -39,7 +38,6 @@ DENSE = Kernels(
 )
 PACKED = Kernels(
     name="window_packed",
-    mode="packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
     parameters=(
@@ -64,7 +62,6 @@ PACKED = Kernels(
 )
 SEGMENTED = Kernels(
     name="window_segmented",
-    mode="segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
     parameters=(

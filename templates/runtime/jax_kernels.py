@@ -5,14 +5,12 @@ that jaxlib brings for kernels of Triton. What is launched travels in the progra
 `triton.proto`; the handler finds it by its bytes, so that nothing of Python takes part in a run.
 """
 
-import importlib.util
 import os
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -21,14 +19,11 @@ import jax
 from .configs import INTERPRETER
 from .jax_interpreter import interpreted
 from .jax_tensor import Tensor
+from .settings import HAS_TRITON as HAS_TRITON
+from .settings import INTERPRET as INTERPRET
 
 HANDLER = "triton_kernel_call_ffi"
 """The handler's name: what `jax.export` is told to allow, as `DisabledSafetyCheck.custom_call(HANDLER)`."""
-
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-
-# Triton reads the variable when a kernel is defined, so it cannot change later either.
-INTERPRET = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
 
 ARCH_VARIABLE = "ATTENTION_ARCH"
 _arch: ContextVar[str] = ContextVar("arch")
@@ -101,8 +96,8 @@ def launch(kernel: Any, grid: tuple[int], *args: Any, **options: Any) -> None:
         x.array = x.value()
     filled = tensors[num_read:]
     if grid[0] == 0:
-        return
-    if _arch.get() == INTERPRETER:
+        arrays: Sequence[jax.Array] = [x.value() for x in filled]
+    elif _arch.get() == INTERPRETER:
         arrays = interpreted(kernel, grid, args, options, filled)
     else:
         arrays = _compiled_call(kernel, grid, args, options, filled)
@@ -133,7 +128,7 @@ def _compiled_call(
             if isinstance(value, int) and value % 16 == 0 and not param.do_not_specialize:
                 divisible.append(i)
     found = _compile(kernel, tuple(signature), tuple(constants), tuple(divisible), num_warps, num_stages, _arch.get())
-    call = _field(1, found.message) + _field(2, grid[0]) + _field(3, 1) + _field(4, 1)
+    call = _field(1, found) + _field(2, grid[0]) + _field(3, 1) + _field(4, 1)
     call += b"".join(_field(5, parameter) for parameter in parameters)
     opaque = zlib.compress(_field(1, call) + _field(4, kernel.__name__.encode()))
     inputs = [x.array for x in args if isinstance(x, Tensor) and x.array is not None]
@@ -151,13 +146,6 @@ def _type(param: Any, value: Any) -> str:
     return param.annotation_type or ("i32" if -(2**31) <= value < 2**31 else "i64")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Compiled:
-    """A kernel as the part of a message that calls share."""
-
-    message: bytes
-
-
 @cache
 def _compile(
     kernel: Any,
@@ -167,8 +155,11 @@ def _compile(
     num_warps: int,
     num_stages: int,
     arch: str,
-) -> _Compiled:
-    """Compile a kernel for one chip, without asking any device. Strides and pointers divide by 16 where `divisible`."""
+) -> bytes:
+    """A kernel compiled for one chip, without asking any device, as the part of a message that its calls share.
+
+    Arguments are multiples of 16 where `divisible`.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -190,7 +181,7 @@ def _compile(
     name = metadata.name.encode()
     # Newer jaxlibs load Triton's machine code as it is; older ones skip the field and assemble the PTX.
     image = _field(1, compiled.asm["cubin"]) + _field(2, name) + _field(3, metadata.shared)
-    message = (
+    return (
         _field(1, name)
         + _field(2, metadata.num_warps)
         + _field(10, metadata.num_ctas)
@@ -199,7 +190,6 @@ def _compile(
         + _field(6, capability)
         + _field(11, image)
     )
-    return _Compiled(message=message)
 
 
 def _varint(value: int) -> bytes:

@@ -1,6 +1,5 @@
 """What the JAX ops check of their arguments: shapes and types, known while a function is traced."""
 
-import os
 from collections.abc import Hashable
 from typing import Any
 
@@ -10,9 +9,7 @@ import numpy as np
 
 from . import checks
 from .checks import Size, check_layout, check_scale, check_shapes, check_sizes, fail, in_range, sizes_text
-
-# The values of cu_seqlens are then checked on a GPU too, which waits for the device.
-DEBUG = os.environ.get("ATTENTION_DEBUG", "0") == "1"
+from .settings import DEBUG
 
 _INPUT_DTYPES = ("float16", "bfloat16", "float32")
 

@@ -1,8 +1,6 @@
 """What the torch ops share: argument checks on tensors, dispatch, layouts, gradient reduction."""
 
-import importlib.util
 import math
-import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -24,14 +22,10 @@ from .checks import (
     sizes_text,
 )
 from .configs import INTERPRETER
+from .settings import HAS_TRITON as HAS_TRITON
+from .settings import INTERPRET as INTERPRET
 
 FP32 = torch.float32
-# Triton reads the variable when a kernel is defined, so it cannot change later either.
-INTERPRET = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
-
-# The plain reference needs torch alone: models can be tested where Triton does not exist.
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-
 _DTYPE_NAMES = {
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",

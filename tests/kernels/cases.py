@@ -10,12 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench import golden
+from bench import golden, golden_jax
 from bench.golden import Inputs
 from generated._runtime.configs import PASSES
 from generated._runtime.torch_support import INTERPRET as INTERPRET
-
-from . import in_jax
 
 DEVICE = "cpu" if INTERPRET else "cuda"
 # Triton's interpreter computes bfloat16 wrongly, so that there the ops run on float32 copies: nothing to be seen.
@@ -100,7 +98,7 @@ def draw(
 def evaluate(variant: str, inputs: Inputs, *, framework: Any = "torch", **options: Any) -> dict[str, Tensor]:
     """What the op of a framework makes of a call: o, lse and every gradient."""
     if framework == "jax":
-        return in_jax.evaluate(variant, inputs, **options)
+        return golden_jax.evaluate(variant, inputs, **options)
     return golden.evaluate(golden.load_op(variant), inputs, **options)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from bench.golden_jax import array, load_op, tensor
 from generated._runtime.checks import ArgumentError
 
 from .cases import (
@@ -26,7 +27,6 @@ from .cases import (
     tiles,
     with_variants,
 )
-from .in_jax import array, load_op, tensor
 from .packings import MIXED, draw_packed
 
 SMALL = Shape(batch=2, q_len=70, group=2, dim=32)

@@ -19,10 +19,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench import golden
+from bench import golden, golden_jax
 from bench.golden import Inputs
 
-from . import in_jax
 from .cases import DEVICE, INTERPRET, tiles
 
 pytest.importorskip("jinja2", reason="rendering needs jinja2")
@@ -319,7 +318,7 @@ def test_own_variant_in_jax(package: str, name: str, q_offset: int) -> None:
     )
     options = {"q_offset": q_offset, "config": tiles(32, 16)}
     want = golden.evaluate(getattr(importlib.import_module(f"{package}.torch"), name), inputs, **options)
-    got = in_jax.evaluate(name, inputs, package=package, **options)
+    got = golden_jax.evaluate(name, inputs, package=package, **options)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""The calls of the tests, made of the ops in JAX: the same inputs, results as tensors of torch."""
+"""The calls of `bench.golden` made of the ops in JAX: the same inputs, results as tensors of torch."""
 
 from __future__ import annotations
 

@@ -1,0 +1,13 @@
+"""What the process was started with, and what is installed. No framework is imported."""
+
+import importlib.util
+import os
+
+# Triton reads the variable when a kernel is defined, so it cannot change later either.
+INTERPRET = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
+
+# The plain reference needs no Triton: models can be tested where it does not exist.
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+# On a GPU the values of cu_seqlens are then checked too, each time with a wait for the device.
+DEBUG = os.environ.get("ATTENTION_DEBUG", "0") == "1"
