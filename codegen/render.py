@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import subprocess
 import tempfile
+import tokenize
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +62,9 @@ def _environment(folder: Path) -> jinja2.Environment:
 KERNELS = {"fwd": "fwd", "bwd_dq": "dq", "bwd_dkdv": "dkdv"}
 """File stem of each kernel -> the attribute of `VariantPlan` that holds its plan."""
 
+KERNELS_FILE = "_runtime/kernels.py"
+"""The file that says which code each kernel is."""
+
 COPIED = {"package": "", "runtime": "_runtime/"}
 """Folder of plain Python among the templates -> where in the package its files go, as they are."""
 
@@ -84,6 +89,10 @@ def render(spec: Spec) -> dict[str, str]:
             files[f"{target}{source.name}"] = source.read_text(encoding="utf-8")
     files["py.typed"] = ""
     formatted = _format(files)
+    hashes = {
+        name: {mode.value: _kernel_hashes(formatted, _mode_folder(name, mode)) for mode in Mode} for name in names
+    }
+    formatted |= _format({KERNELS_FILE: _fill(env, "ops/kernels.py.jinja", hashes=hashes)})
     return {path: _sign(formatted[path]) for path in sorted(formatted)}
 
 
@@ -137,6 +146,27 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
         files[f"{folder}/decay.py"] = _fill(env, "kernels/decay.py.jinja", packed=packed, **context)
     files[f"{folder}/__init__.py"] = _fill(env, "ops/variant_init.py.jinja", **context)
     return files
+
+
+def _kernel_hashes(files: Mapping[str, str], folder: str) -> dict[str, str]:
+    """Pass -> hash of its kernel's code, of those of one mode."""
+    return {pass_name: code_hash(files[f"{folder}/{stem}.py"]) for stem, pass_name in KERNELS.items()}
+
+
+def code_hash(source: str) -> str:
+    """A hash of what a module does: of its tokens, but for comments and docstrings.
+
+    >>> code_hash("x = 1  # one\\n") == code_hash("x = 1\\n"), code_hash("x = 1\\n") == code_hash("x = 2\\n")
+    (True, False)
+    """
+    words: list[str] = []
+    starts_line = True
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in (tokenize.COMMENT, tokenize.NL) or (token.type == tokenize.STRING and starts_line):
+            continue
+        words.append(tokenize.tok_name[token.type] if token.string.isspace() or not token.string else token.string)
+        starts_line = token.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+    return hashlib.sha256(" ".join(words).encode()).hexdigest()[: len(_PLACEHOLDER)]
 
 
 def _fill(env: jinja2.Environment, template: str, **context: Any) -> str:

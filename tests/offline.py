@@ -73,17 +73,12 @@ def _believing_in(arch: str, variant: str, package: str) -> Iterator[dict[str, A
         return result
 
     ops = importlib.import_module(f"{package}.{variant}.torch_op")
-    modes = ("", ".packed", ".segmented")
-    launches = [importlib.import_module(f"{package}.{variant}{mode}.torch_launch") for mode in modes]
     support = importlib.import_module(f"{package}._runtime.torch_support")
     with (
         # Not `driver.reset_active()` at the end: that looks for a real GPU.
         mock.patch.object(driver, "_active", AbsentGPU(arch)),
         mock.patch.object(JITFunction, "run", compile_only),
         mock.patch.object(ops, "runs_reference", return_value=False),
-        mock.patch.object(launches[0], "arch_of", return_value=arch),
-        mock.patch.object(launches[1], "arch_of", return_value=arch),
-        mock.patch.object(launches[2], "arch_of", return_value=arch),
         mock.patch.object(support, "arch_of", return_value=arch),
     ):
         yield compiled

@@ -1,21 +1,13 @@
-"""Which tiles a kernel runs with: the call's `config=` argument, else the architecture's default."""
+"""Which tiles a kernel runs with: the call's `config=`, else what was measured on this GPU, else the chip's default."""
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from .archs import ARCHS, VARIANT_ARCHS, Arch
 from .checks import fail
-
-
-class Tile(NamedTuple):
-    """Block sizes and launch options of one kernel."""
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
-
+from .tuned import Entry, Problem, nearest, tuned_entries
+from .tuned import Tile as Tile
 
 PASSES = ("fwd", "dkdv", "dq")
 INTERPRETER = "interpreter"
@@ -68,19 +60,54 @@ def _short_lengths(op: str, arch: str) -> tuple[int, ...]:
     return () if arch == INTERPRETER else tuple(sorted(_arch(op, arch)["short"]))
 
 
-def tiles_for(
-    op: str, arch: str, itemsize: int, head_dim: int, head_dim_v: int, own: Tiles, length: int = NOT_SHORT
-) -> Tiles:
-    """The tiles of each pass; one that is not among the call's `own` keeps its default.
+class Choice(NamedTuple):
+    """The tile of one kernel, and the rung of the ladder it is from: `config`, `tuned` with the entry, or `default`."""
 
-    `length`: how many keys a sequence has, on average where they are packed.
+    tile: Tile
+    source: str
+    entry: Entry | None = None
+
+
+def ladder(op: str, arch: str, gpu: str, problem: Problem, config_words: str = "") -> dict[str, Choice]:
+    """The choice for each pass: the call's config, else the nearest entry measured on this GPU, else the default."""
+    own = parse_config(config_words)
+    choices = {name: Choice(tile, "config") for name, tile in own.items()}
+    measured = tuned_entries(gpu, op)
+    for name in PASSES:
+        entry = nearest(measured, name, problem)
+        if name not in choices and entry is not None:
+            choices[name] = Choice(entry.tile, "tuned", entry)
+    if len(choices) < len(PASSES):
+        itemsize = 4 if problem.dtype == "float32" else 2
+        served = next((most for most in _short_lengths(op, arch) if problem.seq <= most), NOT_SHORT)
+        defaults = default_tiles(op, arch, itemsize, problem.head_dim, served)
+        choices = {name: Choice(tile, "default") for name, tile in defaults.items()} | choices
+    return choices
+
+
+@lru_cache(maxsize=4096)
+def tiles_for(
+    op: str,
+    mode: str,
+    arch: str,
+    gpu: str,
+    dtype: str,
+    head_dims: tuple[int, int],
+    heads: tuple[int, int],
+    length: int,
+    config_words: str,
+) -> Tiles:
+    """The tiles of each pass of a call.
+
+    Args:
+        mode: dense, packed or segmented.
+        arch: the chip, such as sm_90, and `gpu`, the folder of its tuned tiles, empty where the GPU is not there.
+        head_dims: of q and of v. heads: of q and of k.
+        length: how many keys a sequence has, on average where they are packed.
     """
-    tiles = own
-    if any(name not in own for name in PASSES):
-        served = next((most for most in _short_lengths(op, arch) if length <= most), NOT_SHORT)
-        defaults = default_tiles(op, arch, itemsize, max(head_dim, head_dim_v), served)
-        tiles = {**defaults, **own} if own else defaults
-    if arch == "sm_90" and itemsize == 2 and next_power_of_2(head_dim) != next_power_of_2(head_dim_v):
+    problem = Problem(mode, dtype, max(head_dims), heads[0] // heads[1], length)
+    tiles = {name: choice.tile for name, choice in ladder(op, arch, gpu, problem, config_words).items()}
+    if arch == "sm_90" and dtype != "float32" and len({next_power_of_2(d) for d in head_dims}) > 1:
         # Triton 3.6 compiles wrong results where tiles of k and v of different width get no pipeline.
         return {name: tile._replace(num_stages=max(tile.num_stages, 2)) for name, tile in tiles.items()}
     return tiles

@@ -21,9 +21,10 @@ from .checks import (
     fail,
     sizes_text,
 )
-from .configs import INTERPRETER
+from .configs import INTERPRETER, Tiles, tiles_for
 from .settings import HAS_TRITON as HAS_TRITON
 from .settings import INTERPRET as INTERPRET
+from .tuned import gpu_key
 
 FP32 = torch.float32
 _DTYPE_NAMES = {
@@ -192,6 +193,18 @@ def _device_arch(index: int) -> str:
 def arch_of(x: Tensor) -> str:
     """The architecture a tensor's kernels are compiled for."""
     return INTERPRETER if x.device.type == "cpu" else _device_arch(x.device.index)
+
+
+@cache
+def _device_gpu(index: int) -> str:
+    return gpu_key(torch.cuda.get_device_name(index))
+
+
+def call_tiles(op: str, mode: str, q: Tensor, v: Tensor, length: int, config_words: str) -> Tiles:
+    """The tiles of each pass of a call, of sequences of `length` keys, on average where they are packed."""
+    gpu = "" if q.device.type == "cpu" else _device_gpu(q.device.index)
+    dims, heads = (q.shape[3], v.shape[3]), (q.shape[1], v.shape[1])
+    return tiles_for(op, mode, arch_of(q), gpu, _DTYPE_NAMES[q.dtype], dims, heads, length, config_words)
 
 
 def is_nvidia(x: Tensor) -> bool:

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: ops/torch_launch.py.jinja
-# hash: 8d36216668dfb6d8
+# hash: 3426f0633139c6c1
 """Launches of the kernels of `causal`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from .._runtime.configs import Tiles, cdiv, next_power_of_2, parse_config, tiles_for
+from .._runtime.configs import Tiles, cdiv, next_power_of_2
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
     aligned,
-    arch_of,
+    call_tiles,
     empty_like_layout,
     launches_directly,
     on_device,
@@ -66,8 +66,7 @@ class Attention(torch.autograd.Function):
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2]
-    own = parse_config(config_words)
-    return tiles_for("causal", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("causal", "dense", q, v, length, config_words)
 
 
 def _forward(

@@ -1,12 +1,12 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/jax_launch.py.jinja
-# hash: 58955ae8a32a1097
+# hash: 0d085e1eb196f532
 """Launches of the kernels of `causal_dropout`, in JAX."""
 
 from .._runtime.checks import keep_numbers
-from .._runtime.configs import Tiles, cdiv, next_power_of_2, parse_config, tiles_for
-from .._runtime.jax_kernels import HAS_TRITON, arch_of, is_loaded, launch
+from .._runtime.configs import Tiles, cdiv, next_power_of_2
+from .._runtime.jax_kernels import HAS_TRITON, call_tiles, is_loaded, launch
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
@@ -16,8 +16,7 @@ if HAS_TRITON:
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2]
-    own = parse_config(config_words)
-    return tiles_for("causal_dropout", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("causal_dropout", "dense", q, v, length, config_words)
 
 
 def forward(

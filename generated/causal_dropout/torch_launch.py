@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/torch_launch.py.jinja
-# hash: a370507eda791c97
+# hash: f51eef6e6162dfb5
 """Launches of the kernels of `causal_dropout`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,12 +12,12 @@ from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from .._runtime.checks import keep_numbers
-from .._runtime.configs import Tiles, cdiv, next_power_of_2, parse_config, tiles_for
+from .._runtime.configs import Tiles, cdiv, next_power_of_2
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
     aligned,
-    arch_of,
+    call_tiles,
     empty_like_layout,
     launches_directly,
     on_device,
@@ -69,8 +69,7 @@ class Attention(torch.autograd.Function):
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2]
-    own = parse_config(config_words)
-    return tiles_for("causal_dropout", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("causal_dropout", "dense", q, v, length, config_words)
 
 
 def _forward(

@@ -2,11 +2,11 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/jax_launch.py.jinja
-# hash: 198bd3a7d6fbdfa6
+# hash: fa6cbeead1f30f3a
 """Launches of the kernels of `document`, in JAX."""
 
-from .._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, parse_config, tiles_for
-from .._runtime.jax_kernels import HAS_TRITON, arch_of, launch
+from .._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2
+from .._runtime.jax_kernels import HAS_TRITON, call_tiles, launch
 from .._runtime.jax_tensor import FP32, INT32, Tensor, aligned, empty_like_layout, row_stride, unit_strides
 from .._runtime.schedules import POSITIONS, least_block, pass_table
 
@@ -17,8 +17,7 @@ if HAS_TRITON:
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2]
-    own = parse_config(config_words)
-    return tiles_for("document", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("document", "dense", q, v, length, config_words)
 
 
 def _extremes(

@@ -1,13 +1,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/jax_launch.py.jinja
-# hash: 78076feeb6741c81
+# hash: 957b2ffa6f85ab5e
 """Launches of the kernels of `forgetting`, in JAX."""
 
 from jax import Array
 
-from .._runtime.configs import Tiles, cdiv, next_power_of_2, parse_config, tiles_for
-from .._runtime.jax_kernels import HAS_TRITON, arch_of, launch
+from .._runtime.configs import Tiles, cdiv, next_power_of_2
+from .._runtime.jax_kernels import HAS_TRITON, call_tiles, launch
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
@@ -18,8 +18,7 @@ if HAS_TRITON:
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2]
-    own = parse_config(config_words)
-    return tiles_for("forgetting", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("forgetting", "dense", q, v, length, config_words)
 
 
 def forward(

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/torch_launch.py.jinja
-# hash: a8348283a8a665b2
+# hash: b3af08f9b8f76f26
 """Launches of the kernels of `full`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from .._runtime.configs import Tiles, cdiv, next_power_of_2, parse_config, tiles_for
+from .._runtime.configs import Tiles, cdiv, next_power_of_2
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
     aligned,
-    arch_of,
+    call_tiles,
     empty_like_layout,
     launches_directly,
     on_device,
@@ -57,8 +57,7 @@ class Attention(torch.autograd.Function):
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2]
-    own = parse_config(config_words)
-    return tiles_for("full", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("full", "dense", q, v, length, config_words)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, scale: float, config_words: str) -> tuple[Tensor, Tensor]:

@@ -1,11 +1,11 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: ops/jax_launch.py.jinja
-# hash: 98a22633717de9a4
+# hash: 6f17d9293fc1753f
 """Launches of the kernels of `gemma2_local`, in JAX."""
 
-from .._runtime.configs import Tiles, cdiv, next_power_of_2, parse_config, tiles_for
-from .._runtime.jax_kernels import HAS_TRITON, arch_of, has_tanh_instruction, launch
+from .._runtime.configs import Tiles, cdiv, next_power_of_2
+from .._runtime.jax_kernels import HAS_TRITON, call_tiles, has_tanh_instruction, launch
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
@@ -15,8 +15,7 @@ if HAS_TRITON:
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2]
-    own = parse_config(config_words)
-    return tiles_for("gemma2_local", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("gemma2_local", "dense", q, v, length, config_words)
 
 
 def forward(

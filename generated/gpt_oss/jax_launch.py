@@ -1,13 +1,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/jax_launch.py.jinja
-# hash: 0afab8a20abf8dab
+# hash: 94a91627765b5ea4
 """Launches of the kernels of `gpt_oss`, in JAX."""
 
 from jax import Array
 
-from .._runtime.configs import Tiles, cdiv, next_power_of_2, parse_config, tiles_for
-from .._runtime.jax_kernels import HAS_TRITON, arch_of, launch
+from .._runtime.configs import Tiles, cdiv, next_power_of_2
+from .._runtime.jax_kernels import HAS_TRITON, call_tiles, launch
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
@@ -17,8 +17,7 @@ if HAS_TRITON:
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2]
-    own = parse_config(config_words)
-    return tiles_for("gpt_oss", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("gpt_oss", "dense", q, v, length, config_words)
 
 
 def forward(

@@ -1,11 +1,11 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/jax_launch.py.jinja
-# hash: 528623681af62660
+# hash: 9c5a717c2efcff63
 """Launches of the kernels of `natten`, in JAX."""
 
-from .._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, parse_config, tiles_for
-from .._runtime.jax_kernels import HAS_TRITON, arch_of, launch
+from .._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2
+from .._runtime.jax_kernels import HAS_TRITON, call_tiles, launch
 from .._runtime.jax_schedule import list_blocks
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, row_stride, unit_strides
 from .._runtime.schedules import pass_table
@@ -17,8 +17,7 @@ if HAS_TRITON:
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2]
-    own = parse_config(config_words)
-    return tiles_for("natten", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("natten", "dense", q, v, length, config_words)
 
 
 def _tables(

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/torch_launch.py.jinja
-# hash: 3397e97cc3bb3219
+# hash: cd37dc6ed93c2ef2
 """Launches of the kernels of `natten`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from .._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, parse_config, tiles_for
+from .._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2
 from .._runtime.schedules import pass_table
 from .._runtime.torch_schedule import list_blocks
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
     aligned,
-    arch_of,
+    call_tiles,
     empty_like_layout,
     launches_directly,
     on_device,
@@ -70,8 +70,7 @@ class Attention(torch.autograd.Function):
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2]
-    own = parse_config(config_words)
-    return tiles_for("natten", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("natten", "dense", q, v, length, config_words)
 
 
 def _tables(

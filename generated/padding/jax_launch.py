@@ -1,11 +1,11 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: ops/jax_launch.py.jinja
-# hash: dc12a8354d53faa0
+# hash: 8a6bc62aaef2b56c
 """Launches of the kernels of `padding`, in JAX."""
 
-from .._runtime.configs import Tiles, cdiv, next_power_of_2, parse_config, tiles_for
-from .._runtime.jax_kernels import HAS_TRITON, arch_of, launch
+from .._runtime.configs import Tiles, cdiv, next_power_of_2
+from .._runtime.jax_kernels import HAS_TRITON, call_tiles, launch
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
@@ -15,8 +15,7 @@ if HAS_TRITON:
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2]
-    own = parse_config(config_words)
-    return tiles_for("padding", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("padding", "dense", q, v, length, config_words)
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, length: Tensor, scale: float, config_words: str) -> tuple[Tensor, Tensor]:

@@ -1,11 +1,11 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: ops/jax_launch.py.jinja
-# hash: 080df8ad4f4e2a0f
+# hash: 4fa854351d9c34a5
 """Launches of the kernels of `prefix_lm`, in JAX."""
 
-from .._runtime.configs import Tiles, cdiv, next_power_of_2, parse_config, tiles_for
-from .._runtime.jax_kernels import HAS_TRITON, arch_of, is_loaded, launch
+from .._runtime.configs import Tiles, cdiv, next_power_of_2
+from .._runtime.jax_kernels import HAS_TRITON, call_tiles, is_loaded, launch
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
@@ -15,8 +15,7 @@ if HAS_TRITON:
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2]
-    own = parse_config(config_words)
-    return tiles_for("prefix_lm", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("prefix_lm", "dense", q, v, length, config_words)
 
 
 def forward(

@@ -2,13 +2,13 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/jax_launch.py.jinja
-# hash: 8a957d31b42cd0c8
+# hash: a7958ba512aefda0
 """Launches of the kernels of `relative_bias`, in JAX."""
 
 from jax import Array
 
-from .._runtime.configs import Tiles, cdiv, next_power_of_2, parse_config, tiles_for
-from .._runtime.jax_kernels import HAS_TRITON, arch_of, is_nvidia, launch
+from .._runtime.configs import Tiles, cdiv, next_power_of_2
+from .._runtime.jax_kernels import HAS_TRITON, call_tiles, is_nvidia, launch
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
@@ -18,8 +18,7 @@ if HAS_TRITON:
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2]
-    own = parse_config(config_words)
-    return tiles_for("relative_bias", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("relative_bias", "dense", q, v, length, config_words)
 
 
 def forward(

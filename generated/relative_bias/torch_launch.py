@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: f852ad1df1b8e3dd
+# hash: 5edbfd029c249bee
 """Launches of the kernels of `relative_bias`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from .._runtime.configs import Tiles, cdiv, next_power_of_2, parse_config, tiles_for
+from .._runtime.configs import Tiles, cdiv, next_power_of_2
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
     aligned,
-    arch_of,
+    call_tiles,
     empty_like_layout,
     is_nvidia,
     launches_directly,
@@ -72,8 +72,7 @@ class Attention(torch.autograd.Function):
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2]
-    own = parse_config(config_words)
-    return tiles_for("relative_bias", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("relative_bias", "dense", q, v, length, config_words)
 
 
 def _forward(

@@ -2,11 +2,11 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/jax_launch.py.jinja
-# hash: a8cf39d2682935e5
+# hash: 633aec7edbf47864
 """Launches of the kernels of `streaming_llm`, in JAX."""
 
-from .._runtime.configs import Tiles, cdiv, next_power_of_2, parse_config, tiles_for
-from .._runtime.jax_kernels import HAS_TRITON, arch_of, is_loaded, launch
+from .._runtime.configs import Tiles, cdiv, next_power_of_2
+from .._runtime.jax_kernels import HAS_TRITON, call_tiles, is_loaded, launch
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
@@ -16,8 +16,7 @@ if HAS_TRITON:
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2]
-    own = parse_config(config_words)
-    return tiles_for("streaming_llm", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("streaming_llm", "dense", q, v, length, config_words)
 
 
 def forward(

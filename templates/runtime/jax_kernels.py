@@ -16,11 +16,12 @@ from typing import Any
 
 import jax
 
-from .configs import INTERPRETER
+from .configs import INTERPRETER, Tiles, tiles_for
 from .jax_interpreter import interpreted
 from .jax_tensor import Tensor
 from .settings import HAS_TRITON as HAS_TRITON
 from .settings import INTERPRET as INTERPRET
+from .tuned import gpu_key
 
 HANDLER = "triton_kernel_call_ffi"
 """The handler's name: what `jax.export` is told to allow, as `DisabledSafetyCheck.custom_call(HANDLER)`."""
@@ -60,12 +61,34 @@ def device_arch(op: str) -> str:
     except RuntimeError:
         remedy = f"name the one to compile for, as {ARCH_VARIABLE}=sm_90"
         raise RuntimeError(f"{op}: JAX sees no NVIDIA GPU: install jax[cuda13], or {remedy}") from None
+    return _capability(device)
+
+
+def _capability(device: Any) -> str:
     return f"sm_{str(device.compute_capability).replace('.', '')}"
 
 
 def arch_of(_x: Tensor) -> str:
     """The architecture that kernels are being compiled for."""
     return _arch.get()
+
+
+@cache
+def _device_gpu(arch: str) -> str:
+    """The folder of the tuned tiles of this process's GPU; empty where there is none, or another chip is meant."""
+    try:
+        device = jax.local_devices(backend="gpu")[0]
+    except RuntimeError:
+        return ""
+    return gpu_key(device.device_kind) if _capability(device) == arch else ""
+
+
+def call_tiles(op: str, mode: str, q: Tensor, v: Tensor, length: int, config_words: str) -> Tiles:
+    """The tiles of each pass of a call, of sequences of `length` keys, on average where they are packed."""
+    arch = arch_of(q)
+    gpu = "" if arch == INTERPRETER else _device_gpu(arch)
+    dims, heads = (q.shape[3], v.shape[3]), (q.shape[1], v.shape[1])
+    return tiles_for(op, mode, arch, gpu, q.element, dims, heads, length, config_words)
 
 
 def is_nvidia(x: Tensor) -> bool:

@@ -1,14 +1,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/jax_launch.py.jinja
-# hash: 3adc56ac623b1692
+# hash: dfdcfd3dcc31e681
 """Launches of the kernels of `alibi`, packed sequences, in JAX."""
 
 from jax import Array
 
-from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2, parse_config, tiles_for
+from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2
 from ..._runtime.jax_gradients import reduce_gradient
-from ..._runtime.jax_kernels import HAS_TRITON, arch_of, launch
+from ..._runtime.jax_kernels import HAS_TRITON, call_tiles, launch
 from ..._runtime.jax_schedule import block_sequences
 from ..._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 from ..._runtime.schedules import pass_table
@@ -20,8 +20,7 @@ if HAS_TRITON:
 def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1)
-    own = parse_config(config_words)
-    return tiles_for("alibi", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("alibi", "packed", q, v, length, config_words)
 
 
 def _tables(

@@ -1,14 +1,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/jax_launch.py.jinja
-# hash: b4b6bbcd95928f96
+# hash: 89ebe2f229389968
 """Launches of the kernels of `alibi`, with segment ids, in JAX."""
 
 from jax import Array
 
-from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, parse_config, tiles_for
+from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2
 from ..._runtime.jax_gradients import reduce_gradient
-from ..._runtime.jax_kernels import HAS_TRITON, arch_of, launch
+from ..._runtime.jax_kernels import HAS_TRITON, call_tiles, launch
 from ..._runtime.jax_tensor import FP32, INT32, Tensor, aligned, empty_like_layout, row_stride, unit_strides
 from ..._runtime.schedules import POSITIONS, SEGMENTS, least_block, pass_table
 
@@ -20,8 +20,7 @@ def tiles_of(q: Tensor, v: Tensor, q_segment_ids: Tensor, config_words: str) -> 
     """The tiles of each pass."""
     # How many segments a row has only the device knows. One id for all, with a stride of 0, is one segment.
     length = v.shape[2] // (SEGMENTS if q_segment_ids.stride(1) else 1)
-    own = parse_config(config_words)
-    return tiles_for("alibi", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("alibi", "segmented", q, v, length, config_words)
 
 
 def _extremes(

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/torch_launch.py.jinja
-# hash: 3a1462ac84b3f7d1
+# hash: 41a8c584f7fe0928
 """Launches of the kernels of `causal_dropout`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,14 +12,14 @@ from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from ..._runtime.checks import keep_numbers
-from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2, parse_config, tiles_for
+from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2
 from ..._runtime.schedules import pass_table
 from ..._runtime.torch_schedule import block_sequences
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
     aligned,
-    arch_of,
+    call_tiles,
     empty_like_layout,
     launches_directly,
     on_device,
@@ -104,8 +104,7 @@ class Attention(torch.autograd.Function):
 def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1)
-    own = parse_config(config_words)
-    return tiles_for("causal_dropout", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("causal_dropout", "packed", q, v, length, config_words)
 
 
 def _tables(

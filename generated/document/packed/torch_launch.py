@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_launch.py.jinja
-# hash: d52604c87d591567
+# hash: 879ca8b9286ed336
 """Launches of the kernels of `document`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, parse_config, tiles_for
+from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2
 from ..._runtime.schedules import POSITIONS, least_block, pass_table
 from ..._runtime.torch_schedule import block_sequences
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
     aligned,
-    arch_of,
+    call_tiles,
     empty_like_layout,
     launches_directly,
     on_device,
@@ -91,8 +91,7 @@ class Attention(torch.autograd.Function):
 def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1)
-    own = parse_config(config_words)
-    return tiles_for("document", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("document", "packed", q, v, length, config_words)
 
 
 def _extremes(

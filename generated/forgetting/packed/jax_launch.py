@@ -1,13 +1,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/jax_launch.py.jinja
-# hash: 65a5a242d2ed47f3
+# hash: 70201700d339987e
 """Launches of the kernels of `forgetting`, packed sequences, in JAX."""
 
 from jax import Array
 
-from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2, parse_config, tiles_for
-from ..._runtime.jax_kernels import HAS_TRITON, arch_of, launch
+from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2
+from ..._runtime.jax_kernels import HAS_TRITON, call_tiles, launch
 from ..._runtime.jax_schedule import block_sequences
 from ..._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 from ..._runtime.schedules import pass_table
@@ -20,8 +20,7 @@ if HAS_TRITON:
 def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1)
-    own = parse_config(config_words)
-    return tiles_for("forgetting", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("forgetting", "packed", q, v, length, config_words)
 
 
 def _tables(

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: ops/torch_launch.py.jinja
-# hash: 4bd42955615e595a
+# hash: e04c65c046f2ddf9
 """Launches of the kernels of `gemma2_local`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2, parse_config, tiles_for
+from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2
 from ..._runtime.schedules import pass_table
 from ..._runtime.torch_schedule import block_sequences
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
     aligned,
-    arch_of,
+    call_tiles,
     empty_like_layout,
     has_tanh_instruction,
     launches_directly,
@@ -87,8 +87,7 @@ class Attention(torch.autograd.Function):
 def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1)
-    own = parse_config(config_words)
-    return tiles_for("gemma2_local", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("gemma2_local", "packed", q, v, length, config_words)
 
 
 def _tables(

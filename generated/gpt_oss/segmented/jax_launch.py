@@ -1,13 +1,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/jax_launch.py.jinja
-# hash: 1979fa7dc6b08dc1
+# hash: 5b3b900af2a958b7
 """Launches of the kernels of `gpt_oss`, with segment ids, in JAX."""
 
 from jax import Array
 
-from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, parse_config, tiles_for
-from ..._runtime.jax_kernels import HAS_TRITON, arch_of, launch
+from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2
+from ..._runtime.jax_kernels import HAS_TRITON, call_tiles, launch
 from ..._runtime.jax_tensor import FP32, INT32, Tensor, aligned, empty_like_layout, row_stride, unit_strides
 from ..._runtime.schedules import POSITIONS, SEGMENTS, least_block, pass_table
 
@@ -19,8 +19,7 @@ def tiles_of(q: Tensor, v: Tensor, q_segment_ids: Tensor, config_words: str) -> 
     """The tiles of each pass."""
     # How many segments a row has only the device knows. One id for all, with a stride of 0, is one segment.
     length = v.shape[2] // (SEGMENTS if q_segment_ids.stride(1) else 1)
-    own = parse_config(config_words)
-    return tiles_for("gpt_oss", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("gpt_oss", "segmented", q, v, length, config_words)
 
 
 def _extremes(

@@ -1,11 +1,11 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: ops/jax_launch.py.jinja
-# hash: 5b7778e1316a93db
+# hash: 74f85430b863808a
 """Launches of the kernels of `padding`, packed sequences, in JAX."""
 
-from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2, parse_config, tiles_for
-from ..._runtime.jax_kernels import HAS_TRITON, arch_of, launch
+from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2
+from ..._runtime.jax_kernels import HAS_TRITON, call_tiles, launch
 from ..._runtime.jax_schedule import block_sequences
 from ..._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 from ..._runtime.schedules import pass_table
@@ -17,8 +17,7 @@ if HAS_TRITON:
 def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1)
-    own = parse_config(config_words)
-    return tiles_for("padding", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("padding", "packed", q, v, length, config_words)
 
 
 def _tables(

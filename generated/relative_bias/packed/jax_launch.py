@@ -2,13 +2,13 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/jax_launch.py.jinja
-# hash: a18218c86dbcc06b
+# hash: 998803f3b5fc883c
 """Launches of the kernels of `relative_bias`, packed sequences, in JAX."""
 
 from jax import Array
 
-from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2, parse_config, tiles_for
-from ..._runtime.jax_kernels import HAS_TRITON, arch_of, is_nvidia, launch
+from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2
+from ..._runtime.jax_kernels import HAS_TRITON, call_tiles, is_nvidia, launch
 from ..._runtime.jax_schedule import block_sequences
 from ..._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 from ..._runtime.schedules import pass_table
@@ -20,8 +20,7 @@ if HAS_TRITON:
 def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1)
-    own = parse_config(config_words)
-    return tiles_for("relative_bias", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("relative_bias", "packed", q, v, length, config_words)
 
 
 def _tables(

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: c3667bc49851554c
+# hash: 3ef5a1b14e58e6f1
 """Launches of the kernels of `relative_bias`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2, parse_config, tiles_for
+from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2
 from ..._runtime.schedules import pass_table
 from ..._runtime.torch_schedule import block_sequences
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
     aligned,
-    arch_of,
+    call_tiles,
     empty_like_layout,
     is_nvidia,
     launches_directly,
@@ -94,8 +94,7 @@ class Attention(torch.autograd.Function):
 def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1)
-    own = parse_config(config_words)
-    return tiles_for("relative_bias", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("relative_bias", "packed", q, v, length, config_words)
 
 
 def _tables(

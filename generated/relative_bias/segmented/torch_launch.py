@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: 90fef34203ec3466
+# hash: 9877610e23740444
 """Launches of the kernels of `relative_bias`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, parse_config, tiles_for
+from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2
 from ..._runtime.schedules import POSITIONS, SEGMENTS, least_block, pass_table
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
     aligned,
-    arch_of,
+    call_tiles,
     empty_like_layout,
     is_nvidia,
     launches_directly,
@@ -118,8 +118,7 @@ def tiles_of(q: Tensor, v: Tensor, q_segment_ids: Tensor, config_words: str) -> 
     """The tiles of each pass."""
     # How many segments a row has only the device knows. One id for all, with a stride of 0, is one segment.
     length = v.shape[2] // (SEGMENTS if q_segment_ids.stride(1) else 1)
-    own = parse_config(config_words)
-    return tiles_for("relative_bias", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("relative_bias", "segmented", q, v, length, config_words)
 
 
 def _extremes(

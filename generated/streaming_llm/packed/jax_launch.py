@@ -2,11 +2,11 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/jax_launch.py.jinja
-# hash: 2e3327609b4e2af4
+# hash: e06cbf678b79701a
 """Launches of the kernels of `streaming_llm`, packed sequences, in JAX."""
 
-from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2, parse_config, tiles_for
-from ..._runtime.jax_kernels import HAS_TRITON, arch_of, is_loaded, launch
+from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2
+from ..._runtime.jax_kernels import HAS_TRITON, call_tiles, is_loaded, launch
 from ..._runtime.jax_schedule import block_sequences
 from ..._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 from ..._runtime.schedules import pass_table
@@ -18,8 +18,7 @@ if HAS_TRITON:
 def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1)
-    own = parse_config(config_words)
-    return tiles_for("streaming_llm", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("streaming_llm", "packed", q, v, length, config_words)
 
 
 def _tables(

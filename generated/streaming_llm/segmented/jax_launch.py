@@ -2,11 +2,11 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/jax_launch.py.jinja
-# hash: 79831ef700a8518a
+# hash: e21953ad9f0fc46a
 """Launches of the kernels of `streaming_llm`, with segment ids, in JAX."""
 
-from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, parse_config, tiles_for
-from ..._runtime.jax_kernels import HAS_TRITON, arch_of, is_loaded, launch
+from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2
+from ..._runtime.jax_kernels import HAS_TRITON, call_tiles, is_loaded, launch
 from ..._runtime.jax_schedule import list_blocks
 from ..._runtime.jax_tensor import FP32, INT32, Tensor, aligned, empty_like_layout, row_stride, unit_strides
 from ..._runtime.schedules import POSITIONS, SEGMENTS, least_block, pass_table
@@ -19,8 +19,7 @@ def tiles_of(q: Tensor, v: Tensor, q_segment_ids: Tensor, config_words: str) -> 
     """The tiles of each pass."""
     # How many segments a row has only the device knows. One id for all, with a stride of 0, is one segment.
     length = v.shape[2] // (SEGMENTS if q_segment_ids.stride(1) else 1)
-    own = parse_config(config_words)
-    return tiles_for("streaming_llm", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("streaming_llm", "segmented", q, v, length, config_words)
 
 
 def _extremes(

@@ -1,11 +1,11 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: ops/jax_launch.py.jinja
-# hash: 1e7d0e814d78dd11
+# hash: 11dd66f0cda6c809
 """Launches of the kernels of `window`, packed sequences, in JAX."""
 
-from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2, parse_config, tiles_for
-from ..._runtime.jax_kernels import HAS_TRITON, arch_of, is_loaded, launch
+from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2
+from ..._runtime.jax_kernels import HAS_TRITON, call_tiles, is_loaded, launch
 from ..._runtime.jax_schedule import block_sequences
 from ..._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 from ..._runtime.schedules import pass_table
@@ -17,8 +17,7 @@ if HAS_TRITON:
 def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1)
-    own = parse_config(config_words)
-    return tiles_for("window", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("window", "packed", q, v, length, config_words)
 
 
 def _tables(

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: ops/torch_launch.py.jinja
-# hash: 92bd99f450d70617
+# hash: 4a891404a48af823
 """Launches of the kernels of `window`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, parse_config, tiles_for
+from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2
 from ..._runtime.schedules import POSITIONS, SEGMENTS, least_block, pass_table
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
     aligned,
-    arch_of,
+    call_tiles,
     empty_like_layout,
     launches_directly,
     on_device,
@@ -114,8 +114,7 @@ def tiles_of(q: Tensor, v: Tensor, q_segment_ids: Tensor, config_words: str) -> 
     """The tiles of each pass."""
     # How many segments a row has only the device knows. One id for all, with a stride of 0, is one segment.
     length = v.shape[2] // (SEGMENTS if q_segment_ids.stride(1) else 1)
-    own = parse_config(config_words)
-    return tiles_for("window", arch_of(q), q.element_size(), q.shape[3], v.shape[3], own, length)
+    return call_tiles("window", "segmented", q, v, length, config_words)
 
 
 def _extremes(
