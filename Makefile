@@ -14,13 +14,13 @@ RUN := $(VENV)/bin/python
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-jax render check test test-gpu lint bench clean
+.PHONY: help setup demo demo-jax render check test test-gpu lint tune autotune bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=...   interpreter that makes .venv, or that test-gpu and bench run with (default: python3)"
-	@echo "  ARGS=...     for pytest in test-gpu: with pytest-xdist, -n 14 compiles on as many cores"
+	@echo "  ARGS=...     for tune, and for pytest in test-gpu: with pytest-xdist, -n 14 compiles on as many cores"
 	@echo "  TORCH=torch  on a machine with an NVIDIA GPU: install the newest torch, with CUDA, instead of $(TORCH)"
 
 setup: $(STAMP) ## make .venv with torch, triton, jax and the development tools
@@ -58,6 +58,11 @@ test: check ## check, then all tests on the CPU, kernels in Triton's interpreter
 
 test-gpu: ## the kernel tests, compiled, with $(PYTHON) as it is: no .venv, no install, no network
 	$(PYTHON) -m pytest tests/kernels -q $(ARGS)
+
+tune: $(if $(PYTHON_CHOSEN),,$(STAMP)) ## measure tiles on this GPU, with PYTHON=... or .venv; ARGS='causal --budget 5'
+	$(if $(PYTHON_CHOSEN),$(PYTHON),$(RUN)) -m codegen tune $(ARGS)
+
+autotune: tune ## the same
 
 bench: $(if $(PYTHON_CHOSEN),,$(STAMP)) ## measure against the peers, with PYTHON=... or .venv
 	$(if $(PYTHON_CHOSEN),$(PYTHON),$(RUN)) -m bench

@@ -1,4 +1,4 @@
-"""The command line: `python -m codegen render | check | list | show | schema`.
+"""The command line: `python -m codegen render | check | list | show | tune | explain | schema`.
 
 A subcommand is one function with the `@command` decorator; its docstring is its help. Modules that take time to import
 are imported by the command that needs them.
@@ -104,6 +104,49 @@ def picture_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--png", type=Path, metavar="FILE", help="also draw an image; needs matplotlib")
 
 
+def tune_options(parser: argparse.ArgumentParser) -> None:
+    """What to tune, and how long; what is not named is tuned for all that the spec names, but for float32."""
+    add = parser.add_argument
+    add("names", nargs="*", metavar="VARIANT", help="variants of the package (default: all)")
+    add("--passes", type=_words, default=[], metavar="LIST", help="of fwd,dkdv,dq (default: all)")
+    add("--dtypes", type=_words, default=[], metavar="LIST", help="such as bf16,fp16 (default: the spec's 16-bit ones)")
+    add("--head-dims", type=_numbers, default=[], metavar="LIST", help="such as 64,128 (default: the spec's)")
+    add("--seqs", type=_numbers, default=[], metavar="LIST", help="lengths to time (default: 512 to 16384)")
+    add("--modes", type=_words, default=[], metavar="LIST", help="of dense,packed (default: dense)")
+    add("--budget", type=_minutes, default=0.0, metavar="MINUTES", help="for all of it: fewer tiles are tried")
+    add("--jobs", type=_at_least(1), metavar="N", help="processes that compile (default: the cores but one)")
+    add("--again", action="store_true", help="also what is tuned already on these kernels")
+
+
+def explain_options(parser: argparse.ArgumentParser) -> None:
+    """The call to explain."""
+    add = parser.add_argument
+    add("--gpu", metavar="NAME", help="such as h100, or an architecture such as sm_90 (default: this machine's)")
+    add("--dtype", default="bf16", metavar="NAME", help="(default: bf16)")
+    add("--head-dim", type=_at_least(16), default=128, metavar="N", help="(default: 128)")
+    add("--seq", type=_at_least(1), default=4096, metavar="N", help="keys of a sequence (default: 4096)")
+    add("--group", type=_at_least(1), default=1, metavar="N", help="query heads per key head (default: 1)")
+    add("--mode", default="dense", metavar="NAME", help="dense, packed or segmented (default: dense)")
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+def _numbers(text: str) -> list[int]:
+    return [_at_least(1)(word) for word in text.split(",")]
+
+
+def _minutes(text: str) -> float:
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = 0.0
+    if not 0 < minutes < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected minutes above 0, got {text!r}")
+    return minutes
+
+
 def _at_least(least: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
@@ -205,6 +248,49 @@ def show(args: argparse.Namespace) -> int:
     if args.png is not None:
         plot.save(picture, args.png)
     print(shown.report(picture, columns=shutil.get_terminal_size().columns, encoding=sys.stdout.encoding))
+    return EXIT_OK
+
+
+@command("tune", tune_options, variants_option, out_option)
+def tune(args: argparse.Namespace) -> int:
+    """Measure tiles on this machine's GPU; ops of both frameworks then run with the fastest."""
+    from codegen.explain import DTYPE_NAMES
+    from codegen.tune.command import Choice, default_jobs, run
+
+    variants = _variants_path(args)
+    choice = Choice(
+        variants_path=variants,
+        out=_out_path(args, variants),
+        variants=args.names,
+        passes=args.passes,
+        dtypes=[DTYPE_NAMES.get(name, name) for name in args.dtypes],
+        head_dims=args.head_dims,
+        seqs=args.seqs,
+        modes=args.modes,
+        minutes=args.budget,
+        jobs=args.jobs or default_jobs(),
+        again=args.again,
+    )
+    run(choice)
+    return EXIT_OK
+
+
+@command("explain", name_argument, explain_options, variants_option, out_option)
+def explain(args: argparse.Namespace) -> int:
+    """Print which tiles a call runs with on a GPU, and from where."""
+    from codegen.explain import Question, answer
+
+    question = Question(
+        variant=args.name,
+        gpu=args.gpu or "",
+        dtype=args.dtype,
+        head_dim=args.head_dim,
+        seq=args.seq,
+        group=args.group,
+        mode=args.mode,
+    )
+    out = _out_path(args, args.variants or DEFAULT_VARIANTS)
+    print("\n".join(answer(out, question)))
     return EXIT_OK
 
 

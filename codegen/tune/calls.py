@@ -9,7 +9,7 @@ import importlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +200,53 @@ def relative_errors(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> di
         worst = ((got[name].double() - wanted.double()).abs().max() / wanted.double().abs().max()).item()
         errors[name] = math.inf if math.isnan(worst) else worst
     return errors
+
+
+def evaluate_plain(op: Callable[..., Any], inputs: Inputs, **options: Any) -> dict[str, Tensor]:
+    """o and the gradient of every leaf, as of a training step, which has none with respect to lse."""
+    o = inputs.call(op, **options)
+    leaves = inputs.leaves()
+    grads = torch.autograd.grad(o, list(leaves.values()), inputs.do)
+    return {"o": o.detach()} | {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
+
+
+def packed(entry: Mapping[str, Any], inputs: Inputs) -> Inputs:
+    """The rows of a dense batch one behind the other: `[B * S, H, D]`, dlse `[H, B * S]`.
+
+    The variant's own tensors have an element per token there, or none for the batch.
+    """
+
+    def joined(x: Tensor) -> Tensor:
+        return x.detach().transpose(1, 2).flatten(0, 1).contiguous().requires_grad_(x.requires_grad)
+
+    def own(name: str, x: Tensor) -> Tensor:
+        dims = entry["tensors"][name]["dims"] if name in entry["tensors"] else ["b", "q_idx"] if name == "g" else []
+        per_token = len(dims) > 1 and dims[0] == "b" and dims[1] in ("q_idx", "kv_idx")
+        return x.detach().flatten(0, 1).requires_grad_(x.requires_grad) if per_token else x
+
+    q, k, v, do = (joined(x) for x in (inputs.q, inputs.k, inputs.v, inputs.do))
+    tensors = {name: own(name, x) for name, x in inputs.tensors.items()}
+    return replace(inputs, q=q, k=k, v=v, do=do, dlse=inputs.dlse.transpose(0, 1).flatten(1), tensors=tensors)
+
+
+def draw_call(
+    variant: str,
+    mode: str,
+    dtype: str,
+    head_dim: int,
+    *,
+    seq: int,
+    device: str,
+    batch: int = 1,
+    kv_heads: int = 2,
+    group: int = 2,
+    package: str = PACKAGE,
+) -> tuple[Inputs, dict[str, Any]]:
+    """Arguments of a call in a mode, and those of them that say what its sequences are: `batch` of `seq` positions."""
+    entry = load_manifest(package)[variant]
+    shape = Shape(batch=batch, heads=kv_heads * group, kv_heads=kv_heads, seq=seq, dim=head_dim)
+    inputs = draw_inputs(entry, shape, dtype=getattr(torch, dtype), device=device)
+    if mode == "dense":
+        return inputs, {}
+    ends = torch.arange(0, (batch + 1) * seq, seq, dtype=torch.int32, device=device)
+    return packed(entry, inputs), {"cu_seqlens_q": ends}

@@ -1,0 +1,121 @@
+"""Which tiles a call runs with on a GPU, and why: the ladder of the generated package, asked without a GPU."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from codegen.errors import CodegenError, did_you_mean
+from codegen.modes import Mode
+from codegen.packages import chosen, find_package
+from codegen.spec import ARCHS, DTYPES, MAX_HEAD_DIM, MIN_HEAD_DIM
+
+# Chips of well-known GPUs, for those that no file is there of.
+_ARCH_OF = {
+    "a100": "sm_80",
+    "a10": "sm_86",
+    "l4": "sm_89",
+    "l40s": "sm_89",
+    "rtx_4090": "sm_89",
+    "h100": "sm_90",
+    "h100_pcie": "sm_90",
+    "h200": "sm_90",
+    "gh200": "sm_90",
+    "b200": "sm_100",
+    "gb200": "sm_100",
+    "rtx_5090": "sm_120",
+    "mi300x": "gfx942",
+}
+
+DTYPE_NAMES = {**{name: name for name in DTYPES}, "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+"""What an option may call a dtype."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A call to explain. `gpu`: a folder of tuned tiles such as h100, or an architecture."""
+
+    variant: str
+    gpu: str
+    dtype: str
+    head_dim: int
+    seq: int
+    group: int
+    mode: str
+
+
+def answer(out: Path, question: Question) -> list[str]:
+    """The lines that answer a question about the package in `out`."""
+    package = find_package(out).name
+    configs = importlib.import_module(f"{package}._runtime.configs")
+    tuned = importlib.import_module(f"{package}._runtime.tuned")
+    hashes = importlib.import_module(f"{package}._runtime.kernels").KERNEL_HASHES
+    (variant,) = chosen("variant", [question.variant], list(hashes))
+    (dtype,) = chosen("--dtype", [DTYPE_NAMES.get(question.dtype, question.dtype)], DTYPES)
+    (mode,) = chosen("--mode", [question.mode], [str(each) for each in Mode])
+    if question.head_dim > MAX_HEAD_DIM:
+        raise CodegenError(f"--head-dim: expected {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, got {question.head_dim}")
+    named = question.gpu or _this_gpu(tuned)
+    arch = _arch(out, named, configs)
+    gpu = "" if named == arch else named
+    problem = tuned.Problem(mode, dtype, question.head_dim, question.group, question.seq)
+    choices = configs.ladder(variant, arch, gpu, problem)
+    path = tuned.tuned_path(gpu, variant, out)
+    rows = [("pass", "block_m", "block_n", "num_warps", "num_stages", "from")]
+    for name in configs.PASSES:
+        rows.append((name, *map(str, choices[name].tile), _reason(choices[name], path, arch)))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    place = f"{gpu} ({arch})" if gpu else arch
+    return [f"{variant} on {place}: {problem}", "", *table, "", *_ladder_text(path, gpu)]
+
+
+def _this_gpu(tuned: Any) -> str:
+    try:
+        import torch
+
+        found = torch.cuda.is_available()
+    except ModuleNotFoundError:
+        found = False
+    if not found:
+        raise CodegenError("--gpu: expected a GPU's name, such as h100: there is none on this machine")
+    return str(tuned.gpu_key(torch.cuda.get_device_name()))
+
+
+def _reason(choice: Any, path: Path, arch: str) -> str:
+    entry = choice.entry
+    if entry is None:
+        return f"default of {arch}"
+    gained = "" if entry.default_ms is None else f", default {entry.default_ms:.4g} ms"
+    problem = entry.problem
+    return (
+        f"{path.parent.name}/{path.name}: seq {problem.seq} group {problem.group}, {entry.ms:.4g} ms{gained}, "
+        f"Triton {entry.triton}"
+    )
+
+
+def _ladder_text(path: Path, gpu: str) -> Iterator[str]:
+    yield "ladder: a call's config=, then the nearest entry measured on this GPU, then the architecture's default"
+    if gpu and not path.is_file():
+        yield f"{path} is not there; `python -m codegen tune {path.stem}` on that GPU makes it"
+
+
+def _arch(out: Path, gpu: str, configs: Any) -> str:
+    """The architecture of a GPU: what its tuned files say, else what is known of its name."""
+    if gpu in ARCHS or gpu in configs.SAME_TILES:
+        return gpu
+    for path in sorted((out / "tuned" / gpu).glob("*.json")):
+        try:
+            return str(json.loads(path.read_text(encoding="utf-8"))["arch"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    if gpu not in _ARCH_OF:
+        tuned = sorted(folder.name for folder in (out / "tuned").glob("*") if folder.is_dir())
+        known = list(dict.fromkeys([*tuned, *_ARCH_OF, *ARCHS]))
+        hint = did_you_mean(gpu, known)
+        raise CodegenError(f"--gpu: expected one of {', '.join(known)}, got '{gpu}'{hint}")
+    return _ARCH_OF[gpu]

@@ -1,0 +1,130 @@
+"""`python -m codegen tune`: from what the command line says to a request, and through it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from codegen.errors import CodegenError
+from codegen.load import load
+from codegen.packages import Package, chosen, find_package
+from codegen.spec import Pass
+from codegen.tune.progress import Progress, totals
+from codegen.tune.record import Group, Machine, Workload
+
+SEQS = (512, 1024, 2048, 4096, 16384)
+GROUPED_SEQS = (2048, 16384)
+"""Lengths timed with a key head per query head, and with one for GROUP of them."""
+
+GROUP = 4
+MODES = ("dense", "packed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The options of the command; empty lists stand for all. `minutes` is the budget, 0 for none."""
+
+    variants_path: Path
+    out: Path
+    variants: Sequence[str]
+    passes: Sequence[str]
+    dtypes: Sequence[str]
+    head_dims: Sequence[int]
+    seqs: Sequence[int]
+    modes: Sequence[str]
+    minutes: float
+    jobs: int
+    again: bool
+
+
+def run(choice: Choice) -> None:
+    """Tune, and print what was gained."""
+    package = find_package(choice.out)
+    machine = _machine()
+    from codegen.tune.tuner import Context, Request, Tuner
+
+    context = Context(spec=load(choice.variants_path), package=package, folder=choice.out.resolve(), machine=machine)
+    workloads = _workloads(choice)
+    groups = _groups(choice, package)
+    wanted = [
+        group
+        for group in groups
+        if choice.again or not context.file(group.variant).has(group, context.kernel_hash(group), workloads)
+    ]
+    folder = context.runtime("tuned").tuned_path(context.runtime("tuned").gpu_key(machine.gpu), "x", context.folder)
+    print(
+        f"{machine.gpu} ({machine.arch}), Triton {machine.triton}: {len(wanted)} kernels to tune, "
+        f"{len(groups) - len(wanted)} tuned already; results in {folder.parent}",
+        flush=True,
+    )
+    progress = Progress(len(wanted))
+    request = Request(
+        groups=wanted, workloads=workloads, budget=choice.minutes * 60 if choice.minutes else None, jobs=choice.jobs
+    )
+    tuner = Tuner(context, request, progress.report, progress.note)
+    try:
+        left = tuner.run()
+    except KeyboardInterrupt:
+        done = len(progress.outcomes)
+        print(f"\n{done} of {len(wanted)} kernels are tuned and written; the same command goes on", file=sys.stderr)
+        raise
+    print(totals(progress.outcomes))
+    if left:
+        print(f"the budget left out {len(left)} kernels, from {left[0]} on; the same command goes on with them")
+
+
+def default_jobs() -> int:
+    """Processes that compile: all cores but the one that measures."""
+    return max(1, (os.cpu_count() or 2) - 1)
+
+
+def _machine() -> Machine:
+    try:
+        import torch
+        import triton
+    except ModuleNotFoundError as error:
+        raise CodegenError(
+            f"{error.name} is not installed: pip install 'attention-codegen[torch]', on a machine with a GPU"
+        ) from None
+    if not torch.cuda.is_available():
+        raise CodegenError(
+            "tune measures kernels, and torch finds no GPU here: it needs an NVIDIA or AMD GPU and a torch built for "
+            "it. Without one, `python -m codegen lint` compiles the default tiles for every chip"
+        )
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    arch = f"sm_{properties.major}{properties.minor}"
+    if torch.version.hip is not None:
+        arch = str(properties.gcnArchName).split(":")[0]
+    return Machine(gpu=torch.cuda.get_device_name(), arch=arch, triton=triton.__version__)
+
+
+def _workloads(choice: Choice) -> list[Workload]:
+    if choice.seqs:
+        return [Workload(seq=seq, group=group) for group in (1, GROUP) for seq in choice.seqs]
+    plain = [Workload(seq=seq, group=1) for seq in SEQS]
+    return plain + [Workload(seq=seq, group=GROUP) for seq in GROUPED_SEQS]
+
+
+def _groups(choice: Choice, package: Package) -> list[Group]:
+    """All that is to be tuned, what matters most first: a budget may end before the list does."""
+    from codegen.tune.calls import load_manifest
+
+    manifest = load_manifest(package.name)
+    variants = chosen("variant", choice.variants, list(manifest))
+    passes = chosen("--passes", choice.passes, [str(each) for each in Pass])
+    modes = chosen("--modes", choice.modes, list(MODES)) if choice.modes else ["dense"]
+    any_variant = manifest[variants[0]]
+    known = [dtype for dtype in any_variant["dtypes"] if dtype != "float32"] or any_variant["dtypes"]
+    dtypes = chosen("--dtypes", choice.dtypes, list(any_variant["dtypes"])) if choice.dtypes else known
+    head_dims = choice.head_dims or any_variant["head_dims"]
+    return [
+        Group(variant=variant, mode=mode, dtype=dtype, head_dim=head_dim, pass_=Pass(pass_))
+        for mode in modes
+        for dtype in dtypes
+        for head_dim in head_dims
+        for variant in variants
+        for pass_ in passes
+    ]

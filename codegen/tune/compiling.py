@@ -1,0 +1,117 @@
+"""Compiling candidates in other processes, without a GPU: the one that measures finds them in Triton's cache."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
+
+from codegen.packages import Package
+from codegen.spec import Pass, TileConfig
+from codegen.tune.record import Group
+
+CUT_SEQ, WHOLE_SEQ = 1000, 1024
+"""Lengths whose last blocks are cut, and not cut, whatever the tile: kernels are compiled once for each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One kernel to compile: a group's, with a tile, for lengths that do or do not end with a block."""
+
+    package: Package
+    arch: str
+    group: Group
+    tile: TileConfig
+    seq: int
+
+
+def kernel_suffix(pass_: Pass) -> str:
+    """How the name of a pass' kernel ends; it begins with the variant's."""
+    return "_fwd" if pass_ is Pass.FWD else f"_bwd_{pass_}"
+
+
+def compile_task(task: Task) -> str:
+    """Compile into Triton's cache; "" when that worked, else why not."""
+    from codegen.offline import compile_launches
+
+    suffix = kernel_suffix(task.group.pass_)
+    inputs, sequences = _arguments(task.package, task.group, task.seq)
+    from codegen.tune.calls import evaluate_plain, load_op
+
+    op = load_op(task.group.variant, task.package.name)
+    options = {**sequences, "config": {str(task.group.pass_): asdict(task.tile)}}
+
+    def call() -> None:
+        if task.group.pass_ is Pass.FWD:
+            inputs.call(op, **options)
+        else:
+            evaluate_plain(op, inputs, **options)
+
+    try:
+        compile_launches(
+            call, task.group.variant, task.arch, task.package.name, only=lambda name: name.endswith(suffix)
+        )
+    except Exception as error:  # whatever the compiler raises is a reason not to take the tile
+        return f"{type(error).__name__}: {first_line(error)}"
+    return ""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, cut to a line of a report."""
+    return str(error).strip().partition("\n")[0][:120]
+
+
+@cache
+def _arguments(package: Package, group: Group, seq: int) -> tuple[Any, dict[str, Any]]:
+    """Arguments of a small call on the CPU, of the same layout as those on the GPU."""
+    _find(package)
+    from codegen.tune.calls import draw_call
+
+    return draw_call(
+        group.variant, group.mode, group.dtype, group.head_dim, seq=seq, device="cpu", package=package.name
+    )
+
+
+def _find(package: Package) -> None:
+    if package.root not in sys.path:
+        sys.path.insert(0, package.root)
+
+
+@contextmanager
+def compiler_pool(jobs: int) -> Iterator[Pool]:
+    """Processes that compile; on leaving, what has not begun is dropped."""
+    # A forked child cannot use what its parent has used of CUDA.
+    context = multiprocessing.get_context("spawn")
+    executor = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker)
+    try:
+        yield Pool(executor)
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _start_worker() -> None:
+    # Ctrl-C is the parent's to handle; each worker is one of many, and needs one thread.
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+
+class Pool:
+    """Compiles each task once."""
+
+    def __init__(self, executor: ProcessPoolExecutor) -> None:
+        self._executor = executor
+        self._futures: dict[Task, Future[str]] = {}
+
+    def submit(self, task: Task) -> Future[str]:
+        """The outcome of a task, begun now if it was not before."""
+        if task not in self._futures:
+            self._futures[task] = self._executor.submit(compile_task, task)
+        return self._futures[task]

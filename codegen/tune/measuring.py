@@ -1,0 +1,173 @@
+"""Checking and timing the tiles of one kernel on the GPU."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from codegen.packages import Package
+from codegen.spec import Pass, TileConfig
+from codegen.tune.calls import BOUND, Inputs, draw_call, evaluate_plain, load_op, load_reference, relative_errors
+from codegen.tune.compiling import first_line, kernel_suffix
+from codegen.tune.record import Group, Workload
+
+TOKENS = 16_384
+"""Tokens of a timed call, all its sequences together."""
+
+WIDTH = 2_048
+"""Query heads times head_dim of a timed call: with TOKENS, the sizes of the FlashAttention papers' benchmarks."""
+
+FIRST_ROUNDS, LAST_ROUNDS = 3, 9
+"""How often a candidate is timed, and how often the winner beside the default."""
+
+HOPELESS = 1.25
+"""A candidate whose first round takes this many times the best one's time is not timed again."""
+
+
+def gpu_name() -> str:
+    """The GPU's name, as its driver gives it."""
+    return str(torch.cuda.get_device_name())
+
+
+def multiprocessors() -> int:
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)
+
+
+class KernelTimes:
+    """Times the launches of one kernel among all that run, by events that Triton's launch hooks record."""
+
+    def __init__(self, suffix: str) -> None:
+        self.suffix = suffix
+        self.events: list[torch.cuda.Event] = []
+
+    def _note(self, metadata: Any) -> None:
+        if str(metadata.get()["name"]).endswith(self.suffix):
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record()
+            self.events.append(event)
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Launches inside are noted."""
+        from triton import knobs
+
+        hooks = (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook)
+        # The two lists of hooks refuse a function that they hold already, so each gets its own.
+        enter, leave = (lambda metadata: self._note(metadata)), (lambda metadata: self._note(metadata))
+        hooks[0].add(enter)
+        hooks[1].add(leave)
+        try:
+            yield
+        finally:
+            hooks[0].remove(enter)
+            hooks[1].remove(leave)
+
+    def milliseconds(self) -> list[float]:
+        """The times noted, which are forgotten."""
+        torch.cuda.synchronize()
+        events, self.events = self.events, []
+        return [start.elapsed_time(end) for start, end in zip(events[::2], events[1::2], strict=True)]
+
+
+class Bench:
+    """Checks and times tiles of one group's kernel."""
+
+    def __init__(self, package: Package, group: Group) -> None:
+        self.package = package
+        self.group = group
+        self.op = load_op(group.variant, package.name)
+        self.best: dict[Workload, float] = {}
+
+    def check(self, tile: TileConfig, seq: int) -> str:
+        """Compare what the kernel gives at a small size with float64; "" when it is right, else what is wrong."""
+        try:
+            inputs, sequences, wanted = _golden(self.package, self._family(), seq)
+            got = self._results(inputs, sequences, tile)
+            errors = relative_errors(got, {name: wanted[name] for name in got})
+        except Exception as error:  # out of resources, a compiler's failure: all are reasons not to take it
+            return f"{type(error).__name__}: {first_line(error)}"
+        worst = max(errors, key=lambda name: errors[name])
+        bound = BOUND[inputs.q.dtype]
+        return "" if errors[worst] <= bound else f"wrong: {worst} is off by {errors[worst]:.1e}, bound {bound:.0e}"
+
+    def time(self, tile: TileConfig, workload: Workload) -> float:
+        """The median of some rounds in milliseconds; of one round, where that is far behind the workload's best."""
+        run = self._runner(tile, workload)
+        run()  # the first loads the kernel
+        times = [run()]
+        if times[0] <= HOPELESS * self.best.get(workload, times[0]):
+            times += [run() for _ in range(FIRST_ROUNDS - 1)]
+        median = statistics.median(times)
+        self.best[workload] = min(self.best.get(workload, median), median)
+        return median
+
+    def duel(self, tiles: Sequence[TileConfig], workload: Workload) -> list[float]:
+        """The median of each tile, in rounds taken in turn: a chip that has grown hot is slow for all."""
+        runs = [self._runner(tile, workload) for tile in tiles]
+        rounds = [[run() for run in runs] for _ in range(LAST_ROUNDS + 1)][1:]
+        return [statistics.median(times) for times in zip(*rounds, strict=True)]
+
+    def _runner(self, tile: TileConfig, workload: Workload) -> Callable[[], float]:
+        """Runs the kernel once with a cold L2 cache, and gives its milliseconds."""
+        from triton.runtime import driver
+
+        inputs, sequences = _timed_call(self.package, self._family(), workload)
+        options = {**sequences, "config": {str(self.group.pass_): asdict(tile)}}
+        leaves = list(inputs.leaves().values())
+        o = None if self.group.pass_ is Pass.FWD else inputs.call(self.op, **options)
+        times = KernelTimes(kernel_suffix(self.group.pass_))
+        filler = driver.active.get_empty_cache_for_benchmark()
+
+        def run() -> float:
+            driver.active.clear_cache(filler)
+            with times.noting():
+                if o is None:
+                    inputs.call(self.op, **options)
+                else:
+                    torch.autograd.grad(o, leaves, inputs.do, retain_graph=True)
+            return sum(times.milliseconds())
+
+        return run
+
+    def _results(self, inputs: Inputs, sequences: dict[str, Any], tile: TileConfig) -> dict[str, Tensor]:
+        options = {**sequences, "config": {str(self.group.pass_): asdict(tile)}}
+        if self.group.pass_ is Pass.FWD:
+            return {"o": inputs.call(self.op, **options).detach()}
+        return evaluate_plain(self.op, inputs, **options)
+
+    def _family(self) -> Group:
+        """The group that stands for all passes: they share their inputs."""
+        return replace(self.group, pass_=Pass.FWD)
+
+
+@lru_cache(maxsize=12)
+def _golden(package: Package, group: Group, seq: int) -> tuple[Inputs, dict[str, Any], dict[str, Tensor]]:
+    inputs, sequences = draw_call(
+        group.variant, group.mode, group.dtype, group.head_dim, seq=seq, device="cuda", package=package.name
+    )
+    reference = load_reference(group.variant, packed=group.mode == "packed", package=package.name)
+    return inputs, sequences, evaluate_plain(reference, inputs.double(), **sequences)
+
+
+@lru_cache(maxsize=14)
+def _timed_call(package: Package, group: Group, workload: Workload) -> tuple[Inputs, dict[str, Any]]:
+    heads = max(1, WIDTH // group.head_dim // workload.group) * workload.group
+    return draw_call(
+        group.variant,
+        group.mode,
+        group.dtype,
+        group.head_dim,
+        seq=workload.seq,
+        batch=max(1, TOKENS // workload.seq),
+        kv_heads=heads // workload.group,
+        group=workload.group,
+        device="cuda",
+        package=package.name,
+    )

@@ -1,0 +1,49 @@
+"""What is known of good tiles before a kernel is measured: those of other kernels, dtypes and GPUs of the chip."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from codegen.spec import TileConfig
+from codegen.tune.record import Group
+
+
+class Priors:
+    """Tiles that won, counted by the kernels they won for."""
+
+    def __init__(self) -> None:
+        self._wins: dict[tuple[str, int], Counter[tuple[str, TileConfig]]] = {}
+
+    @classmethod
+    def read(cls, tuned: Path, arch: str) -> Priors:
+        """Those of every tuned file of an architecture; files that cannot be read tell nothing."""
+        priors = cls()
+        for path in sorted(tuned.glob("*/*.json")):
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                document = json.loads(path.read_text(encoding="utf-8"))
+                if document["arch"] == arch:
+                    for row in document["entries"]:
+                        tile = TileConfig(**row["config"])
+                        priors._add(row["pass"], row["head_dim"], document["variant"], tile)
+        return priors
+
+    def _add(self, pass_name: str, head_dim: int, variant: str, tile: TileConfig) -> None:
+        self._wins.setdefault((pass_name, head_dim), Counter())[variant, tile] += 1
+
+    def add(self, group: Group, tile: TileConfig) -> None:
+        """A tile won one of a group's workloads."""
+        self._add(str(group.pass_), group.head_dim, group.variant, tile)
+
+    def of(self, group: Group) -> Iterator[TileConfig]:
+        """The variant's own first, whatever their dtype, then those that won most often for others."""
+        wins = self._wins.get((str(group.pass_), group.head_dim), Counter())
+        own: Counter[TileConfig] = Counter()
+        others: Counter[TileConfig] = Counter()
+        for (variant, tile), count in wins.items():
+            (own if variant == group.variant else others)[tile] += count
+        for counter in (own, others):
+            yield from (tile for tile, _ in counter.most_common())

@@ -1,0 +1,158 @@
+"""Tuned files: what the tuner found for a variant on a GPU, as the generated package reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from codegen.spec import Pass, TileConfig
+
+FORMAT = 1
+"""That of `templates/runtime/tuned.py`, which reads these files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """One kernel to tune: everything it is compiled for but its tile."""
+
+    variant: str
+    mode: str
+    dtype: str
+    head_dim: int
+    pass_: Pass
+
+    def __str__(self) -> str:
+        mode = "" if self.mode == "dense" else f" {self.mode}"
+        return f"{self.variant}{mode} {self.dtype} D{self.head_dim} {self.pass_}"
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Workload:
+    """The size of a call that a kernel is timed at: keys of a sequence, and query heads per key head."""
+
+    seq: int
+    group: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Winner:
+    """The fastest tile of a workload, and what the default took beside it: milliseconds of the kernel alone."""
+
+    workload: Workload
+    tile: TileConfig
+    ms: float
+    default_ms: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What was found for a group; `failed` has the tiles that do not count, each with the reason."""
+
+    group: Group
+    winners: Sequence[Winner]
+    failed: Mapping[TileConfig, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Where a file's entries were measured."""
+
+    gpu: str
+    arch: str
+    triton: str
+
+
+class TunedFile:
+    """The file of one variant on one GPU, read and rewritten whole. What another GPU left there is not kept."""
+
+    def __init__(self, path: Path, machine: Machine) -> None:
+        self.path = path
+        self.machine = machine
+        self.entries: list[dict[str, Any]] = []
+        self.failed: list[dict[str, Any]] = []
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            document = json.loads(path.read_text(encoding="utf-8"))
+            if (document["format"], document["gpu"]) == (FORMAT, machine.gpu):
+                self.entries, self.failed = list(document["entries"]), list(document["failed"])
+
+    def has(self, group: Group, kernel_hash: str, workloads: Iterable[Workload]) -> bool:
+        """Whether every workload of a group was measured on this very kernel with this Triton."""
+        wanted = {(w.seq, w.group) for w in workloads}
+        found = {
+            (row["seq"], row["group"])
+            for row in self.entries
+            if _is_of(row, group) and (row["kernel"], row["triton"]) == (kernel_hash, self.machine.triton)
+        }
+        return wanted <= found
+
+    def tiles(self) -> list[tuple[str, str, int, TileConfig]]:
+        """Pass, dtype, head_dim and tile of every entry."""
+        return [(row["pass"], row["dtype"], row["head_dim"], TileConfig(**row["config"])) for row in self.entries]
+
+    def add(self, outcome: Outcome, kernel_hash: str) -> None:
+        """Put an outcome in place of what was known of its group, and write the file at once or not at all."""
+        group = outcome.group
+        key = {"pass": str(group.pass_), "mode": group.mode, "dtype": group.dtype, "head_dim": group.head_dim}
+        measured = {"kernel": kernel_hash, "triton": self.machine.triton}
+        timed = {(winner.workload.seq, winner.workload.group) for winner in outcome.winners}
+        # Lengths that were not asked for this time stay, where they were measured on the same code.
+        self.entries = [
+            row
+            for row in self.entries
+            if not _is_of(row, group) or (row["kernel"] == kernel_hash and (row["seq"], row["group"]) not in timed)
+        ]
+        self.entries += [
+            {**key, **asdict(w.workload), "config": asdict(w.tile), "ms": _rounded(w.ms)}
+            | {"default_ms": _rounded(w.default_ms), **measured}
+            for w in outcome.winners
+        ]
+        self.failed = [row for row in self.failed if not _is_of(row, group)]
+        self.failed += [{**key, "config": asdict(t), "reason": reason} for t, reason in outcome.failed.items()]
+        write_atomically(self.path, self.text())
+
+    def text(self) -> str:
+        """The file: JSON with one line per entry, in a fixed order, so that a change reads as one."""
+        head = {"format": FORMAT, "variant": self.path.stem, "gpu": self.machine.gpu, "arch": self.machine.arch}
+        lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
+        lines += [_listed("entries", self.entries), _listed("failed", self.failed)]
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _is_of(row: Mapping[str, Any], group: Group) -> bool:
+    have = (row["pass"], row["mode"], row["dtype"], row["head_dim"])
+    return have == (str(group.pass_), group.mode, group.dtype, group.head_dim)
+
+
+def _listed(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    def order(row: Mapping[str, Any]) -> tuple[Any, ...]:
+        passes = list(Pass)
+        key = (row["mode"], row["dtype"], row["head_dim"], passes.index(Pass(row["pass"])))
+        return (*key, row.get("group", 0), row.get("seq", 0), json.dumps(row["config"]))
+
+    lines = [f"    {json.dumps(row)}" for row in sorted(rows, key=order)]
+    return f'  "{name}": [\n' + ",\n".join(lines) + "\n  ]" if lines else f'  "{name}": []'
+
+
+def _rounded(ms: float | None) -> float | None:
+    return None if ms is None else float(f"{ms:.4g}")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file whole or not at all, whatever interrupts."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=".tuned-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise

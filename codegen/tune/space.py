@@ -1,0 +1,166 @@
+"""Which tiles are worth compiling for a kernel, best guess first.
+
+The space is what an architecture's rows in the spec span, widened by one step each way. A model of shared memory and
+registers removes what cannot run, and a model of time orders the rest, so that a small budget already holds a good
+tile. Neither decides: what is tried is measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from codegen.spec import SMEM_LIMIT, ArchSpec, Pass, PassConfigs, TileConfig
+from codegen.tiles import TILE_FIELDS
+
+MOST_REGISTERS = 255
+"""Per thread; what does not fit goes to local memory."""
+
+_OTHER_REGISTERS = 24
+"""Addresses, bounds and row vectors, beside the tiles that `registers` counts. Compiled kernels have 20 to 80 more."""
+
+_REGISTER_FILE = 65_536
+"""32-bit registers of a multiprocessor (compute unit); on AMD those of four SIMDs are four times as many."""
+
+_MOST_WARPS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """The kernel that tiles are looked for: a pass at one head_dim, for inputs of `itemsize` bytes, on a chip."""
+
+    pass_: Pass
+    arch: str
+    itemsize: int
+    head_dim: int
+
+    @property
+    def columns(self) -> int:
+        """Columns of a tile: head_dim padded to a power of two."""
+        return 1 << (self.head_dim - 1).bit_length()
+
+
+def shared_bytes(kernel: Kernel, tile: TileConfig) -> int:
+    """Shared memory of one program: the tiles that stay, and those of each pipeline stage.
+
+    Exact for what Triton 3.6 makes of these kernels on sm_90; an upper bound where operands go to registers at once.
+    """
+    row = kernel.columns * kernel.itemsize
+    own, streamed = (tile.block_n, tile.block_m) if kernel.pass_ is Pass.DKDV else (tile.block_m, tile.block_n)
+    kept = own * row * (1 if kernel.pass_ is Pass.FWD else 2)  # q; q and do; k and v
+    vectors = 8 * streamed if kernel.pass_ is Pass.DKDV else 0  # lse and delta
+    return kept + tile.num_stages * 2 * streamed * row + vectors
+
+
+def registers(kernel: Kernel, tile: TileConfig) -> int:
+    """32-bit registers per thread: accumulators, the tile of scores and those made of it, as tiles over all threads."""
+    scores = tile.block_m * tile.block_n
+    halves = scores * kernel.itemsize // 4
+    accumulated = {
+        Pass.FWD: tile.block_m * kernel.columns + scores + halves,
+        Pass.DQ: tile.block_m * kernel.columns + 2 * scores + halves,
+        Pass.DKDV: 2 * tile.block_n * kernel.columns + 2 * scores + halves,
+    }
+    return accumulated[kernel.pass_] // (_lanes(kernel.arch) * tile.num_warps) + _OTHER_REGISTERS
+
+
+def fits(kernel: Kernel, tile: TileConfig) -> bool:
+    """Whether a tile can be launched, and does not spill by the model."""
+    most = 2 * MOST_REGISTERS if kernel.arch.startswith("gfx") else MOST_REGISTERS
+    return shared_bytes(kernel, tile) <= SMEM_LIMIT[kernel.arch] and registers(kernel, tile) <= most
+
+
+def _lanes(arch: str) -> int:
+    return 64 if arch.startswith("gfx") else 32
+
+
+# ---------------------------------------------------------------------------------------------------------------- time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """A call as the model of time sees it.
+
+    `visited(block_m, block_n)`: scores that blocks of that size compute for each score that is kept.
+    `programs(block_m, block_n)`: the kernel's programs.
+    """
+
+    multiprocessors: int
+    visited: Callable[[int, int], float]
+    programs: Callable[[int, int], int]
+
+
+# Relative times, of a kernel's own work on one multiprocessor. From sweeps of causal kernels on an H100.
+_EXPONENTIALS = 0.45
+"""Exponentials and row vectors, beside the matrix products of the same scores at head_dim 64."""
+
+_STAGE_PENALTY = {1: 1.35, 2: 1.04}
+_ROWS_PENALTY = {16: 1.9, 32: 1.35, 64: 1.08}
+"""Short tiles read keys and values more often for each product."""
+
+_PROLOGUE = 0.25
+"""What a program costs before and after its loop, in blocks of 128 by 128."""
+
+
+def seconds(kernel: Kernel, tile: TileConfig, work: Work) -> float:
+    """A guess at the time of a call, in an arbitrary unit: good for ordering only."""
+    own, streamed = (tile.block_n, tile.block_m) if kernel.pass_ is Pass.DKDV else (tile.block_m, tile.block_n)
+    products = kernel.columns / 64 * {Pass.FWD: 1.0, Pass.DQ: 1.5, Pass.DKDV: 2.0}[kernel.pass_]
+    threads = tile.num_warps * _lanes(kernel.arch)
+    by_memory = SMEM_LIMIT[kernel.arch] // max(shared_bytes(kernel, tile), 1)
+    by_registers = _REGISTER_FILE // (threads * max(registers(kernel, tile), 1))
+    resident = max(1, min(by_memory, by_registers, _MOST_WARPS // tile.num_warps))
+    # The exponentials of one group of warps hide behind the products of another.
+    groups = resident * max(1, tile.num_warps // 4)
+    hidden = 0.0 if groups == 1 else 0.6
+    block = max(products, _EXPONENTIALS) + (1 - hidden) * min(products, _EXPONENTIALS)
+    block *= _STAGE_PENALTY.get(tile.num_stages, 1.0) * _ROWS_PENALTY.get(own, 1.0)
+    block *= 1.0 + 8.0 / streamed
+    if own < 16 * tile.num_warps:
+        block *= 1.25  # warps share rows: their sums cross warps
+    if registers(kernel, tile) > 200:
+        block *= 1.1
+    programs = work.programs(tile.block_m, tile.block_n)
+    slots = work.multiprocessors * resident
+    tail = 1 + slots / (2 * max(programs, 1))
+    scores = work.visited(tile.block_m, tile.block_n)
+    per_program = _PROLOGUE * programs * 128 * 128 / (work.multiprocessors * 2_000_000)
+    return block * scores * tail + per_program
+
+
+# --------------------------------------------------------------------------------------------------------------- space
+
+
+def spans(rows: Iterable[PassConfigs], pass_: Pass) -> Mapping[str, tuple[int, ...]]:
+    """Field of a tile -> the values that some tables' rows for a pass span, one step further each way."""
+    tiles = [tile for passes in rows for tile in passes.get(pass_, {}).values()]
+    found = {}
+    for name, allowed in TILE_FIELDS.items():
+        places = [allowed.index(getattr(tile, name)) for tile in tiles]
+        found[name] = allowed[max(0, min(places) - 1) : max(places) + 2]
+    return found
+
+
+def tables(arch: ArchSpec, itemsize: int) -> list[PassConfigs]:
+    """The tables of an architecture that hold tiles for inputs of `itemsize` bytes."""
+    return [arch.float32] if itemsize == 4 else [arch.half, *arch.short.values()]
+
+
+def known(archs: Iterable[ArchSpec], kernel: Kernel) -> Iterator[TileConfig]:
+    """The tiles that the spec has for the kernel, each table's row that serves its head_dim."""
+    for arch in archs:
+        for passes in tables(arch, kernel.itemsize):
+            rows = passes.get(kernel.pass_, {})
+            serving = [head_dim for head_dim in rows if head_dim >= kernel.head_dim]
+            if serving:
+                yield rows[min(serving)]
+
+
+def candidates(kernel: Kernel, archs: Iterable[ArchSpec], first: Iterable[TileConfig], work: Work) -> list[TileConfig]:
+    """All tiles worth trying: those of `first`, those of the spec, then the rest of the space by the model of time."""
+    archs = list(archs)
+    span = spans([passes for arch in archs for passes in tables(arch, kernel.itemsize)], kernel.pass_)
+    space = (TileConfig(**dict(zip(span, values, strict=True))) for values in itertools.product(*span.values()))
+    modelled = sorted((tile for tile in space if fits(kernel, tile)), key=lambda tile: seconds(kernel, tile, work))
+    return list(dict.fromkeys([*first, *known(archs, kernel), *modelled]))

@@ -1,0 +1,266 @@
+"""The tuner: compiles candidates on the host's cores while the GPU checks and times those that are ready."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from codegen.block_status import Grid, Status, proven
+from codegen.call import make_call
+from codegen.packages import Package
+from codegen.spec import Pass, Spec, TileConfig, Variant
+from codegen.tune.compiling import CUT_SEQ, WHOLE_SEQ, Pool, Task, compiler_pool
+from codegen.tune.measuring import TOKENS, WIDTH, Bench, multiprocessors
+from codegen.tune.priors import Priors
+from codegen.tune.record import Group, Machine, Outcome, TunedFile, Winner, Workload
+from codegen.tune.space import Kernel, Work, candidates
+
+ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4}
+
+MOST_CANDIDATES, LEAST_CANDIDATES = 48, 4
+"""Tiles tried for one kernel without a budget, and with a small one."""
+
+COMPILE_SECONDS = 2.5
+"""What compiling one kernel takes a core of a server, for dividing a budget."""
+
+GAIN = 0.99
+"""A tile replaces the default where it takes less than this part of the default's time: the rest is noise."""
+
+_MODEL_SEQ = 2048
+"""The length at which the model of time counts the blocks that a mask visits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is to be tuned. `budget` in seconds, None for as long as it takes."""
+
+    groups: Sequence[Group]
+    workloads: Sequence[Workload]
+    budget: float | None
+    jobs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What groups have in common: the spec and package they are of, and where they are measured."""
+
+    spec: Spec
+    package: Package
+    folder: Path
+    machine: Machine
+
+    def runtime(self, name: str) -> Any:
+        """A module of the package's runtime."""
+        return importlib.import_module(f"{self.package.name}._runtime.{name}")
+
+    @property
+    def chip(self) -> str:
+        """The architecture whose tiles the GPU's runs with."""
+        arch = self.machine.arch
+        return str(self.runtime("configs").SAME_TILES.get(arch, arch))
+
+    def kernel_hash(self, group: Group) -> str:
+        """The hash of the code that a group's kernel is rendered to."""
+        return str(self.runtime("kernels").KERNEL_HASHES[group.variant][group.mode][group.pass_])
+
+    def file(self, variant: str) -> TunedFile:
+        """The tuned file of a variant on this GPU."""
+        tuned = self.runtime("tuned")
+        return TunedFile(tuned.tuned_path(tuned.gpu_key(self.machine.gpu), variant, self.folder), self.machine)
+
+    def default(self, group: Group, workload: Workload) -> TileConfig:
+        """The tile that a call runs with where nothing is tuned."""
+        problem = self.runtime("tuned").Problem(group.mode, group.dtype, group.head_dim, workload.group, workload.seq)
+        choice = self.runtime("configs").ladder(group.variant, self.machine.arch, "", problem)[group.pass_]
+        return TileConfig(**choice.tile._asdict())
+
+
+@dataclass(kw_only=True)
+class Trial:
+    """A group at work: its candidates as they are compiled, then their times."""
+
+    group: Group
+    bench: Bench
+    defaults: Mapping[Workload, TileConfig]
+    compiling: dict[Future[str], TileConfig]
+    times: dict[Workload, dict[TileConfig, float]] = field(default_factory=dict)
+    failed: dict[TileConfig, str] = field(default_factory=dict)
+    cut: list[Future[str]] = field(default_factory=list)
+    right: set[TileConfig] = field(default_factory=set)
+
+    def ranking(self, workload: Workload) -> list[TileConfig]:
+        """The tiles that were timed, fastest first."""
+        times = self.times.get(workload, {})
+        return sorted(times, key=lambda tile: times[tile])
+
+
+class Tuner:
+    """Tunes the groups of a request; `report` is told of each when it is done, `note` of what goes on meanwhile."""
+
+    def __init__(
+        self, context: Context, request: Request, report: Callable[[Outcome], None], note: Callable[[str], None]
+    ) -> None:
+        self.context = context
+        self.request = request
+        self.report = report
+        self.note = note
+        self.priors = Priors.read(context.folder / "tuned", context.machine.arch)
+        self.visits = Visits()
+        self.deadline = math.inf if request.budget is None else time.monotonic() + request.budget
+
+    def run(self) -> list[Group]:
+        """Tune one group after the other; those that a budget left out are returned."""
+        left = deque(self.request.groups)
+        with compiler_pool(self.request.jobs) as pool:
+            begun: deque[Trial] = deque()
+            measured: deque[Trial] = deque()
+            while left or begun:
+                while left and len(begun) < self._ahead and not self._late:
+                    begun.append(self._begin(pool, left.popleft()))
+                if not begun:
+                    break
+                trial = begun.popleft()
+                self._measure(trial)
+                self._begin_cuts(pool, trial)
+                measured.append(trial)
+                while measured and all(future.done() for future in measured[0].cut):
+                    self._finish(pool, measured.popleft())
+            for trial in measured:
+                self._finish(pool, trial)
+        return list(left)
+
+    @property
+    def _late(self) -> bool:
+        return time.monotonic() > self.deadline
+
+    @property
+    def _ahead(self) -> int:
+        """Groups that are compiled at once, so that no core waits."""
+        return 1 + math.ceil(2 * self.request.jobs / self._most)
+
+    @property
+    def _most(self) -> int:
+        """Candidates per group: what the budget allows, were compiling all that takes time."""
+        if self.request.budget is None:
+            return MOST_CANDIDATES
+        affordable = self.request.budget * self.request.jobs / COMPILE_SECONDS / max(1, len(self.request.groups))
+        # As many again are compiled once more, for lengths that cut a block, and measuring takes its part.
+        return max(LEAST_CANDIDATES, min(MOST_CANDIDATES, int(affordable / 2)))
+
+    def _begin(self, pool: Pool, group: Group) -> Trial:
+        defaults = {workload: self.context.default(group, workload) for workload in self.request.workloads}
+        tiles = self._candidates(group, list(dict.fromkeys(defaults.values())))
+        compiling = {self._compiled(pool, group, tile, WHOLE_SEQ): tile for tile in tiles}
+        return Trial(group=group, bench=Bench(self.context.package, group), defaults=defaults, compiling=compiling)
+
+    def _candidates(self, group: Group, defaults: Sequence[TileConfig]) -> list[TileConfig]:
+        """The defaults, what is known, and of the rest what the model of time likes best: at least a third."""
+        context, variant = self.context, self.context.spec.variants[group.variant]
+        kernel = Kernel(pass_=group.pass_, arch=context.chip, itemsize=ITEMSIZE[group.dtype], head_dim=group.head_dim)
+        archs = [table[context.chip] for table in (variant.archs, context.spec.archs) if context.chip in table]
+        first = list(dict.fromkeys([*defaults, *self.priors.of(group)]))
+        ranked = candidates(kernel, archs, first, _work(variant, group, self.visits))
+        most = max(self._most, len(defaults))
+        familiar = ranked[: max(len(defaults), most * 2 // 3)]
+        new = [tile for tile in ranked if tile not in first and tile not in familiar]
+        return [*familiar, *new[: most - len(familiar)]]
+
+    def _compiled(self, pool: Pool, group: Group, tile: TileConfig, seq: int) -> Future[str]:
+        task = Task(package=self.context.package, arch=self.context.machine.arch, group=group, tile=tile, seq=seq)
+        return pool.submit(task)
+
+    def _measure(self, trial: Trial) -> None:
+        """Check and time each candidate as soon as it is compiled."""
+        total = len(trial.compiling)
+        for done, future in enumerate(as_completed(trial.compiling), start=1):
+            tile = trial.compiling[future]
+            if fault := future.result() or trial.bench.check(tile, WHOLE_SEQ):
+                trial.failed[tile] = fault
+                continue
+            for workload in self.request.workloads:
+                trial.times.setdefault(workload, {})[tile] = trial.bench.time(tile, workload)
+            self.note(f"{trial.group}: {done}/{total} tiles")
+
+    def _begin_cuts(self, pool: Pool, trial: Trial) -> None:
+        """Compile what seems best for lengths that cut a block: there it must be right, too, before it counts."""
+        for workload in self.request.workloads:
+            for tile in trial.ranking(workload)[:1]:
+                trial.cut.append(self._compiled(pool, trial.group, tile, CUT_SEQ))
+
+    def _finish(self, pool: Pool, trial: Trial) -> None:
+        """Settle each workload, and write what was found."""
+        winners = [winner for workload in self.request.workloads if (winner := self._winner(pool, trial, workload))]
+        for winner in winners:
+            self.priors.add(trial.group, winner.tile)
+        outcome = Outcome(group=trial.group, winners=winners, failed=trial.failed)
+        self.context.file(trial.group.variant).add(outcome, self.context.kernel_hash(trial.group))
+        self.report(outcome)
+
+    def _winner(self, pool: Pool, trial: Trial, workload: Workload) -> Winner | None:
+        """The fastest tile that is right everywhere, beside the default; None where no tile is."""
+        right = (tile for tile in trial.ranking(workload) if self._right_when_cut(pool, trial, tile))
+        best, default = next(right, None), trial.defaults[workload]
+        if best is None:
+            return None
+        if default in trial.failed:
+            return Winner(workload=workload, tile=best, ms=trial.times[workload][best], default_ms=None)
+        if best == default:
+            ms = trial.times[workload][best]
+            return Winner(workload=workload, tile=best, ms=ms, default_ms=ms)
+        ms, default_ms = trial.bench.duel([best, default], workload)
+        if ms > GAIN * default_ms and self._right_when_cut(pool, trial, default):
+            best, ms = default, default_ms
+        return Winner(workload=workload, tile=best, ms=ms, default_ms=default_ms)
+
+    def _right_when_cut(self, pool: Pool, trial: Trial, tile: TileConfig) -> bool:
+        if tile not in trial.failed and tile not in trial.right:
+            compiled = self._compiled(pool, trial.group, tile, CUT_SEQ)
+            if fault := compiled.result() or trial.bench.check(tile, CUT_SEQ):
+                trial.failed[tile] = f"at a length that cuts a block: {fault}"
+            else:
+                trial.right.add(tile)
+        return tile in trial.right
+
+
+class Visits:
+    """How many scores a variant's kernels compute for each pair there is, by the size of its blocks."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, int, int], float] = {}
+
+    def of(self, variant: Variant, block_m: int, block_n: int) -> float:
+        """Of example tensors and scalars, one head."""
+        key = (variant.name, block_m, block_n)
+        if key not in self._found:
+            self._found[key] = 1.0 if variant.mask is None else self._counted(variant, block_m, block_n)
+        return self._found[key]
+
+    @staticmethod
+    def _counted(variant: Variant, block_m: int, block_n: int) -> float:
+        length = _MODEL_SEQ
+        call = make_call(variant, q_len=length, kv_len=length, q_offset=0, batch=0, head=0, scalars={}, files={})
+        assert variant.mask is not None
+        statuses = proven(variant.mask, Grid(call=call, block_m=block_m, block_n=block_n))
+        return float((statuses != Status.EMPTY).mean())
+
+
+def _work(variant: Variant, group: Group, visits: Visits) -> Work:
+    """The call that candidates are ordered for: of the timed calls one in the middle."""
+    batch, heads = max(1, TOKENS // _MODEL_SEQ), max(1, WIDTH // group.head_dim)
+
+    def programs(block_m: int, block_n: int) -> int:
+        block = block_n if group.pass_ is Pass.DKDV else block_m
+        return -(-_MODEL_SEQ // block) * batch * heads
+
+    return Work(
+        multiprocessors=multiprocessors(),
+        visited=lambda block_m, block_n: visits.of(variant, block_m, block_n),
+        programs=programs,
+    )
