@@ -12,7 +12,7 @@ from codegen.errors import CodegenError
 from codegen.load import load
 from codegen.packages import Package, chosen, find_package
 from codegen.spec import Pass
-from codegen.tune.progress import Progress, totals
+from codegen.tune.progress import Progress, clock, totals
 from codegen.tune.record import Group, Machine, Workload
 
 SEQS = (512, 1024, 2048, 4096, 16384)
@@ -71,6 +71,9 @@ def run(choice: Choice) -> None:
         done = len(progress.outcomes)
         print(f"\n{done} of {len(wanted)} kernels are tuned and written; the same command goes on", file=sys.stderr)
         raise
+    seconds = sum(each.seconds for each in tuner.compiled)
+    measuring = clock(tuner.measuring)
+    print(f"{len(tuner.compiled)} kernels compiled in {clock(seconds)} of processor time; tiles timed in {measuring}")
     print(totals(progress.outcomes))
     if left:
         print(f"the budget left out {len(left)} kernels, from {left[0]} on; the same command goes on with them")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
+from codegen.errors import CodegenError
 from codegen.packages import Package
 from codegen.spec import Pass, TileConfig
 from codegen.tune.record import Group
@@ -36,8 +39,22 @@ def kernel_suffix(pass_: Pass) -> str:
     return "_fwd" if pass_ is Pass.FWD else f"_bwd_{pass_}"
 
 
-def compile_task(task: Task) -> str:
-    """Compile into Triton's cache; "" when that worked, else why not."""
+@dataclass(frozen=True, kw_only=True)
+class Compilation:
+    """How compiling went: `fault` is empty when it worked; `seconds` of one core."""
+
+    fault: str
+    seconds: float
+
+
+def compile_task(task: Task) -> Compilation:
+    """Compile into Triton's cache."""
+    start = time.perf_counter()
+    fault = _fault(task)
+    return Compilation(fault=fault, seconds=time.perf_counter() - start)
+
+
+def _fault(task: Task) -> str:
     from codegen.offline import compile_launches
 
     suffix = kernel_suffix(task.group.pass_)
@@ -103,15 +120,36 @@ def _start_worker() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
 
 
+@contextmanager
+def _dead_workers_told() -> Iterator[None]:
+    try:
+        yield
+    except BrokenProcessPool:
+        remedy = "mostly for want of memory: give fewer --jobs; the same command then goes on"
+        raise CodegenError(f"a process that compiles was killed, {remedy}") from None
+
+
+def fault_of(future: Future[Compilation]) -> str:
+    """What went wrong with a compilation, waited for; "" when nothing did."""
+    with _dead_workers_told():
+        return future.result().fault
+
+
 class Pool:
     """Compiles each task once."""
 
     def __init__(self, executor: ProcessPoolExecutor) -> None:
         self._executor = executor
-        self._futures: dict[Task, Future[str]] = {}
+        self._futures: dict[Task, Future[Compilation]] = {}
 
-    def submit(self, task: Task) -> Future[str]:
+    def submit(self, task: Task) -> Future[Compilation]:
         """The outcome of a task, begun now if it was not before."""
         if task not in self._futures:
-            self._futures[task] = self._executor.submit(compile_task, task)
+            with _dead_workers_told():
+                self._futures[task] = self._executor.submit(compile_task, task)
         return self._futures[task]
+
+    def finished(self) -> list[Compilation]:
+        """What has been compiled so far."""
+        done = (future for future in self._futures.values() if future.done() and not future.cancelled())
+        return [future.result() for future in done if future.exception() is None]

@@ -16,7 +16,7 @@ from codegen.block_status import Grid, Status, proven
 from codegen.call import make_call
 from codegen.packages import Package
 from codegen.spec import Pass, Spec, TileConfig, Variant
-from codegen.tune.compiling import CUT_SEQ, WHOLE_SEQ, Pool, Task, compiler_pool
+from codegen.tune.compiling import CUT_SEQ, WHOLE_SEQ, Compilation, Pool, Task, compiler_pool, fault_of
 from codegen.tune.measuring import TOKENS, WIDTH, Bench, multiprocessors
 from codegen.tune.priors import Priors
 from codegen.tune.record import Group, Machine, Outcome, TunedFile, Winner, Workload
@@ -89,10 +89,10 @@ class Trial:
     group: Group
     bench: Bench
     defaults: Mapping[Workload, TileConfig]
-    compiling: dict[Future[str], TileConfig]
+    compiling: dict[Future[Compilation], TileConfig]
     times: dict[Workload, dict[TileConfig, float]] = field(default_factory=dict)
     failed: dict[TileConfig, str] = field(default_factory=dict)
-    cut: list[Future[str]] = field(default_factory=list)
+    cut: list[Future[Compilation]] = field(default_factory=list)
     right: set[TileConfig] = field(default_factory=set)
 
     def ranking(self, workload: Workload) -> list[TileConfig]:
@@ -113,6 +113,8 @@ class Tuner:
         self.note = note
         self.priors = Priors.read(context.folder / "tuned", context.machine.arch)
         self.visits = Visits()
+        self.compiled: list[Compilation] = []
+        self.measuring = 0.0
         self.deadline = math.inf if request.budget is None else time.monotonic() + request.budget
 
     def run(self) -> list[Group]:
@@ -121,11 +123,9 @@ class Tuner:
         with compiler_pool(self.request.jobs) as pool:
             begun: deque[Trial] = deque()
             measured: deque[Trial] = deque()
-            while left or begun:
-                while left and len(begun) < self._ahead and not self._late:
+            while (left or begun) and not self._late:
+                while left and len(begun) < self._ahead:
                     begun.append(self._begin(pool, left.popleft()))
-                if not begun:
-                    break
                 trial = begun.popleft()
                 self._measure(trial)
                 self._begin_cuts(pool, trial)
@@ -134,7 +134,8 @@ class Tuner:
                     self._finish(pool, measured.popleft())
             for trial in measured:
                 self._finish(pool, trial)
-        return list(left)
+            self.compiled = pool.finished()
+        return [*(trial.group for trial in begun), *left]
 
     @property
     def _late(self) -> bool:
@@ -142,8 +143,8 @@ class Tuner:
 
     @property
     def _ahead(self) -> int:
-        """Groups that are compiled at once, so that no core waits."""
-        return 1 + math.ceil(2 * self.request.jobs / self._most)
+        """Groups whose tiles are compiled at once: enough that no core waits for a slow one of the first group."""
+        return 1 + math.ceil(6 * self.request.jobs / self._most)
 
     @property
     def _most(self) -> int:
@@ -172,7 +173,7 @@ class Tuner:
         new = [tile for tile in ranked if tile not in first and tile not in familiar]
         return [*familiar, *new[: most - len(familiar)]]
 
-    def _compiled(self, pool: Pool, group: Group, tile: TileConfig, seq: int) -> Future[str]:
+    def _compiled(self, pool: Pool, group: Group, tile: TileConfig, seq: int) -> Future[Compilation]:
         task = Task(package=self.context.package, arch=self.context.machine.arch, group=group, tile=tile, seq=seq)
         return pool.submit(task)
 
@@ -180,12 +181,13 @@ class Tuner:
         """Check and time each candidate as soon as it is compiled."""
         total = len(trial.compiling)
         for done, future in enumerate(as_completed(trial.compiling), start=1):
-            tile = trial.compiling[future]
-            if fault := future.result() or trial.bench.check(tile, WHOLE_SEQ):
+            tile, start = trial.compiling[future], time.monotonic()
+            if fault := fault_of(future) or trial.bench.check(tile, WHOLE_SEQ):
                 trial.failed[tile] = fault
-                continue
-            for workload in self.request.workloads:
-                trial.times.setdefault(workload, {})[tile] = trial.bench.time(tile, workload)
+            else:
+                for workload in self.request.workloads:
+                    trial.times.setdefault(workload, {})[tile] = trial.bench.time(tile, workload)
+            self.measuring += time.monotonic() - start
             self.note(f"{trial.group}: {done}/{total} tiles")
 
     def _begin_cuts(self, pool: Pool, trial: Trial) -> None:
@@ -222,7 +224,7 @@ class Tuner:
     def _right_when_cut(self, pool: Pool, trial: Trial, tile: TileConfig) -> bool:
         if tile not in trial.failed and tile not in trial.right:
             compiled = self._compiled(pool, trial.group, tile, CUT_SEQ)
-            if fault := compiled.result() or trial.bench.check(tile, CUT_SEQ):
+            if fault := fault_of(compiled) or trial.bench.check(tile, CUT_SEQ):
                 trial.failed[tile] = f"at a length that cuts a block: {fault}"
             else:
                 trial.right.add(tile)
