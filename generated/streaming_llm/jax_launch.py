@@ -2,10 +2,10 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/jax_launch.py.jinja
-# hash: a8cf39d2682935e5
+# hash: 11848b2e91837e28
 """Launches of the kernels of `streaming_llm`, in JAX."""
 
-from .._runtime.configs import Tiles, cdiv, next_power_of_2, parse_config, tiles_for
+from .._runtime.configs import Tiles, block_columns, cdiv, parse_config, tiles_for
 from .._runtime.jax_kernels import HAS_TRITON, arch_of, is_loaded, launch
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
@@ -67,8 +67,8 @@ def forward(
         RAGGED=kv_len % tile.block_n != 0,
         HEAD_DIM=head_dim,
         HEAD_DIM_V=head_dim_v,
-        BLOCK_D=next_power_of_2(head_dim),
-        BLOCK_DV=next_power_of_2(head_dim_v),
+        BLOCK_D=block_columns(head_dim),
+        BLOCK_DV=block_columns(head_dim_v),
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         num_warps=tile.num_warps,
@@ -136,8 +136,8 @@ def backward(
             RAGGED=kv_len % tiles["dq"].block_n != 0,
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
-            BLOCK_D=next_power_of_2(head_dim),
-            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
             BLOCK_M=tiles["dq"].block_m,
             BLOCK_N=tiles["dq"].block_n,
             num_warps=tiles["dq"].num_warps,
@@ -174,8 +174,8 @@ def backward(
             RAGGED=q_len % tiles["dkdv"].block_m != 0,
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
-            BLOCK_D=next_power_of_2(head_dim),
-            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
             BLOCK_M=tiles["dkdv"].block_m,
             BLOCK_N=tiles["dkdv"].block_n,
             num_warps=tiles["dkdv"].num_warps,

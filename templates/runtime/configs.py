@@ -36,6 +36,20 @@ def next_power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
+def block_columns(head_dim: int) -> int:
+    """Columns of a tile, a power of two. Fewer than `head_dim` are those of its first part, the second has the rest.
+
+    Two parts, two powers of two, are wherever they have fewer columns together than one.
+
+    >>> [block_columns(n) for n in (64, 80, 96, 112, 128, 192)]
+    [64, 64, 64, 128, 128, 128]
+    """
+    whole = next_power_of_2(head_dim)
+    # Rows of whole 16 bytes: the second part is then copied to shared memory like the first.
+    splits = whole > 32 and head_dim <= whole // 2 + whole // 4 and head_dim % 8 == 0
+    return whole // 2 if splits else whole
+
+
 def _arch(op: str, arch: str) -> Arch:
     like = SAME_TILES.get(arch, arch)
     table = VARIANT_ARCHS.get(op, ARCHS).get(like) or ARCHS.get(like)
@@ -68,6 +82,11 @@ def _short_lengths(op: str, arch: str) -> tuple[int, ...]:
     return () if arch == INTERPRETER else tuple(sorted(_arch(op, arch)["short"]))
 
 
+@cache
+def _widths_differ(*head_dims: int) -> bool:
+    return len({columns(n) for columns in (next_power_of_2, block_columns) for n in head_dims}) > 1
+
+
 def tiles_for(
     op: str, arch: str, itemsize: int, head_dim: int, head_dim_v: int, own: Tiles, length: int = NOT_SHORT
 ) -> Tiles:
@@ -80,8 +99,8 @@ def tiles_for(
         served = next((most for most in _short_lengths(op, arch) if length <= most), NOT_SHORT)
         defaults = default_tiles(op, arch, itemsize, max(head_dim, head_dim_v), served)
         tiles = {**defaults, **own} if own else defaults
-    if arch == "sm_90" and itemsize == 2 and next_power_of_2(head_dim) != next_power_of_2(head_dim_v):
-        # Triton 3.6 compiles wrong results where tiles of k and v of different width get no pipeline.
+    if arch == "sm_90" and itemsize == 2 and _widths_differ(head_dim, head_dim_v):
+        # Triton 3.6 compiles wrong results where tiles of different width get no pipeline: k's and v's, or their parts.
         return {name: tile._replace(num_stages=max(tile.num_stages, 2)) for name, tile in tiles.items()}
     return tiles
 

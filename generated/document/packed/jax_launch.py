@@ -2,10 +2,10 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/jax_launch.py.jinja
-# hash: a0a6f0ef1c306ac4
+# hash: 4fc8e318aabc8275
 """Launches of the kernels of `document`, packed sequences, in JAX."""
 
-from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, parse_config, tiles_for
+from ..._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2, parse_config, tiles_for
 from ..._runtime.jax_kernels import HAS_TRITON, arch_of, launch
 from ..._runtime.jax_schedule import block_sequences
 from ..._runtime.jax_tensor import FP32, INT32, Tensor, aligned, empty_like_layout, unit_strides
@@ -200,8 +200,8 @@ def forward(
         Q_OFFSET_PER_BATCH=row_offsets is not None,
         HEAD_DIM=head_dim,
         HEAD_DIM_V=head_dim_v,
-        BLOCK_D=next_power_of_2(head_dim),
-        BLOCK_DV=next_power_of_2(head_dim_v),
+        BLOCK_D=block_columns(head_dim),
+        BLOCK_DV=block_columns(head_dim_v),
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         num_warps=tile.num_warps,
@@ -282,8 +282,8 @@ def backward(
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
-            BLOCK_D=next_power_of_2(head_dim),
-            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
             BLOCK_M=tiles["dq"].block_m,
             BLOCK_N=tiles["dq"].block_n,
             num_warps=tiles["dq"].num_warps,
@@ -319,8 +319,8 @@ def backward(
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
-            BLOCK_D=next_power_of_2(head_dim),
-            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
             BLOCK_M=tiles["dkdv"].block_m,
             BLOCK_N=tiles["dkdv"].block_n,
             num_warps=tiles["dkdv"].num_warps,

@@ -2,10 +2,10 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/jax_launch.py.jinja
-# hash: 2e3327609b4e2af4
+# hash: a4466bdfff96feb3
 """Launches of the kernels of `streaming_llm`, packed sequences, in JAX."""
 
-from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2, parse_config, tiles_for
+from ..._runtime.configs import PASSES, Tile, Tiles, block_columns, parse_config, tiles_for
 from ..._runtime.jax_kernels import HAS_TRITON, arch_of, is_loaded, launch
 from ..._runtime.jax_schedule import block_sequences
 from ..._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
@@ -103,8 +103,8 @@ def forward(
         SCALARS_LOADED=is_loaded(size, sinks),
         HEAD_DIM=head_dim,
         HEAD_DIM_V=head_dim_v,
-        BLOCK_D=next_power_of_2(head_dim),
-        BLOCK_DV=next_power_of_2(head_dim_v),
+        BLOCK_D=block_columns(head_dim),
+        BLOCK_DV=block_columns(head_dim_v),
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         num_warps=tile.num_warps,
@@ -178,8 +178,8 @@ def backward(
             SCALARS_LOADED=is_loaded(size, sinks),
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
-            BLOCK_D=next_power_of_2(head_dim),
-            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
             BLOCK_M=tiles["dq"].block_m,
             BLOCK_N=tiles["dq"].block_n,
             num_warps=tiles["dq"].num_warps,
@@ -215,8 +215,8 @@ def backward(
             SCALARS_LOADED=is_loaded(size, sinks),
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
-            BLOCK_D=next_power_of_2(head_dim),
-            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
             BLOCK_M=tiles["dkdv"].block_m,
             BLOCK_N=tiles["dkdv"].block_n,
             num_warps=tiles["dkdv"].num_warps,

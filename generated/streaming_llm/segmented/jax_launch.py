@@ -2,10 +2,10 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/jax_launch.py.jinja
-# hash: 79831ef700a8518a
+# hash: 643fd196af85b75d
 """Launches of the kernels of `streaming_llm`, with segment ids, in JAX."""
 
-from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2, parse_config, tiles_for
+from ..._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2, parse_config, tiles_for
 from ..._runtime.jax_kernels import HAS_TRITON, arch_of, is_loaded, launch
 from ..._runtime.jax_schedule import list_blocks
 from ..._runtime.jax_tensor import FP32, INT32, Tensor, aligned, empty_like_layout, row_stride, unit_strides
@@ -288,8 +288,8 @@ def forward(
         RAGGED=kv_len % tile.block_n != 0,
         HEAD_DIM=head_dim,
         HEAD_DIM_V=head_dim_v,
-        BLOCK_D=next_power_of_2(head_dim),
-        BLOCK_DV=next_power_of_2(head_dim_v),
+        BLOCK_D=block_columns(head_dim),
+        BLOCK_DV=block_columns(head_dim_v),
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         num_warps=tile.num_warps,
@@ -392,8 +392,8 @@ def backward(
             RAGGED=kv_len % tiles["dq"].block_n != 0,
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
-            BLOCK_D=next_power_of_2(head_dim),
-            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
             BLOCK_M=tiles["dq"].block_m,
             BLOCK_N=tiles["dq"].block_n,
             num_warps=tiles["dq"].num_warps,
@@ -445,8 +445,8 @@ def backward(
             RAGGED=q_len % tiles["dkdv"].block_m != 0,
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
-            BLOCK_D=next_power_of_2(head_dim),
-            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
             BLOCK_M=tiles["dkdv"].block_m,
             BLOCK_N=tiles["dkdv"].block_n,
             num_warps=tiles["dkdv"].num_warps,

@@ -1,10 +1,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: ops/jax_launch.py.jinja
-# hash: 1e7d0e814d78dd11
+# hash: 99013d469b2a150e
 """Launches of the kernels of `window`, packed sequences, in JAX."""
 
-from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2, parse_config, tiles_for
+from ..._runtime.configs import PASSES, Tile, Tiles, block_columns, parse_config, tiles_for
 from ..._runtime.jax_kernels import HAS_TRITON, arch_of, is_loaded, launch
 from ..._runtime.jax_schedule import block_sequences
 from ..._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
@@ -100,8 +100,8 @@ def forward(
         SCALARS_LOADED=is_loaded(size),
         HEAD_DIM=head_dim,
         HEAD_DIM_V=head_dim_v,
-        BLOCK_D=next_power_of_2(head_dim),
-        BLOCK_DV=next_power_of_2(head_dim_v),
+        BLOCK_D=block_columns(head_dim),
+        BLOCK_DV=block_columns(head_dim_v),
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         num_warps=tile.num_warps,
@@ -173,8 +173,8 @@ def backward(
             SCALARS_LOADED=is_loaded(size),
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
-            BLOCK_D=next_power_of_2(head_dim),
-            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
             BLOCK_M=tiles["dq"].block_m,
             BLOCK_N=tiles["dq"].block_n,
             num_warps=tiles["dq"].num_warps,
@@ -209,8 +209,8 @@ def backward(
             SCALARS_LOADED=is_loaded(size),
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
-            BLOCK_D=next_power_of_2(head_dim),
-            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
             BLOCK_M=tiles["dkdv"].block_m,
             BLOCK_N=tiles["dkdv"].block_n,
             num_warps=tiles["dkdv"].num_warps,
