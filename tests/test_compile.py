@@ -161,6 +161,14 @@ def test_architectures(arch: str, dim: int, variant: str) -> None:
     check(variant, arch, dim, torch.bfloat16)
 
 
+@pytest.mark.parametrize(
+    ("arch", "dim", "variant"),
+    [("sm_90", 80, "alibi"), ("sm_90", 192, "gpt_oss"), ("sm_80", 72, "forgetting"), ("gfx942", 96, "relative_bias")],
+)
+def test_head_dims_in_parts(arch: str, dim: int, variant: str) -> None:
+    check(variant, arch, dim, torch.bfloat16)
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_120"])
 def test_float32(arch: str) -> None:
     check(VARIANTS[0], arch, 128, torch.float32)

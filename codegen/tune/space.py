@@ -37,8 +37,10 @@ class Kernel:
 
     @property
     def columns(self) -> int:
-        """Columns of a tile: head_dim padded to a power of two."""
-        return 1 << (self.head_dim - 1).bit_length()
+        """Columns of a tile: head_dim padded to a power of two, or to two where that is less."""
+        whole = 1 << (self.head_dim - 1).bit_length()
+        rest = max(16, 1 << max(self.head_dim - whole // 2 - 1, 0).bit_length())
+        return min(whole, whole // 2 + rest) if self.head_dim % 8 == 0 else whole
 
 
 def shared_bytes(kernel: Kernel, tile: TileConfig) -> int:

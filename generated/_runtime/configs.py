@@ -1,12 +1,13 @@
 """Which tiles a kernel runs with: the call's `config=`, else what was measured on this GPU, else the chip's default."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from .archs import ARCHS, VARIANT_ARCHS, Arch
 from .checks import fail
-from .tuned import Entry, Problem, nearest, tuned_entries
+from .tuned import Entry, Problem, tuned_entries
 from .tuned import Tile as Tile
 
 PASSES = ("fwd", "dkdv", "dq")
@@ -26,6 +27,20 @@ def cdiv(a: int, b: int) -> int:
 def next_power_of_2(n: int) -> int:
     """The smallest power of two that is at least `n`."""
     return 1 << (n - 1).bit_length()
+
+
+def block_columns(head_dim: int) -> int:
+    """Columns of a tile, a power of two. Fewer than `head_dim` are those of its first part, the second has the rest.
+
+    Two parts, two powers of two, are wherever they have fewer columns together than one.
+
+    >>> [block_columns(n) for n in (64, 80, 96, 112, 128, 192)]
+    [64, 64, 64, 128, 128, 128]
+    """
+    whole = next_power_of_2(head_dim)
+    # Rows of whole 16 bytes: the second part is then copied to shared memory like the first.
+    splits = whole > 32 and head_dim <= whole // 2 + whole // 4 and head_dim % 8 == 0
+    return whole // 2 if splits else whole
 
 
 def _arch(op: str, arch: str) -> Arch:
@@ -58,6 +73,23 @@ def default_tiles(op: str, arch: str, itemsize: int, head_dim: int, length: int 
 @cache
 def _short_lengths(op: str, arch: str) -> tuple[int, ...]:
     return () if arch == INTERPRETER else tuple(sorted(_arch(op, arch)["short"]))
+
+
+def nearest(entries: Sequence[Entry], pass_name: str, problem: Problem) -> Entry | None:
+    """The entry for a kernel that was measured on the problem most like this one, of its mode, dtype and columns.
+
+    A tile suits a length, in octaves, before it suits a group.
+    """
+
+    def distance(entry: Entry) -> tuple[float, int]:
+        octaves = abs(math.log2(entry.problem.seq / max(problem.seq, 1)))
+        return octaves + abs(math.log2(entry.problem.group / problem.group)) / 4, entry.problem.head_dim
+
+    def kind(of: Problem) -> tuple[str, str, int, int]:
+        return of.mode, of.dtype, next_power_of_2(of.head_dim), block_columns(of.head_dim)
+
+    fitting = [entry for entry in entries if entry.pass_name == pass_name and kind(entry.problem) == kind(problem)]
+    return min(fitting, key=distance, default=None)
 
 
 class Choice(NamedTuple):
@@ -107,8 +139,9 @@ def tiles_for(
     """
     problem = Problem(mode, dtype, max(head_dims), heads[0] // heads[1], length)
     tiles = {name: choice.tile for name, choice in ladder(op, arch, gpu, problem, config_words).items()}
-    if arch == "sm_90" and dtype != "float32" and len({next_power_of_2(d) for d in head_dims}) > 1:
-        # Triton 3.6 compiles wrong results where tiles of k and v of different width get no pipeline.
+    widths = {width for head_dim in head_dims for width in (next_power_of_2(head_dim), block_columns(head_dim))}
+    if arch == "sm_90" and dtype != "float32" and len(widths) > 1:
+        # Triton 3.6 compiles wrong results where tiles of different width get no pipeline: k's and v's, or their parts.
         return {name: tile._replace(num_stages=max(tile.num_stages, 2)) for name, tile in tiles.items()}
     return tiles
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: kernels/bwd_dq.py.jinja
-# hash: 1353f3f6915fcc39
+# hash: 5e837fbdfe3c9e42
 """Gradient of `full` with respect to q.
 
     o      [B, Hq, Sq, Dv]
@@ -25,8 +25,14 @@ import triton.language as tl
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
+@triton.constexpr_function
+def second_width(REST):
+    """Columns of a tile's second part, which holds REST: a power of two that a matrix product takes."""
+    return max(triton.next_power_of_2(REST), 16)
+
+
 @triton.jit
-def load_tile(
+def load_columns(
     ptr,
     start,
     length,
@@ -36,7 +42,6 @@ def load_tile(
     BLOCK_COLS: tl.constexpr,
     BOUNDED: tl.constexpr,
 ):
-    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix; zero in columns and, if BOUNDED, rows beyond it."""
     # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
@@ -54,6 +59,70 @@ def load_tile(
 
 
 @triton.jit
+def load_tile(
+    ptr,
+    start,
+    length,
+    stride_row,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    BOUNDED: tl.constexpr,
+):
+    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix; zero in columns and, if BOUNDED, rows beyond it.
+
+    A tuple: the first BLOCK_COLS columns, and the others where there are more.
+    """
+    first = load_columns(ptr, start, length, stride_row, ROWS, COLS, BLOCK_COLS, BOUNDED)
+    if COLS <= BLOCK_COLS:
+        return (first,)
+    else:
+        REST: tl.constexpr = COLS - BLOCK_COLS
+        rest = load_columns(ptr + BLOCK_COLS, start, length, stride_row, ROWS, REST, second_width(REST), BOUNDED)
+        return first, rest
+
+
+@triton.jit
+def zero_tile(ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
+    """A tile of sums, in the parts of `load_tile`."""
+    first = tl.zeros([ROWS, BLOCK_COLS], tl.float32)
+    if COLS <= BLOCK_COLS:
+        return (first,)
+    else:
+        return first, tl.zeros([ROWS, second_width(COLS - BLOCK_COLS)], tl.float32)
+
+
+@triton.jit
+def dot_rows(a_tile, b_tile, acc=None):
+    """`a_tile @ b_tile.T`, added to `acc`: of each row of one the product with each row of the other."""
+    for i in tl.static_range(len(a_tile)):
+        acc = tl.dot(a_tile[i], tl.trans(b_tile[i]), acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def add_dot(acc, weights, tile, alpha=None):
+    """`acc + weights @ tile`, part by part; with `alpha` the rows of `acc` are multiplied by it first."""
+    weights = weights.to(tile[0].dtype)
+    if alpha is not None:
+        acc = [part * alpha[:, None] for part in acc]
+    first = tl.dot(weights, tile[0], acc[0], input_precision="ieee")
+    if len(tile) == 1:
+        return (first,)
+    else:
+        return first, tl.dot(weights, tile[1], acc[1], input_precision="ieee")
+
+
+@triton.jit
+def row_products(a_tile, b_tile):
+    """Of each row of one tile the product with the same row of the other."""
+    sums = tl.sum(a_tile[0].to(tl.float32) * b_tile[0].to(tl.float32), 1)
+    for i in tl.static_range(1, len(a_tile)):
+        sums += tl.sum(a_tile[i].to(tl.float32) * b_tile[i].to(tl.float32), 1)
+    return sums
+
+
+@triton.jit
 def store_tile(
     ptr,
     tile,
@@ -66,9 +135,10 @@ def store_tile(
 ):
     """Write `tile` over rows `start` to `start + ROWS` of a `[length, COLS]` matrix, nothing beyond its edges."""
     row = tl.arange(0, ROWS)[:, None]
-    col = tl.arange(0, BLOCK_COLS)[None, :]
-    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
-    tl.store(ptrs, tile.to(ptr.dtype.element_ty), mask=(start + row < length) & (col < COLS))
+    for i in tl.static_range(len(tile)):
+        col = i * BLOCK_COLS + tl.arange(0, tile[i].shape[1])[None, :]
+        ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
+        tl.store(ptrs, tile[i].to(ptr.dtype.element_ty), mask=(start + row < length) & (col < COLS))
 
 
 @triton.jit(
@@ -143,7 +213,7 @@ def full_bwd_dq(
     lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
     # The part of ds that a whole row shares.
     o_tile = load_tile(o_base, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
-    delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
+    delta = row_products(o_tile, do_tile)
     if HAS_DLSE:
         delta -= tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0)
     tl.store(delta_ptr + row_offs, delta, mask=in_rows)
@@ -152,29 +222,29 @@ def full_bwd_dq(
     # Blocks before full_end need no mask.
     full_end = kv_len // BLOCK_N * BLOCK_N
 
-    dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    dq = zero_tile(BLOCK_M, HEAD_DIM, BLOCK_D)
     if RAGGED:
         # One step at most; as a loop it shares the other's buffers.
         for start_n in range(full_end, kv_len, BLOCK_N):
             k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
             v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
-            qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
+            qk = dot_rows(q_tile, k_tile)  # [M, N]
             kv_idx = start_n + tl.arange(0, BLOCK_N)
             p = tl.exp2(qk * qk_scale - lse[:, None])
             keep = (kv_idx < kv_len)[None, :]
             p = tl.where(keep, p, 0.0)
-            dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
+            dp = dot_rows(do_tile, v_tile)
             ds = p * (dp - delta[:, None])
-            dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
+            dq = add_dot(dq, ds, k_tile)
 
     for start_n in range(0, full_end, BLOCK_N):
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
-        qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
+        qk = dot_rows(q_tile, k_tile)  # [M, N]
         p = tl.exp2(qk * qk_scale - lse[:, None])
-        dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
+        dp = dot_rows(do_tile, v_tile)
         ds = p * (dp - delta[:, None])
-        dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
+        dq = add_dot(dq, ds, k_tile)
 
     dq_base = dq_ptr + b * stride_dqb + h * stride_dqh
-    store_tile(dq_base, dq * scale, start_m, q_len, stride_dqs, BLOCK_M, HEAD_DIM, BLOCK_D)
+    store_tile(dq_base, [part * scale for part in dq], start_m, q_len, stride_dqs, BLOCK_M, HEAD_DIM, BLOCK_D)

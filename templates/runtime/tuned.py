@@ -1,7 +1,6 @@
 """Tiles measured on a GPU: `tuned/<gpu>/<variant>.json` beside the variants, written by `python -m codegen tune`."""
 
 import json
-import math
 import re
 import warnings
 from collections.abc import Mapping
@@ -128,23 +127,3 @@ def _ignored(path: Path, variant: str, reason: str) -> tuple[Entry, ...]:
     message = f"{path}: ignored, default tiles in its place: {reason}; to measure again: {COMMAND} {variant}"
     warnings.warn(message, RuntimeWarning, stacklevel=2)
     return ()
-
-
-def nearest(entries: tuple[Entry, ...], pass_name: str, problem: Problem) -> Entry | None:
-    """The entry for a kernel that was measured on the problem most like this one, of its mode, dtype and columns.
-
-    A tile suits a length, in octaves, before it suits a group.
-    """
-
-    def distance(entry: Entry) -> tuple[float, int]:
-        octaves = abs(math.log2(entry.problem.seq / max(problem.seq, 1)))
-        return octaves + abs(math.log2(entry.problem.group / problem.group)) / 4, entry.problem.head_dim
-
-    fitting = [entry for entry in entries if entry.pass_name == pass_name and _serves(entry.problem, problem)]
-    return min(fitting, key=distance, default=None)
-
-
-def _serves(measured: Problem, problem: Problem) -> bool:
-    """Whether tiles measured on one problem fit the other: their tiles have as many columns."""
-    columns = [1 << (each.head_dim - 1).bit_length() for each in (measured, problem)]
-    return (measured.mode, measured.dtype, columns[0]) == (problem.mode, problem.dtype, columns[1])

@@ -40,6 +40,8 @@ LONG = [
 ]
 DIMS = [16, 40, 80, 96, 128, 192, 256]
 DIM_PAIRS = [(64, 128), (192, 128), (40, 16)]
+# Of q and k, of v or of both in two parts of columns: among them a second part that is cut.
+IN_PARTS = [(72, 72), (48, 48), (96, 80), (64, 96)]
 
 
 @with_dtypes
@@ -99,10 +101,19 @@ def test_head_dims_in_jax(variant: str, dim: int, dim_v: int) -> None:
     check_call(variant, draw(variant, Shape(q_len=70, dim=dim, dim_v=dim_v), DTYPES[0]), framework="jax")
 
 
+@with_frameworks
+@pytest.mark.parametrize(("dim", "dim_v"), IN_PARTS)
+@pytest.mark.parametrize("variant", ["gpt_oss", "relative_bias", "document", "forgetting", "causal_dropout"])
+def test_head_dims_in_parts(variant: str, dim: int, dim_v: int, framework: str) -> None:
+    inputs = draw(variant, Shape(q_len=70, group=1, dim=dim, dim_v=dim_v), DTYPES[0])
+    check_call(variant, inputs, framework=framework)
+
+
+@pytest.mark.parametrize(("dim", "dim_v"), [(64, 32), pytest.param(80, 80, marks=pytest.mark.gpu)])
 @with_variants
-def test_values_of_another_head_dim_without_a_pipeline(variant: str) -> None:
+def test_tiles_of_several_widths_without_a_pipeline(variant: str, dim: int, dim_v: int) -> None:
     """One stage: k and v then reach shared memory by way of registers, as nothing else here makes them."""
-    check_call(variant, draw(variant, Shape(q_len=70, dim=64, dim_v=32), DTYPES[0]), config=tiles(64, 64))
+    check_call(variant, draw(variant, Shape(q_len=70, dim=dim, dim_v=dim_v), DTYPES[0]), config=tiles(64, 64))
 
 
 @with_dtypes

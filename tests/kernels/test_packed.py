@@ -59,7 +59,7 @@ def test_long_sequences(variant: str, packing: Packing) -> None:
     check_call(variant, draw_packed(variant, packing, DTYPES[0]), **packing.options())
 
 
-@pytest.mark.parametrize(("dim", "dim_v"), [(100, 100), (80, 48), (16, 40)])
+@pytest.mark.parametrize(("dim", "dim_v"), [(100, 100), (80, 48), (16, 40), (192, 96)])
 @pytest.mark.parametrize("variant", ["causal", "alibi", "forgetting"])
 def test_head_dims(variant: str, dim: int, dim_v: int) -> None:
     check_call(variant, draw_packed(variant, THREE, DTYPES[0], dim=dim, dim_v=dim_v), **THREE.options())

@@ -77,6 +77,12 @@ def test_segments_with_head_groups(group: int, dtype: torch.dtype) -> None:
     check_call("alibi", inputs, q_segment_ids=IDS["back_again"]())
 
 
+@pytest.mark.parametrize("variant", ["causal", "forgetting", "relative_bias"])
+def test_segments_with_head_dims_in_parts(variant: str) -> None:
+    inputs = draw(variant, replace(SELF, dim=192, dim_v=72), DTYPES[0])
+    check_call(variant, inputs, q_segment_ids=IDS["falling"]())
+
+
 @pytest.mark.parametrize("padding_id", [-1, 0, 5])
 @pytest.mark.parametrize("variant", ["causal", "forgetting", "gpt_oss", "full"])
 def test_padding(variant: str, padding_id: int) -> None:

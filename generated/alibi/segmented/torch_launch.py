@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: a35408b337c9e7b1
+# hash: efd80d2f0b2063c2
 """Launches of the kernels of `alibi`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2
+from ..._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
 from ..._runtime.schedules import POSITIONS, SEGMENTS, least_block, pass_table
 from ..._runtime.torch_support import (
     FP32,
@@ -369,8 +369,8 @@ def _forward(
             RAGGED=kv_len % tile.block_n != 0,
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
-            BLOCK_D=next_power_of_2(head_dim),
-            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
             num_warps=tile.num_warps,
@@ -474,8 +474,8 @@ def _backward(
                 RAGGED=kv_len % tiles["dq"].block_n != 0,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
-                BLOCK_D=next_power_of_2(head_dim),
-                BLOCK_DV=next_power_of_2(head_dim_v),
+                BLOCK_D=block_columns(head_dim),
+                BLOCK_DV=block_columns(head_dim_v),
                 BLOCK_M=tiles["dq"].block_m,
                 BLOCK_N=tiles["dq"].block_n,
                 num_warps=tiles["dq"].num_warps,
@@ -523,8 +523,8 @@ def _backward(
                 RAGGED=q_len % tiles["dkdv"].block_m != 0,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
-                BLOCK_D=next_power_of_2(head_dim),
-                BLOCK_DV=next_power_of_2(head_dim_v),
+                BLOCK_D=block_columns(head_dim),
+                BLOCK_DV=block_columns(head_dim_v),
                 BLOCK_M=tiles["dkdv"].block_m,
                 BLOCK_N=tiles["dkdv"].block_n,
                 num_warps=tiles["dkdv"].num_warps,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/torch_launch.py.jinja
-# hash: 41a8c584f7fe0928
+# hash: 7d130f268ebbfdb3
 """Launches of the kernels of `causal_dropout`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from ..._runtime.checks import keep_numbers
-from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2
+from ..._runtime.configs import PASSES, Tile, Tiles, block_columns
 from ..._runtime.schedules import pass_table
 from ..._runtime.torch_schedule import block_sequences
 from ..._runtime.torch_support import (
@@ -190,8 +190,8 @@ def _forward(
             DROPOUT=threshold > 0,
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
-            BLOCK_D=next_power_of_2(head_dim),
-            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
             num_warps=tile.num_warps,
@@ -268,8 +268,8 @@ def _backward(
                 DROPOUT=threshold > 0,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
-                BLOCK_D=next_power_of_2(head_dim),
-                BLOCK_DV=next_power_of_2(head_dim_v),
+                BLOCK_D=block_columns(head_dim),
+                BLOCK_DV=block_columns(head_dim_v),
                 BLOCK_M=tiles["dq"].block_m,
                 BLOCK_N=tiles["dq"].block_n,
                 num_warps=tiles["dq"].num_warps,
@@ -305,8 +305,8 @@ def _backward(
                 DROPOUT=threshold > 0,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
-                BLOCK_D=next_power_of_2(head_dim),
-                BLOCK_DV=next_power_of_2(head_dim_v),
+                BLOCK_D=block_columns(head_dim),
+                BLOCK_DV=block_columns(head_dim_v),
                 BLOCK_M=tiles["dkdv"].block_m,
                 BLOCK_N=tiles["dkdv"].block_n,
                 num_warps=tiles["dkdv"].num_warps,

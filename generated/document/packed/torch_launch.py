@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_launch.py.jinja
-# hash: 879ca8b9286ed336
+# hash: 807ca8dd42d72298
 """Launches of the kernels of `document`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2
+from ..._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
 from ..._runtime.schedules import POSITIONS, least_block, pass_table
 from ..._runtime.torch_schedule import block_sequences
 from ..._runtime.torch_support import (
@@ -269,8 +269,8 @@ def _forward(
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
-            BLOCK_D=next_power_of_2(head_dim),
-            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
             num_warps=tile.num_warps,
@@ -351,8 +351,8 @@ def _backward(
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
-                BLOCK_D=next_power_of_2(head_dim),
-                BLOCK_DV=next_power_of_2(head_dim_v),
+                BLOCK_D=block_columns(head_dim),
+                BLOCK_DV=block_columns(head_dim_v),
                 BLOCK_M=tiles["dq"].block_m,
                 BLOCK_N=tiles["dq"].block_n,
                 num_warps=tiles["dq"].num_warps,
@@ -386,8 +386,8 @@ def _backward(
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
-                BLOCK_D=next_power_of_2(head_dim),
-                BLOCK_DV=next_power_of_2(head_dim_v),
+                BLOCK_D=block_columns(head_dim),
+                BLOCK_DV=block_columns(head_dim_v),
                 BLOCK_M=tiles["dkdv"].block_m,
                 BLOCK_N=tiles["dkdv"].block_n,
                 num_warps=tiles["dkdv"].num_warps,

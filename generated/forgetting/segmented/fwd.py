@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/fwd.py.jinja
-# hash: 6b6b54be07a31e82
+# hash: 8dbee1d87e841ef7
 """Forward of `forgetting`, with segment ids: `o = softmax(score) v`.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -36,8 +36,14 @@ def clamp_index(index, size):
     return tl.maximum(tl.minimum(index, size - 1), 0)
 
 
+@triton.constexpr_function
+def second_width(REST):
+    """Columns of a tile's second part, which holds REST: a power of two that a matrix product takes."""
+    return max(triton.next_power_of_2(REST), 16)
+
+
 @triton.jit
-def load_tile(
+def load_columns(
     ptr,
     start,
     length,
@@ -47,7 +53,6 @@ def load_tile(
     BLOCK_COLS: tl.constexpr,
     BOUNDED: tl.constexpr,
 ):
-    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix; zero in columns and, if BOUNDED, rows beyond it."""
     # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
@@ -65,6 +70,61 @@ def load_tile(
 
 
 @triton.jit
+def load_tile(
+    ptr,
+    start,
+    length,
+    stride_row,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    BOUNDED: tl.constexpr,
+):
+    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix; zero in columns and, if BOUNDED, rows beyond it.
+
+    A tuple: the first BLOCK_COLS columns, and the others where there are more.
+    """
+    first = load_columns(ptr, start, length, stride_row, ROWS, COLS, BLOCK_COLS, BOUNDED)
+    if COLS <= BLOCK_COLS:
+        return (first,)
+    else:
+        REST: tl.constexpr = COLS - BLOCK_COLS
+        rest = load_columns(ptr + BLOCK_COLS, start, length, stride_row, ROWS, REST, second_width(REST), BOUNDED)
+        return first, rest
+
+
+@triton.jit
+def zero_tile(ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
+    """A tile of sums, in the parts of `load_tile`."""
+    first = tl.zeros([ROWS, BLOCK_COLS], tl.float32)
+    if COLS <= BLOCK_COLS:
+        return (first,)
+    else:
+        return first, tl.zeros([ROWS, second_width(COLS - BLOCK_COLS)], tl.float32)
+
+
+@triton.jit
+def dot_rows(a_tile, b_tile, acc=None):
+    """`a_tile @ b_tile.T`, added to `acc`: of each row of one the product with each row of the other."""
+    for i in tl.static_range(len(a_tile)):
+        acc = tl.dot(a_tile[i], tl.trans(b_tile[i]), acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def add_dot(acc, weights, tile, alpha=None):
+    """`acc + weights @ tile`, part by part; with `alpha` the rows of `acc` are multiplied by it first."""
+    weights = weights.to(tile[0].dtype)
+    if alpha is not None:
+        acc = [part * alpha[:, None] for part in acc]
+    first = tl.dot(weights, tile[0], acc[0], input_precision="ieee")
+    if len(tile) == 1:
+        return (first,)
+    else:
+        return first, tl.dot(weights, tile[1], acc[1], input_precision="ieee")
+
+
+@triton.jit
 def store_tile(
     ptr,
     tile,
@@ -77,9 +137,10 @@ def store_tile(
 ):
     """Write `tile` over rows `start` to `start + ROWS` of a `[length, COLS]` matrix, nothing beyond its edges."""
     row = tl.arange(0, ROWS)[:, None]
-    col = tl.arange(0, BLOCK_COLS)[None, :]
-    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
-    tl.store(ptrs, tile.to(ptr.dtype.element_ty), mask=(start + row < length) & (col < COLS))
+    for i in tl.static_range(len(tile)):
+        col = i * BLOCK_COLS + tl.arange(0, tile[i].shape[1])[None, :]
+        ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
+        tl.store(ptrs, tile[i].to(ptr.dtype.element_ty), mask=(start + row < length) & (col < COLS))
 
 
 @triton.jit(
@@ -184,13 +245,13 @@ def forgetting_segmented_fwd(
 
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    acc = zero_tile(BLOCK_M, HEAD_DIM_V, BLOCK_DV)
     # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
     gap = full_end - full_begin
     for step in range(kv_begin, kv_end - gap, BLOCK_N):
         start_n = tl.where(step < full_begin, step, step + gap)
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
-        qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
+        qk = dot_rows(q_tile, k_tile)  # [M, N]
         cols = start_n + tl.arange(0, BLOCK_N)
         kv_idx = (
             tl.load(kv_positions_ptr + b * stride_kv_positions_b + cols, mask=cols < kv_len, other=0)
@@ -219,12 +280,12 @@ def forgetting_segmented_fwd(
         alpha = tl.exp2(row_max - max_ref)
         row_sum = row_sum * alpha + tl.sum(p, 1)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
-        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
+        acc = add_dot(acc, p, v_tile, alpha)
         row_max = max_new
 
     for start_n in range(full_begin, full_end, BLOCK_N):
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
-        qk = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")  # [M, N]
+        qk = dot_rows(q_tile, k_tile)  # [M, N]
         cols = start_n + tl.arange(0, BLOCK_N)
         decay_kv = tl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + cols)
         logit = 1.4426950408889634 * scale * qk + (decay_q[:, None] - decay_kv[None, :])
@@ -235,12 +296,12 @@ def forgetting_segmented_fwd(
         alpha = tl.exp2(row_max - max_ref)
         row_sum = row_sum * alpha + tl.sum(p, 1)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
-        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
+        acc = add_dot(acc, p, v_tile, alpha)
         row_max = max_new
 
     # A row without any key gives o = 0 and lse = -inf.
     row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
-    o_tile = acc / row_sum[:, None]
+    o_tile = [part / row_sum[:, None] for part in acc]
     lse = (row_max + tl.log2(row_sum)) * LN2
     o_base = o_ptr + b * stride_ob + h * stride_oh
     store_tile(o_base, o_tile, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/torch_launch.py.jinja
-# hash: f772e5d7453bc675
+# hash: 2911f14518172afa
 """Launches of the kernels of `natten`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, cdiv, next_power_of_2
+from ..._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
 from ..._runtime.schedules import pass_table
 from ..._runtime.torch_schedule import block_sequences, list_blocks
 from ..._runtime.torch_support import (
@@ -201,8 +201,8 @@ def _forward(
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
-            BLOCK_D=next_power_of_2(head_dim),
-            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
             num_warps=tile.num_warps,
@@ -275,8 +275,8 @@ def _backward(
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
-                BLOCK_D=next_power_of_2(head_dim),
-                BLOCK_DV=next_power_of_2(head_dim_v),
+                BLOCK_D=block_columns(head_dim),
+                BLOCK_DV=block_columns(head_dim_v),
                 BLOCK_M=tiles["dq"].block_m,
                 BLOCK_N=tiles["dq"].block_n,
                 num_warps=tiles["dq"].num_warps,
@@ -309,8 +309,8 @@ def _backward(
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
-                BLOCK_D=next_power_of_2(head_dim),
-                BLOCK_DV=next_power_of_2(head_dim_v),
+                BLOCK_D=block_columns(head_dim),
+                BLOCK_DV=block_columns(head_dim_v),
                 BLOCK_M=tiles["dkdv"].block_m,
                 BLOCK_N=tiles["dkdv"].block_n,
                 num_warps=tiles["dkdv"].num_warps,

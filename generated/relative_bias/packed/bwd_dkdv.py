@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 4e2eb0393fe2b48a
+# hash: 5f03f067c95bb501
 """Gradients of `relative_bias`, packed sequences with respect to k and v.
 
     keep        q_idx >= kv_idx
@@ -55,8 +55,14 @@ def clamp_index(index, size):
     return tl.maximum(tl.minimum(index, size - 1), 0)
 
 
+@triton.constexpr_function
+def second_width(REST):
+    """Columns of a tile's second part, which holds REST: a power of two that a matrix product takes."""
+    return max(triton.next_power_of_2(REST), 16)
+
+
 @triton.jit
-def load_tile(
+def load_columns(
     ptr,
     start,
     length,
@@ -66,7 +72,6 @@ def load_tile(
     BLOCK_COLS: tl.constexpr,
     BOUNDED: tl.constexpr,
 ):
-    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix; zero in columns and, if BOUNDED, rows beyond it."""
     # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
@@ -81,6 +86,61 @@ def load_tile(
             return tl.load(ptrs, mask=col < COLS, other=0.0)
         else:
             return tl.load(ptrs)
+
+
+@triton.jit
+def load_tile(
+    ptr,
+    start,
+    length,
+    stride_row,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    BOUNDED: tl.constexpr,
+):
+    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix; zero in columns and, if BOUNDED, rows beyond it.
+
+    A tuple: the first BLOCK_COLS columns, and the others where there are more.
+    """
+    first = load_columns(ptr, start, length, stride_row, ROWS, COLS, BLOCK_COLS, BOUNDED)
+    if COLS <= BLOCK_COLS:
+        return (first,)
+    else:
+        REST: tl.constexpr = COLS - BLOCK_COLS
+        rest = load_columns(ptr + BLOCK_COLS, start, length, stride_row, ROWS, REST, second_width(REST), BOUNDED)
+        return first, rest
+
+
+@triton.jit
+def zero_tile(ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
+    """A tile of sums, in the parts of `load_tile`."""
+    first = tl.zeros([ROWS, BLOCK_COLS], tl.float32)
+    if COLS <= BLOCK_COLS:
+        return (first,)
+    else:
+        return first, tl.zeros([ROWS, second_width(COLS - BLOCK_COLS)], tl.float32)
+
+
+@triton.jit
+def dot_rows(a_tile, b_tile, acc=None):
+    """`a_tile @ b_tile.T`, added to `acc`: of each row of one the product with each row of the other."""
+    for i in tl.static_range(len(a_tile)):
+        acc = tl.dot(a_tile[i], tl.trans(b_tile[i]), acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def add_dot(acc, weights, tile, alpha=None):
+    """`acc + weights @ tile`, part by part; with `alpha` the rows of `acc` are multiplied by it first."""
+    weights = weights.to(tile[0].dtype)
+    if alpha is not None:
+        acc = [part * alpha[:, None] for part in acc]
+    first = tl.dot(weights, tile[0], acc[0], input_precision="ieee")
+    if len(tile) == 1:
+        return (first,)
+    else:
+        return first, tl.dot(weights, tile[1], acc[1], input_precision="ieee")
 
 
 @triton.jit
@@ -105,9 +165,10 @@ def store_tile(
 ):
     """Write `tile` over rows `start` to `start + ROWS` of a `[length, COLS]` matrix, nothing beyond its edges."""
     row = tl.arange(0, ROWS)[:, None]
-    col = tl.arange(0, BLOCK_COLS)[None, :]
-    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
-    tl.store(ptrs, tile.to(ptr.dtype.element_ty), mask=(start + row < length) & (col < COLS))
+    for i in tl.static_range(len(tile)):
+        col = i * BLOCK_COLS + tl.arange(0, tile[i].shape[1])[None, :]
+        ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
+        tl.store(ptrs, tile[i].to(ptr.dtype.element_ty), mask=(start + row < length) & (col < COLS))
 
 
 @triton.jit(
@@ -190,8 +251,8 @@ def relative_bias_packed_bwd_dkdv(
     full_end = q_len // BLOCK_M * BLOCK_M
     full_end = tl.maximum(full_end, full_begin)
 
-    dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
-    dv = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
+    dk = zero_tile(BLOCK_N, HEAD_DIM, BLOCK_D)
+    dv = zero_tile(BLOCK_N, HEAD_DIM_V, BLOCK_DV)
     for member in range(group_size):
         h = hkv * group_size + member
         q_base = q_ptr + q_start * stride_qs + h * stride_qh * UNIT
@@ -210,10 +271,10 @@ def relative_bias_packed_bwd_dkdv(
             # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
             lse = tl.where(lse == float("-inf"), 0.0, lse)
             # Both products that need no probability come first: the second runs while the first is exponentiated.
-            qk = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")  # [N, M]
+            qk = dot_rows(k_tile, q_tile)  # [N, M]
             # Starting at -delta leaves one vector less to keep beside the masks.
             dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
-            dp = tl.dot(v_tile, tl.trans(do_tile), dp, input_precision="ieee")
+            dp = dot_rows(v_tile, do_tile, dp)
             q_idx = rows + q_shift
             bias_qk = load_pairs(
                 bias_ptr
@@ -225,9 +286,9 @@ def relative_bias_packed_bwd_dkdv(
             keep = q_idx[None, :] >= kv_idx[:, None]
             keep = keep & (rows < q_len)[None, :]
             p = tl.where(keep, p, 0.0)
-            dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
+            dv = add_dot(dv, p, do_tile)
             ds = p * dp
-            dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
+            dk = add_dot(dk, ds, q_tile)
 
         for start_m in range(full_begin, full_end, BLOCK_M):
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, False)
@@ -238,8 +299,8 @@ def relative_bias_packed_bwd_dkdv(
             # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
             lse = tl.where(lse == float("-inf"), 0.0, lse)
             # Both products that need no probability come first: the second runs while the first is exponentiated.
-            qk = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")  # [N, M]
-            dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
+            qk = dot_rows(k_tile, q_tile)  # [N, M]
+            dp = dot_rows(v_tile, do_tile)
             q_idx = rows + q_shift
             bias_qk = load_pairs(
                 bias_ptr
@@ -248,11 +309,11 @@ def relative_bias_packed_bwd_dkdv(
                 PTX,
             )
             p = tl.exp2(1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk - lse[None, :])
-            dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
+            dv = add_dot(dv, p, do_tile)
             ds = p * (dp - delta[None, :])
-            dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
+            dk = add_dot(dk, ds, q_tile)
 
     dk_base = dk_ptr + kv_start * stride_dks + hkv * stride_dkh
     dv_base = dv_ptr + kv_start * stride_dvs + hkv * stride_dvh
-    store_tile(dk_base, dk * scale, start_n, kv_len, stride_dks, BLOCK_N, HEAD_DIM, BLOCK_D)
+    store_tile(dk_base, [part * scale for part in dk], start_n, kv_len, stride_dks, BLOCK_N, HEAD_DIM, BLOCK_D)
     store_tile(dv_base, dv, start_n, kv_len, stride_dvs, BLOCK_N, HEAD_DIM_V, BLOCK_DV)

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: 3ef5a1b14e58e6f1
+# hash: 616996dda2d7172c
 """Launches of the kernels of `relative_bias`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, next_power_of_2
+from ..._runtime.configs import PASSES, Tile, Tiles, block_columns
 from ..._runtime.schedules import pass_table
 from ..._runtime.torch_schedule import block_sequences
 from ..._runtime.torch_support import (
@@ -177,8 +177,8 @@ def _forward(
             PTX=is_nvidia(q),
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
-            BLOCK_D=next_power_of_2(head_dim),
-            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
             num_warps=tile.num_warps,
@@ -257,8 +257,8 @@ def _backward(
                 PTX=is_nvidia(q),
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
-                BLOCK_D=next_power_of_2(head_dim),
-                BLOCK_DV=next_power_of_2(head_dim_v),
+                BLOCK_D=block_columns(head_dim),
+                BLOCK_DV=block_columns(head_dim_v),
                 BLOCK_M=tiles["dq"].block_m,
                 BLOCK_N=tiles["dq"].block_n,
                 num_warps=tiles["dq"].num_warps,
@@ -293,8 +293,8 @@ def _backward(
                 PTX=is_nvidia(q),
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
-                BLOCK_D=next_power_of_2(head_dim),
-                BLOCK_DV=next_power_of_2(head_dim_v),
+                BLOCK_D=block_columns(head_dim),
+                BLOCK_DV=block_columns(head_dim_v),
                 BLOCK_M=tiles["dkdv"].block_m,
                 BLOCK_N=tiles["dkdv"].block_n,
                 num_warps=tiles["dkdv"].num_warps,
