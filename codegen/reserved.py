@@ -33,8 +33,8 @@ _WORDS = """
     add_diagonals aligned arch_of at_least autocast_inputs cdiv check_float check_inputs check_int check_tensor
     clamp_index config_text config_words custom_op diagonal_sums empty_like_layout floor_div floor_mod
     has_tanh_instruction interpreter_dtype is_nvidia launches_directly load_pairs load_vector next_power_of_2
-    on_device once_differentiable parse_config place_pairs place_sums positive_scale query_offset reduce_gradient
-    reference runs_reference tiles_for unit_strides
+    once_differentiable parse_config place_pairs place_sums positive_scale query_offset reduce_gradient
+    reference replayed runs_reference tiles_for unit_strides
 
     Any BLOCK_D BLOCK_DV BLOCK_M BLOCK_N DROPOUT FLOAT_DTYPES FP32 HARDWARE_TANH HAS_DLSE HAS_TRITON HEAD_DIM
     HEAD_DIM_V LN2 LOG2E NAME NAMESPACE SEGMENTS Q_OFFSET_PER_BATCH RAGGED Schedule Tensor Tile Tiles UNIT

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -24,6 +23,7 @@ from .checks import (
 from .configs import INTERPRETER
 from .settings import HAS_TRITON as HAS_TRITON
 from .settings import INTERPRET as INTERPRET
+from .torch_replay import is_recording
 
 FP32 = torch.float32
 _DTYPE_NAMES = {
@@ -178,7 +178,7 @@ def interpreter_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, 
 def launches_directly(q: Tensor) -> bool:
     """Whether kernels can be launched at once. Traced, fake and wrapped tensors go through the custom operator."""
     plain = type(q) is Tensor or type(q) is torch.nn.Parameter
-    return plain and not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() == 0
+    return plain and not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() == is_recording()
 
 
 @cache
@@ -202,13 +202,6 @@ def is_nvidia(x: Tensor) -> bool:
 def has_tanh_instruction(x: Tensor) -> bool:
     """Whether tanh is one instruction, exact enough for 16-bit inputs: on NVIDIA chips."""
     return x.element_size() == 2 and is_nvidia(x)
-
-
-def on_device(x: Tensor) -> AbstractContextManager[Any]:
-    """Triton launches on the current device: make it that of `x`."""
-    if x.device.type == "cpu" or x.device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(x.device)
 
 
 def empty_like_layout(x: Tensor, last: int) -> Tensor:

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/torch_op.py.jinja
-# hash: ca9fc03475769f28
+# hash: c76c36a2187fe0b1
 """`alibi` for PyTorch. Attention with linear biases; the slopes may be trained (Press et al., 2022,
 arXiv:2108.12409)."""
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from .._runtime.configs import PASSES, config_text
 from .._runtime.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.sequences import check_alone
+from .._runtime.torch_replay import replayed
 from .._runtime.torch_schedule import call_sizes, check_sequences, packed_sizes
 from .._runtime.torch_sequences import Tokens, check_packed, check_tokens, packed_offset
 from .._runtime.torch_support import (
@@ -105,6 +106,7 @@ def _schedule(
 
 
 @scheduled(_schedule)
+@replayed
 def alibi(
     q: Tensor,
     k: Tensor,

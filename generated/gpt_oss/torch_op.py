@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/torch_op.py.jinja
-# hash: ba8e6253d1264522
+# hash: 6695768c64f48960
 """`gpt_oss` for PyTorch. The sliding-window layers of gpt-oss, a learned sink per head in the denominator
 (arXiv:2508.10925)."""
 
@@ -11,6 +11,7 @@ from .._runtime.checks import FLOAT_DTYPES
 from .._runtime.configs import PASSES, config_text
 from .._runtime.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.sequences import check_alone
+from .._runtime.torch_replay import replayed
 from .._runtime.torch_schedule import call_sizes, check_sequences, packed_sizes
 from .._runtime.torch_sequences import Tokens, check_packed, check_tokens, packed_offset
 from .._runtime.torch_support import (
@@ -106,6 +107,7 @@ def _schedule(
 
 
 @scheduled(_schedule)
+@replayed
 def gpt_oss(
     q: Tensor,
     k: Tensor,
