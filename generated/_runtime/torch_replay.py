@@ -7,7 +7,7 @@ input or waiting for a number, is never replayed.
 """
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import wraps
 from importlib.metadata import version
 from math import copysign
@@ -15,11 +15,12 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .settings import HAS_TRITON, INTERPRET
 
-MOST_KINDS = 4096
+MOST_KINDS = 2048
 """So many kinds of calls of one function are remembered; then all are forgotten."""
 
 # In these versions a compiled kernel is run with the same arguments. AMD's kernels are specialised on more than a kind
@@ -37,7 +38,8 @@ if HAS_TRITON:
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_SEEN, _NEVER = object(), object()  # what is known of a kind of call: that it came once; that it cannot be replayed
+_SEEN, _NEVER = object(), object()  # What is known of a kind of call: that it came once; that it cannot be replayed.
+_PLAIN = (Tensor, torch.nn.Parameter)
 _ALLOCATIONS = {
     torch.ops.aten.empty.memory_format,
     torch.ops.aten.empty_strided.default,
@@ -53,92 +55,105 @@ class _Allocation(NamedTuple):
 
 
 class _Launch(NamedTuple):
-    """A launch of a compiled kernel: `arguments` hold numbers, and at `places` come the pointers of these indices."""
+    """A launch: `arguments` are all that `compiled.run` takes, once the stream and pointers are at their places."""
 
-    compiled: Any
-    grid: tuple[int, int, int]
+    compiled: Any  # Kept alive: with it its machine code would go.
+    run: Callable[..., object]
     arguments: list[Any]
-    places: list[tuple[int, int]]
+    pointers: list[tuple[int, int]]  # (place, number of the pointer)
 
 
-class _Recording(TorchDispatchMode):
-    """Notes what a call does, with pointers numbered: those of its arguments, then those of what it allocates."""
-
-    def __init__(self, pointers: Iterable[int]) -> None:
-        super().__init__()
-        self.is_whole = True
-        self.made: list[Tensor] = []  # Kept alive, so that no two have one pointer.
-        self.launches: list[_Launch] = []
-        self._index: dict[int, int] = {}
-        self._num_given = 0
-        for self._num_given, pointer in enumerate(pointers, start=1):
-            self._index.setdefault(pointer, self._num_given - 1)
-
-    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func in _ALLOCATIONS:
-            self._index.setdefault(result.data_ptr(), self._num_given + len(self.made))
-            self.made.append(result)
-        elif not func.is_view or not isinstance(result, Tensor) or result.data_ptr() != args[0].data_ptr():
-            self.is_whole = False
-        return result
-
-    def note(
-        self, kernel: Any, compiled: Any, grid: tuple[int], args: Sequence[Any], constants: dict[str, Any]
-    ) -> None:
-        """Note a launch."""
-        named = dict(zip(kernel.arg_names, args, strict=False)) | constants
-        arguments = [named[name] for name in kernel.arg_names]
-        places = []
-        for place, argument in enumerate(arguments):
-            if isinstance(argument, Tensor):
-                places.append((place, self._index.get(argument.data_ptr(), -1)))
-                arguments[place] = None
-        self.launches.append(_Launch(compiled, (*grid, 1, 1), arguments, places))
-        self.is_whole &= isinstance(compiled, CompiledKernel) and all(index >= 0 for _, index in places)
-
-    def plan(self, returned: Any) -> "_Plan | None":
-        """What to do in the place of such a call, or None where that is not all that it did."""
-        allocations = [_Allocation(tuple(x.shape), x.stride(), x.dtype) for x in self.made]
-        results = []
-        for x in returned if isinstance(returned, tuple) else (returned,):
-            made = self._index.get(x.data_ptr(), -1) - self._num_given
-            if made < 0 or made in results or x.numel() != self.made[made].numel() or x.dtype != self.made[made].dtype:
-                return None
-            # What is returned as a view, such as one with its axes in another order, is allocated like that.
-            allocations[made] = _Allocation(tuple(x.shape), x.stride(), x.dtype)
-            results.append(made)
-        if not self.is_whole or not results:
-            return None
-        return _Plan(allocations, self.launches, results, isinstance(returned, tuple), self.made[0].device)
+_STREAM = 3
+"""The place of the stream."""
 
 
 class _Plan(NamedTuple):
-    """What a kind of call does on the device."""
+    """What a kind of call does on the device, its pointers numbered: those it is given, then those it allocates."""
 
+    device: torch.device
     allocations: list[_Allocation]
     launches: list[_Launch]
     results: list[int]
     returns_tuple: bool
-    device: torch.device
 
     def __call__(self, pointers: list[int]) -> Any:
-        """Do it, with these pointers of the arguments' tensors."""
         device = self.device
         made = [
             torch.empty_strided(size, stride, dtype=dtype, device=device) for size, stride, dtype in self.allocations
         ]
         pointers += [x.data_ptr() for x in made]
         stream = _stream(device)
-        for compiled, grid, arguments, places in self.launches:
+        for _, run, arguments, places in self.launches:
             arguments = arguments.copy()
-            for place, index in places:
-                arguments[place] = pointers[index]
-            # As `JITFunction.run` ends, without hooks.
-            compiled.run(*grid, stream, compiled.function, compiled.packed_metadata, None, None, None, *arguments)
-        if self.returns_tuple:
-            return tuple([made[index] for index in self.results])
-        return made[self.results[0]]
+            arguments[_STREAM] = stream
+            for place, number in places:
+                arguments[place] = pointers[number]
+            run(*arguments)
+        return tuple([made[i] for i in self.results]) if self.returns_tuple else made[self.results[0]]
+
+
+class _Recording(TorchDispatchMode):
+    """Notes what a call does."""
+
+    def __init__(self, pointers: Sequence[int]) -> None:
+        super().__init__()
+        self._is_whole = True
+        self._num_given = len(pointers)
+        self._numbers: dict[int, int] = {}
+        for number, pointer in enumerate(pointers):
+            self._numbers.setdefault(pointer, number)
+        self._made: list[Tensor] = []  # Kept alive: no two have one pointer.
+        self._launches: list[_Launch] = []
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _ALLOCATIONS:
+            self._numbers.setdefault(result.data_ptr(), self._num_given + len(self._made))
+            self._made.append(result)
+        elif not func.is_view or not isinstance(result, Tensor) or result.data_ptr() != args[0].data_ptr():
+            self._is_whole = False
+        return result
+
+    def note(
+        self, kernel: Any, compiled: Any, grid: tuple[int], args: Sequence[Any], constants: dict[str, Any]
+    ) -> None:
+        """Note a launch."""
+        if not isinstance(compiled, CompiledKernel):
+            self._is_whole = False
+            return
+        values = dict(zip(kernel.arg_names, args, strict=False)) | constants
+        # As at the end of `JITFunction.run`, but without hooks.
+        arguments = [*grid, 1, 1, None, compiled.function, compiled.packed_metadata, None, None, None]
+        pointers = []
+        for place, name in enumerate(kernel.arg_names, start=len(arguments)):
+            value = values[name]
+            if isinstance(value, Tensor):
+                number = self._numbers.get(value.data_ptr())
+                self._is_whole &= number is not None
+                pointers.append((place, number or 0))
+                value = None
+            arguments.append(value)
+        self._launches.append(_Launch(compiled, compiled.run, arguments, pointers))
+
+    def plan(self, returned: Any) -> _Plan | None:
+        """What to do in the place of such a call; None where it did something else as well."""
+        allocations = [_Allocation(tuple(x.shape), x.stride(), x.dtype) for x in self._made]
+        results: list[int] = []
+        for x in returned if isinstance(returned, tuple) else (returned,):
+            made = self._numbers.get(x.data_ptr(), -1) - self._num_given
+            if (
+                made < 0
+                or made in results
+                or (x.numel(), x.dtype) != (self._made[made].numel(), self._made[made].dtype)
+            ):
+                return None
+            # What is returned as a view, its axes in another order, is allocated like that.
+            allocations[made] = _Allocation(tuple(x.shape), x.stride(), x.dtype)
+            results.append(made)
+        devices = {x.device for x in self._made}
+        if not self._is_whole or len(devices) != 1:
+            return None
+        return _Plan(devices.pop(), allocations, self._launches, results, isinstance(returned, tuple))
 
 
 class _Active(threading.local):
@@ -166,7 +181,7 @@ def launch(kernel: Any, grid: tuple[int], *args: Any, **constants: Any) -> None:
 
 
 def replayed(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Replay the calls of a function that returns what its launches filled: a tensor, or a tuple of them."""
+    """Replay the calls of a function that returns tensors which its launches filled: one, or a tuple."""
     if not ENABLED:
         return function
     plans: dict[Hashable, Any] = {}
@@ -205,7 +220,7 @@ def replayed(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 def _kind_of(values: Sequence[Any], pointers: list[int]) -> tuple[Any, ...] | None:
     """All that decides what a call does, whose tensors' pointers are appended; None where it must not be replayed."""
-    if not isinstance(values[0], Tensor) or not _is_current(values[0]):
+    if not values or type(values[0]) not in _PLAIN or not _is_current(values[0]) or forward_ad._current_level >= 0:
         return None
     kind: list[Any] = [torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None]
     differentiates = torch.is_grad_enabled()
@@ -213,24 +228,26 @@ def _kind_of(values: Sequence[Any], pointers: list[int]) -> tuple[Any, ...] | No
     try:
         for x in pending:
             of = type(x)
-            if of is Tensor or of is torch.nn.Parameter:
+            if of in _PLAIN:
                 if differentiates and x.requires_grad:
                     return None
                 pointer = x.data_ptr()
+                if pointer == 0:
+                    return None
                 pointers.append(pointer)
                 # Triton compiles another kernel where a pointer is no multiple of 16.
                 kind += (x.dtype, x.shape, x.stride(), x.get_device(), pointer % 16)
             elif of is int or of is str or of is bool or x is None:
                 kind += (of, x)
             elif of is float:
-                kind += (copysign(1.0, x), x)
+                kind += (of, copysign(1.0, x), x)
             elif of is list:
-                kind.append(len(x))
+                kind += (of, len(x))
                 pending += x
             else:
                 return None
     except RuntimeError:
-        # A tensor without memory, such as one of `torch.func.vmap`.
+        # It has no memory, as a tensor of `torch.func.vmap` has none.
         return None
     if len(set(pointers)) < len(pointers):
         # Tensors that are one and the same are told apart by nothing that is noted.

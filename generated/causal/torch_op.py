@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: ops/torch_op.py.jinja
-# hash: 77baa8829f25368f
+# hash: 5921a1f51f6c420a
 """`causal` for PyTorch. A query attends to itself and to what came before (Vaswani et al., 2017, section 3.2.3)."""
 
 from torch import Tensor
@@ -277,5 +277,5 @@ def _packed(
         o, lse = packed_launch.Attention.apply(
             q, k, v, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, config_words, block_tables
         )
-        o, lse = o[0].transpose(0, 1).to(packed[0].dtype), lse[0]
+        o, lse = o.squeeze(0).transpose(0, 1).to(packed[0].dtype), lse.squeeze(0)
     return (o, lse) if return_lse else o

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/torch_op.py.jinja
-# hash: e12b914eae708870
+# hash: 09be75b479c831fa
 """`full` for PyTorch. Every query attends to every key (Vaswani et al., 2017, arXiv:1706.03762)."""
 
 from torch import Tensor
@@ -251,5 +251,5 @@ def _packed(
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
         o, lse = packed_launch.Attention.apply(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, config_words, block_tables)
-        o, lse = o[0].transpose(0, 1).to(packed[0].dtype), lse[0]
+        o, lse = o.squeeze(0).transpose(0, 1).to(packed[0].dtype), lse.squeeze(0)
     return (o, lse) if return_lse else o

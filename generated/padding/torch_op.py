@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: ops/torch_op.py.jinja
-# hash: c72358af3cb87b40
+# hash: 84495edb5528dd9f
 """`padding` for PyTorch. Keys from `length[b]` on are padding, which no query attends to (Vaswani et al., 2017,
 arXiv:1706.03762)."""
 
@@ -277,5 +277,5 @@ def _packed(
         o, lse = packed_launch.Attention.apply(
             q, k, v, length, cu_seqlens_q, cu_seqlens_k, scale, config_words, block_tables
         )
-        o, lse = o[0].transpose(0, 1).to(packed[0].dtype), lse[0]
+        o, lse = o.squeeze(0).transpose(0, 1).to(packed[0].dtype), lse.squeeze(0)
     return (o, lse) if return_lse else o

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/torch_op.py.jinja
-# hash: 34a85c87224fc9ce
+# hash: 1049a99d46070d92
 """`relative_bias` for PyTorch. A learned bias per head and distance; those beyond the table have its last (Raffel et
 al., 2020, arXiv:1910.10683)."""
 
@@ -294,5 +294,5 @@ def _packed(
         o, lse = packed_launch.Attention.apply(
             q, k, v, bias, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, config_words, block_tables
         )
-        o, lse = o[0].transpose(0, 1).to(packed[0].dtype), lse[0]
+        o, lse = o.squeeze(0).transpose(0, 1).to(packed[0].dtype), lse.squeeze(0)
     return (o, lse) if return_lse else o

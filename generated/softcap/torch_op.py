@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: ops/torch_op.py.jinja
-# hash: a9fc39c0d3861b0e
+# hash: 129c7a1d227d3b63
 """`softcap` for PyTorch. Causal with logits capped at 20 (Bello et al., 2016, arXiv:1611.09940, section 5.1)."""
 
 from torch import Tensor
@@ -278,5 +278,5 @@ def _packed(
         o, lse = packed_launch.Attention.apply(
             q, k, v, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, config_words, block_tables
         )
-        o, lse = o[0].transpose(0, 1).to(packed[0].dtype), lse[0]
+        o, lse = o.squeeze(0).transpose(0, 1).to(packed[0].dtype), lse.squeeze(0)
     return (o, lse) if return_lse else o

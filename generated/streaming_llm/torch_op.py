@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/torch_op.py.jinja
-# hash: c904e24be6e52820
+# hash: 8f7de3a14f7f7dc1
 """`streaming_llm` for PyTorch. A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et al.,
 2024, arXiv:2309.17453)."""
 
@@ -307,5 +307,5 @@ def _packed(
         o, lse = packed_launch.Attention.apply(
             q, k, v, size, sinks, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, config_words, block_tables
         )
-        o, lse = o[0].transpose(0, 1).to(packed[0].dtype), lse[0]
+        o, lse = o.squeeze(0).transpose(0, 1).to(packed[0].dtype), lse.squeeze(0)
     return (o, lse) if return_lse else o
