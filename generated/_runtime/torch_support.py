@@ -232,9 +232,14 @@ def reduce_gradient(total: Tensor, axes: str, num_kv_heads: int, length: int = 0
     return total.permute([have.index(axis) for axis in axes]).contiguous() if axes else total
 
 
+def _index(index: Tensor | int, device: torch.device) -> Tensor:
+    """An index as a tensor. A number is filled in on the device: a CUDA graph captures no copy from the host's memory."""
+    return index if isinstance(index, Tensor) else torch.full((), index, dtype=torch.int64, device=device)
+
+
 def place_sums(sums: Tensor, shape: Sequence[int], places: Sequence[Tensor | int]) -> Tensor:
     """Add sums `[B, Hq, S]` to the elements of a tensor that `places`, an index per axis, name; in a fixed order."""
-    index = torch.broadcast_tensors(*(torch.as_tensor(i, dtype=torch.int64, device=sums.device) for i in places))
+    index = torch.broadcast_tensors(*(_index(i, sums.device).long() for i in places))
     # What no index tells apart goes to one element: summed here, it need not be sorted.
     return sums.new_zeros(shape).index_put_(index, sums.sum_to_size(index[0].shape), accumulate=True)
 
@@ -249,7 +254,7 @@ def packed_row(index: Tensor | int, cu_seqlens: Tensor, seqs: Tensor, q_offset: 
     """Where along an axis of packed tokens the kernels read element `index` of each of `seqs`; of a query's axis with
     its `q_offset`, by which positions and rows differ."""
     start = cu_seqlens[seqs]
-    index = torch.as_tensor(index, device=start.device)
+    index = _index(index, start.device)
     if q_offset is not None:
         index = index.clamp(min=0) - (q_offset[seqs] if isinstance(q_offset, Tensor) else q_offset)
     return start + torch.minimum(index.clamp(min=0), (cu_seqlens[seqs + 1] - start - 1).clamp(min=0))

@@ -1,4 +1,4 @@
-"""Ops whose calls are replayed, also where kernels run in Triton's interpreter, which compiles nothing to be replayed."""
+"""Ops whose calls are replayed, also in Triton's interpreter, which compiles nothing that could be launched again."""
 
 from __future__ import annotations
 
@@ -129,5 +129,5 @@ def kinds_of(function: Any) -> dict[Any, Any]:
 @contextmanager
 def never_replaying() -> Iterator[None]:
     """Calls are launched by Triton, as where a profiler watches."""
-    with mock.patch.object(torch_replay, "_launches_are_watched", lambda: True):
+    with mock.patch.object(torch_replay, "_launches_are_watched", return_value=True):
         yield
