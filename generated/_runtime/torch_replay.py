@@ -18,16 +18,17 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .settings import HAS_TRITON, INTERPRET
+from .settings import DEBUG, HAS_TRITON, INTERPRET
 
 MOST_KINDS = 2048
 """So many kinds of calls of one function are remembered; then all are forgotten."""
 
 # In these versions a compiled kernel is run with the same arguments. AMD's kernels are specialised on more than a kind
-# of call tells: on how large the memory of a tensor is.
+# of call tells: on how large the memory of a tensor is. Where values are checked, every call is to check its own.
 ENABLED = (
     HAS_TRITON
     and not INTERPRET
+    and not DEBUG
     and torch.version.hip is None
     and version("triton").startswith(("3.6.", "3.7.", "3.8.", "3.9."))
 )

@@ -233,7 +233,7 @@ def reduce_gradient(total: Tensor, axes: str, num_kv_heads: int, length: int = 0
 
 
 def _index(index: Tensor | int, device: torch.device) -> Tensor:
-    """An index as a tensor. A number is filled in on the device: a CUDA graph captures no copy from the host's memory."""
+    """An index as a tensor. A number is filled in on the device: no CUDA graph captures a copy from the host."""
     return index if isinstance(index, Tensor) else torch.full((), index, dtype=torch.int64, device=device)
 
 
