@@ -188,7 +188,10 @@ def main(arguments: list[str] | None = None) -> int:
     if "host" in wanted:
         from bench import host
 
-        right = host.run() and right
+        host_right, rows = host.run()
+        document["host"] = [asdict(row) for row in rows]
+        _write(options, document)
+        right = host_right and right
     if "memory" in wanted:
         from bench import memory
 

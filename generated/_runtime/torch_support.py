@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -24,6 +23,7 @@ from .checks import (
 from .configs import INTERPRETER, Tiles, tiles_for
 from .settings import HAS_TRITON as HAS_TRITON
 from .settings import INTERPRET as INTERPRET
+from .torch_replay import is_recording
 from .tuned import gpu_key
 
 FP32 = torch.float32
@@ -179,7 +179,7 @@ def interpreter_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, 
 def launches_directly(q: Tensor) -> bool:
     """Whether kernels can be launched at once. Traced, fake and wrapped tensors go through the custom operator."""
     plain = type(q) is Tensor or type(q) is torch.nn.Parameter
-    return plain and not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() == 0
+    return plain and not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() == is_recording()
 
 
 @cache
@@ -217,13 +217,6 @@ def has_tanh_instruction(x: Tensor) -> bool:
     return x.element_size() == 2 and is_nvidia(x)
 
 
-def on_device(x: Tensor) -> AbstractContextManager[Any]:
-    """Triton launches on the current device: make it that of `x`."""
-    if x.device.type == "cpu" or x.device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(x.device)
-
-
 def empty_like_layout(x: Tensor, last: int) -> Tensor:
     """An empty `[B, H, S, last]` tensor, dense, its axes in the memory order of `x`."""
     strides = x.stride()
@@ -252,9 +245,14 @@ def reduce_gradient(total: Tensor, axes: str, num_kv_heads: int, length: int = 0
     return total.permute([have.index(axis) for axis in axes]).contiguous() if axes else total
 
 
+def _index(index: Tensor | int, device: torch.device) -> Tensor:
+    """An index as a tensor. A number is filled in on the device: no CUDA graph captures a copy from the host."""
+    return index if isinstance(index, Tensor) else torch.full((), index, dtype=torch.int64, device=device)
+
+
 def place_sums(sums: Tensor, shape: Sequence[int], places: Sequence[Tensor | int]) -> Tensor:
     """Add sums `[B, Hq, S]` to the elements of a tensor that `places`, an index per axis, name; in a fixed order."""
-    index = torch.broadcast_tensors(*(torch.as_tensor(i, dtype=torch.int64, device=sums.device) for i in places))
+    index = torch.broadcast_tensors(*(_index(i, sums.device).long() for i in places))
     # What no index tells apart goes to one element: summed here, it need not be sorted.
     return sums.new_zeros(shape).index_put_(index, sums.sum_to_size(index[0].shape), accumulate=True)
 
@@ -269,7 +267,7 @@ def packed_row(index: Tensor | int, cu_seqlens: Tensor, seqs: Tensor, q_offset: 
     """Where along an axis of packed tokens the kernels read element `index` of each of `seqs`; of a query's axis with
     its `q_offset`, by which positions and rows differ."""
     start = cu_seqlens[seqs]
-    index = torch.as_tensor(index, device=start.device)
+    index = _index(index, start.device)
     if q_offset is not None:
         index = index.clamp(min=0) - (q_offset[seqs] if isinstance(q_offset, Tensor) else q_offset)
     return start + torch.minimum(index.clamp(min=0), (cu_seqlens[seqs + 1] - start - 1).clamp(min=0))

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: e4e7cafda186dce2
+# hash: 5c27eec07f9defcd
 """Launches of the kernels of `alibi`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from .._runtime.configs import Tiles, block_columns, cdiv
+from .._runtime.torch_replay import launch, replayed
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -19,7 +20,6 @@ from .._runtime.torch_support import (
     call_tiles,
     empty_like_layout,
     launches_directly,
-    on_device,
     reduce_gradient,
     unit_strides,
 )
@@ -74,6 +74,7 @@ def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     return call_tiles("alibi", "dense", q, v, length, config_words)
 
 
+@replayed
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -95,39 +96,41 @@ def _forward(
         return o, lse
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
-    with on_device(q):
-        fwd.alibi_fwd[(cdiv(q_len, tile.block_m) * num_heads * batch,)](
-            q,
-            k,
-            v,
-            slope,
-            q_offset,
-            o,
-            lse,
-            *unit_strides(q),
-            *unit_strides(k),
-            *unit_strides(v),
-            *o.stride()[:3],
-            *slope.stride(),
-            q_len,
-            kv_len,
-            num_heads,
-            group_size,
-            scale,
-            Q_OFFSET_PER_BATCH=row_offsets is not None,
-            RAGGED=kv_len % tile.block_n != 0,
-            HEAD_DIM=head_dim,
-            HEAD_DIM_V=head_dim_v,
-            BLOCK_D=block_columns(head_dim),
-            BLOCK_DV=block_columns(head_dim_v),
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-        )
+    launch(
+        fwd.alibi_fwd,
+        (cdiv(q_len, tile.block_m) * num_heads * batch,),
+        q,
+        k,
+        v,
+        slope,
+        q_offset,
+        o,
+        lse,
+        *unit_strides(q),
+        *unit_strides(k),
+        *unit_strides(v),
+        *o.stride()[:3],
+        *slope.stride(),
+        q_len,
+        kv_len,
+        num_heads,
+        group_size,
+        scale,
+        Q_OFFSET_PER_BATCH=row_offsets is not None,
+        RAGGED=kv_len % tile.block_n != 0,
+        HEAD_DIM=head_dim,
+        HEAD_DIM_V=head_dim_v,
+        BLOCK_D=block_columns(head_dim),
+        BLOCK_DV=block_columns(head_dim_v),
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
     return o, lse
 
 
+@replayed
 def _backward(
     do: Tensor,
     dlse: Tensor | None,
@@ -156,81 +159,84 @@ def _backward(
     dslope_heads = q.new_empty((batch, num_heads, cdiv(q_len, tiles["dq"].block_m)) if grad_slope else (0,), dtype=FP32)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
-    with on_device(q):
-        if dq.numel() > 0:
-            bwd_dq.alibi_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
-                o,
-                dlse,
-                q,
-                k,
-                v,
-                do,
-                lse,
-                slope,
-                q_offset,
-                delta,
-                dq,
-                dslope_heads,
-                *unit_strides(q),
-                *unit_strides(k),
-                *unit_strides(v),
-                *unit_strides(do),
-                *unit_strides(o),
-                *dq.stride()[:3],
-                *slope.stride(),
-                q_len,
-                kv_len,
-                num_heads,
-                group_size,
-                scale,
-                HAS_DLSE=dlse is not None,
-                GRAD_SLOPE=grad_slope,
-                Q_OFFSET_PER_BATCH=row_offsets is not None,
-                RAGGED=kv_len % tiles["dq"].block_n != 0,
-                HEAD_DIM=head_dim,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_D=block_columns(head_dim),
-                BLOCK_DV=block_columns(head_dim_v),
-                BLOCK_M=tiles["dq"].block_m,
-                BLOCK_N=tiles["dq"].block_n,
-                num_warps=tiles["dq"].num_warps,
-                num_stages=tiles["dq"].num_stages,
-            )
-        if dk.numel() > 0:
-            bwd_dkdv.alibi_bwd_dkdv[(cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,)](
-                q,
-                k,
-                v,
-                do,
-                lse,
-                delta,
-                slope,
-                q_offset,
-                dk,
-                dv,
-                *unit_strides(q),
-                *unit_strides(k),
-                *unit_strides(v),
-                *unit_strides(do),
-                *dk.stride()[:3],
-                *dv.stride()[:3],
-                *slope.stride(),
-                q_len,
-                kv_len,
-                num_heads,
-                group_size,
-                scale,
-                Q_OFFSET_PER_BATCH=row_offsets is not None,
-                RAGGED=q_len % tiles["dkdv"].block_m != 0,
-                HEAD_DIM=head_dim,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_D=block_columns(head_dim),
-                BLOCK_DV=block_columns(head_dim_v),
-                BLOCK_M=tiles["dkdv"].block_m,
-                BLOCK_N=tiles["dkdv"].block_n,
-                num_warps=tiles["dkdv"].num_warps,
-                num_stages=tiles["dkdv"].num_stages,
-            )
+    if dq.numel() > 0:
+        launch(
+            bwd_dq.alibi_bwd_dq,
+            (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
+            o,
+            dlse,
+            q,
+            k,
+            v,
+            do,
+            lse,
+            slope,
+            q_offset,
+            delta,
+            dq,
+            dslope_heads,
+            *unit_strides(q),
+            *unit_strides(k),
+            *unit_strides(v),
+            *unit_strides(do),
+            *unit_strides(o),
+            *dq.stride()[:3],
+            *slope.stride(),
+            q_len,
+            kv_len,
+            num_heads,
+            group_size,
+            scale,
+            HAS_DLSE=dlse is not None,
+            GRAD_SLOPE=grad_slope,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            RAGGED=kv_len % tiles["dq"].block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tiles["dq"].block_m,
+            BLOCK_N=tiles["dq"].block_n,
+            num_warps=tiles["dq"].num_warps,
+            num_stages=tiles["dq"].num_stages,
+        )
+    if dk.numel() > 0:
+        launch(
+            bwd_dkdv.alibi_bwd_dkdv,
+            (cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,),
+            q,
+            k,
+            v,
+            do,
+            lse,
+            delta,
+            slope,
+            q_offset,
+            dk,
+            dv,
+            *unit_strides(q),
+            *unit_strides(k),
+            *unit_strides(v),
+            *unit_strides(do),
+            *dk.stride()[:3],
+            *dv.stride()[:3],
+            *slope.stride(),
+            q_len,
+            kv_len,
+            num_heads,
+            group_size,
+            scale,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            RAGGED=q_len % tiles["dkdv"].block_m != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tiles["dkdv"].block_m,
+            BLOCK_N=tiles["dkdv"].block_n,
+            num_warps=tiles["dkdv"].num_warps,
+            num_stages=tiles["dkdv"].num_stages,
+        )
     dslope = (
         reduce_gradient(dslope_heads.sum(-1), "h", num_kv_heads).to(slope.dtype) if grad_slope else slope.new_empty(0)
     )

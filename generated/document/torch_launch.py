@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_launch.py.jinja
-# hash: fc022aaa474958a7
+# hash: 2acb8ea279f45e21
 """Launches of the kernels of `document`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -14,6 +14,7 @@ from torch.library import custom_op
 
 from .._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
 from .._runtime.schedules import POSITIONS, least_block, pass_table
+from .._runtime.torch_replay import launch, replayed
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -21,7 +22,6 @@ from .._runtime.torch_support import (
     call_tiles,
     empty_like_layout,
     launches_directly,
-    on_device,
     row_stride,
     unit_strides,
 )
@@ -92,23 +92,24 @@ def _extremes(
     doc_kv_max = q.new_empty((list_batch, list_heads, kv_parts), dtype=torch.int32)
     parts = POSITIONS // part
     programs = cdiv(q_parts, parts) + cdiv(kv_parts, parts)
-    with on_device(q):
-        block_ranges.document_extremes[(list_batch * list_heads * programs,)](
-            doc,
-            q_offset,
-            doc_q_min,
-            doc_q_max,
-            doc_kv_min,
-            doc_kv_max,
-            *doc.stride(),
-            doc.shape[1],
-            q_len,
-            kv_len,
-            list_heads,
-            Q_OFFSET_PER_BATCH=row_offsets is not None,
-            PART=part,
-            PARTS=parts,
-        )
+    launch(
+        block_ranges.document_extremes,
+        (list_batch * list_heads * programs,),
+        doc,
+        q_offset,
+        doc_q_min,
+        doc_q_max,
+        doc_kv_min,
+        doc_kv_max,
+        *doc.stride(),
+        doc.shape[1],
+        q_len,
+        kv_len,
+        list_heads,
+        Q_OFFSET_PER_BATCH=row_offsets is not None,
+        PART=part,
+        PARTS=parts,
+    )
     return doc_q_min, doc_q_max, doc_kv_min, doc_kv_max
 
 
@@ -133,23 +134,24 @@ def _tables(
     own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
     table_kernel = block_ranges.document_key_ranges if by_keys else block_ranges.document_query_ranges
     ranges = q.new_empty((list_batch, list_heads, own_blocks, 4), dtype=torch.int32)
-    with on_device(q):
-        table_kernel[(list_batch * list_heads * own_blocks,)](
-            doc_q_min,
-            doc_q_max,
-            doc_kv_min,
-            doc_kv_max,
-            q_offset,
-            ranges,
-            q_len,
-            kv_len,
-            list_heads,
-            Q_OFFSET_PER_BATCH=row_offsets is not None,
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            PART=part,
-            CHUNK=min(256, next_power_of_2(max(other_blocks, 32))),
-        )
+    launch(
+        table_kernel,
+        (list_batch * list_heads * own_blocks,),
+        doc_q_min,
+        doc_q_max,
+        doc_kv_min,
+        doc_kv_max,
+        q_offset,
+        ranges,
+        q_len,
+        kv_len,
+        list_heads,
+        Q_OFFSET_PER_BATCH=row_offsets is not None,
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        PART=part,
+        CHUNK=min(256, next_power_of_2(max(other_blocks, 32))),
+    )
     return [ranges]
 
 
@@ -179,6 +181,7 @@ def make_tables(
     return block_tables
 
 
+@replayed
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -206,42 +209,44 @@ def _forward(
     (ranges,) = pass_table(block_tables, "fwd", 1) or _tables(
         q, k, row_offset, row_offsets, block_extremes, part, tile, False
     )
-    with on_device(q):
-        fwd.document_fwd[(cdiv(q_len, tile.block_m) * num_heads * batch,)](
-            q,
-            k,
-            v,
-            doc,
-            ranges,
-            q_offset,
-            o,
-            lse,
-            *unit_strides(q),
-            *unit_strides(k),
-            *unit_strides(v),
-            *o.stride()[:3],
-            *doc.stride(),
-            doc.shape[1],
-            row_stride(ranges),
-            q_len,
-            kv_len,
-            num_heads,
-            group_size,
-            scale,
-            Q_OFFSET_PER_BATCH=row_offsets is not None,
-            RAGGED=kv_len % tile.block_n != 0,
-            HEAD_DIM=head_dim,
-            HEAD_DIM_V=head_dim_v,
-            BLOCK_D=block_columns(head_dim),
-            BLOCK_DV=block_columns(head_dim_v),
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-        )
+    launch(
+        fwd.document_fwd,
+        (cdiv(q_len, tile.block_m) * num_heads * batch,),
+        q,
+        k,
+        v,
+        doc,
+        ranges,
+        q_offset,
+        o,
+        lse,
+        *unit_strides(q),
+        *unit_strides(k),
+        *unit_strides(v),
+        *o.stride()[:3],
+        *doc.stride(),
+        doc.shape[1],
+        row_stride(ranges),
+        q_len,
+        kv_len,
+        num_heads,
+        group_size,
+        scale,
+        Q_OFFSET_PER_BATCH=row_offsets is not None,
+        RAGGED=kv_len % tile.block_n != 0,
+        HEAD_DIM=head_dim,
+        HEAD_DIM_V=head_dim_v,
+        BLOCK_D=block_columns(head_dim),
+        BLOCK_DV=block_columns(head_dim_v),
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
     return o, lse
 
 
+@replayed
 def _backward(
     do: Tensor,
     dlse: Tensor | None,
@@ -277,85 +282,88 @@ def _backward(
     )
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
-    with on_device(q):
-        if dq.numel() > 0:
-            bwd_dq.document_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
-                o,
-                dlse,
-                q,
-                k,
-                v,
-                do,
-                lse,
-                doc,
-                ranges,
-                q_offset,
-                delta,
-                dq,
-                *unit_strides(q),
-                *unit_strides(k),
-                *unit_strides(v),
-                *unit_strides(do),
-                *unit_strides(o),
-                *dq.stride()[:3],
-                *doc.stride(),
-                doc.shape[1],
-                row_stride(ranges),
-                q_len,
-                kv_len,
-                num_heads,
-                group_size,
-                scale,
-                HAS_DLSE=dlse is not None,
-                Q_OFFSET_PER_BATCH=row_offsets is not None,
-                RAGGED=kv_len % tiles["dq"].block_n != 0,
-                HEAD_DIM=head_dim,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_D=block_columns(head_dim),
-                BLOCK_DV=block_columns(head_dim_v),
-                BLOCK_M=tiles["dq"].block_m,
-                BLOCK_N=tiles["dq"].block_n,
-                num_warps=tiles["dq"].num_warps,
-                num_stages=tiles["dq"].num_stages,
-            )
-        if dk.numel() > 0:
-            bwd_dkdv.document_bwd_dkdv[(cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,)](
-                q,
-                k,
-                v,
-                do,
-                lse,
-                delta,
-                doc,
-                key_ranges,
-                q_offset,
-                dk,
-                dv,
-                *unit_strides(q),
-                *unit_strides(k),
-                *unit_strides(v),
-                *unit_strides(do),
-                *dk.stride()[:3],
-                *dv.stride()[:3],
-                *doc.stride(),
-                doc.shape[1],
-                row_stride(key_ranges),
-                q_len,
-                kv_len,
-                num_heads,
-                group_size,
-                scale,
-                Q_OFFSET_PER_BATCH=row_offsets is not None,
-                RAGGED=q_len % tiles["dkdv"].block_m != 0,
-                HEAD_DIM=head_dim,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_D=block_columns(head_dim),
-                BLOCK_DV=block_columns(head_dim_v),
-                BLOCK_M=tiles["dkdv"].block_m,
-                BLOCK_N=tiles["dkdv"].block_n,
-                num_warps=tiles["dkdv"].num_warps,
-                num_stages=tiles["dkdv"].num_stages,
-            )
+    if dq.numel() > 0:
+        launch(
+            bwd_dq.document_bwd_dq,
+            (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
+            o,
+            dlse,
+            q,
+            k,
+            v,
+            do,
+            lse,
+            doc,
+            ranges,
+            q_offset,
+            delta,
+            dq,
+            *unit_strides(q),
+            *unit_strides(k),
+            *unit_strides(v),
+            *unit_strides(do),
+            *unit_strides(o),
+            *dq.stride()[:3],
+            *doc.stride(),
+            doc.shape[1],
+            row_stride(ranges),
+            q_len,
+            kv_len,
+            num_heads,
+            group_size,
+            scale,
+            HAS_DLSE=dlse is not None,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            RAGGED=kv_len % tiles["dq"].block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tiles["dq"].block_m,
+            BLOCK_N=tiles["dq"].block_n,
+            num_warps=tiles["dq"].num_warps,
+            num_stages=tiles["dq"].num_stages,
+        )
+    if dk.numel() > 0:
+        launch(
+            bwd_dkdv.document_bwd_dkdv,
+            (cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,),
+            q,
+            k,
+            v,
+            do,
+            lse,
+            delta,
+            doc,
+            key_ranges,
+            q_offset,
+            dk,
+            dv,
+            *unit_strides(q),
+            *unit_strides(k),
+            *unit_strides(v),
+            *unit_strides(do),
+            *dk.stride()[:3],
+            *dv.stride()[:3],
+            *doc.stride(),
+            doc.shape[1],
+            row_stride(key_ranges),
+            q_len,
+            kv_len,
+            num_heads,
+            group_size,
+            scale,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            RAGGED=q_len % tiles["dkdv"].block_m != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tiles["dkdv"].block_m,
+            BLOCK_N=tiles["dkdv"].block_n,
+            num_warps=tiles["dkdv"].num_warps,
+            num_stages=tiles["dkdv"].num_stages,
+        )
     return dq, dk, dv
 
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/torch_launch.py.jinja
-# hash: 9ff9839f020cf4ec
+# hash: 64db886b1b6a6046
 """Launches of the kernels of `natten`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -13,6 +13,7 @@ from torch.library import custom_op
 
 from .._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
 from .._runtime.schedules import pass_table
+from .._runtime.torch_replay import launch, replayed
 from .._runtime.torch_schedule import list_blocks
 from .._runtime.torch_support import (
     FP32,
@@ -21,7 +22,6 @@ from .._runtime.torch_support import (
     call_tiles,
     empty_like_layout,
     launches_directly,
-    on_device,
     row_stride,
     unit_strides,
 )
@@ -92,7 +92,9 @@ def _tables(
     table_kernel = block_lists.natten_key_lists if by_keys else block_lists.natten_query_lists
 
     def launch_lists(spans: Tensor, block_list: Tensor, own_room: bool, fill_lists: bool) -> None:
-        table_kernel[(list_batch * list_heads * own_blocks,)](
+        launch(
+            table_kernel,
+            (list_batch * list_heads * own_blocks,),
             q_offset,
             spans,
             block_list,
@@ -107,8 +109,7 @@ def _tables(
             CHUNK=min(256, next_power_of_2(max(other_blocks, 32))),
         )
 
-    with on_device(q):
-        return list_blocks(launch_lists, (list_batch, list_heads, own_blocks), other_blocks, q.device)
+    return list_blocks(launch_lists, (list_batch, list_heads, own_blocks), other_blocks, q.device)
 
 
 def make_tables(
@@ -128,6 +129,7 @@ def make_tables(
     return block_tables
 
 
+@replayed
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -150,40 +152,42 @@ def _forward(
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
     spans, block_list = pass_table(block_tables, "fwd", 2) or _tables(q, k, row_offset, row_offsets, tile, False)
-    with on_device(q):
-        fwd.natten_fwd[(cdiv(q_len, tile.block_m) * num_heads * batch,)](
-            q,
-            k,
-            v,
-            spans,
-            block_list,
-            q_offset,
-            o,
-            lse,
-            *unit_strides(q),
-            *unit_strides(k),
-            *unit_strides(v),
-            *o.stride()[:3],
-            row_stride(spans),
-            q_len,
-            kv_len,
-            num_heads,
-            group_size,
-            scale,
-            Q_OFFSET_PER_BATCH=row_offsets is not None,
-            RAGGED=kv_len % tile.block_n != 0,
-            HEAD_DIM=head_dim,
-            HEAD_DIM_V=head_dim_v,
-            BLOCK_D=block_columns(head_dim),
-            BLOCK_DV=block_columns(head_dim_v),
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-        )
+    launch(
+        fwd.natten_fwd,
+        (cdiv(q_len, tile.block_m) * num_heads * batch,),
+        q,
+        k,
+        v,
+        spans,
+        block_list,
+        q_offset,
+        o,
+        lse,
+        *unit_strides(q),
+        *unit_strides(k),
+        *unit_strides(v),
+        *o.stride()[:3],
+        row_stride(spans),
+        q_len,
+        kv_len,
+        num_heads,
+        group_size,
+        scale,
+        Q_OFFSET_PER_BATCH=row_offsets is not None,
+        RAGGED=kv_len % tile.block_n != 0,
+        HEAD_DIM=head_dim,
+        HEAD_DIM_V=head_dim_v,
+        BLOCK_D=block_columns(head_dim),
+        BLOCK_DV=block_columns(head_dim_v),
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
     return o, lse
 
 
+@replayed
 def _backward(
     do: Tensor,
     dlse: Tensor | None,
@@ -214,81 +218,84 @@ def _backward(
     )
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
-    with on_device(q):
-        if dq.numel() > 0:
-            bwd_dq.natten_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
-                o,
-                dlse,
-                q,
-                k,
-                v,
-                do,
-                lse,
-                spans,
-                block_list,
-                q_offset,
-                delta,
-                dq,
-                *unit_strides(q),
-                *unit_strides(k),
-                *unit_strides(v),
-                *unit_strides(do),
-                *unit_strides(o),
-                *dq.stride()[:3],
-                row_stride(spans),
-                q_len,
-                kv_len,
-                num_heads,
-                group_size,
-                scale,
-                HAS_DLSE=dlse is not None,
-                Q_OFFSET_PER_BATCH=row_offsets is not None,
-                RAGGED=kv_len % tiles["dq"].block_n != 0,
-                HEAD_DIM=head_dim,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_D=block_columns(head_dim),
-                BLOCK_DV=block_columns(head_dim_v),
-                BLOCK_M=tiles["dq"].block_m,
-                BLOCK_N=tiles["dq"].block_n,
-                num_warps=tiles["dq"].num_warps,
-                num_stages=tiles["dq"].num_stages,
-            )
-        if dk.numel() > 0:
-            bwd_dkdv.natten_bwd_dkdv[(cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,)](
-                q,
-                k,
-                v,
-                do,
-                lse,
-                delta,
-                key_spans,
-                key_block_list,
-                q_offset,
-                dk,
-                dv,
-                *unit_strides(q),
-                *unit_strides(k),
-                *unit_strides(v),
-                *unit_strides(do),
-                *dk.stride()[:3],
-                *dv.stride()[:3],
-                row_stride(key_spans),
-                q_len,
-                kv_len,
-                num_heads,
-                group_size,
-                scale,
-                Q_OFFSET_PER_BATCH=row_offsets is not None,
-                RAGGED=q_len % tiles["dkdv"].block_m != 0,
-                HEAD_DIM=head_dim,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_D=block_columns(head_dim),
-                BLOCK_DV=block_columns(head_dim_v),
-                BLOCK_M=tiles["dkdv"].block_m,
-                BLOCK_N=tiles["dkdv"].block_n,
-                num_warps=tiles["dkdv"].num_warps,
-                num_stages=tiles["dkdv"].num_stages,
-            )
+    if dq.numel() > 0:
+        launch(
+            bwd_dq.natten_bwd_dq,
+            (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
+            o,
+            dlse,
+            q,
+            k,
+            v,
+            do,
+            lse,
+            spans,
+            block_list,
+            q_offset,
+            delta,
+            dq,
+            *unit_strides(q),
+            *unit_strides(k),
+            *unit_strides(v),
+            *unit_strides(do),
+            *unit_strides(o),
+            *dq.stride()[:3],
+            row_stride(spans),
+            q_len,
+            kv_len,
+            num_heads,
+            group_size,
+            scale,
+            HAS_DLSE=dlse is not None,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            RAGGED=kv_len % tiles["dq"].block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tiles["dq"].block_m,
+            BLOCK_N=tiles["dq"].block_n,
+            num_warps=tiles["dq"].num_warps,
+            num_stages=tiles["dq"].num_stages,
+        )
+    if dk.numel() > 0:
+        launch(
+            bwd_dkdv.natten_bwd_dkdv,
+            (cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,),
+            q,
+            k,
+            v,
+            do,
+            lse,
+            delta,
+            key_spans,
+            key_block_list,
+            q_offset,
+            dk,
+            dv,
+            *unit_strides(q),
+            *unit_strides(k),
+            *unit_strides(v),
+            *unit_strides(do),
+            *dk.stride()[:3],
+            *dv.stride()[:3],
+            row_stride(key_spans),
+            q_len,
+            kv_len,
+            num_heads,
+            group_size,
+            scale,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            RAGGED=q_len % tiles["dkdv"].block_m != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tiles["dkdv"].block_m,
+            BLOCK_N=tiles["dkdv"].block_n,
+            num_warps=tiles["dkdv"].num_warps,
+            num_stages=tiles["dkdv"].num_stages,
+        )
     return dq, dk, dv
 
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: ops/torch_launch.py.jinja
-# hash: 603282f4c64cf3d9
+# hash: c3fe3e91bf745255
 """Launches of the kernels of `padding`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from .._runtime.configs import Tiles, block_columns, cdiv
+from .._runtime.torch_replay import launch, replayed
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -19,7 +20,6 @@ from .._runtime.torch_support import (
     call_tiles,
     empty_like_layout,
     launches_directly,
-    on_device,
     unit_strides,
 )
 
@@ -62,6 +62,7 @@ def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     return call_tiles("padding", "dense", q, v, length, config_words)
 
 
+@replayed
 def _forward(q: Tensor, k: Tensor, v: Tensor, length: Tensor, scale: float, config_words: str) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
     batch, num_heads, q_len, head_dim = q.shape
@@ -73,37 +74,39 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, length: Tensor, scale: float, conf
     if o.numel() == 0:
         return o, lse
     q, k, v = aligned(q), aligned(k), aligned(v)
-    with on_device(q):
-        fwd.padding_fwd[(cdiv(q_len, tile.block_m) * num_heads * batch,)](
-            q,
-            k,
-            v,
-            length,
-            o,
-            lse,
-            *unit_strides(q),
-            *unit_strides(k),
-            *unit_strides(v),
-            *o.stride()[:3],
-            *length.stride(),
-            q_len,
-            kv_len,
-            num_heads,
-            group_size,
-            scale,
-            RAGGED=kv_len % tile.block_n != 0,
-            HEAD_DIM=head_dim,
-            HEAD_DIM_V=head_dim_v,
-            BLOCK_D=block_columns(head_dim),
-            BLOCK_DV=block_columns(head_dim_v),
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-        )
+    launch(
+        fwd.padding_fwd,
+        (cdiv(q_len, tile.block_m) * num_heads * batch,),
+        q,
+        k,
+        v,
+        length,
+        o,
+        lse,
+        *unit_strides(q),
+        *unit_strides(k),
+        *unit_strides(v),
+        *o.stride()[:3],
+        *length.stride(),
+        q_len,
+        kv_len,
+        num_heads,
+        group_size,
+        scale,
+        RAGGED=kv_len % tile.block_n != 0,
+        HEAD_DIM=head_dim,
+        HEAD_DIM_V=head_dim_v,
+        BLOCK_D=block_columns(head_dim),
+        BLOCK_DV=block_columns(head_dim_v),
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
     return o, lse
 
 
+@replayed
 def _backward(
     do: Tensor,
     dlse: Tensor | None,
@@ -127,75 +130,78 @@ def _backward(
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
-    with on_device(q):
-        if dq.numel() > 0:
-            bwd_dq.padding_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
-                o,
-                dlse,
-                q,
-                k,
-                v,
-                do,
-                lse,
-                length,
-                delta,
-                dq,
-                *unit_strides(q),
-                *unit_strides(k),
-                *unit_strides(v),
-                *unit_strides(do),
-                *unit_strides(o),
-                *dq.stride()[:3],
-                *length.stride(),
-                q_len,
-                kv_len,
-                num_heads,
-                group_size,
-                scale,
-                HAS_DLSE=dlse is not None,
-                RAGGED=kv_len % tiles["dq"].block_n != 0,
-                HEAD_DIM=head_dim,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_D=block_columns(head_dim),
-                BLOCK_DV=block_columns(head_dim_v),
-                BLOCK_M=tiles["dq"].block_m,
-                BLOCK_N=tiles["dq"].block_n,
-                num_warps=tiles["dq"].num_warps,
-                num_stages=tiles["dq"].num_stages,
-            )
-        if dk.numel() > 0:
-            bwd_dkdv.padding_bwd_dkdv[(cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,)](
-                q,
-                k,
-                v,
-                do,
-                lse,
-                delta,
-                length,
-                dk,
-                dv,
-                *unit_strides(q),
-                *unit_strides(k),
-                *unit_strides(v),
-                *unit_strides(do),
-                *dk.stride()[:3],
-                *dv.stride()[:3],
-                *length.stride(),
-                q_len,
-                kv_len,
-                num_heads,
-                group_size,
-                scale,
-                RAGGED=q_len % tiles["dkdv"].block_m != 0,
-                HEAD_DIM=head_dim,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_D=block_columns(head_dim),
-                BLOCK_DV=block_columns(head_dim_v),
-                BLOCK_M=tiles["dkdv"].block_m,
-                BLOCK_N=tiles["dkdv"].block_n,
-                num_warps=tiles["dkdv"].num_warps,
-                num_stages=tiles["dkdv"].num_stages,
-            )
+    if dq.numel() > 0:
+        launch(
+            bwd_dq.padding_bwd_dq,
+            (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
+            o,
+            dlse,
+            q,
+            k,
+            v,
+            do,
+            lse,
+            length,
+            delta,
+            dq,
+            *unit_strides(q),
+            *unit_strides(k),
+            *unit_strides(v),
+            *unit_strides(do),
+            *unit_strides(o),
+            *dq.stride()[:3],
+            *length.stride(),
+            q_len,
+            kv_len,
+            num_heads,
+            group_size,
+            scale,
+            HAS_DLSE=dlse is not None,
+            RAGGED=kv_len % tiles["dq"].block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tiles["dq"].block_m,
+            BLOCK_N=tiles["dq"].block_n,
+            num_warps=tiles["dq"].num_warps,
+            num_stages=tiles["dq"].num_stages,
+        )
+    if dk.numel() > 0:
+        launch(
+            bwd_dkdv.padding_bwd_dkdv,
+            (cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,),
+            q,
+            k,
+            v,
+            do,
+            lse,
+            delta,
+            length,
+            dk,
+            dv,
+            *unit_strides(q),
+            *unit_strides(k),
+            *unit_strides(v),
+            *unit_strides(do),
+            *dk.stride()[:3],
+            *dv.stride()[:3],
+            *length.stride(),
+            q_len,
+            kv_len,
+            num_heads,
+            group_size,
+            scale,
+            RAGGED=q_len % tiles["dkdv"].block_m != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tiles["dkdv"].block_m,
+            BLOCK_N=tiles["dkdv"].block_n,
+            num_warps=tiles["dkdv"].num_warps,
+            num_stages=tiles["dkdv"].num_stages,
+        )
     return dq, dk, dv
 
 

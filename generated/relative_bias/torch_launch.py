@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: 8c6ff702df6fcb23
+# hash: 948a514477b3d954
 """Launches of the kernels of `relative_bias`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from .._runtime.configs import Tiles, block_columns, cdiv
+from .._runtime.torch_replay import launch, replayed
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -21,7 +22,6 @@ from .._runtime.torch_support import (
     empty_like_layout,
     is_nvidia,
     launches_directly,
-    on_device,
     unit_strides,
 )
 
@@ -75,6 +75,7 @@ def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
     return call_tiles("relative_bias", "dense", q, v, length, config_words)
 
 
+@replayed
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -96,41 +97,43 @@ def _forward(
         return o, lse
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
-    with on_device(q):
-        fwd.relative_bias_fwd[(cdiv(q_len, tile.block_m) * num_heads * batch,)](
-            q,
-            k,
-            v,
-            bias,
-            q_offset,
-            o,
-            lse,
-            *unit_strides(q),
-            *unit_strides(k),
-            *unit_strides(v),
-            *o.stride()[:3],
-            *bias.stride(),
-            bias.shape[1],
-            q_len,
-            kv_len,
-            num_heads,
-            group_size,
-            scale,
-            Q_OFFSET_PER_BATCH=row_offsets is not None,
-            PTX=is_nvidia(q),
-            RAGGED=kv_len % tile.block_n != 0,
-            HEAD_DIM=head_dim,
-            HEAD_DIM_V=head_dim_v,
-            BLOCK_D=block_columns(head_dim),
-            BLOCK_DV=block_columns(head_dim_v),
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-        )
+    launch(
+        fwd.relative_bias_fwd,
+        (cdiv(q_len, tile.block_m) * num_heads * batch,),
+        q,
+        k,
+        v,
+        bias,
+        q_offset,
+        o,
+        lse,
+        *unit_strides(q),
+        *unit_strides(k),
+        *unit_strides(v),
+        *o.stride()[:3],
+        *bias.stride(),
+        bias.shape[1],
+        q_len,
+        kv_len,
+        num_heads,
+        group_size,
+        scale,
+        Q_OFFSET_PER_BATCH=row_offsets is not None,
+        PTX=is_nvidia(q),
+        RAGGED=kv_len % tile.block_n != 0,
+        HEAD_DIM=head_dim,
+        HEAD_DIM_V=head_dim_v,
+        BLOCK_D=block_columns(head_dim),
+        BLOCK_DV=block_columns(head_dim_v),
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
     return o, lse
 
 
+@replayed
 def _backward(
     do: Tensor,
     dlse: Tensor | None,
@@ -159,86 +162,89 @@ def _backward(
     dbias_atomic = q.new_zeros(bias.shape if grad_bias else (0,) * bias.dim(), dtype=FP32)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
-    with on_device(q):
-        if dq.numel() > 0:
-            bwd_dq.relative_bias_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
-                o,
-                dlse,
-                q,
-                k,
-                v,
-                do,
-                lse,
-                bias,
-                q_offset,
-                delta,
-                dq,
-                dbias_atomic,
-                *unit_strides(q),
-                *unit_strides(k),
-                *unit_strides(v),
-                *unit_strides(do),
-                *unit_strides(o),
-                *dq.stride()[:3],
-                *bias.stride(),
-                bias.shape[1],
-                *dbias_atomic.stride(),
-                q_len,
-                kv_len,
-                num_heads,
-                group_size,
-                scale,
-                HAS_DLSE=dlse is not None,
-                GRAD_BIAS=grad_bias,
-                Q_OFFSET_PER_BATCH=row_offsets is not None,
-                PTX=is_nvidia(q),
-                RAGGED=kv_len % tiles["dq"].block_n != 0,
-                HEAD_DIM=head_dim,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_D=block_columns(head_dim),
-                BLOCK_DV=block_columns(head_dim_v),
-                BLOCK_M=tiles["dq"].block_m,
-                BLOCK_N=tiles["dq"].block_n,
-                num_warps=tiles["dq"].num_warps,
-                num_stages=tiles["dq"].num_stages,
-            )
-        if dk.numel() > 0:
-            bwd_dkdv.relative_bias_bwd_dkdv[(cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,)](
-                q,
-                k,
-                v,
-                do,
-                lse,
-                delta,
-                bias,
-                q_offset,
-                dk,
-                dv,
-                *unit_strides(q),
-                *unit_strides(k),
-                *unit_strides(v),
-                *unit_strides(do),
-                *dk.stride()[:3],
-                *dv.stride()[:3],
-                *bias.stride(),
-                bias.shape[1],
-                q_len,
-                kv_len,
-                num_heads,
-                group_size,
-                scale,
-                Q_OFFSET_PER_BATCH=row_offsets is not None,
-                PTX=is_nvidia(q),
-                RAGGED=q_len % tiles["dkdv"].block_m != 0,
-                HEAD_DIM=head_dim,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_D=block_columns(head_dim),
-                BLOCK_DV=block_columns(head_dim_v),
-                BLOCK_M=tiles["dkdv"].block_m,
-                BLOCK_N=tiles["dkdv"].block_n,
-                num_warps=tiles["dkdv"].num_warps,
-                num_stages=tiles["dkdv"].num_stages,
-            )
+    if dq.numel() > 0:
+        launch(
+            bwd_dq.relative_bias_bwd_dq,
+            (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
+            o,
+            dlse,
+            q,
+            k,
+            v,
+            do,
+            lse,
+            bias,
+            q_offset,
+            delta,
+            dq,
+            dbias_atomic,
+            *unit_strides(q),
+            *unit_strides(k),
+            *unit_strides(v),
+            *unit_strides(do),
+            *unit_strides(o),
+            *dq.stride()[:3],
+            *bias.stride(),
+            bias.shape[1],
+            *dbias_atomic.stride(),
+            q_len,
+            kv_len,
+            num_heads,
+            group_size,
+            scale,
+            HAS_DLSE=dlse is not None,
+            GRAD_BIAS=grad_bias,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            PTX=is_nvidia(q),
+            RAGGED=kv_len % tiles["dq"].block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tiles["dq"].block_m,
+            BLOCK_N=tiles["dq"].block_n,
+            num_warps=tiles["dq"].num_warps,
+            num_stages=tiles["dq"].num_stages,
+        )
+    if dk.numel() > 0:
+        launch(
+            bwd_dkdv.relative_bias_bwd_dkdv,
+            (cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,),
+            q,
+            k,
+            v,
+            do,
+            lse,
+            delta,
+            bias,
+            q_offset,
+            dk,
+            dv,
+            *unit_strides(q),
+            *unit_strides(k),
+            *unit_strides(v),
+            *unit_strides(do),
+            *dk.stride()[:3],
+            *dv.stride()[:3],
+            *bias.stride(),
+            bias.shape[1],
+            q_len,
+            kv_len,
+            num_heads,
+            group_size,
+            scale,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            PTX=is_nvidia(q),
+            RAGGED=q_len % tiles["dkdv"].block_m != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tiles["dkdv"].block_m,
+            BLOCK_N=tiles["dkdv"].block_n,
+            num_warps=tiles["dkdv"].num_warps,
+            num_stages=tiles["dkdv"].num_stages,
+        )
     dbias = dbias_atomic.to(bias.dtype) if grad_bias else bias.new_empty(0)
     return dq, dk, dv, dbias
 

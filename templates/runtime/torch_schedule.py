@@ -10,8 +10,9 @@ from torch import Tensor
 from .checks import fail
 from .configs import next_power_of_2
 from .schedules import DENSE_ENTRIES, Schedule
+from .torch_replay import launch
 from .torch_sequences import Tokens, values_are_checked
-from .torch_support import HAS_TRITON, launches_directly, on_device
+from .torch_support import HAS_TRITON, launches_directly
 
 if HAS_TRITON:
     from .packed_blocks import packed_blocks
@@ -76,19 +77,20 @@ def block_sequences(
     num_entries = min(total, total // block + num_seqs)
     block_seqs = cu_seqlens_q.new_empty((num_entries, 8))
     if num_seqs > 0:
-        with on_device(cu_seqlens_q):
-            packed_blocks[(num_seqs,)](
-                cu_seqlens_q,
-                cu_seqlens_k,
-                block_seqs,
-                num_seqs,
-                q_total,
-                kv_total,
-                num_entries,
-                BY_KEYS=by_keys,
-                BLOCK=block,
-                CHUNK=min(1024, next_power_of_2(max(num_seqs, 16))),
-            )
+        launch(
+            packed_blocks,
+            (num_seqs,),
+            cu_seqlens_q,
+            cu_seqlens_k,
+            block_seqs,
+            num_seqs,
+            q_total,
+            kv_total,
+            num_entries,
+            BY_KEYS=by_keys,
+            BLOCK=block,
+            CHUNK=min(1024, next_power_of_2(max(num_seqs, 16))),
+        )
     return block_seqs
 
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: 27c9f30b7b37072d
+# hash: 7c0d34fb56f78e64
 """Launches of the kernels of `alibi`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -13,6 +13,7 @@ from torch.library import custom_op
 
 from ..._runtime.configs import PASSES, Tile, Tiles, block_columns
 from ..._runtime.schedules import pass_table
+from ..._runtime.torch_replay import launch, replayed
 from ..._runtime.torch_schedule import block_sequences
 from ..._runtime.torch_support import (
     FP32,
@@ -21,7 +22,6 @@ from ..._runtime.torch_support import (
     call_tiles,
     empty_like_layout,
     launches_directly,
-    on_device,
     reduce_gradient,
     unit_strides,
 )
@@ -127,6 +127,7 @@ def make_tables(
     return block_tables
 
 
+@replayed
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -152,38 +153,40 @@ def _forward(
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
     (block_seqs,) = pass_table(block_tables, "fwd", 1) or _tables(q, k, cu_seqlens_q, cu_seqlens_k, tile, False)
-    with on_device(q):
-        fwd.alibi_packed_fwd[(block_seqs.shape[0] * num_heads,)](
-            q,
-            k,
-            v,
-            slope,
-            block_seqs,
-            q_offset,
-            o,
-            lse,
-            *unit_strides(q)[1:],
-            *unit_strides(k)[1:],
-            *unit_strides(v)[1:],
-            *o.stride()[1:3],
-            *slope.stride(),
-            q_len,
-            num_heads,
-            group_size,
-            scale,
-            Q_OFFSET_PER_BATCH=row_offsets is not None,
-            HEAD_DIM=head_dim,
-            HEAD_DIM_V=head_dim_v,
-            BLOCK_D=block_columns(head_dim),
-            BLOCK_DV=block_columns(head_dim_v),
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-        )
+    launch(
+        fwd.alibi_packed_fwd,
+        (block_seqs.shape[0] * num_heads,),
+        q,
+        k,
+        v,
+        slope,
+        block_seqs,
+        q_offset,
+        o,
+        lse,
+        *unit_strides(q)[1:],
+        *unit_strides(k)[1:],
+        *unit_strides(v)[1:],
+        *o.stride()[1:3],
+        *slope.stride(),
+        q_len,
+        num_heads,
+        group_size,
+        scale,
+        Q_OFFSET_PER_BATCH=row_offsets is not None,
+        HEAD_DIM=head_dim,
+        HEAD_DIM_V=head_dim_v,
+        BLOCK_D=block_columns(head_dim),
+        BLOCK_DV=block_columns(head_dim_v),
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
     return o, lse
 
 
+@replayed
 def _backward(
     do: Tensor,
     dlse: Tensor | None,
@@ -219,79 +222,82 @@ def _backward(
     dslope_heads = q.new_zeros((1, num_heads, block_seqs.shape[0]) if grad_slope else (0,), dtype=FP32)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
-    with on_device(q):
-        if dq.numel() > 0:
-            bwd_dq.alibi_packed_bwd_dq[(block_seqs.shape[0] * num_heads,)](
-                o,
-                dlse,
-                q,
-                k,
-                v,
-                do,
-                lse,
-                slope,
-                block_seqs,
-                q_offset,
-                delta,
-                dq,
-                dslope_heads,
-                *unit_strides(q)[1:],
-                *unit_strides(k)[1:],
-                *unit_strides(v)[1:],
-                *unit_strides(do)[1:],
-                *unit_strides(o)[1:],
-                *dq.stride()[1:3],
-                *slope.stride(),
-                q_len,
-                num_heads,
-                group_size,
-                scale,
-                HAS_DLSE=dlse is not None,
-                GRAD_SLOPE=grad_slope,
-                Q_OFFSET_PER_BATCH=row_offsets is not None,
-                HEAD_DIM=head_dim,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_D=block_columns(head_dim),
-                BLOCK_DV=block_columns(head_dim_v),
-                BLOCK_M=tiles["dq"].block_m,
-                BLOCK_N=tiles["dq"].block_n,
-                num_warps=tiles["dq"].num_warps,
-                num_stages=tiles["dq"].num_stages,
-            )
-        if dk.numel() > 0:
-            bwd_dkdv.alibi_packed_bwd_dkdv[(key_block_seqs.shape[0] * num_kv_heads,)](
-                q,
-                k,
-                v,
-                do,
-                lse,
-                delta,
-                slope,
-                key_block_seqs,
-                q_offset,
-                dk,
-                dv,
-                *unit_strides(q)[1:],
-                *unit_strides(k)[1:],
-                *unit_strides(v)[1:],
-                *unit_strides(do)[1:],
-                *dk.stride()[1:3],
-                *dv.stride()[1:3],
-                *slope.stride(),
-                q_len,
-                num_heads,
-                group_size,
-                scale,
-                Q_OFFSET_PER_BATCH=row_offsets is not None,
-                HEAD_DIM=head_dim,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_D=block_columns(head_dim),
-                BLOCK_DV=block_columns(head_dim_v),
-                BLOCK_M=tiles["dkdv"].block_m,
-                BLOCK_N=tiles["dkdv"].block_n,
-                num_warps=tiles["dkdv"].num_warps,
-                num_stages=tiles["dkdv"].num_stages,
-            )
+    if dq.numel() > 0:
+        launch(
+            bwd_dq.alibi_packed_bwd_dq,
+            (block_seqs.shape[0] * num_heads,),
+            o,
+            dlse,
+            q,
+            k,
+            v,
+            do,
+            lse,
+            slope,
+            block_seqs,
+            q_offset,
+            delta,
+            dq,
+            dslope_heads,
+            *unit_strides(q)[1:],
+            *unit_strides(k)[1:],
+            *unit_strides(v)[1:],
+            *unit_strides(do)[1:],
+            *unit_strides(o)[1:],
+            *dq.stride()[1:3],
+            *slope.stride(),
+            q_len,
+            num_heads,
+            group_size,
+            scale,
+            HAS_DLSE=dlse is not None,
+            GRAD_SLOPE=grad_slope,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tiles["dq"].block_m,
+            BLOCK_N=tiles["dq"].block_n,
+            num_warps=tiles["dq"].num_warps,
+            num_stages=tiles["dq"].num_stages,
+        )
+    if dk.numel() > 0:
+        launch(
+            bwd_dkdv.alibi_packed_bwd_dkdv,
+            (key_block_seqs.shape[0] * num_kv_heads,),
+            q,
+            k,
+            v,
+            do,
+            lse,
+            delta,
+            slope,
+            key_block_seqs,
+            q_offset,
+            dk,
+            dv,
+            *unit_strides(q)[1:],
+            *unit_strides(k)[1:],
+            *unit_strides(v)[1:],
+            *unit_strides(do)[1:],
+            *dk.stride()[1:3],
+            *dv.stride()[1:3],
+            *slope.stride(),
+            q_len,
+            num_heads,
+            group_size,
+            scale,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tiles["dkdv"].block_m,
+            BLOCK_N=tiles["dkdv"].block_n,
+            num_warps=tiles["dkdv"].num_warps,
+            num_stages=tiles["dkdv"].num_stages,
+        )
     dslope = (
         reduce_gradient(dslope_heads.sum(-1), "h", num_kv_heads).to(slope.dtype) if grad_slope else slope.new_empty(0)
     )

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_launch.py.jinja
-# hash: 807ca8dd42d72298
+# hash: f3ea58094ff66075
 """Launches of the kernels of `document`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -14,6 +14,7 @@ from torch.library import custom_op
 
 from ..._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
 from ..._runtime.schedules import POSITIONS, least_block, pass_table
+from ..._runtime.torch_replay import launch, replayed
 from ..._runtime.torch_schedule import block_sequences
 from ..._runtime.torch_support import (
     FP32,
@@ -22,7 +23,6 @@ from ..._runtime.torch_support import (
     call_tiles,
     empty_like_layout,
     launches_directly,
-    on_device,
     unit_strides,
 )
 
@@ -117,25 +117,26 @@ def _extremes(
     doc_kv_max = q.new_empty((list_heads, kv_parts), dtype=torch.int32)
     parts = POSITIONS // part
     programs = cdiv(q_parts, parts) + cdiv(kv_parts, parts)
-    with on_device(q):
-        block_ranges.document_packed_extremes[(list_heads * programs,)](
-            doc,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            q_offset,
-            doc_q_min,
-            doc_q_max,
-            doc_kv_min,
-            doc_kv_max,
-            *doc.stride(),
-            q_parts,
-            kv_parts,
-            num_seqs,
-            Q_OFFSET_PER_BATCH=row_offsets is not None,
-            SEARCH_STEPS=num_seqs.bit_length(),
-            PART=part,
-            PARTS=parts,
-        )
+    launch(
+        block_ranges.document_packed_extremes,
+        (list_heads * programs,),
+        doc,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_offset,
+        doc_q_min,
+        doc_q_max,
+        doc_kv_min,
+        doc_kv_max,
+        *doc.stride(),
+        q_parts,
+        kv_parts,
+        num_seqs,
+        Q_OFFSET_PER_BATCH=row_offsets is not None,
+        SEARCH_STEPS=num_seqs.bit_length(),
+        PART=part,
+        PARTS=parts,
+    )
     return doc_q_min, doc_q_max, doc_kv_min, doc_kv_max
 
 
@@ -164,24 +165,25 @@ def _tables(
     kv_parts = k.shape[2] // part + num_seqs
     table_kernel = block_ranges.document_packed_key_ranges if by_keys else block_ranges.document_packed_query_ranges
     ranges = q.new_empty((list_heads, block_seqs.shape[0], 4), dtype=torch.int32)
-    with on_device(q):
-        table_kernel[(list_heads * block_seqs.shape[0],)](
-            doc_q_min,
-            doc_q_max,
-            doc_kv_min,
-            doc_kv_max,
-            block_seqs,
-            q_offset,
-            ranges,
-            q_parts,
-            kv_parts,
-            list_heads,
-            Q_OFFSET_PER_BATCH=row_offsets is not None,
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            PART=part,
-            CHUNK=min(256, next_power_of_2(max(other_blocks, 32))),
-        )
+    launch(
+        table_kernel,
+        (list_heads * block_seqs.shape[0],),
+        doc_q_min,
+        doc_q_max,
+        doc_kv_min,
+        doc_kv_max,
+        block_seqs,
+        q_offset,
+        ranges,
+        q_parts,
+        kv_parts,
+        list_heads,
+        Q_OFFSET_PER_BATCH=row_offsets is not None,
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        PART=part,
+        CHUNK=min(256, next_power_of_2(max(other_blocks, 32))),
+    )
     return [block_seqs, ranges]
 
 
@@ -215,6 +217,7 @@ def make_tables(
     return block_tables
 
 
+@replayed
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -246,39 +249,41 @@ def _forward(
     block_seqs, ranges = pass_table(block_tables, "fwd", 2) or _tables(
         q, k, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, block_extremes, part, tile, False
     )
-    with on_device(q):
-        fwd.document_packed_fwd[(block_seqs.shape[0] * num_heads,)](
-            q,
-            k,
-            v,
-            doc,
-            block_seqs,
-            ranges,
-            q_offset,
-            o,
-            lse,
-            *unit_strides(q)[1:],
-            *unit_strides(k)[1:],
-            *unit_strides(v)[1:],
-            *o.stride()[1:3],
-            *doc.stride(),
-            q_len,
-            num_heads,
-            group_size,
-            scale,
-            Q_OFFSET_PER_BATCH=row_offsets is not None,
-            HEAD_DIM=head_dim,
-            HEAD_DIM_V=head_dim_v,
-            BLOCK_D=block_columns(head_dim),
-            BLOCK_DV=block_columns(head_dim_v),
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-        )
+    launch(
+        fwd.document_packed_fwd,
+        (block_seqs.shape[0] * num_heads,),
+        q,
+        k,
+        v,
+        doc,
+        block_seqs,
+        ranges,
+        q_offset,
+        o,
+        lse,
+        *unit_strides(q)[1:],
+        *unit_strides(k)[1:],
+        *unit_strides(v)[1:],
+        *o.stride()[1:3],
+        *doc.stride(),
+        q_len,
+        num_heads,
+        group_size,
+        scale,
+        Q_OFFSET_PER_BATCH=row_offsets is not None,
+        HEAD_DIM=head_dim,
+        HEAD_DIM_V=head_dim_v,
+        BLOCK_D=block_columns(head_dim),
+        BLOCK_DV=block_columns(head_dim_v),
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
     return o, lse
 
 
+@replayed
 def _backward(
     do: Tensor,
     dlse: Tensor | None,
@@ -320,79 +325,82 @@ def _backward(
     )
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
-    with on_device(q):
-        if dq.numel() > 0:
-            bwd_dq.document_packed_bwd_dq[(block_seqs.shape[0] * num_heads,)](
-                o,
-                dlse,
-                q,
-                k,
-                v,
-                do,
-                lse,
-                doc,
-                block_seqs,
-                ranges,
-                q_offset,
-                delta,
-                dq,
-                *unit_strides(q)[1:],
-                *unit_strides(k)[1:],
-                *unit_strides(v)[1:],
-                *unit_strides(do)[1:],
-                *unit_strides(o)[1:],
-                *dq.stride()[1:3],
-                *doc.stride(),
-                q_len,
-                num_heads,
-                group_size,
-                scale,
-                HAS_DLSE=dlse is not None,
-                Q_OFFSET_PER_BATCH=row_offsets is not None,
-                HEAD_DIM=head_dim,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_D=block_columns(head_dim),
-                BLOCK_DV=block_columns(head_dim_v),
-                BLOCK_M=tiles["dq"].block_m,
-                BLOCK_N=tiles["dq"].block_n,
-                num_warps=tiles["dq"].num_warps,
-                num_stages=tiles["dq"].num_stages,
-            )
-        if dk.numel() > 0:
-            bwd_dkdv.document_packed_bwd_dkdv[(key_block_seqs.shape[0] * num_kv_heads,)](
-                q,
-                k,
-                v,
-                do,
-                lse,
-                delta,
-                doc,
-                key_block_seqs,
-                key_ranges,
-                q_offset,
-                dk,
-                dv,
-                *unit_strides(q)[1:],
-                *unit_strides(k)[1:],
-                *unit_strides(v)[1:],
-                *unit_strides(do)[1:],
-                *dk.stride()[1:3],
-                *dv.stride()[1:3],
-                *doc.stride(),
-                q_len,
-                num_heads,
-                group_size,
-                scale,
-                Q_OFFSET_PER_BATCH=row_offsets is not None,
-                HEAD_DIM=head_dim,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_D=block_columns(head_dim),
-                BLOCK_DV=block_columns(head_dim_v),
-                BLOCK_M=tiles["dkdv"].block_m,
-                BLOCK_N=tiles["dkdv"].block_n,
-                num_warps=tiles["dkdv"].num_warps,
-                num_stages=tiles["dkdv"].num_stages,
-            )
+    if dq.numel() > 0:
+        launch(
+            bwd_dq.document_packed_bwd_dq,
+            (block_seqs.shape[0] * num_heads,),
+            o,
+            dlse,
+            q,
+            k,
+            v,
+            do,
+            lse,
+            doc,
+            block_seqs,
+            ranges,
+            q_offset,
+            delta,
+            dq,
+            *unit_strides(q)[1:],
+            *unit_strides(k)[1:],
+            *unit_strides(v)[1:],
+            *unit_strides(do)[1:],
+            *unit_strides(o)[1:],
+            *dq.stride()[1:3],
+            *doc.stride(),
+            q_len,
+            num_heads,
+            group_size,
+            scale,
+            HAS_DLSE=dlse is not None,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tiles["dq"].block_m,
+            BLOCK_N=tiles["dq"].block_n,
+            num_warps=tiles["dq"].num_warps,
+            num_stages=tiles["dq"].num_stages,
+        )
+    if dk.numel() > 0:
+        launch(
+            bwd_dkdv.document_packed_bwd_dkdv,
+            (key_block_seqs.shape[0] * num_kv_heads,),
+            q,
+            k,
+            v,
+            do,
+            lse,
+            delta,
+            doc,
+            key_block_seqs,
+            key_ranges,
+            q_offset,
+            dk,
+            dv,
+            *unit_strides(q)[1:],
+            *unit_strides(k)[1:],
+            *unit_strides(v)[1:],
+            *unit_strides(do)[1:],
+            *dk.stride()[1:3],
+            *dv.stride()[1:3],
+            *doc.stride(),
+            q_len,
+            num_heads,
+            group_size,
+            scale,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tiles["dkdv"].block_m,
+            BLOCK_N=tiles["dkdv"].block_n,
+            num_warps=tiles["dkdv"].num_warps,
+            num_stages=tiles["dkdv"].num_stages,
+        )
     return dq, dk, dv
 
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/torch_launch.py.jinja
-# hash: c865804673e85f52
+# hash: 89bbc4e498681e45
 """Launches of the kernels of `full`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -13,6 +13,7 @@ from torch.library import custom_op
 
 from ..._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
 from ..._runtime.schedules import POSITIONS, SEGMENTS, least_block, pass_table
+from ..._runtime.torch_replay import launch, replayed
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -20,7 +21,6 @@ from ..._runtime.torch_support import (
     call_tiles,
     empty_like_layout,
     launches_directly,
-    on_device,
     row_stride,
     unit_strides,
 )
@@ -95,27 +95,28 @@ def _extremes(
     kv_segment_ids_kv_2_max = q.new_empty((list_batch, list_heads, kv_parts), dtype=torch.int32)
     parts = POSITIONS // part
     programs = cdiv(q_parts, parts) + cdiv(kv_parts, parts)
-    with on_device(q):
-        block_ranges.full_segmented_extremes[(list_batch * list_heads * programs,)](
-            q_segment_ids,
-            kv_segment_ids,
-            q_segment_ids_q_min,
-            q_segment_ids_q_max,
-            kv_segment_ids_kv_min,
-            kv_segment_ids_kv_max,
-            kv_segment_ids_kv_2_min,
-            kv_segment_ids_kv_2_max,
-            *q_segment_ids.stride(),
-            *kv_segment_ids.stride(),
-            q_segment_ids.shape[1],
-            kv_segment_ids.shape[1],
-            q_len,
-            kv_len,
-            list_heads,
-            padding_id,
-            PART=part,
-            PARTS=parts,
-        )
+    launch(
+        block_ranges.full_segmented_extremes,
+        (list_batch * list_heads * programs,),
+        q_segment_ids,
+        kv_segment_ids,
+        q_segment_ids_q_min,
+        q_segment_ids_q_max,
+        kv_segment_ids_kv_min,
+        kv_segment_ids_kv_max,
+        kv_segment_ids_kv_2_min,
+        kv_segment_ids_kv_2_max,
+        *q_segment_ids.stride(),
+        *kv_segment_ids.stride(),
+        q_segment_ids.shape[1],
+        kv_segment_ids.shape[1],
+        q_len,
+        kv_len,
+        list_heads,
+        padding_id,
+        PART=part,
+        PARTS=parts,
+    )
     return (
         q_segment_ids_q_min,
         q_segment_ids_q_max,
@@ -151,22 +152,23 @@ def _tables(
     own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
     table_kernel = block_ranges.full_segmented_key_ranges if by_keys else block_ranges.full_segmented_query_ranges
     ranges = q.new_empty((list_batch, list_heads, own_blocks, 4), dtype=torch.int32)
-    with on_device(q):
-        table_kernel[(list_batch * list_heads * own_blocks,)](
-            q_segment_ids_q_min,
-            q_segment_ids_q_max,
-            kv_segment_ids_kv_min,
-            kv_segment_ids_kv_max,
-            kv_segment_ids_kv_2_min,
-            kv_segment_ids_kv_2_max,
-            ranges,
-            q_len,
-            kv_len,
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            PART=part,
-            CHUNK=min(256, next_power_of_2(max(other_blocks, 32))),
-        )
+    launch(
+        table_kernel,
+        (list_batch * list_heads * own_blocks,),
+        q_segment_ids_q_min,
+        q_segment_ids_q_max,
+        kv_segment_ids_kv_min,
+        kv_segment_ids_kv_max,
+        kv_segment_ids_kv_2_min,
+        kv_segment_ids_kv_2_max,
+        ranges,
+        q_len,
+        kv_len,
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        PART=part,
+        CHUNK=min(256, next_power_of_2(max(other_blocks, 32))),
+    )
     return [ranges]
 
 
@@ -196,6 +198,7 @@ def make_tables(
     return block_tables
 
 
+@replayed
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -220,44 +223,46 @@ def _forward(
     part = least_block(tile)
     block_extremes = () if block_tables else _extremes(q, k, q_segment_ids, kv_segment_ids, padding_id, part)
     (ranges,) = pass_table(block_tables, "fwd", 1) or _tables(q, k, block_extremes, part, tile, False)
-    with on_device(q):
-        fwd.full_segmented_fwd[(cdiv(q_len, tile.block_m) * num_heads * batch,)](
-            q,
-            k,
-            v,
-            q_segment_ids,
-            kv_segment_ids,
-            ranges,
-            o,
-            lse,
-            *unit_strides(q),
-            *unit_strides(k),
-            *unit_strides(v),
-            *o.stride()[:3],
-            *q_segment_ids.stride(),
-            *kv_segment_ids.stride(),
-            q_segment_ids.shape[1],
-            kv_segment_ids.shape[1],
-            row_stride(ranges),
-            q_len,
-            kv_len,
-            num_heads,
-            group_size,
-            scale,
-            padding_id,
-            RAGGED=kv_len % tile.block_n != 0,
-            HEAD_DIM=head_dim,
-            HEAD_DIM_V=head_dim_v,
-            BLOCK_D=block_columns(head_dim),
-            BLOCK_DV=block_columns(head_dim_v),
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-        )
+    launch(
+        fwd.full_segmented_fwd,
+        (cdiv(q_len, tile.block_m) * num_heads * batch,),
+        q,
+        k,
+        v,
+        q_segment_ids,
+        kv_segment_ids,
+        ranges,
+        o,
+        lse,
+        *unit_strides(q),
+        *unit_strides(k),
+        *unit_strides(v),
+        *o.stride()[:3],
+        *q_segment_ids.stride(),
+        *kv_segment_ids.stride(),
+        q_segment_ids.shape[1],
+        kv_segment_ids.shape[1],
+        row_stride(ranges),
+        q_len,
+        kv_len,
+        num_heads,
+        group_size,
+        scale,
+        padding_id,
+        RAGGED=kv_len % tile.block_n != 0,
+        HEAD_DIM=head_dim,
+        HEAD_DIM_V=head_dim_v,
+        BLOCK_D=block_columns(head_dim),
+        BLOCK_DV=block_columns(head_dim_v),
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
     return o, lse
 
 
+@replayed
 def _backward(
     do: Tensor,
     dlse: Tensor | None,
@@ -290,89 +295,92 @@ def _backward(
     (ranges,) = pass_table(block_tables, "dq", 1) or _tables(q, k, block_extremes, part, tiles["dq"], False)
     (key_ranges,) = pass_table(block_tables, "dkdv", 1) or _tables(q, k, block_extremes, part, tiles["dkdv"], True)
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
-    with on_device(q):
-        if dq.numel() > 0:
-            bwd_dq.full_segmented_bwd_dq[(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,)](
-                o,
-                dlse,
-                q,
-                k,
-                v,
-                do,
-                lse,
-                q_segment_ids,
-                kv_segment_ids,
-                ranges,
-                delta,
-                dq,
-                *unit_strides(q),
-                *unit_strides(k),
-                *unit_strides(v),
-                *unit_strides(do),
-                *unit_strides(o),
-                *dq.stride()[:3],
-                *q_segment_ids.stride(),
-                *kv_segment_ids.stride(),
-                q_segment_ids.shape[1],
-                kv_segment_ids.shape[1],
-                row_stride(ranges),
-                q_len,
-                kv_len,
-                num_heads,
-                group_size,
-                scale,
-                padding_id,
-                HAS_DLSE=dlse is not None,
-                RAGGED=kv_len % tiles["dq"].block_n != 0,
-                HEAD_DIM=head_dim,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_D=block_columns(head_dim),
-                BLOCK_DV=block_columns(head_dim_v),
-                BLOCK_M=tiles["dq"].block_m,
-                BLOCK_N=tiles["dq"].block_n,
-                num_warps=tiles["dq"].num_warps,
-                num_stages=tiles["dq"].num_stages,
-            )
-        if dk.numel() > 0:
-            bwd_dkdv.full_segmented_bwd_dkdv[(cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,)](
-                q,
-                k,
-                v,
-                do,
-                lse,
-                delta,
-                q_segment_ids,
-                kv_segment_ids,
-                key_ranges,
-                dk,
-                dv,
-                *unit_strides(q),
-                *unit_strides(k),
-                *unit_strides(v),
-                *unit_strides(do),
-                *dk.stride()[:3],
-                *dv.stride()[:3],
-                *q_segment_ids.stride(),
-                *kv_segment_ids.stride(),
-                q_segment_ids.shape[1],
-                kv_segment_ids.shape[1],
-                row_stride(key_ranges),
-                q_len,
-                kv_len,
-                num_heads,
-                group_size,
-                scale,
-                padding_id,
-                RAGGED=q_len % tiles["dkdv"].block_m != 0,
-                HEAD_DIM=head_dim,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_D=block_columns(head_dim),
-                BLOCK_DV=block_columns(head_dim_v),
-                BLOCK_M=tiles["dkdv"].block_m,
-                BLOCK_N=tiles["dkdv"].block_n,
-                num_warps=tiles["dkdv"].num_warps,
-                num_stages=tiles["dkdv"].num_stages,
-            )
+    if dq.numel() > 0:
+        launch(
+            bwd_dq.full_segmented_bwd_dq,
+            (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
+            o,
+            dlse,
+            q,
+            k,
+            v,
+            do,
+            lse,
+            q_segment_ids,
+            kv_segment_ids,
+            ranges,
+            delta,
+            dq,
+            *unit_strides(q),
+            *unit_strides(k),
+            *unit_strides(v),
+            *unit_strides(do),
+            *unit_strides(o),
+            *dq.stride()[:3],
+            *q_segment_ids.stride(),
+            *kv_segment_ids.stride(),
+            q_segment_ids.shape[1],
+            kv_segment_ids.shape[1],
+            row_stride(ranges),
+            q_len,
+            kv_len,
+            num_heads,
+            group_size,
+            scale,
+            padding_id,
+            HAS_DLSE=dlse is not None,
+            RAGGED=kv_len % tiles["dq"].block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tiles["dq"].block_m,
+            BLOCK_N=tiles["dq"].block_n,
+            num_warps=tiles["dq"].num_warps,
+            num_stages=tiles["dq"].num_stages,
+        )
+    if dk.numel() > 0:
+        launch(
+            bwd_dkdv.full_segmented_bwd_dkdv,
+            (cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,),
+            q,
+            k,
+            v,
+            do,
+            lse,
+            delta,
+            q_segment_ids,
+            kv_segment_ids,
+            key_ranges,
+            dk,
+            dv,
+            *unit_strides(q),
+            *unit_strides(k),
+            *unit_strides(v),
+            *unit_strides(do),
+            *dk.stride()[:3],
+            *dv.stride()[:3],
+            *q_segment_ids.stride(),
+            *kv_segment_ids.stride(),
+            q_segment_ids.shape[1],
+            kv_segment_ids.shape[1],
+            row_stride(key_ranges),
+            q_len,
+            kv_len,
+            num_heads,
+            group_size,
+            scale,
+            padding_id,
+            RAGGED=q_len % tiles["dkdv"].block_m != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tiles["dkdv"].block_m,
+            BLOCK_N=tiles["dkdv"].block_n,
+            num_warps=tiles["dkdv"].num_warps,
+            num_stages=tiles["dkdv"].num_stages,
+        )
     return dq, dk, dv
 
 

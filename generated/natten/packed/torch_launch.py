@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/torch_launch.py.jinja
-# hash: 2911f14518172afa
+# hash: 369284cc9b1295fa
 """Launches of the kernels of `natten`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -13,6 +13,7 @@ from torch.library import custom_op
 
 from ..._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
 from ..._runtime.schedules import pass_table
+from ..._runtime.torch_replay import launch, replayed
 from ..._runtime.torch_schedule import block_sequences, list_blocks
 from ..._runtime.torch_support import (
     FP32,
@@ -21,7 +22,6 @@ from ..._runtime.torch_support import (
     call_tiles,
     empty_like_layout,
     launches_directly,
-    on_device,
     unit_strides,
 )
 
@@ -109,7 +109,9 @@ def _tables(
     table_kernel = block_lists.natten_packed_key_lists if by_keys else block_lists.natten_packed_query_lists
 
     def launch_lists(spans: Tensor, block_list: Tensor, own_room: bool, fill_lists: bool) -> None:
-        table_kernel[(list_heads * block_seqs.shape[0],)](
+        launch(
+            table_kernel,
+            (list_heads * block_seqs.shape[0],),
             block_seqs,
             q_offset,
             spans,
@@ -124,8 +126,7 @@ def _tables(
             CHUNK=min(256, next_power_of_2(max(other_blocks, 32))),
         )
 
-    with on_device(q):
-        return [block_seqs, *list_blocks(launch_lists, (list_heads, block_seqs.shape[0]), other_blocks, q.device)]
+    return [block_seqs, *list_blocks(launch_lists, (list_heads, block_seqs.shape[0]), other_blocks, q.device)]
 
 
 def make_tables(
@@ -153,6 +154,7 @@ def make_tables(
     return block_tables
 
 
+@replayed
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -179,38 +181,40 @@ def _forward(
     block_seqs, spans, block_list = pass_table(block_tables, "fwd", 3) or _tables(
         q, k, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, tile, False
     )
-    with on_device(q):
-        fwd.natten_packed_fwd[(block_seqs.shape[0] * num_heads,)](
-            q,
-            k,
-            v,
-            block_seqs,
-            spans,
-            block_list,
-            q_offset,
-            o,
-            lse,
-            *unit_strides(q)[1:],
-            *unit_strides(k)[1:],
-            *unit_strides(v)[1:],
-            *o.stride()[1:3],
-            q_len,
-            num_heads,
-            group_size,
-            scale,
-            Q_OFFSET_PER_BATCH=row_offsets is not None,
-            HEAD_DIM=head_dim,
-            HEAD_DIM_V=head_dim_v,
-            BLOCK_D=block_columns(head_dim),
-            BLOCK_DV=block_columns(head_dim_v),
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-        )
+    launch(
+        fwd.natten_packed_fwd,
+        (block_seqs.shape[0] * num_heads,),
+        q,
+        k,
+        v,
+        block_seqs,
+        spans,
+        block_list,
+        q_offset,
+        o,
+        lse,
+        *unit_strides(q)[1:],
+        *unit_strides(k)[1:],
+        *unit_strides(v)[1:],
+        *o.stride()[1:3],
+        q_len,
+        num_heads,
+        group_size,
+        scale,
+        Q_OFFSET_PER_BATCH=row_offsets is not None,
+        HEAD_DIM=head_dim,
+        HEAD_DIM_V=head_dim_v,
+        BLOCK_D=block_columns(head_dim),
+        BLOCK_DV=block_columns(head_dim_v),
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
     return o, lse
 
 
+@replayed
 def _backward(
     do: Tensor,
     dlse: Tensor | None,
@@ -245,77 +249,80 @@ def _backward(
     )
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
-    with on_device(q):
-        if dq.numel() > 0:
-            bwd_dq.natten_packed_bwd_dq[(block_seqs.shape[0] * num_heads,)](
-                o,
-                dlse,
-                q,
-                k,
-                v,
-                do,
-                lse,
-                block_seqs,
-                spans,
-                block_list,
-                q_offset,
-                delta,
-                dq,
-                *unit_strides(q)[1:],
-                *unit_strides(k)[1:],
-                *unit_strides(v)[1:],
-                *unit_strides(do)[1:],
-                *unit_strides(o)[1:],
-                *dq.stride()[1:3],
-                q_len,
-                num_heads,
-                group_size,
-                scale,
-                HAS_DLSE=dlse is not None,
-                Q_OFFSET_PER_BATCH=row_offsets is not None,
-                HEAD_DIM=head_dim,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_D=block_columns(head_dim),
-                BLOCK_DV=block_columns(head_dim_v),
-                BLOCK_M=tiles["dq"].block_m,
-                BLOCK_N=tiles["dq"].block_n,
-                num_warps=tiles["dq"].num_warps,
-                num_stages=tiles["dq"].num_stages,
-            )
-        if dk.numel() > 0:
-            bwd_dkdv.natten_packed_bwd_dkdv[(key_block_seqs.shape[0] * num_kv_heads,)](
-                q,
-                k,
-                v,
-                do,
-                lse,
-                delta,
-                key_block_seqs,
-                key_spans,
-                key_block_list,
-                q_offset,
-                dk,
-                dv,
-                *unit_strides(q)[1:],
-                *unit_strides(k)[1:],
-                *unit_strides(v)[1:],
-                *unit_strides(do)[1:],
-                *dk.stride()[1:3],
-                *dv.stride()[1:3],
-                q_len,
-                num_heads,
-                group_size,
-                scale,
-                Q_OFFSET_PER_BATCH=row_offsets is not None,
-                HEAD_DIM=head_dim,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_D=block_columns(head_dim),
-                BLOCK_DV=block_columns(head_dim_v),
-                BLOCK_M=tiles["dkdv"].block_m,
-                BLOCK_N=tiles["dkdv"].block_n,
-                num_warps=tiles["dkdv"].num_warps,
-                num_stages=tiles["dkdv"].num_stages,
-            )
+    if dq.numel() > 0:
+        launch(
+            bwd_dq.natten_packed_bwd_dq,
+            (block_seqs.shape[0] * num_heads,),
+            o,
+            dlse,
+            q,
+            k,
+            v,
+            do,
+            lse,
+            block_seqs,
+            spans,
+            block_list,
+            q_offset,
+            delta,
+            dq,
+            *unit_strides(q)[1:],
+            *unit_strides(k)[1:],
+            *unit_strides(v)[1:],
+            *unit_strides(do)[1:],
+            *unit_strides(o)[1:],
+            *dq.stride()[1:3],
+            q_len,
+            num_heads,
+            group_size,
+            scale,
+            HAS_DLSE=dlse is not None,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tiles["dq"].block_m,
+            BLOCK_N=tiles["dq"].block_n,
+            num_warps=tiles["dq"].num_warps,
+            num_stages=tiles["dq"].num_stages,
+        )
+    if dk.numel() > 0:
+        launch(
+            bwd_dkdv.natten_packed_bwd_dkdv,
+            (key_block_seqs.shape[0] * num_kv_heads,),
+            q,
+            k,
+            v,
+            do,
+            lse,
+            delta,
+            key_block_seqs,
+            key_spans,
+            key_block_list,
+            q_offset,
+            dk,
+            dv,
+            *unit_strides(q)[1:],
+            *unit_strides(k)[1:],
+            *unit_strides(v)[1:],
+            *unit_strides(do)[1:],
+            *dk.stride()[1:3],
+            *dv.stride()[1:3],
+            q_len,
+            num_heads,
+            group_size,
+            scale,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tiles["dkdv"].block_m,
+            BLOCK_N=tiles["dkdv"].block_n,
+            num_warps=tiles["dkdv"].num_warps,
+            num_stages=tiles["dkdv"].num_stages,
+        )
     return dq, dk, dv
 
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: ops/torch_launch.py.jinja
-# hash: 741930628a5c9972
+# hash: 1d51b183d4fcf1e5
 """Launches of the kernels of `prefix_lm`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -13,6 +13,7 @@ from torch.library import custom_op
 
 from ..._runtime.configs import PASSES, Tile, Tiles, block_columns
 from ..._runtime.schedules import pass_table
+from ..._runtime.torch_replay import launch, replayed
 from ..._runtime.torch_schedule import block_sequences
 from ..._runtime.torch_support import (
     FP32,
@@ -21,7 +22,6 @@ from ..._runtime.torch_support import (
     call_tiles,
     empty_like_layout,
     launches_directly,
-    on_device,
     unit_strides,
 )
 
@@ -124,6 +124,7 @@ def make_tables(
     return block_tables
 
 
+@replayed
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -149,38 +150,40 @@ def _forward(
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
     (block_seqs,) = pass_table(block_tables, "fwd", 1) or _tables(q, k, cu_seqlens_q, cu_seqlens_k, tile, False)
-    with on_device(q):
-        fwd.prefix_lm_packed_fwd[(block_seqs.shape[0] * num_heads,)](
-            q,
-            k,
-            v,
-            block_seqs,
-            q_offset,
-            length,
-            o,
-            lse,
-            *unit_strides(q)[1:],
-            *unit_strides(k)[1:],
-            *unit_strides(v)[1:],
-            *o.stride()[1:3],
-            q_len,
-            num_heads,
-            group_size,
-            scale,
-            Q_OFFSET_PER_BATCH=row_offsets is not None,
-            SCALARS_LOADED=False,
-            HEAD_DIM=head_dim,
-            HEAD_DIM_V=head_dim_v,
-            BLOCK_D=block_columns(head_dim),
-            BLOCK_DV=block_columns(head_dim_v),
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-        )
+    launch(
+        fwd.prefix_lm_packed_fwd,
+        (block_seqs.shape[0] * num_heads,),
+        q,
+        k,
+        v,
+        block_seqs,
+        q_offset,
+        length,
+        o,
+        lse,
+        *unit_strides(q)[1:],
+        *unit_strides(k)[1:],
+        *unit_strides(v)[1:],
+        *o.stride()[1:3],
+        q_len,
+        num_heads,
+        group_size,
+        scale,
+        Q_OFFSET_PER_BATCH=row_offsets is not None,
+        SCALARS_LOADED=False,
+        HEAD_DIM=head_dim,
+        HEAD_DIM_V=head_dim_v,
+        BLOCK_D=block_columns(head_dim),
+        BLOCK_DV=block_columns(head_dim_v),
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
     return o, lse
 
 
+@replayed
 def _backward(
     do: Tensor,
     dlse: Tensor | None,
@@ -214,77 +217,80 @@ def _backward(
     )
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
-    with on_device(q):
-        if dq.numel() > 0:
-            bwd_dq.prefix_lm_packed_bwd_dq[(block_seqs.shape[0] * num_heads,)](
-                o,
-                dlse,
-                q,
-                k,
-                v,
-                do,
-                lse,
-                block_seqs,
-                q_offset,
-                length,
-                delta,
-                dq,
-                *unit_strides(q)[1:],
-                *unit_strides(k)[1:],
-                *unit_strides(v)[1:],
-                *unit_strides(do)[1:],
-                *unit_strides(o)[1:],
-                *dq.stride()[1:3],
-                q_len,
-                num_heads,
-                group_size,
-                scale,
-                HAS_DLSE=dlse is not None,
-                Q_OFFSET_PER_BATCH=row_offsets is not None,
-                SCALARS_LOADED=False,
-                HEAD_DIM=head_dim,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_D=block_columns(head_dim),
-                BLOCK_DV=block_columns(head_dim_v),
-                BLOCK_M=tiles["dq"].block_m,
-                BLOCK_N=tiles["dq"].block_n,
-                num_warps=tiles["dq"].num_warps,
-                num_stages=tiles["dq"].num_stages,
-            )
-        if dk.numel() > 0:
-            bwd_dkdv.prefix_lm_packed_bwd_dkdv[(key_block_seqs.shape[0] * num_kv_heads,)](
-                q,
-                k,
-                v,
-                do,
-                lse,
-                delta,
-                key_block_seqs,
-                q_offset,
-                length,
-                dk,
-                dv,
-                *unit_strides(q)[1:],
-                *unit_strides(k)[1:],
-                *unit_strides(v)[1:],
-                *unit_strides(do)[1:],
-                *dk.stride()[1:3],
-                *dv.stride()[1:3],
-                q_len,
-                num_heads,
-                group_size,
-                scale,
-                Q_OFFSET_PER_BATCH=row_offsets is not None,
-                SCALARS_LOADED=False,
-                HEAD_DIM=head_dim,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_D=block_columns(head_dim),
-                BLOCK_DV=block_columns(head_dim_v),
-                BLOCK_M=tiles["dkdv"].block_m,
-                BLOCK_N=tiles["dkdv"].block_n,
-                num_warps=tiles["dkdv"].num_warps,
-                num_stages=tiles["dkdv"].num_stages,
-            )
+    if dq.numel() > 0:
+        launch(
+            bwd_dq.prefix_lm_packed_bwd_dq,
+            (block_seqs.shape[0] * num_heads,),
+            o,
+            dlse,
+            q,
+            k,
+            v,
+            do,
+            lse,
+            block_seqs,
+            q_offset,
+            length,
+            delta,
+            dq,
+            *unit_strides(q)[1:],
+            *unit_strides(k)[1:],
+            *unit_strides(v)[1:],
+            *unit_strides(do)[1:],
+            *unit_strides(o)[1:],
+            *dq.stride()[1:3],
+            q_len,
+            num_heads,
+            group_size,
+            scale,
+            HAS_DLSE=dlse is not None,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            SCALARS_LOADED=False,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tiles["dq"].block_m,
+            BLOCK_N=tiles["dq"].block_n,
+            num_warps=tiles["dq"].num_warps,
+            num_stages=tiles["dq"].num_stages,
+        )
+    if dk.numel() > 0:
+        launch(
+            bwd_dkdv.prefix_lm_packed_bwd_dkdv,
+            (key_block_seqs.shape[0] * num_kv_heads,),
+            q,
+            k,
+            v,
+            do,
+            lse,
+            delta,
+            key_block_seqs,
+            q_offset,
+            length,
+            dk,
+            dv,
+            *unit_strides(q)[1:],
+            *unit_strides(k)[1:],
+            *unit_strides(v)[1:],
+            *unit_strides(do)[1:],
+            *dk.stride()[1:3],
+            *dv.stride()[1:3],
+            q_len,
+            num_heads,
+            group_size,
+            scale,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            SCALARS_LOADED=False,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tiles["dkdv"].block_m,
+            BLOCK_N=tiles["dkdv"].block_n,
+            num_warps=tiles["dkdv"].num_warps,
+            num_stages=tiles["dkdv"].num_stages,
+        )
     return dq, dk, dv
 
 

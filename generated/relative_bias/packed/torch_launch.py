@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: 616996dda2d7172c
+# hash: 06f3862d2ed4759a
 """Launches of the kernels of `relative_bias`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -14,6 +14,7 @@ from torch.library import custom_op
 
 from ..._runtime.configs import PASSES, Tile, Tiles, block_columns
 from ..._runtime.schedules import pass_table
+from ..._runtime.torch_replay import launch, replayed
 from ..._runtime.torch_schedule import block_sequences
 from ..._runtime.torch_support import (
     FP32,
@@ -23,7 +24,6 @@ from ..._runtime.torch_support import (
     empty_like_layout,
     is_nvidia,
     launches_directly,
-    on_device,
     unit_strides,
 )
 
@@ -128,6 +128,7 @@ def make_tables(
     return block_tables
 
 
+@replayed
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -153,40 +154,42 @@ def _forward(
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
     (block_seqs,) = pass_table(block_tables, "fwd", 1) or _tables(q, k, cu_seqlens_q, cu_seqlens_k, tile, False)
-    with on_device(q):
-        fwd.relative_bias_packed_fwd[(block_seqs.shape[0] * num_heads,)](
-            q,
-            k,
-            v,
-            bias,
-            block_seqs,
-            q_offset,
-            o,
-            lse,
-            *unit_strides(q)[1:],
-            *unit_strides(k)[1:],
-            *unit_strides(v)[1:],
-            *o.stride()[1:3],
-            *bias.stride(),
-            bias.shape[1],
-            q_len,
-            num_heads,
-            group_size,
-            scale,
-            Q_OFFSET_PER_BATCH=row_offsets is not None,
-            PTX=is_nvidia(q),
-            HEAD_DIM=head_dim,
-            HEAD_DIM_V=head_dim_v,
-            BLOCK_D=block_columns(head_dim),
-            BLOCK_DV=block_columns(head_dim_v),
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-        )
+    launch(
+        fwd.relative_bias_packed_fwd,
+        (block_seqs.shape[0] * num_heads,),
+        q,
+        k,
+        v,
+        bias,
+        block_seqs,
+        q_offset,
+        o,
+        lse,
+        *unit_strides(q)[1:],
+        *unit_strides(k)[1:],
+        *unit_strides(v)[1:],
+        *o.stride()[1:3],
+        *bias.stride(),
+        bias.shape[1],
+        q_len,
+        num_heads,
+        group_size,
+        scale,
+        Q_OFFSET_PER_BATCH=row_offsets is not None,
+        PTX=is_nvidia(q),
+        HEAD_DIM=head_dim,
+        HEAD_DIM_V=head_dim_v,
+        BLOCK_D=block_columns(head_dim),
+        BLOCK_DV=block_columns(head_dim_v),
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
     return o, lse
 
 
+@replayed
 def _backward(
     do: Tensor,
     dlse: Tensor | None,
@@ -222,84 +225,87 @@ def _backward(
     dbias_atomic = q.new_zeros(bias.shape if grad_bias else (0,) * bias.dim(), dtype=FP32)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
-    with on_device(q):
-        if dq.numel() > 0:
-            bwd_dq.relative_bias_packed_bwd_dq[(block_seqs.shape[0] * num_heads,)](
-                o,
-                dlse,
-                q,
-                k,
-                v,
-                do,
-                lse,
-                bias,
-                block_seqs,
-                q_offset,
-                delta,
-                dq,
-                dbias_atomic,
-                *unit_strides(q)[1:],
-                *unit_strides(k)[1:],
-                *unit_strides(v)[1:],
-                *unit_strides(do)[1:],
-                *unit_strides(o)[1:],
-                *dq.stride()[1:3],
-                *bias.stride(),
-                bias.shape[1],
-                *dbias_atomic.stride(),
-                q_len,
-                num_heads,
-                group_size,
-                scale,
-                HAS_DLSE=dlse is not None,
-                GRAD_BIAS=grad_bias,
-                Q_OFFSET_PER_BATCH=row_offsets is not None,
-                PTX=is_nvidia(q),
-                HEAD_DIM=head_dim,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_D=block_columns(head_dim),
-                BLOCK_DV=block_columns(head_dim_v),
-                BLOCK_M=tiles["dq"].block_m,
-                BLOCK_N=tiles["dq"].block_n,
-                num_warps=tiles["dq"].num_warps,
-                num_stages=tiles["dq"].num_stages,
-            )
-        if dk.numel() > 0:
-            bwd_dkdv.relative_bias_packed_bwd_dkdv[(key_block_seqs.shape[0] * num_kv_heads,)](
-                q,
-                k,
-                v,
-                do,
-                lse,
-                delta,
-                bias,
-                key_block_seqs,
-                q_offset,
-                dk,
-                dv,
-                *unit_strides(q)[1:],
-                *unit_strides(k)[1:],
-                *unit_strides(v)[1:],
-                *unit_strides(do)[1:],
-                *dk.stride()[1:3],
-                *dv.stride()[1:3],
-                *bias.stride(),
-                bias.shape[1],
-                q_len,
-                num_heads,
-                group_size,
-                scale,
-                Q_OFFSET_PER_BATCH=row_offsets is not None,
-                PTX=is_nvidia(q),
-                HEAD_DIM=head_dim,
-                HEAD_DIM_V=head_dim_v,
-                BLOCK_D=block_columns(head_dim),
-                BLOCK_DV=block_columns(head_dim_v),
-                BLOCK_M=tiles["dkdv"].block_m,
-                BLOCK_N=tiles["dkdv"].block_n,
-                num_warps=tiles["dkdv"].num_warps,
-                num_stages=tiles["dkdv"].num_stages,
-            )
+    if dq.numel() > 0:
+        launch(
+            bwd_dq.relative_bias_packed_bwd_dq,
+            (block_seqs.shape[0] * num_heads,),
+            o,
+            dlse,
+            q,
+            k,
+            v,
+            do,
+            lse,
+            bias,
+            block_seqs,
+            q_offset,
+            delta,
+            dq,
+            dbias_atomic,
+            *unit_strides(q)[1:],
+            *unit_strides(k)[1:],
+            *unit_strides(v)[1:],
+            *unit_strides(do)[1:],
+            *unit_strides(o)[1:],
+            *dq.stride()[1:3],
+            *bias.stride(),
+            bias.shape[1],
+            *dbias_atomic.stride(),
+            q_len,
+            num_heads,
+            group_size,
+            scale,
+            HAS_DLSE=dlse is not None,
+            GRAD_BIAS=grad_bias,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            PTX=is_nvidia(q),
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tiles["dq"].block_m,
+            BLOCK_N=tiles["dq"].block_n,
+            num_warps=tiles["dq"].num_warps,
+            num_stages=tiles["dq"].num_stages,
+        )
+    if dk.numel() > 0:
+        launch(
+            bwd_dkdv.relative_bias_packed_bwd_dkdv,
+            (key_block_seqs.shape[0] * num_kv_heads,),
+            q,
+            k,
+            v,
+            do,
+            lse,
+            delta,
+            bias,
+            key_block_seqs,
+            q_offset,
+            dk,
+            dv,
+            *unit_strides(q)[1:],
+            *unit_strides(k)[1:],
+            *unit_strides(v)[1:],
+            *unit_strides(do)[1:],
+            *dk.stride()[1:3],
+            *dv.stride()[1:3],
+            *bias.stride(),
+            bias.shape[1],
+            q_len,
+            num_heads,
+            group_size,
+            scale,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            PTX=is_nvidia(q),
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tiles["dkdv"].block_m,
+            BLOCK_N=tiles["dkdv"].block_n,
+            num_warps=tiles["dkdv"].num_warps,
+            num_stages=tiles["dkdv"].num_stages,
+        )
     dbias = dbias_atomic.to(bias.dtype) if grad_bias else bias.new_empty(0)
     return dq, dk, dv, dbias
 

@@ -1,0 +1,279 @@
+"""Calls that are done again for little more than their launches cost.
+
+What a call computes on the CPU, such as checks, strides and tiles, follows from what its arguments look like, not from
+what its tensors hold. So the second call of a kind is noted: what memory it takes, and which kernels it launches with
+which arguments. From the third on, that alone is done. A call that does anything else on the device, such as copying an
+input or waiting for a number, is never replayed.
+"""
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from functools import wraps
+from importlib.metadata import version
+from math import copysign
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .settings import DEBUG, HAS_TRITON, INTERPRET
+
+MOST_KINDS = 2048
+"""So many kinds of calls of one function are remembered; then all are forgotten."""
+
+# In these versions a compiled kernel is run with the same arguments. AMD's kernels are specialised on more than a kind
+# of call tells: on how large the memory of a tensor is. Where values are checked, every call is to check its own.
+ENABLED = (
+    HAS_TRITON
+    and not INTERPRET
+    and not DEBUG
+    and torch.version.hip is None
+    and version("triton").startswith(("3.6.", "3.7.", "3.8.", "3.9."))
+)
+
+if HAS_TRITON:
+    from triton import knobs
+    from triton.compiler import CompiledKernel
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_SEEN, _NEVER = object(), object()  # What is known of a kind of call: that it came once; that it cannot be replayed.
+_PLAIN = (Tensor, torch.nn.Parameter)
+_ALLOCATIONS = {
+    torch.ops.aten.empty.memory_format,
+    torch.ops.aten.empty_strided.default,
+    torch.ops.aten.new_empty.default,
+    torch.ops.aten.new_empty_strided.default,
+}
+
+
+class _Allocation(NamedTuple):
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class _Launch(NamedTuple):
+    """A launch: `arguments` are all that `compiled.run` takes, once the stream and pointers are at their places."""
+
+    compiled: Any  # Kept alive: with it its machine code would go.
+    run: Callable[..., object]
+    arguments: list[Any]
+    pointers: list[tuple[int, int]]  # (place, number of the pointer)
+
+
+_STREAM = 3
+"""The place of the stream."""
+
+
+class _Plan(NamedTuple):
+    """What a kind of call does on the device, its pointers numbered: those it is given, then those it allocates."""
+
+    device: torch.device
+    allocations: list[_Allocation]
+    launches: list[_Launch]
+    results: list[int]
+    returns_tuple: bool
+
+    def __call__(self, pointers: list[int]) -> Any:
+        device = self.device
+        made = [
+            torch.empty_strided(size, stride, dtype=dtype, device=device) for size, stride, dtype in self.allocations
+        ]
+        pointers += [x.data_ptr() for x in made]
+        stream = _stream(device)
+        for _, run, arguments, places in self.launches:
+            arguments = arguments.copy()
+            arguments[_STREAM] = stream
+            for place, number in places:
+                arguments[place] = pointers[number]
+            run(*arguments)
+        return tuple([made[i] for i in self.results]) if self.returns_tuple else made[self.results[0]]
+
+
+class _Recording(TorchDispatchMode):
+    """Notes what a call does."""
+
+    def __init__(self, pointers: Sequence[int]) -> None:
+        super().__init__()
+        self._is_whole = True
+        self._num_given = len(pointers)
+        self._numbers: dict[int, int] = {}
+        for number, pointer in enumerate(pointers):
+            self._numbers.setdefault(pointer, number)
+        self._made: list[Tensor] = []  # Kept alive: no two have one pointer.
+        self._launches: list[_Launch] = []
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _ALLOCATIONS:
+            self._numbers.setdefault(result.data_ptr(), self._num_given + len(self._made))
+            self._made.append(result)
+        elif not func.is_view or not isinstance(result, Tensor) or result.data_ptr() != args[0].data_ptr():
+            self._is_whole = False
+        return result
+
+    def note(
+        self, kernel: Any, compiled: Any, grid: tuple[int], args: Sequence[Any], constants: dict[str, Any]
+    ) -> None:
+        """Note a launch."""
+        if not isinstance(compiled, CompiledKernel):
+            self._is_whole = False
+            return
+        values = dict(zip(kernel.arg_names, args, strict=False)) | constants
+        # As at the end of `JITFunction.run`, but without hooks.
+        arguments = [*grid, 1, 1, None, compiled.function, compiled.packed_metadata, None, None, None]
+        pointers = []
+        for place, name in enumerate(kernel.arg_names, start=len(arguments)):
+            value = values[name]
+            if isinstance(value, Tensor):
+                number = self._numbers.get(value.data_ptr())
+                self._is_whole &= number is not None
+                pointers.append((place, number or 0))
+                value = None
+            arguments.append(value)
+        self._launches.append(_Launch(compiled, compiled.run, arguments, pointers))
+
+    def plan(self, returned: Any) -> _Plan | None:
+        """What to do in the place of such a call; None where it did something else as well."""
+        allocations = [_Allocation(tuple(x.shape), x.stride(), x.dtype) for x in self._made]
+        results: list[int] = []
+        for x in returned if isinstance(returned, tuple) else (returned,):
+            made = self._numbers.get(x.data_ptr(), -1) - self._num_given
+            if (
+                made < 0
+                or made in results
+                or (x.numel(), x.dtype) != (self._made[made].numel(), self._made[made].dtype)
+            ):
+                return None
+            # What is returned as a view, its axes in another order, is allocated like that.
+            allocations[made] = _Allocation(tuple(x.shape), x.stride(), x.dtype)
+            results.append(made)
+        devices = {x.device for x in self._made}
+        if not self._is_whole or len(devices) != 1:
+            return None
+        return _Plan(devices.pop(), allocations, self._launches, results, isinstance(returned, tuple))
+
+
+class _Active(threading.local):
+    recording: _Recording | None = None
+
+
+_active = _Active()
+
+
+def is_recording() -> bool:
+    """Whether a call is being noted, which takes a dispatch mode."""
+    return _active.recording is not None
+
+
+def launch(kernel: Any, grid: tuple[int], *args: Any, **constants: Any) -> None:
+    """`kernel[grid](*args, **constants)` on the device of the tensors."""
+    device = next(x.device for x in args if isinstance(x, Tensor))
+    if device.type == "cpu" or device.index == torch.cuda.current_device():
+        compiled = kernel[grid](*args, **constants)
+    else:
+        with torch.cuda.device(device):
+            compiled = kernel[grid](*args, **constants)
+    if _active.recording is not None:
+        _active.recording.note(kernel, compiled, grid, args, constants)
+
+
+def replayed(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Replay the calls of a function that returns tensors which its launches filled: one, or a tuple."""
+    if not ENABLED:
+        return function
+    plans: dict[Hashable, Any] = {}
+
+    @wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        # Traced, or seen by a mode of somebody, a call is what it is written as.
+        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+            return function(*args, **kwargs)
+        pointers: list[int] = []
+        key = _kind_of((*args, *kwargs.values()), pointers)
+        if key is None or _launches_are_watched():
+            return function(*args, **kwargs)
+        key = (*kwargs, *key)
+        plan = plans.get(key)
+        if isinstance(plan, _Plan):
+            return plan(pointers)  # type: ignore[no-any-return]
+        if plan is _SEEN:
+            with _Recording(pointers) as recording:
+                _active.recording = recording
+                try:
+                    result = function(*args, **kwargs)
+                finally:
+                    _active.recording = None
+            plans[key] = recording.plan(result) or _NEVER
+            return result
+        result = function(*args, **kwargs)
+        if plan is None:
+            if len(plans) >= MOST_KINDS:
+                plans.clear()
+            plans[key] = _SEEN
+        return result
+
+    return call
+
+
+def _kind_of(values: Sequence[Any], pointers: list[int]) -> tuple[Any, ...] | None:
+    """All that decides what a call does, whose tensors' pointers are appended; None where it must not be replayed."""
+    if not values or type(values[0]) not in _PLAIN or not _is_current(values[0]) or forward_ad._current_level >= 0:
+        return None
+    kind: list[Any] = [torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None]
+    differentiates = torch.is_grad_enabled()
+    pending = list(values)
+    try:
+        for x in pending:
+            of = type(x)
+            if of in _PLAIN:
+                if differentiates and x.requires_grad:
+                    return None
+                pointer = x.data_ptr()
+                if pointer == 0:
+                    return None
+                pointers.append(pointer)
+                # Triton compiles another kernel where a pointer is no multiple of 16.
+                kind += (x.dtype, x.shape, x.stride(), x.get_device(), pointer % 16)
+            elif of is int or of is str or of is bool or x is None:
+                kind += (of, x)
+            elif of is float:
+                kind += (of, copysign(1.0, x), x)
+            elif of is list:
+                kind += (of, len(x))
+                pending += x
+            else:
+                return None
+    except RuntimeError:
+        # It has no memory, as a tensor of `torch.func.vmap` has none.
+        return None
+    if len(set(pointers)) < len(pointers):
+        # Tensors that are one and the same are told apart by nothing that is noted.
+        kind += [pointers.index(pointer) for pointer in pointers]
+    return tuple(kind)
+
+
+def _is_current(x: Tensor) -> bool:
+    """Whether a tensor is on the current device: Triton launches there."""
+    return x.is_cuda and x.get_device() == torch._C._cuda_getDevice()
+
+
+def _stream(device: torch.device) -> int:
+    """The current stream, as Triton takes it."""
+    return torch._C._cuda_getCurrentRawStream(device.index)
+
+
+def _launches_are_watched() -> bool:
+    """Whether somebody, such as a profiler, asked Triton to do more than to launch."""
+    runtime = knobs.runtime
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    return bool(
+        getattr(enter, "calls", enter)
+        or getattr(leave, "calls", leave)
+        or runtime.debug
+        or runtime.add_stages_inspection_hook
+        or knobs.compilation.instrumentation_mode
+    )

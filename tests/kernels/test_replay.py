@@ -1,0 +1,295 @@
+"""A replayed call gives the bits of a computed one, whatever its kind, and no call is taken for another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bench import golden
+from bench.golden import Inputs
+from bench.peers import make_schedule
+from generated._runtime import torch_replay
+from generated._runtime.checks import ArgumentError
+
+from .cases import DEVICE, DTYPES, INTERPRET, Shape, assert_same, draw, tiles, with_variants
+from .packings import Packing, draw_packed
+from .replaying import kinds_of, never_replaying, replaying
+
+pytestmark = pytest.mark.skipif(
+    not INTERPRET and not torch_replay.ENABLED, reason="nothing is replayed with this version of Triton, or on AMD"
+)
+SHAPE = Shape(batch=2, kv_heads=1, group=2, q_len=20, kv_len=40, dim=32, dim_v=16)
+PACKING = Packing.of(9, 10, 31)
+# A call is replayed from the third of its kind on; of one with gradients, its passes are.
+CALLS = 4
+
+
+def check_replays(variant: str, drawn: Callable[[int], tuple[Inputs, dict[str, Any]]]) -> None:
+    """Calls of one kind, each with other values, one after the other: forward alone and with every gradient."""
+    with replaying(variant) as (op, replays):
+        for number in range(CALLS):
+            inputs, options = drawn(number)
+            with torch.no_grad():
+                got = inputs.call(op, **options)
+                with never_replaying():
+                    want = inputs.call(op, **options)
+            assert torch.equal(got, want)
+            assert got.stride() == want.stride()
+        assert replays.count >= CALLS - 2
+        for number in range(CALLS):
+            inputs, options = drawn(number)
+            results = golden.evaluate(op, inputs, **options)
+            with never_replaying():
+                wanted = golden.evaluate(op, inputs, **options)
+            for name, want in wanted.items():
+                assert_same(variant, name, results[name], want)
+                assert results[name].stride() == want.stride(), name
+
+
+def same_kind(inputs: Inputs, number: int) -> Inputs:
+    """The same sizes, scalars and places in memory, other values of q, k and v: new tensors each time."""
+
+    def other(x: Tensor) -> Tensor:
+        moved = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+        return moved.copy_(x.detach() * (1 - number / 8)).requires_grad_(x.requires_grad)
+
+    return replace(inputs, q=other(inputs.q), k=other(inputs.k), v=other(inputs.v))
+
+
+@with_variants
+def test_dense(variant: str) -> None:
+    inputs = draw(variant, SHAPE)
+    check_replays(variant, lambda number: (same_kind(inputs, number), {}))
+
+
+@pytest.mark.parametrize("variant", ["causal", "document", "natten", "alibi", "forgetting", "gpt_oss"])
+def test_packed(variant: str) -> None:
+    inputs = draw_packed(variant, PACKING, DTYPES[0])
+    check_replays(variant, lambda number: (same_kind(inputs, number), PACKING.options()))
+
+
+@pytest.mark.parametrize("variant", ["causal", "document", "forgetting"])
+def test_segments(variant: str) -> None:
+    inputs = draw(variant, replace(SHAPE, kv_len=SHAPE.q_len))
+    ids = torch.arange(SHAPE.q_len, dtype=torch.int32, device=DEVICE).expand(SHAPE.batch, -1) // 7
+    options = {"q_segment_ids": ids.contiguous()}
+    check_replays(variant, lambda number: (same_kind(inputs, number), options))
+
+
+@pytest.mark.parametrize("variant", ["document", "natten"])
+def test_schedule(variant: str) -> None:
+    """The call is checked against its schedule each time; its passes are replayed with the schedule's tables."""
+    inputs = draw(variant, SHAPE)
+    schedule = make_schedule(golden.load_op(variant), inputs)
+    check_replays(variant, lambda number: (same_kind(inputs, number), {"schedule": schedule}))
+
+
+def test_options() -> None:
+    inputs = draw("causal", SHAPE)
+    offsets = torch.tensor([3, -4], dtype=torch.int32, device=DEVICE)
+    every: list[dict[str, Any]] = [
+        {"q_offset": offsets},
+        {"scale": 0.3, "q_offset": "end"},
+        {"config": tiles(16, 32)},
+    ]
+    for options in every:
+
+        def drawn(number: int, options: dict[str, Any] = options) -> tuple[Inputs, dict[str, Any]]:
+            return same_kind(inputs, number), options
+
+        check_replays("causal", drawn)
+
+
+def _bshd(x: Tensor) -> Tensor:
+    return x.detach().transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _unaligned(x: Tensor) -> Tensor:
+    return torch.cat([x.new_zeros(1), x.detach().flatten()])[1:].view(x.shape)
+
+
+def test_kinds_are_told_apart() -> None:
+    """Calls in turn that differ in one thing: none is replayed as another."""
+    inputs = draw("window", SHAPE)
+    longer = draw("window", replace(SHAPE, kv_len=64))
+    q, k, v = inputs.q, inputs.k, inputs.v
+    calls: list[tuple[Inputs, dict[str, Any]]] = [
+        (inputs, {}),
+        (replace(inputs, q=_unaligned(q), k=_unaligned(k)), {}),
+        (replace(inputs, q=_bshd(q)), {}),
+        (replace(inputs, k=_bshd(k), v=v[:1, :, :1].expand(v.shape)), {}),
+        (replace(inputs, k=k[:1].expand(k.shape)), {}),
+        (replace(inputs, v=k[..., : v.shape[3]]), {}),  # which begins where k does
+        (replace(inputs, q=q.float(), k=k.float(), v=v.float()), {}),
+        (longer, {}),
+        (replace(inputs, scalars=dict.fromkeys(inputs.scalars, 3)), {}),
+        (inputs, {"q_offset": 1}),
+        (inputs, {"q_offset": 16}),
+        (inputs, {"scale": 1}),
+        (inputs, {"scale": 1.0}),
+        (inputs, {"scale": -1.0}),
+        (inputs, {"scale": 0.0}),
+        (inputs, {"return_lse": True}),
+        (replace(inputs, q=q[:, :, :0]), {}),
+        (replace(inputs, k=k[:, :, :0], v=v[:, :, :0]), {}),
+    ]
+    with replaying("window") as (op, replays), torch.no_grad():
+        for _ in range(4):
+            for call, options in calls:
+                got = call.call(op, **options)
+                with never_replaying():
+                    want = call.call(op, **options)
+                for x, wanted in zip(_tuple(got), _tuple(want), strict=True):
+                    assert torch.equal(x, wanted)
+                    assert (x.dtype, x.stride()) == (wanted.dtype, wanted.stride())
+        assert replays.count >= 20
+
+
+def _tuple(results: Any) -> tuple[Tensor, ...]:
+    return results if isinstance(results, tuple) else (results,)
+
+
+def test_one_tensor_for_all() -> None:
+    """A call with one tensor three times is no call with three, of the same sizes."""
+    one, two, three = torch.randn(3, 1, 2, 24, 32, device=DEVICE)
+    calls = [(one, one, one), (one, two, three), (one, one, two), (one, two, two), (two, one, two)]
+    with replaying("causal") as (op, _), torch.no_grad():
+        for _ in range(4):
+            for q, k, v in calls:
+                got = op(q, k, v)
+                with never_replaying():
+                    assert torch.equal(got, op(q, k, v))
+
+
+def test_arguments_that_equal_good_ones_are_refused() -> None:
+    inputs = draw("causal", SHAPE)
+    with replaying("causal") as (op, replays), torch.no_grad():
+        for _ in range(CALLS):
+            inputs.call(op, q_offset=1)
+        assert replays.count == CALLS - 2
+        with pytest.raises(ArgumentError, match="q_offset: expected an int"):
+            inputs.call(op, q_offset=True)
+        with pytest.raises(ArgumentError, match="q_offset: expected an int"):
+            inputs.call(op, q_offset=1.0)
+        with pytest.raises(ArgumentError, match="q: expected a torch"):
+            op(None, inputs.k, inputs.v, q_offset=1)
+        with pytest.raises(TypeError, match="missing 3 required"):
+            op()
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_replay, "MOST_KINDS", 4)
+    with replaying("causal") as (op, replays), torch.no_grad():
+        for length in [*range(16, 26), 20, 20, 20, 20]:
+            inputs = draw("causal", replace(SHAPE, q_len=length))
+            got = inputs.call(op)
+            with never_replaying():
+                assert torch.equal(got, inputs.call(op))
+            assert len(kinds_of(op)) <= 4
+        assert replays.count > 0
+
+
+@pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
+def test_hooks_of_profilers_see_every_launch(name: str) -> None:
+    from triton import knobs
+
+    inputs = draw("causal", SHAPE)
+    launches: list[Any] = []
+    with replaying("causal") as (op, replays), torch.no_grad():
+        for _ in range(CALLS):
+            want = inputs.call(op)
+        assert replays.count == CALLS - 2
+        hooks = getattr(knobs.runtime, name)
+        hooks.add(launches.append)
+        try:
+            assert torch.equal(inputs.call(op), want)
+        finally:
+            hooks.remove(launches.append)
+        assert replays.count == CALLS - 2
+        assert len(launches) == (0 if INTERPRET else 1)
+        inputs.call(op)
+        assert replays.count == CALLS - 1
+
+
+def test_gradients_are_never_lost() -> None:
+    """A call that a replay would serve, but for an input that requires a gradient."""
+    inputs = draw("causal", SHAPE)
+    with replaying("causal") as (op, _):
+        for _ in range(CALLS):
+            with torch.no_grad():
+                assert not inputs.call(op).requires_grad
+        assert inputs.call(op).requires_grad
+        detached = replace(inputs, q=inputs.q.detach(), k=inputs.k.detach(), v=inputs.v.detach())
+        assert not detached.call(op).requires_grad
+        assert replace(detached, v=inputs.v).call(op).requires_grad
+
+
+def test_forward_mode_is_refused_as_ever() -> None:
+    inputs = draw("causal", SHAPE)
+    q, k, v = inputs.q.detach(), inputs.k.detach(), inputs.v.detach()
+    with replaying("causal") as (op, _), torch.no_grad():
+        for _ in range(CALLS):
+            op(q, k, v)
+        with pytest.raises(RuntimeError):
+            torch.func.jvp(lambda q: op(q, k, v), (q,), (q,))
+        with pytest.raises(RuntimeError):
+            torch.func.vmap(lambda q: op(q, k, v))(q[None])
+        with torch.autograd.forward_ad.dual_level(), pytest.raises(RuntimeError):
+            op(torch.autograd.forward_ad.make_dual(q, q), k, v)
+
+
+def test_compiled_ops_are_traced_as_written() -> None:
+    torch.compiler.reset()
+    inputs = draw("document", SHAPE)
+    with replaying("document") as (op, _), torch.no_grad():
+        compiled = torch.compile(op, fullgraph=True, backend="aot_eager")
+        for _ in range(CALLS):
+            assert torch.equal(inputs.call(compiled), inputs.call(op))
+
+
+@pytest.mark.gpu
+def test_autocast() -> None:
+    inputs = draw("causal", SHAPE, torch.float32)
+    with replaying("causal") as (op, replays), torch.no_grad():
+        for _ in range(CALLS):
+            assert inputs.call(op).dtype == torch.float32
+        with torch.autocast(DEVICE, torch.bfloat16):
+            for _ in range(CALLS):
+                assert inputs.call(op).dtype == torch.bfloat16
+        assert replays.count >= CALLS - 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [None, PACKING], ids=["dense", "packed"])
+@with_variants
+def test_captured_in_a_cuda_graph(variant: str, tokens: Packing | None) -> None:
+    """Replays of a graph give what calls give, for the values that its inputs then hold."""
+    options: dict[str, Any] = {} if tokens is None else dict(tokens.options())
+    inputs = draw(variant, SHAPE) if tokens is None else draw_packed(variant, tokens, DTYPES[0])
+    trained = inputs.leaves()
+    names = ["o", "lse", *(f"d{name}" for name in trained)]
+
+    def step() -> tuple[Tensor, ...]:
+        o, lse = inputs.call(golden.load_op(variant), return_lse=True, **options)
+        return (o, lse, *torch.autograd.grad((o, lse), list(trained.values()), (inputs.do, inputs.dlse)))
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for factor in (1.0, 0.5):
+        with torch.no_grad():
+            inputs.q.mul_(factor)
+        graph.replay()
+        for name, got, want in zip(names, captured, step(), strict=True):
+            assert_same(variant, name, got, want)
