@@ -7,7 +7,8 @@ import functools
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -97,8 +98,12 @@ def _run_all(options: argparse.Namespace, results: Results, keep: Keep, clock: C
         if name in rest and name in options.suite:
             if clock.over:
                 print(f"{name}: skipped, out of time", flush=True)
-            else:
+                continue
+            try:
                 right = rest[name]() and right
+            except Exception:  # the other suites may do better
+                traceback.print_exc()
+                right = False
     return right
 
 
@@ -106,11 +111,11 @@ def _speed(options: argparse.Namespace, results: Results, keep: Keep, clock: Clo
     from bench import speed
 
     chosen = speed.plan(options)
-    for peer, name in chosen.missing.items():
-        print(f"{peer} is not installed: pip install {name}", flush=True)
+    _say_missing(results, chosen.missing)
     if not chosen.cases:
+        # With other suites asked for, one --only may mean cases of those.
         print("--only matches no case of the speed suites", file=sys.stderr)
-        return False
+        return not set(options.suite) <= set(SPEED)
     results.settings |= {
         "budget_ms": speed.budget_of(options),
         "first_call": "after compiling beforehand into caches on disk" if options.jobs > 0 else "compiling included",
@@ -119,16 +124,26 @@ def _speed(options: argparse.Namespace, results: Results, keep: Keep, clock: Clo
     return results.right()
 
 
+def _say_missing(results: Results, gone: Mapping[str, str]) -> None:
+    """Say once of each peer that is not installed how it would be."""
+    for peer, name in gone.items():
+        if peer not in results.missing:
+            print(f"{peer} is not installed: pip install {name}", flush=True)
+    results.missing |= gone
+
+
 def _packed(options: argparse.Namespace, results: Results, keep: Keep, clock: Clock) -> bool:
     from bench import packed
+    from bench.installed import missing
 
+    gone = missing(peer for peer in ("fla",) if options.peers is None or peer in options.peers)
+    _say_missing(results, gone)
     chosen = [
-        packed.with_peers(case, options.peers)
+        packed.with_peers(case, options.peers, gone)
         for case in packed.cases()
         if not options.only or options.only.search(case.name)
     ]
     if not chosen:
-        # Several suites asked for with one --only: it may mean cases of the others.
         print("--only matches no case of the packed suite", file=sys.stderr)
         return len(options.suite) > 1
 
@@ -140,11 +155,14 @@ def _packed(options: argparse.Namespace, results: Results, keep: Keep, clock: Cl
 
 
 def _jax(options: argparse.Namespace, results: Results, keep: Keep, clock: Clock) -> bool:
+    from bench.installed import missing
+
     try:
         from bench import in_jax
 
         in_jax.require_gpu()
     except (ImportError, RuntimeError) as error:
+        _say_missing(results, missing(["jax"]))
         print(f"the jax suite cannot run: {error}", file=sys.stderr)
         return len(options.suite) > 1
 
@@ -153,8 +171,11 @@ def _jax(options: argparse.Namespace, results: Results, keep: Keep, clock: Clock
         keep()
 
     peers = {"cudnn", "pallas", "kvax"}
-    wanted = peers if options.peers is None else set(options.peers)
-    return in_jax.run([name for name in options.cases if name in wanted or name not in peers], keep_jax, clock)
+    wanted = peers if options.peers is None else peers & set(options.peers)
+    gone = missing(wanted & set(options.cases))
+    _say_missing(results, gone)
+    sections = [name for name in options.cases if name not in peers or name in wanted - set(gone)]
+    return in_jax.run(sections, keep_jax, clock)
 
 
 def _printed(suite: str) -> bool:

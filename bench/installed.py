@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import sys
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 PACKAGES = {
     "fla": ("fla", "fla-core"),
     "fa4": ("flash_attn.cute", "flash-attn-4"),
-    "cudnn-jax": ("jax", "jax[cuda13]"),
-    "pallas": ("jax", "jax[cuda13]"),
+    "jax": ("jax", "jax[cuda13]"),
     "kvax": ("kvax", "kvax jax-triton==0.3.1"),
 }
 """Peers that do not come with torch: the module that must be there, and what `pip install` calls it."""
@@ -43,8 +44,10 @@ def missing(peers: Iterable[str]) -> dict[str, str]:
 
 
 def machine() -> dict[str, str]:
-    """What the figures depend on."""
+    """What the figures depend on; `kernels` is a digest of the generated package, the same for the same kernels."""
     import torch
+
+    import generated
 
     found = {"gpu": torch.cuda.get_device_name(), "python": sys.version.split()[0]}
     for package in VERSIONS:
@@ -52,4 +55,6 @@ def machine() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "missing"
-    return found | {"cudnn": str(torch.backends.cudnn.version())}
+    manifest = Path(generated.__path__[0]) / "MANIFEST.json"
+    kernels = hashlib.sha256(manifest.read_bytes()).hexdigest()[:12]
+    return found | {"cudnn": str(torch.backends.cudnn.version()), "kernels": kernels}

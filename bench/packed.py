@@ -12,7 +12,7 @@ import itertools
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -124,10 +124,10 @@ def cases() -> list[PackedCase]:
     return [*documents, *forgetting, dense, *uniform, *long]
 
 
-def with_peers(case: PackedCase, wanted: Sequence[str] | None) -> PackedCase:
-    """The case with ours and those of its peers that are `wanted`; None: all of them."""
-    kept = (name for name in case.implementations if wanted is None or name in OURS or name in wanted)
-    return replace(case, implementations=tuple(kept))
+def with_peers(case: PackedCase, wanted: Sequence[str] | None, absent: Iterable[str]) -> PackedCase:
+    """The case with ours and those of its peers that are `wanted` (None: all of them), but for `absent` ones."""
+    peers = set(case.implementations if wanted is None else wanted) - set(absent)
+    return replace(case, implementations=tuple(name for name in case.implementations if name in {*OURS, *peers}))
 
 
 @dataclass(frozen=True, kw_only=True)

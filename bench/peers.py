@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._functorch import config as functorch_config
+from torch._inductor import config as inductor_config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
@@ -114,6 +115,8 @@ MAX_AUTOTUNE = "max-autotune-no-cudagraphs"
 def _flex(case: Case, inputs: Inputs, mode: str | None = None) -> Runner:
     # Kept graphs are run again and again here, which donated buffers forbid.
     functorch_config.donated_buffer = False
+    # Max-autotune would print a table of what it tried for each kernel.
+    inductor_config.autotune_num_choices_displayed = 0
     mods = MODS[case.variant]
     block_mask = _block_mask(case, inputs)
     options: dict[str, Any] = {

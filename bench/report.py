@@ -9,6 +9,9 @@ from bench.bars import bars_table, below, causal_beside
 from bench.record import OURS, TITLES, Measurement, Results
 
 COLUMNS = 120
+UNSTEADY = 0.05
+"""Rounds that lie further apart are said so."""
+
 PASS_TITLES = {"fwd": "forward", "bwd": "backward"}
 
 
@@ -49,7 +52,7 @@ def _cell(cell: Measurement | None, ours: Measurement | None) -> str:
     if cell is None or not cell.ms:
         return f"|{'-':>4}{'-':>6} "
     ratio = cell.ms / ours.ms if ours and ours.ms else None
-    text = f"{'-':>6} " if ratio is None else f"{ratio:6.2f}{'<' if ratio < 1 else ' '}"
+    text = f"{'-':>6} " if ratio is None else f"{ratio:6.{2 if ratio < 100 else 0}f}{'<' if ratio < 1 else ' '}"
     return f"|{cell.tflops:4.0f}{text}"
 
 
@@ -116,6 +119,10 @@ def notes(results: Results) -> str:
     lines += [
         f"{reason} [{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}]" for reason, names in cases.items()
     ]
+    worst = max(results.measurements, key=lambda m: m.spread or 0.0, default=None)
+    if worst and (worst.spread or 0.0) > UNSTEADY:
+        where = f"{TITLES.get(worst.implementation, worst.implementation)}, {worst.case}, {PASS_TITLES[worst.which]}"
+        lines.append(f"unsteady: the medians of rounds lie up to {worst.spread:.0%} apart ({where})")
     if results.skipped:
         lines.append(f"no time for {len(results.skipped)} cases: {', '.join(results.skipped)}")
     wrapped = (textwrap.fill(line, COLUMNS, initial_indent="  ", subsequent_indent="    ") for line in lines)

@@ -13,7 +13,7 @@ from bench.clock import Clock
 from bench.installed import missing
 from bench.measure import GpuLostError, measure
 from bench.options import SPEED
-from bench.record import OURS, TITLES, Results
+from bench.record import OURS, PASSES, TITLES, Measurement, Results
 from bench.suites import SUITES, Sizes
 
 BUDGET_MS, QUICK_MS = 150.0, 50.0
@@ -93,7 +93,7 @@ def budget_of(options: argparse.Namespace) -> float:
 def run(options: argparse.Namespace, chosen: Plan, results: Results, keep: Callable[[], None], clock: Clock) -> None:
     """Measure the cases of a plan into `results`, calling `keep` after each. Those there is no time for stay listed as
     skipped."""
-    results.suites, results.missing = chosen.suites, chosen.missing
+    results.suites = chosen.suites
     results.skipped = [case.name for case in chosen.cases]
     keep()
     if options.jobs > 0:
@@ -111,6 +111,9 @@ def run(options: argparse.Namespace, chosen: Plan, results: Results, keep: Calla
             results.settings["lost"] = str(error)
             keep()
             raise
+        except Exception as error:  # not even its inputs could be drawn; another case may be smaller
+            note = f"{type(error).__name__}: {error}"
+            rows, costs = [Measurement(case=case.name, which=p, implementation=OURS, note=note) for p in PASSES], []
         results.measurements += rows
         results.costs += costs
         results.skipped.remove(case.name)

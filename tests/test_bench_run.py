@@ -239,13 +239,13 @@ def test_every_case_is_kept_before_the_next_begins(monkeypatch: pytest.MonkeyPat
     def fake(case: Case, _: float) -> tuple[list[Measurement], list[Cost]]:
         seen.append(len(json.loads(path.read_text())["measurements"]))
         if case.variant == "alibi":
-            raise KeyboardInterrupt
+            raise SystemExit
         return rows_of(case), [Cost(case=case.name, implementation="ours", first_s=1.0)]
 
     monkeypatch.setattr(speed, "measure", fake)
     results = Results(machine={"gpu": "a test"})
     keep = partial(command._keep, options, results)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(SystemExit):
         speed.run(options, planned("causal", "full", "alibi"), results, keep, Clock())
     assert seen == [0, 4, 8]
     stored = record.load(path)
@@ -265,6 +265,37 @@ def test_no_case_begins_when_time_is_over(monkeypatch: pytest.MonkeyPatch, capsy
     later = Clock(minutes=1.0).at(0.5)
     assert later is not None
     assert 25 < later - time.monotonic() <= 30
+
+
+def test_a_case_that_crashes_is_wrong_and_the_next_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fake(case: Case, _: float) -> tuple[list[Measurement], list[Cost]]:
+        if case.variant == "causal":
+            raise MemoryError("too large")
+        return rows_of(case), []
+
+    monkeypatch.setattr(speed, "measure", fake)
+    results = Results()
+    speed.run(parser().parse_args(["--jobs", "0"]), planned("causal", "full"), results, lambda: None, Clock())
+    assert not results.right()
+    assert [m.note for m in results.measurements[:3]] == ["MemoryError: too large"] * 2 + [""]
+
+
+def test_a_suite_that_crashes_does_not_end_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[str] = []
+
+    def run(name: str) -> bool:
+        ran.append(name)
+        if name == "schedules":
+            raise ValueError("broken")
+        return True
+
+    monkeypatch.setattr(command, "_printed", run)
+    options = parser().parse_args(["--suite", "schedules,host"])
+    assert not command._run_all(options, Results(), lambda: None, Clock())
+    assert ran == ["schedules", "host"]
+    assert "ValueError: broken" in capsys.readouterr().err
 
 
 def test_what_was_known_is_kept_when_the_gpu_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
