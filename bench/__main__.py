@@ -59,9 +59,11 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _measure(options: argparse.Namespace) -> int:
+    from bench.beforehand import share_caches
     from bench.installed import machine
     from bench.measure import GpuLostError
 
+    share_caches()
     clock, results = Clock(minutes=options.minutes), Results(machine=machine())
     results.settings = {"arguments": sys.argv[1:], "jobs": options.jobs, "minutes": options.minutes}
     keep = functools.partial(_keep, options, results)

@@ -7,9 +7,11 @@ inductor's cache. That happens after everything else and by one process at a tim
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -32,6 +34,15 @@ ANY_LENGTH = ("fa4",)
 
 Task = tuple[Case, str]
 """A case and one implementation of it."""
+
+
+def share_caches() -> None:
+    """Name Triton's cache, for this process and those it starts, before anything is compiled.
+
+    Else inductor would name one of its own on its first use, and ours would look there from then on.
+    """
+    home = Path(os.environ.get("TRITON_HOME") or Path.home())
+    os.environ.setdefault("TRITON_CACHE_DIR", str(home / ".triton" / "cache"))
 
 
 def rehearse(task: Task) -> None:

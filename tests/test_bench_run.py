@@ -6,6 +6,7 @@ import contextlib
 import csv
 import importlib.util
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -206,6 +207,17 @@ def test_tuning_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert log == ["mine", "timed", "yours"]
     with beforehand._timed_alone():
         pass  # inductor has what it changes
+
+
+def test_triton_caches_where_it_would_without_inductor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from triton import knobs
+
+    monkeypatch.setenv("TRITON_HOME", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    default = knobs.cache.dir
+    beforehand.share_caches()
+    assert os.environ["TRITON_CACHE_DIR"] == knobs.cache.dir == default
 
 
 def test_missing_peers_are_named_with_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -496,6 +508,7 @@ def test_a_run_ends_with_its_tables(
             raise KeyboardInterrupt
         return rows_of(case), []
 
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a test")
     monkeypatch.setattr(speed, "measure", fake)
