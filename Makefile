@@ -20,7 +20,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=...   interpreter that makes .venv, or that test-gpu and bench run with (default: python3)"
-	@echo "  ARGS=...     for tune, and for pytest in test-gpu: with pytest-xdist, -n 14 compiles on as many cores"
+	@echo "  ARGS=...     for tune and bench: their options; for pytest in test-gpu: with pytest-xdist, -n 14 uses as many cores"
 	@echo "  TORCH=torch  on a machine with an NVIDIA GPU: install the newest torch, with CUDA, instead of $(TORCH)"
 
 setup: $(STAMP) ## make .venv with torch, triton, jax and the development tools
@@ -65,7 +65,7 @@ tune: $(if $(PYTHON_CHOSEN),,$(STAMP)) ## measure tiles on this GPU, with PYTHON
 autotune: tune ## the same
 
 bench: $(if $(PYTHON_CHOSEN),,$(STAMP)) ## measure against the peers, with PYTHON=... or .venv
-	$(if $(PYTHON_CHOSEN),$(PYTHON),$(RUN)) -m bench
+	$(if $(PYTHON_CHOSEN),$(PYTHON),$(RUN)) -m bench $(ARGS)
 
 clean: ## remove .venv and every cache
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,202 +1,217 @@
-"""Measures the generated ops beside their peers on this machine's GPU.
-
-python -m bench                              # everything
-python -m bench --suite host                 # the CPU's cost of a call; also: issue and paper (speed), memory
-python -m bench --suite packed --json p.json  # documents of unequal lengths in one call
-python -m bench --suite jax --cases same,first  # the JAX ops beside torch's; also: cudnn, pallas, kvax
-python -m bench --only 'causal.*D128' --seqs 4096,65536 --csv speed.csv
-"""
+"""`python -m bench`: see `bench.options` for what it takes, and README.md for how it measures."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import re
+import functools
+import importlib
+import importlib.util
 import sys
-import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
-import torch
+from bench import record
+from bench.clock import Clock
+from bench.options import SPEED, SUITES, parser
+from bench.record import Results
+from bench.report import report
 
-from bench.cases import Case, issue_cases, paper_cases
-from bench.pool import DEFAULT_JOBS, spread
+EXIT_OK, EXIT_WRONG, EXIT_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 130
 
-SUITES = ("issue", "paper", "packed", "jax", "schedules", "host", "memory")
-JAX_CASES = ("same", "cudnn", "pallas", "kvax", "first")
+Keep = Callable[[], None]
 
 
-def _lengths(text: str) -> list[int]:
+def main(arguments: list[str] | None = None) -> int:
+    """0 when every suite asked for came out right, 1 when not, 2 when it cannot run here, 130 when interrupted."""
+    options = parser().parse_args(arguments)
+    if options.plots and importlib.util.find_spec("matplotlib") is None:
+        return _refuse("--plots needs matplotlib: pip install matplotlib")
     try:
-        lengths = [int(part) for part in text.split(",")]
-    except ValueError:
-        lengths = []
-    if not lengths or min(lengths) < 1:
-        raise argparse.ArgumentTypeError(f"expected lengths such as 2048,16384, got {text!r}")
-    return lengths
+        if options.stored:
+            results = record.load(options.stored)
+            _present(options, results)
+            return EXIT_OK
+        if options.list:
+            return _list(options)
+    except (OSError, ValueError) as error:
+        return _refuse(str(error))
+    import torch
+
+    if not torch.cuda.is_available():
+        return _refuse(
+            "python -m bench measures GPU kernels, and torch finds no GPU here. On a CPU: python -m bench.demo"
+        )
+    return _measure(options)
 
 
-def _jax_cases(text: str) -> list[str]:
-    cases = text.split(",")
-    if not set(cases) <= set(JAX_CASES):
-        raise argparse.ArgumentTypeError(f"expected some of {','.join(JAX_CASES)}, got {text!r}")
-    return cases
+def _refuse(message: str) -> int:
+    print(message, file=sys.stderr)
+    return EXIT_ERROR
 
 
-def _pattern(text: str) -> re.Pattern[str]:
+def _list(options: argparse.Namespace) -> int:
+    from bench import speed
+
+    print(speed.describe(speed.plan(options, absent=lambda peers: {}), options))
+    return EXIT_OK
+
+
+def _measure(options: argparse.Namespace) -> int:
+    from bench.beforehand import share_caches
+    from bench.installed import machine
+    from bench.measure import GpuLostError
+
+    share_caches()
+    clock, results = Clock(minutes=options.minutes), Results(machine=machine())
+    results.settings = {"arguments": sys.argv[1:], "jobs": options.jobs, "minutes": options.minutes}
+    keep = functools.partial(_keep, options, results)
+    print(", ".join(f"{name} {what}" for name, what in results.machine.items()), flush=True)
+    keep()
+    code = EXIT_OK
     try:
-        return re.compile(text)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from error
+        right = _run_all(options, results, keep, clock)
+        code = EXIT_OK if right else EXIT_WRONG
+    except KeyboardInterrupt:
+        print("\ninterrupted: what was measured until now", flush=True)
+        code = EXIT_INTERRUPTED
+    except GpuLostError as error:
+        print(f"\nthe GPU is lost, and with it all further cases: {error}", flush=True)
+        code = EXIT_WRONG
+    keep()
+    _present(options, results)
+    return code
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--suite", choices=(*SUITES, "all"), default="all")
-    parser.add_argument("--seqs", type=_lengths, default=[2048, 16384], help="sequence lengths of the speed suite")
-    parser.add_argument(
-        "--only", type=_pattern, metavar="REGEX", help="the cases of the speed and packed suites that match"
-    )
-    parser.add_argument(
-        "--cases", type=_jax_cases, default=list(JAX_CASES), help="parts of the jax suite, such as same,first"
-    )
-    parser.add_argument("--quick", action="store_true", help="head_dim 128 alone, each pass repeated for less long")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the speed suite's measurements")
-    parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="write them, and those of the packed and jax suites, with the machine they were made on",
-    )
-    parser.add_argument("--jobs", type=int, default=DEFAULT_JOBS, help="processes that compile beforehand; 0: none")
-    return parser
-
-
-def machine() -> dict[str, str]:
-    """What the figures depend on."""
-    found = {"gpu": torch.cuda.get_device_name(), "python": sys.version.split()[0]}
-    for package in ("torch", "triton", "fla-core", "jax", "jax-triton", "kvax"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "missing"
-    return found | {"cudnn": str(torch.backends.cudnn.version())}
-
-
-def _compile_beforehand(cases: list[Case], jobs: int) -> None:
-    from bench.measure import rehearse  # needs Triton
-
-    start = time.perf_counter()
-    for done, _ in enumerate(spread(rehearse, cases, jobs), start=1):
-        seconds = time.perf_counter() - start
-        print(f"\rcompiling, {jobs} processes: {done}/{len(cases)} cases, {seconds:.0f} s", end="", flush=True)
-    print(flush=True)
-
-
-def _speed(options: argparse.Namespace, suites: Sequence[str], document: dict[str, Any]) -> bool:
-    """The cases of the speed suites, added to the JSON `document`; whether everything of ours was right."""
-    from bench import report
-    from bench.measure import Measurement, measure
-
-    dims = (128,) if options.quick else (64, 128)
-    every = (issue_cases(options.seqs, dims) if "issue" in suites else []) + (
-        paper_cases() if "paper" in suites else []
-    )
-    cases = [case for case in every if not options.only or options.only.search(case.name)]
-    if not cases:
-        print("--only matches no case of the speed suite", file=sys.stderr)
-        return False
-    if options.jobs > 0:
-        _compile_beforehand(cases, options.jobs)
-    measurements: list[Measurement] = []
-    for number, case in enumerate(cases, start=1):
-        print(f"[{number}/{len(cases)}] {case.name}", end="", flush=True)
-        start = time.perf_counter()
-        measurements += measure(case, 30 if options.quick else 100)
-        print(f"  ({time.perf_counter() - start:.1f} s)", flush=True)
-    print("\nbfloat16; TF: TFLOP/s of unmasked scores; ratio: the peer's time over ours, above 1 ours is faster\n")
-    print(report.table(measurements), flush=True)
-    if options.csv:
-        report.write_csv(options.csv, measurements)
-    document["measurements"] = [asdict(m) for m in measurements]
-    return not any(m.note for m in measurements if m.implementation == "ours")
-
-
-def _packed(options: argparse.Namespace, document: dict[str, Any]) -> bool:
-    """The packed suite, added to the JSON `document`; whether ours was right and fast enough."""
-    from bench import packed
-
-    chosen = [case for case in packed.cases() if not options.only or options.only.search(case.name)]
-    if not chosen:
-        # `--suite all --only ...` may ask for cases of the speed suite alone.
-        print("--only matches no case of the packed suite", file=sys.stderr)
-        return bool(options.suite == "all")
-    right, measurements = packed.run(10 if options.quick else 30, options.jobs, chosen)
-    document["packed"] = [asdict(m) for m in measurements]
+def _run_all(options: argparse.Namespace, results: Results, keep: Keep, clock: Clock) -> bool:
+    """Every suite asked for; whether all of them came out right."""
+    rest: dict[str, Callable[[], bool]] = {
+        "packed": lambda: _packed(options, results, keep, clock),
+        "jax": lambda: _jax(options, results, keep, clock),
+        "schedules": lambda: _printed("schedules"),
+        "host": lambda: _host(results, keep),
+        "memory": lambda: _printed("memory"),
+    }
+    right = True
+    if set(SPEED) & set(options.suite):
+        right = _speed(options, results, keep, clock)
+    for name in SUITES:
+        if name in rest and name in options.suite:
+            if clock.over:
+                print(f"{name}: skipped, out of time", flush=True)
+                continue
+            try:
+                right = rest[name]() and right
+            except Exception:  # the other suites may do better
+                traceback.print_exc()
+                right = False
     return right
 
 
-def _jax(options: argparse.Namespace, document: dict[str, Any]) -> bool:
-    """The jax suite, added to the JSON `document`, which is written after each section; whether ours was right."""
+def _speed(options: argparse.Namespace, results: Results, keep: Keep, clock: Clock) -> bool:
+    from bench import speed
+
+    chosen = speed.plan(options)
+    _say_missing(results, chosen.missing)
+    if not chosen.cases:
+        # With other suites asked for, one --only may mean cases of those.
+        print("--only matches no case of the speed suites", file=sys.stderr)
+        return not set(options.suite) <= set(SPEED)
+    results.settings |= {
+        "budget_ms": speed.budget_of(options),
+        "first_call": "after compiling beforehand into caches on disk" if options.jobs > 0 else "compiling included",
+    }
+    speed.run(options, chosen, results, keep, clock)
+    return results.right()
+
+
+def _say_missing(results: Results, gone: Mapping[str, str]) -> None:
+    """Say once of each peer that is not installed how it would be."""
+    for peer, name in gone.items():
+        if peer not in results.missing:
+            print(f"{peer} is not installed: pip install {name}", flush=True)
+    results.missing |= gone
+
+
+def _packed(options: argparse.Namespace, results: Results, keep: Keep, clock: Clock) -> bool:
+    from bench import packed
+    from bench.installed import missing
+
+    gone = missing(peer for peer in ("fla",) if options.peers is None or peer in options.peers)
+    _say_missing(results, gone)
+    chosen = [
+        packed.with_peers(case, options.peers, gone)
+        for case in packed.cases()
+        if not options.only or options.only.search(case.name)
+    ]
+    if not chosen:
+        print("--only matches no case of the packed suite", file=sys.stderr)
+        return len(options.suite) > 1
+
+    def keep_packed(measurements: Sequence[packed.PackedMeasurement]) -> None:
+        results.others["packed"] = [asdict(m) for m in measurements]
+        keep()
+
+    return packed.run(10 if options.quick else 30, options.jobs, chosen, keep_packed, clock)
+
+
+def _jax(options: argparse.Namespace, results: Results, keep: Keep, clock: Clock) -> bool:
+    from bench.installed import missing
+
     try:
         from bench import in_jax
 
         in_jax.require_gpu()
     except (ImportError, RuntimeError) as error:
+        _say_missing(results, missing(["jax"]))
         print(f"the jax suite cannot run: {error}", file=sys.stderr)
-        return bool(options.suite == "all")
+        return len(options.suite) > 1
 
-    def keep(measurements: Sequence[in_jax.JaxMeasurement]) -> None:
-        document["jax"] = [asdict(m) for m in measurements]
-        _write(options, document)
+    def keep_jax(measurements: Sequence[Any]) -> None:
+        results.others["jax"] = [asdict(m) for m in measurements]
+        keep()
 
-    return in_jax.run(options.cases, keep)
+    peers = {"cudnn", "pallas", "kvax"}
+    wanted = peers if options.peers is None else peers & set(options.peers)
+    gone = missing(wanted & set(options.cases))
+    _say_missing(results, gone)
+    sections = [name for name in options.cases if name not in peers or name in wanted - set(gone)]
+    return in_jax.run(sections, keep_jax, clock)
 
 
-def _write(options: argparse.Namespace, document: dict[str, Any]) -> None:
+def _host(results: Results, keep: Keep) -> bool:
+    from bench import host
+
+    right, rows = host.run()
+    results.others["host"] = [asdict(row) for row in rows]
+    keep()
+    return right
+
+
+def _printed(suite: str) -> bool:
+    """A suite that prints its table and keeps nothing."""
+    right: bool = importlib.import_module(f"bench.{suite}").run()
+    return right
+
+
+def _keep(options: argparse.Namespace, results: Results) -> None:
     if options.json:
-        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        record.save(options.json, results)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """0 when every suite asked for came out right, 1 when not, 2 when it cannot run here."""
-    options = _parser().parse_args(arguments)
-    if not torch.cuda.is_available():
-        print("python -m bench measures GPU kernels, and torch finds no GPU here. On a CPU: python -m bench.demo")
-        return 2
-    found = machine()
-    print(", ".join(f"{name} {what}" for name, what in found.items()), flush=True)
-    wanted = SUITES if options.suite == "all" else (options.suite,)
-    document: dict[str, Any] = {"machine": found}
-    right = True
-    if {"issue", "paper"} & set(wanted):
-        right = _speed(options, wanted, document) and right
-    if "packed" in wanted:
-        right = _packed(options, document) and right
-    _write(options, document)
-    if "jax" in wanted:
-        right = _jax(options, document) and right
-    if "schedules" in wanted:
-        from bench import schedules
+def _present(options: argparse.Namespace, results: Results) -> None:
+    """The tables, and the files asked for."""
+    if results.measurements:
+        print(f"\n{report(results)}", flush=True)
+    if options.csv:
+        record.write_csv(options.csv, results)
+    if options.plots:
+        from bench import plots
 
-        right = schedules.run() and right
-    if "host" in wanted:
-        from bench import host
-
-        host_right, rows = host.run()
-        document["host"] = [asdict(row) for row in rows]
-        _write(options, document)
-        right = host_right and right
-    if "memory" in wanted:
-        from bench import memory
-
-        right = memory.run() and right
-    return int(not right)
+        for path in plots.save_all(results, options.plots):
+            print(f"drawn: {path}", flush=True)
 
 
 if __name__ == "__main__":

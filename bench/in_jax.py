@@ -27,6 +27,7 @@ from torch.utils.dlpack import from_dlpack
 
 from bench import first_call, golden
 from bench.cases import Case
+from bench.clock import Clock
 from bench.golden import BOUND, Inputs, Shape
 from bench.jax_peers import BUILDERS, OURS, JaxCase, Program, draw, fault, ours, with_schedule
 from bench.mods import MODS
@@ -378,12 +379,19 @@ def require_gpu() -> None:
     jax.devices("gpu")
 
 
-def run(names: Sequence[str], keep: Callable[[Sequence[JaxMeasurement]], None]) -> bool:
+def run(
+    names: Sequence[str],
+    keep: Callable[[Sequence[JaxMeasurement]], None],
+    clock: Clock = Clock(),  # noqa: B008 -- immutable, and without a limit
+) -> bool:
     """Print each row as it comes, and `keep` what there is after each section; whether ours is right."""
     print(f"\n{__doc__}", flush=True)
     measurements: list[JaxMeasurement] = []
     torch.cuda.empty_cache()
     for name in names:
+        if clock.over:
+            print(f"{name}: skipped, out of time\n", flush=True)
+            continue
         start = time.perf_counter()
         print(f"{name}: {SECTIONS[name].__doc__}", flush=True)
         for m in SECTIONS[name]():

@@ -1,4 +1,4 @@
-"""The variants as FlexAttention spells them, how many scores each keeps, and what their tensors hold in a benchmark."""
+"""Variants as FlexAttention spells them, how many scores each keeps, and what their tensors hold in a benchmark."""
 
 from __future__ import annotations
 
@@ -46,6 +46,14 @@ def _document(doc: Tensor) -> MaskMod:
     return lambda b, h, q_idx, kv_idx: (q_idx >= kv_idx) & (doc[b, q_idx] == doc[b, kv_idx])
 
 
+def _streaming(size: int, sinks: int) -> MaskMod:
+    return lambda b, h, q_idx, kv_idx: (q_idx >= kv_idx) & ((q_idx - kv_idx < size) | (kv_idx < sinks))
+
+
+def _padding(length: Tensor) -> MaskMod:
+    return lambda b, h, q_idx, kv_idx: kv_idx < length[b]
+
+
 def _natten(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:  # noqa: ARG001
     reach = KERNEL // 2
     x = (q_idx % CANVAS).clamp(reach, CANVAS - 1 - reach)
@@ -80,6 +88,15 @@ def _documents(shape: Shape, device: str) -> dict[str, Tensor]:
     return {"doc": doc.repeat(shape.batch, 1)}
 
 
+def _kept(seq: int) -> int:
+    """Keys that are no padding: three in four."""
+    return max(1, 3 * seq // 4)
+
+
+def _key_lengths(shape: Shape, device: str) -> dict[str, Tensor]:
+    return {"length": torch.full((shape.batch,), _kept(shape.seq), dtype=torch.int32, device=device)}
+
+
 def _biases(shape: Shape, device: str) -> dict[str, Tensor]:
     return {"bias": (0.1 * torch.randn(shape.heads, DISTANCES, device=device)).requires_grad_()}
 
@@ -97,6 +114,11 @@ def _band(size: int) -> Callable[[int, Scalars], int]:
     return lambda seq, scalars: _windowed(seq, size)
 
 
+def _with_sinks(seq: int, scalars: Scalars) -> int:
+    size, sinks = int(scalars["size"]), int(scalars["sinks"])
+    return _windowed(seq, size) + sum(min(sinks, q - size + 1) for q in range(size, seq))
+
+
 def _with_prefix(seq: int, scalars: Scalars) -> int:
     length = min(int(scalars["length"]), seq)
     return _triangle(seq, scalars) + length * (length - 1) // 2
@@ -105,11 +127,20 @@ def _with_prefix(seq: int, scalars: Scalars) -> int:
 MODS: dict[str, Mods] = {
     "full": Mods(pairs=lambda seq, scalars: seq * seq),
     "causal": Mods(pairs=_triangle, mask=lambda inputs: _causal),
+    "causal_dropout": Mods(pairs=_triangle),
     "window": Mods(
         pairs=lambda seq, scalars: _windowed(seq, int(scalars["size"])),
         mask=lambda inputs: _window(int(inputs.scalars["size"])),
     ),
     "prefix_lm": Mods(pairs=_with_prefix, mask=lambda inputs: _prefix(int(inputs.scalars["length"]))),
+    "streaming_llm": Mods(
+        pairs=_with_sinks, mask=lambda inputs: _streaming(int(inputs.scalars["size"]), int(inputs.scalars["sinks"]))
+    ),
+    "padding": Mods(
+        pairs=lambda seq, scalars: seq * _kept(seq),
+        mask=lambda inputs: _padding(inputs.tensors["length"]),
+        tensors=_key_lengths,
+    ),
     "document": Mods(
         pairs=lambda seq, scalars: sum(_windowed(length, length) for length in _lengths(seq)),
         mask=lambda inputs: _document(inputs.tensors["doc"]),

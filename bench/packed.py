@@ -12,7 +12,7 @@ import itertools
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from bench import golden
 from bench.cases import BACKWARD_FLOPS
+from bench.clock import Clock
 from bench.golden import BOUND, Inputs, Shape
 from bench.peers import Runner
 from bench.pool import spread
@@ -121,6 +122,12 @@ def cases() -> list[PackedCase]:
         PackedCase(name=f"{len(short)} x {SHORT} then {LONG}", rows=((*short, LONG),), implementations=("packed",)),
     ]
     return [*documents, *forgetting, dense, *uniform, *long]
+
+
+def with_peers(case: PackedCase, wanted: Sequence[str] | None, absent: Iterable[str]) -> PackedCase:
+    """The case with ours and those of its peers that are `wanted` (None: all of them), but for `absent` ones."""
+    peers = set(case.implementations if wanted is None else wanted) - set(absent)
+    return replace(case, implementations=tuple(name for name in case.implementations if name in {*OURS, *peers}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -381,18 +388,30 @@ def dense_shares(measurements: Sequence[PackedMeasurement]) -> Iterator[tuple[st
             yield from ((m.case, which, m.tflops[which] / dense[which]) for which in m.tflops if which in dense)
 
 
-def run(rep_ms: int, jobs: int, chosen: Sequence[PackedCase]) -> tuple[bool, list[PackedMeasurement]]:
-    """Print the tables; whether ours is right and keeps the bar, and every measurement."""
+def run(
+    rep_ms: int,
+    jobs: int,
+    chosen: Sequence[PackedCase],
+    keep: Callable[[Sequence[PackedMeasurement]], None],
+    clock: Clock,
+) -> bool:
+    """Print the tables, and `keep` what there is after each case; whether ours is right and keeps the bar."""
     start = time.perf_counter()
     if jobs > 0:
-        for done, _ in enumerate(spread(rehearse, chosen, min(jobs, MOST_JOBS)), start=1):
+        for done, _ in enumerate(spread(rehearse, chosen, min(jobs, MOST_JOBS), clock.at(0.5)), start=1):
             seconds = time.perf_counter() - start
             print(f"\rpacked: compiling, {done}/{len(chosen)} cases, {seconds:.0f} s", end="", flush=True)
         print(flush=True)
     measurements: list[PackedMeasurement] = []
     for number, case in enumerate(chosen, start=1):
+        if clock.over:
+            print(f"out of time: skipped {', '.join(each.name for each in chosen[number - 1 :])}", flush=True)
+            break
         print(f"[{number}/{len(chosen)}] {case.name}", flush=True)
         measurements += measure(case, rep_ms)
+        keep(measurements)
+    if not measurements:
+        return True
     print(f"\ndocuments, bfloat16, H{HEADS}/{KV_HEADS} D{DIM}, {TOKENS} tokens; TF: TFLOP/s of unmasked scores\n")
     print(table(measurements, chosen))
     right = not any(m.note for m in measurements if m.implementation in OURS)
@@ -401,4 +420,4 @@ def run(rep_ms: int, jobs: int, chosen: Sequence[PackedCase]) -> tuple[bool, lis
         right &= kept
         print(f"  {name} {which}: {share:.0%} of the dense rate, bar {DENSE_SHARE:.0%}: {'OK' if kept else 'TOO SLOW'}")
     print(f"  ({time.perf_counter() - start:.0f} s)", flush=True)
-    return right, measurements
+    return right

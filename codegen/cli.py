@@ -1,4 +1,4 @@
-"""The command line: `python -m codegen render | check | list | show | tune | explain | schema`.
+"""The command line: `python -m codegen render | check | list | show | tune | explain | bench | schema`.
 
 A subcommand is one function with the `@command` decorator; its docstring is its help. Modules that take time to import
 are imported by the command that needs them.
@@ -145,6 +145,12 @@ def _minutes(text: str) -> float:
     if not 0 < minutes < float("inf"):
         raise argparse.ArgumentTypeError(f"expected minutes above 0, got {text!r}")
     return minutes
+
+
+def passed_on(parser: argparse.ArgumentParser) -> None:
+    """Whatever follows, `--help` too, is for another program."""
+    parser.prefix_chars = ""
+    parser.add_argument("arguments", nargs="*", help="options of `python -m bench`; --help lists them")
 
 
 def _at_least(least: int) -> Callable[[str], int]:
@@ -303,6 +309,18 @@ def schema(_args: argparse.Namespace) -> int:
 
     print(json.dumps(json_schema(), indent=2))
     return EXIT_OK
+
+
+@command("bench", passed_on)
+def bench(args: argparse.Namespace) -> int:
+    """Measure the generated ops beside their peers on a GPU; takes the options of `python -m bench`."""
+    try:
+        from bench.__main__ import main as measure
+    except ModuleNotFoundError as error:
+        if error.name == "bench" or (error.name or "").startswith("bench."):
+            raise CodegenError("the benchmark is not installed: run this in a checkout of the repository") from None
+        raise CodegenError(f"the benchmark needs {error.name}, which is not installed") from None
+    return measure(args.arguments)
 
 
 def _calls(variant: Variant, args: argparse.Namespace) -> list[Call]:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,11 +25,14 @@ import jax.numpy as jnp
 from bench import __main__ as command
 from bench import first_call, in_jax, jax_peers, kvax_peer
 from bench.cases import Case
+from bench.clock import Clock
 from bench.golden import Shape
 from bench.in_jax import JaxMeasurement, line
 from bench.jax_peers import BUILDERS, OURS, JaxCase
+from bench.options import JAX_CASES, parser
 from bench.packed import TOKENS
 from bench.peers import build
+from bench.record import Results
 
 DOCUMENTS = JaxCase(name="documents", rows=((5, 30, 13), (20, 1, 27)), heads=(4, 2), dim=16)
 DENSE = JaxCase(name="dense", rows=((48,), (48,)), heads=(4, 2), dim=16)
@@ -68,10 +72,10 @@ def test_work_is_that_of_unmasked_scores() -> None:
 
 
 def test_all_parts_can_be_asked_for() -> None:
-    assert tuple(in_jax.SECTIONS) == command.JAX_CASES
-    assert command._parser().parse_args(["--cases", "first,same"]).cases == ["first", "same"]
+    assert tuple(in_jax.SECTIONS) == JAX_CASES
+    assert parser().parse_args(["--cases", "first,same"]).cases == ("first", "same")
     with pytest.raises(SystemExit):
-        command._parser().parse_args(["--cases", "causal"])
+        parser().parse_args(["--cases", "causal"])
 
 
 # --------------------------------------------------------------------------------------------------------- right, wrong
@@ -176,8 +180,9 @@ def test_the_command_writes_what_there_is_after_each_part(monkeypatch: pytest.Mo
 
     monkeypatch.setitem(in_jax.SECTIONS, "same", lambda: iter([row("ours")]))
     monkeypatch.setitem(in_jax.SECTIONS, "first", first)
-    options = command._parser().parse_args(["--cases", "same,first", "--json", str(path)])
-    assert command._jax(options, {"machine": {}})
+    options = parser().parse_args(["--cases", "same,first", "--json", str(path)])
+    results = Results()
+    assert command._jax(options, results, partial(command._keep, options, results), Clock())
     assert [each["implementation"] for each in json.loads(path.read_text())["jax"]] == ["ours", "cold cache"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="the benchmark needs torch")
 
 from bench import packed
+from bench.clock import Clock
 
 CASES = {case.name: case for case in packed.cases()}
 
@@ -42,3 +44,24 @@ def test_what_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(packed.BUILDERS, "segments", packed.BUILDERS["dense"])
     small = replace(CASES["documents B2 S65536"].small(), heads=(2, 1), dim=16)
     assert packed.fault(small, "segments", "cpu").startswith("WRONG against float64: ")
+
+
+def test_peers_can_be_chosen_and_be_absent() -> None:
+    case = CASES["documents B2 S65536"]
+    assert packed.with_peers(case, None, []) == case
+    assert packed.with_peers(case, ("fla",), []).implementations == ("packed", "segments")
+    assert packed.with_peers(case, None, ["flex"]).implementations == ("packed", "segments")
+
+
+def test_every_case_is_kept_until_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[int] = []
+    clock = Clock(minutes=1.0)
+
+    def measure(case: packed.PackedCase, _: int) -> Iterator[packed.PackedMeasurement]:
+        if kept:
+            monkeypatch.setattr(Clock, "over", True)
+        yield packed.PackedMeasurement(case=case.name, implementation="packed", ms={"fwd": 1.0}, tflops={"fwd": 1.0})
+
+    monkeypatch.setattr(packed, "measure", measure)
+    assert packed.run(10, 0, list(CASES.values())[:3], lambda found: kept.append(len(found)), clock)
+    assert kept == [1, 2]

@@ -59,7 +59,7 @@ def _fault(task: Task) -> str:
 
     suffix = kernel_suffix(task.group.pass_)
     inputs, sequences = _arguments(task.package, task.group, task.seq)
-    from codegen.tune.calls import evaluate_plain, load_op
+    from codegen.tune.calls import load_op
 
     op = load_op(task.group.variant, task.package.name)
     options = {**sequences, "config": {str(task.group.pass_): asdict(task.tile)}}
@@ -68,7 +68,7 @@ def _fault(task: Task) -> str:
         if task.group.pass_ is Pass.FWD:
             inputs.call(op, **options)
         else:
-            evaluate_plain(op, inputs, **options)
+            results_of(op, inputs, task.seq, **options)
 
     try:
         compile_launches(
@@ -77,6 +77,13 @@ def _fault(task: Task) -> str:
     except Exception as error:  # whatever the compiler raises is a reason not to take the tile
         return f"{type(error).__name__}: {first_line(error)}"
     return ""
+
+
+def results_of(op: Any, inputs: Any, seq: int, **options: Any) -> dict[str, Any]:
+    """o and all gradients of a call: at CUT_SEQ with one of lse, at other lengths as of a training step without."""
+    from codegen.tune.calls import evaluate, evaluate_plain
+
+    return evaluate(op, inputs, **options) if seq == CUT_SEQ else evaluate_plain(op, inputs, **options)
 
 
 def first_line(error: BaseException) -> str:

@@ -38,6 +38,11 @@ class Priors:
         """A tile won one of a group's workloads."""
         self._add(str(group.pass_), group.head_dim, group.variant, tile)
 
+    def knows(self, group: Group) -> bool:
+        """Whether a group's variant has been tuned before, in some dtype or on some GPU."""
+        wins = self._wins.get((str(group.pass_), group.head_dim), Counter())
+        return any(variant == group.variant for variant, _ in wins)
+
     def of(self, group: Group) -> Iterator[TileConfig]:
         """The variant's own first, whatever their dtype, then those that won most often for others."""
         wins = self._wins.get((str(group.pass_), group.head_dim), Counter())

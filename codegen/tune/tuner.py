@@ -168,7 +168,8 @@ class Tuner:
         archs = [table[context.chip] for table in (variant.archs, context.spec.archs) if context.chip in table]
         first = list(dict.fromkeys([*defaults, *self.priors.of(group)]))
         ranked = candidates(kernel, archs, first, _work(variant, group, self.visits))
-        most = max(self._most, len(defaults))
+        # Of 16-bit dtypes one tells nearly all of the other, and a GPU of its chip's others.
+        most = max(self._most // 2 if self.priors.knows(group) else self._most, len(defaults), LEAST_CANDIDATES)
         familiar = ranked[: max(len(defaults), most * 2 // 3)]
         new = [tile for tile in ranked if tile not in first and tile not in familiar]
         return [*familiar, *new[: most - len(familiar)]]

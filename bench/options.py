@@ -1,0 +1,98 @@
+"""The benchmark's command line."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from bench.pool import DEFAULT_JOBS
+from bench.record import OURS, TITLES
+
+SPEED = ("core", "fa3", "paper", "fla", "dims", "variants")
+"""Suites of `bench.suites`."""
+
+SUITES = (*SPEED, "packed", "jax", "schedules", "host", "memory")
+JAX_CASES = ("same", "cudnn", "pallas", "kvax", "first")
+PEERS = (*(name for name in TITLES if name != OURS), "pallas", "kvax")
+
+DESCRIPTION = """Measures the generated ops beside their peers on this machine's GPU.
+
+python -m bench --suite core --minutes 8 --json r.json --plots plots  # what the project's bars need
+python -m bench                                        # everything
+python -m bench --suite fa3,fla --peers flex-max,fa4   # also: paper, dims, variants, packed, jax, schedules, ...
+python -m bench --suite fa3 --only 'causal.*D128' --seqs 4096,65536 --csv speed.csv
+python -m bench --suite core --list                    # the cases and what they take; needs no GPU
+python -m bench --from bench/results/h100.json --plots plots  # tables, bars and plots of a stored run; needs no GPU
+"""
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"expected lengths such as 2048,16384, got {text!r}")
+    return numbers
+
+
+def _minutes(text: str) -> float:
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = 0.0
+    if not 0 < minutes < 1e6:
+        raise argparse.ArgumentTypeError(f"expected minutes above 0, got {text!r}")
+    return minutes
+
+
+def _some_of(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Names separated by commas, without those that come again."""
+    named = tuple(dict.fromkeys(text.split(",")))
+    if unknown := [name for name in named if name not in known]:
+        raise argparse.ArgumentTypeError(f"no such name: {', '.join(unknown)}; there are {','.join(known)}")
+    return named
+
+
+def _suites(text: str) -> tuple[str, ...]:
+    named = _some_of(text, (*SUITES, "all"))
+    return SUITES if "all" in named else named
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from error
+
+
+def parser() -> argparse.ArgumentParser:
+    """All options; `suite` and `peers` become tuples of names, `peers` None where each suite's own are meant."""
+    made = argparse.ArgumentParser(
+        prog="python -m bench", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = made.add_argument
+    add("--suite", type=_suites, default=SUITES, metavar="NAME,...", help=f"some of {', '.join(SUITES)}; default: all")
+    add(
+        "--peers",
+        type=lambda text: _some_of(text, PEERS),
+        metavar="NAME,...",
+        help=f"instead of each suite's own, some of {', '.join(PEERS)}",
+    )
+    add("--only", type=_pattern, metavar="REGEX", help="cases of the speed suites and of packed that match")
+    add("--seqs", type=_numbers, metavar="N,...", help="sequence lengths of the suites fa3 and core")
+    add("--cases", type=lambda text: _some_of(text, JAX_CASES), default=JAX_CASES, help="parts of the suite jax")
+    add(
+        "--quick",
+        action="store_true",
+        help="a third of the time per pass; of fa3, core and variants head_dim 128 alone",
+    )
+    add("--minutes", type=_minutes, metavar="N", help="begin no case after that, compiling included")
+    add("--jobs", type=int, default=DEFAULT_JOBS, metavar="N", help="processes that compile beforehand; 0: none")
+    add("--json", type=Path, metavar="FILE", help="write everything, after every case")
+    add("--csv", type=Path, metavar="FILE", help="write the measurements of the speed suites")
+    add("--plots", type=Path, metavar="DIR", help="draw ratios and rates as PNG; needs matplotlib")
+    add("--from", type=Path, dest="stored", metavar="FILE", help="measure nothing: report on the JSON of a run")
+    add("--list", action="store_true", help="measure nothing: print the cases of the speed suites")
+    return made

@@ -1,0 +1,93 @@
+"""Times of several calls on the GPU, taken in turn: a chip that has grown hot, or slow, is so for all of them."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+ROUNDS = 5
+MOST_CALLS = 100
+"""In one round."""
+
+LONG_MS = 1000.0
+"""A call of at least this is not warmed up and hardly repeated."""
+
+Sample = Callable[[Callable[[], Any], int], list[float]]
+"""Milliseconds of each of so many calls."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """The median over rounds of each round's median, and how far the rounds' medians lie apart, over it."""
+
+    ms: float
+    spread: float
+
+
+@functools.cache
+def _l2_filler() -> torch.Tensor:
+    """Writing it leaves nothing else in the L2 cache; of the size that `triton.testing.do_bench` takes."""
+    return torch.empty(256 * 2**20, dtype=torch.int8, device="cuda")
+
+
+def on_gpu(call: Callable[[], Any], count: int) -> list[float]:
+    """What `triton.testing.do_bench` measures: between two events on the stream, with the L2 cache cleared before."""
+    cache = _l2_filler()
+    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
+    for start, end in pairs:
+        cache.zero_()
+        start.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) for start, end in pairs]
+
+
+def in_turn(
+    calls: Mapping[str, Callable[[], Any]], budget_ms: float, sample: Sample = on_gpu
+) -> tuple[dict[str, Timing], dict[str, Exception]]:
+    """Times of `calls`, `budget_ms` of GPU time for each in all, and what those raised that could not be timed."""
+    estimates: dict[str, float] = {}
+    failed: dict[str, Exception] = {}
+    for name, call in calls.items():
+        try:
+            estimates[name] = _estimate(call, sample)
+        except Exception as error:  # a peer may fail in any way; the others go on
+            failed[name] = error
+    medians: dict[str, list[float]] = {name: [] for name in estimates}
+    for number in range(ROUNDS):
+        for name in _rotated(list(estimates), number):
+            if name in failed or number * estimates[name] > 2 * budget_ms:
+                continue  # so slow that the rounds before were enough
+            try:
+                medians[name].append(_round(calls[name], estimates[name], budget_ms / ROUNDS, sample))
+            except Exception as error:
+                failed[name] = error
+    found = {name: _timing(times) for name, times in medians.items() if name not in failed}
+    return found, failed
+
+
+def _estimate(call: Callable[[], Any], sample: Sample) -> float:
+    first = sample(call, 1)[0]
+    return first if first >= LONG_MS else min(sample(call, 3))
+
+
+def _round(call: Callable[[], Any], estimate_ms: float, budget_ms: float, sample: Sample) -> float:
+    count = max(1, min(MOST_CALLS, round(budget_ms / max(estimate_ms, 1e-6))))
+    warm = 0 if estimate_ms >= LONG_MS else 1  # its code has left the caches while the others ran
+    return statistics.median(sample(call, warm + count)[warm:])
+
+
+def _rotated(names: list[str], number: int) -> list[str]:
+    first = number % max(1, len(names))
+    return names[first:] + names[:first]
+
+
+def _timing(times: list[float]) -> Timing:
+    middle = statistics.median(times)
+    return Timing(ms=middle, spread=(max(times) - min(times)) / middle)
