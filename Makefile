@@ -14,14 +14,14 @@ RUN := $(VENV)/bin/python
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-jax render check test test-gpu lint bench clean
+.PHONY: help setup demo demo-jax render check test test-gpu lint lint-kernels bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "  PYTHON=...   interpreter that makes .venv, or that test-gpu and bench run with (default: python3)"
-	@echo "  ARGS=...     for pytest in test-gpu: with pytest-xdist, -n 14 compiles on as many cores"
-	@echo "  TORCH=torch  on a machine with an NVIDIA GPU: install the newest torch, with CUDA, instead of $(TORCH)"
+	@echo "  PYTHON=...     interpreter that makes .venv, or that test-gpu and bench run with (default: python3)"
+	@echo "  ARGS=...       for pytest in test-gpu: with pytest-xdist, -n 14 compiles on as many cores"
+	@echo "  TORCH=torch    on a machine with an NVIDIA GPU: install the newest torch, with CUDA, instead of $(TORCH)"
 
 setup: $(STAMP) ## make .venv with torch, triton, jax and the development tools
 
@@ -49,10 +49,13 @@ lint: $(STAMP) ## formatter, linter and type checker
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
 
+lint-kernels: $(STAMP) ## compile kernels for every chip, without one, and refuse configs that do not fit: a part
+	$(RUN) -m codegen lint --fast --jobs $(WORKERS)
+
 check: lint ## lint, and whether generated/ is what the spec renders to
 	$(RUN) -m codegen check
 
-test: check ## check, then all tests on the CPU, kernels in Triton's interpreter
+test: check lint-kernels ## check, lint-kernels, then all tests on the CPU, kernels in Triton's interpreter
 	$(RUN) -m pytest tests --ignore=tests/kernels -q -n $(WORKERS)
 	TRITON_INTERPRET=1 $(RUN) -m pytest tests/kernels -q -n $(WORKERS)
 

@@ -1,9 +1,10 @@
-"""The command line: `python -m codegen render | check | list | show | schema`.
+"""The command line: `python -m codegen render | check | list | show | lint | schema`.
 
 A subcommand is one function with the `@command` decorator; its docstring is its help. Modules that take time to import
 are imported by the command that needs them.
 
-Exit codes: 0 done, 1 `check` found differences, 2 bad usage or bad input, 130 interrupted.
+Exit codes: 0 done, 1 `check` found differences, or `lint` kernels that cannot run, 2 bad usage or bad input,
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -102,6 +103,20 @@ def picture_options(parser: argparse.ArgumentParser) -> None:
     size = "queries by keys of a block (default: from 64 on, packed from 1 on, such that every block is drawn)"
     parser.add_argument("--block", type=_block, metavar="M[xN]", help=size)
     parser.add_argument("--png", type=Path, metavar="FILE", help="also draw an image; needs matplotlib")
+
+
+def lint_options(parser: argparse.ArgumentParser) -> None:
+    """What of the package to compile, and how."""
+    add = parser.add_argument
+    add("names", nargs="*", metavar="VARIANT", help="a variant of the spec (default: all)")
+    add("--arch", metavar="NAME,...", help="chips such as sm_90,gfx942 (default: all)")
+    add("--dtype", metavar="NAME,...", help="types of q, k and v (default: bfloat16,float32)")
+    add("--head-dim", metavar="D,...", help="default: the spec's, and the largest that each config serves")
+    add("--passes", metavar="NAME,...", help="among fwd,dkdv,dq (default: all)")
+    add("--modes", metavar="NAME,...", help="among dense,packed,segmented (default: all)")
+    add("--fast", action="store_true", help="every config for one variant, every variant for one config")
+    add("--jobs", type=_at_least(1), default=os.cpu_count() or 1, metavar="N", help="processes (default: a core each)")
+    add("--json", type=Path, metavar="FILE", help="also write everything that was found")
 
 
 def _at_least(least: int) -> Callable[[str], int]:
@@ -206,6 +221,32 @@ def show(args: argparse.Namespace) -> int:
         plot.save(picture, args.png)
     print(shown.report(picture, columns=shutil.get_terminal_size().columns, encoding=sys.stdout.encoding))
     return EXIT_OK
+
+
+@command("lint", lint_options, variants_option, out_option)
+def lint(args: argparse.Namespace) -> int:
+    """Compile the kernels with all default configs for every chip, which need not be there, and judge them."""
+    from codegen.load import load
+
+    variants = _variants_path(args)
+    out = _out_path(args, variants)
+    with _extra("torch"):
+        import torch  # noqa: F401 - before any work is done
+        import triton  # noqa: F401
+
+        from codegen.lint import command as linter
+    spec = load(variants)
+    # What can be refused is, before the minutes that compiling takes.
+    selected = linter.selection(spec, args)
+    if args.json is not None and not args.json.absolute().parent.is_dir():
+        raise CodegenError(f"--json: expected a file in a folder that is there, got {args.json}")
+    if files.compare(out, _render_package(variants)):
+        raise CodegenError(f"{out} is not what {variants} renders to: run `{_render_command(args)}`")
+    findings, seconds = linter.run(spec, out, selected, args.jobs)
+    linter.print_report(findings, seconds)
+    if args.json is not None:
+        linter.save(args.json, findings)
+    return EXIT_DIFFERENT if any(finding.errors for finding in findings) else EXIT_OK
 
 
 @command("schema")
