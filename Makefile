@@ -49,7 +49,7 @@ lint: $(STAMP) ## formatter, linter and type checker
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
 
-lint-kernels: $(STAMP) ## compile kernels for every chip, without one, and refuse configs that do not fit: a part
+lint-kernels: $(STAMP) ## whether kernels compile for every chip and its default configs fit it: a part of them
 	$(RUN) -m codegen lint --fast --jobs $(WORKERS)
 
 check: lint ## lint, and whether generated/ is what the spec renders to

@@ -6,14 +6,15 @@ import argparse
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 from codegen.errors import CodegenError, did_you_mean
 from codegen.lint import report
 from codegen.lint.jobs import HALF_DTYPE, Selection, jobs
-from codegen.lint.look import Finding, Task, failed, look_at
-from codegen.lint.pool import spread
+from codegen.lint.look import Finding, Task, failed, look_at, main_kernel
+from codegen.lint.pool import WorkerDiedError, spread
 from codegen.modes import Mode
 from codegen.spec import DTYPES, MAX_HEAD_DIM, MIN_HEAD_DIM, Pass, Spec
 
@@ -37,13 +38,26 @@ def run(spec: Spec, package: Path, selected: Selection, processes: int) -> tuple
     tasks = [Task(job=job, variant=spec.variants[job.variant], package=folder) for job in jobs(spec, selected)]
     start = time.monotonic()
     findings: list[Finding] = []
+    died: list[Task] = []
     for done, (task, result) in enumerate(spread(look_at, tasks, processes), start=1):
-        if isinstance(result, CodegenError):
-            raise result
-        # Not a kernel that failed, but the call itself, or a compiler that took its process with it.
-        findings += [failed(task.job.variant, task.job, result)] if isinstance(result, Exception) else result
+        if isinstance(result, WorkerDiedError):
+            died.append(task)
+        else:
+            findings += _found(task, result)
         _show_progress(done, len(tasks), time.monotonic() - start)
+    # One of these kernels takes its compiler with it. Alone, it does not take the others.
+    alone = [replace(task, job=replace(task.job, configs=(entry,))) for task in died for entry in task.job.configs]
+    for task, result in spread(look_at, alone, processes):
+        findings += _found(task, result)
     return report.without_repetition(findings), time.monotonic() - start
+
+
+def _found(task: Task, result: list[Finding] | Exception) -> list[Finding]:
+    if isinstance(result, CodegenError):
+        raise result
+    if isinstance(result, Exception):
+        return [failed(main_kernel(task.job), task.job, result)]
+    return result
 
 
 def print_report(findings: Sequence[Finding], seconds: float) -> None:

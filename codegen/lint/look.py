@@ -12,6 +12,7 @@ from pathlib import Path
 from codegen.errors import CodegenError
 from codegen.lint.jobs import Job
 from codegen.lint.kernels import Usage, errors, usage, warnings
+from codegen.modes import Mode
 from codegen.offline import Compiled, compile_launches
 from codegen.spec import Pass, TileConfig, Variant
 
@@ -67,6 +68,12 @@ def failed(kernel: str, job: Job, error: Exception) -> Finding:
     lines = str(error).strip().splitlines() or [""]
     message = f"does not compile: {type(error).__name__}: {lines[0]}"
     return Finding(kernel=kernel, job=job, config=_config(kernel, job), errors=(message,))
+
+
+def main_kernel(job: Job) -> str:
+    """The name of the kernel of the first of a job's passes."""
+    mode = "" if job.mode is Mode.DENSE else f"_{job.mode}"
+    return f"{job.variant}{mode}{_ENDINGS[job.configs[0][0]]}"
 
 
 def imported(folder: Path) -> str:
