@@ -17,13 +17,13 @@ REGISTER_FILE = 65_536
 technical specifications: all chips from sm_80 to sm_120)."""
 
 AMD_VECTOR_REGISTERS = 512
-"""Vector registers of a lane that the wavefronts on one SIMD share, accumulation registers included (CDNA 3 ISA,
-section 3.6.4); a compute unit has AMD_SIMDS of them."""
+"""Vector registers of a lane that the wavefronts on one SIMD share, accumulation registers included (CDNA 3 instruction
+set architecture guide); a compute unit has AMD_SIMDS of them."""
 
 AMD_SIMDS = 4
 
 TENSOR_COLUMNS = 512
-"""Columns of tensor memory of an sm_100 multiprocessor (PTX ISA, section 9.7.16.1)."""
+"""Columns of tensor memory of an sm_100 multiprocessor (PTX ISA, tensor memory)."""
 
 MOST_SPILLED = 128
 """More bytes per thread than this, written to and read from local memory, are a warning. Fewer are mostly values that
