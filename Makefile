@@ -14,14 +14,14 @@ RUN := $(VENV)/bin/python
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-jax render check test test-gpu lint tune autotune bench clean
+.PHONY: help setup demo demo-jax render check test test-gpu lint lint-kernels tune autotune bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "  PYTHON=...   interpreter that makes .venv, or that test-gpu and bench run with (default: python3)"
-	@echo "  ARGS=...     for tune and bench: their options; for pytest in test-gpu: with pytest-xdist, -n 14 uses as many cores"
-	@echo "  TORCH=torch  on a machine with an NVIDIA GPU: install the newest torch, with CUDA, instead of $(TORCH)"
+	@echo "  PYTHON=...     interpreter that makes .venv, or that test-gpu, tune and bench run with (default: python3)"
+	@echo "  ARGS=...       options of tune and bench; for pytest in test-gpu: with pytest-xdist, -n 14 uses as many cores"
+	@echo "  TORCH=torch    on a machine with an NVIDIA GPU: install the newest torch, with CUDA, instead of $(TORCH)"
 
 setup: $(STAMP) ## make .venv with torch, triton, jax and the development tools
 
@@ -49,10 +49,13 @@ lint: $(STAMP) ## formatter, linter and type checker
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
 
+lint-kernels: $(STAMP) ## whether kernels compile for every chip and its default configs fit it: a part of them
+	$(RUN) -m codegen lint --fast --jobs $(WORKERS)
+
 check: lint ## lint, and whether generated/ is what the spec renders to
 	$(RUN) -m codegen check
 
-test: check ## check, then all tests on the CPU, kernels in Triton's interpreter
+test: check lint-kernels ## check, lint-kernels, then all tests on the CPU, kernels in Triton's interpreter
 	$(RUN) -m pytest tests --ignore=tests/kernels -q -n $(WORKERS)
 	TRITON_INTERPRET=1 $(RUN) -m pytest tests/kernels -q -n $(WORKERS)
 

@@ -161,15 +161,6 @@ def _by_position(spec: TensorSpec, tensor: Array, q_offset: int) -> Array:
     return tensor
 
 
-def example_scalar(spec: ScalarSpec, kv_len: int) -> int | float:
-    """The spec's example, or a value for a scalar that has none: a quarter of the keys, or 1."""
-    if spec.example is not None:
-        return spec.example
-    value = kv_len // 4 if spec.type is ScalarType.INT else 1.0
-    at_least = value if spec.minimum is None else max(value, spec.minimum)
-    return at_least if spec.maximum is None else min(at_least, spec.maximum)
-
-
 def example_tensor(spec: TensorSpec, sizes: Mapping[str, int]) -> Array:
     """The spec's example, or contents for a tensor that has none: integers count segments along the positions, every
     16th flag is set, floats are 0.
@@ -213,7 +204,7 @@ def _check_known(kind: str, given: Mapping[str, object], declared: Mapping[str, 
 
 def _scalar(spec: ScalarSpec, text: str | None, kv_len: int) -> int | float:
     if text is None:
-        return example_scalar(spec, kv_len)
+        return spec.typical(kv_len)
     try:
         value = int(text) if spec.type is ScalarType.INT else float(text)
     except ValueError:

@@ -79,7 +79,7 @@ def compile_launches(
     return compiled
 
 
-class _AbsentGPU:
+class AbsentGPU:
     """A driver of Triton's that knows its architecture and nothing else."""
 
     def __init__(self, arch: str) -> None:
@@ -108,7 +108,7 @@ class _AbsentGPU:
         raise NotImplementedError("nothing is launched here")
 
 
-_absent_gpu = cache(_AbsentGPU)
+_absent_gpu = cache(AbsentGPU)
 
 
 def _jit_function() -> Any:

@@ -83,6 +83,14 @@ class ScalarSpec:
     maximum: float | None = None
     example: float | None = None
 
+    def typical(self, kv_len: int) -> int | float:
+        """The example, or a value for a scalar that has none: a quarter of the keys, or 1."""
+        if self.example is not None:
+            return self.example
+        value = kv_len // 4 if self.type is ScalarType.INT else 1.0
+        at_least = value if self.minimum is None else max(value, self.minimum)
+        return at_least if self.maximum is None else min(at_least, self.maximum)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:

@@ -16,7 +16,7 @@ from bench import golden
 from generated import jax as ops
 from generated._runtime import jax_kernels
 from generated._runtime.jax_kernels import INTERPRET
-from tests import offline
+from tests.compiling import compile_call
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="compiles kernels, which are interpreted here")
 
@@ -128,7 +128,7 @@ def test_the_machine_code_is_that_of_torch(variant: str, monkeypatch: pytest.Mon
     import torch
 
     inputs = golden.draw_inputs(entry, SHAPE, dtype=torch.bfloat16, device="cpu")
-    compiled = offline.compile_call(variant, "sm_90", inputs, layout="bhsd")
+    compiled = compile_call(variant, "sm_90", inputs, layout="bhsd")
     q, k, v = (x.transpose(0, 2, 1, 3) for x in arrays())
     own = {"g": jnp.zeros((SHAPE.batch, SHAPE.seq, SHAPE.heads))} if entry["decay"] else {}
 

@@ -15,8 +15,8 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 
 from bench.golden import Shape, draw_inputs, load_manifest, load_op
+from codegen.offline import AbsentGPU
 from generated._runtime import torch_replay
-from tests.offline import AbsentGPU
 
 pytestmark = pytest.mark.skipif(not torch_replay.ENABLED, reason="nothing is replayed here")
 ARCH = "sm_90"
@@ -45,7 +45,7 @@ def launches() -> Iterator[list[list[Any]]]:
 
         for variant in ("causal", "document"):
             patch(importlib.import_module(f"generated.{variant}.torch_op"), "runs_reference", lambda _q: False)
-            patch(importlib.import_module(f"generated.{variant}.torch_launch"), "arch_of", lambda _x: ARCH)
+        patch(importlib.import_module("generated._runtime.torch_support"), "arch_of", lambda _x: ARCH)
         patch(driver, "_active", AbsentGPU(ARCH))
         patch(CompiledKernel, "_init_handles", load)
         patch(torch_replay, "_is_current", lambda _x: True)

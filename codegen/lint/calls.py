@@ -1,0 +1,78 @@
+"""A call of an op with arguments that suit its variant, forward and backward. What they hold does not matter."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from codegen.expr import TensorSpec
+from codegen.lint.jobs import Job
+from codegen.modes import Mode, packed_dims
+from codegen.spec import Pass, Variant
+
+BATCH, HEADS, KV_HEADS, LENGTH = 2, 4, 2, 500
+"""Sizes of the call: two query heads share a key head, and the last block is cut, which takes the most of a chip."""
+
+FREE_SIZE = 16
+"""The size of a dim that a spec gives a name of its own."""
+
+
+def run_call(variant: Variant, job: Job, package: str) -> None:
+    """Call the op of `package` as `job` says; forward alone if no other pass is asked for.
+
+    Each pass that `job` names has its config; those of the others are the chip's.
+    """
+    dtype = getattr(torch, job.dtype)
+    packed = job.mode is Mode.PACKED
+    q, k, v = (
+        torch.zeros(
+            (BATCH * LENGTH, heads, job.head_dim) if packed else (BATCH, heads, LENGTH, job.head_dim),
+            dtype=dtype,
+            requires_grad=True,
+        )
+        for heads in (HEADS, KV_HEADS, KV_HEADS)
+    )
+    own = _own_arguments(variant, job.mode)
+    op = getattr(importlib.import_module(f"{package}.torch"), variant.name)
+    config = {p.value: asdict(tile) for p, tile in job.configs}
+    o, lse = op(q, k, v, **own, **_mode_arguments(job.mode), config=config, return_lse=True)
+    if any(p is not Pass.FWD for p, _ in job.configs):
+        leaves = [x for x in (q, k, v, *own.values()) if isinstance(x, Tensor) and x.requires_grad]
+        torch.autograd.grad((o, lse), leaves, (torch.zeros_like(o), torch.zeros_like(lse)))
+
+
+def _own_arguments(variant: Variant, mode: Mode) -> dict[str, Any]:
+    """The variant's tensors, each trained that can be, and its scalars."""
+    arguments: dict[str, Any] = {name: _tensor(spec, mode) for name, spec in variant.tensors.items()}
+    arguments |= {name: spec.typical(LENGTH) for name, spec in variant.scalars.items()}
+    if variant.sink:
+        arguments["sink"] = torch.zeros(HEADS, requires_grad=True)
+    if variant.decay:
+        tokens = (BATCH * LENGTH,) if mode is Mode.PACKED else (BATCH, LENGTH)
+        arguments["g"] = torch.zeros((*tokens, HEADS), requires_grad=True)
+    if variant.dropout:
+        arguments |= {"dropout_p": 0.1, "seed": 7}
+    return arguments
+
+
+def _tensor(spec: TensorSpec, mode: Mode) -> Tensor:
+    packed = mode is Mode.PACKED
+    sizes = {"b": BATCH, "h": HEADS, "hkv": KV_HEADS}
+    sizes |= dict.fromkeys(("q_idx", "kv_idx"), BATCH * LENGTH if packed else LENGTH)
+    dims = packed_dims(spec.dims) if packed else spec.dims
+    shape = [dim if isinstance(dim, int) else sizes.get(dim, FREE_SIZE) for dim in dims]
+    return torch.zeros(shape, dtype=getattr(torch, spec.dtype), requires_grad=spec.grad)
+
+
+def _mode_arguments(mode: Mode) -> dict[str, Any]:
+    """What makes a call one of its mode."""
+    if mode is Mode.PACKED:
+        return {"cu_seqlens_q": torch.arange(0, (BATCH + 1) * LENGTH, LENGTH, dtype=torch.int32)}
+    if mode is Mode.SEGMENTED:
+        rows = torch.arange(LENGTH, dtype=torch.int32).expand(BATCH, LENGTH)
+        return {"q_segment_ids": rows // 100, "q_positions": rows % 100}
+    return {}

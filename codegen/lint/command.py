@@ -1,0 +1,109 @@
+"""The command `lint`: from its options to what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+from codegen.errors import CodegenError, did_you_mean
+from codegen.lint import report
+from codegen.lint.jobs import HALF_DTYPE, Selection, jobs
+from codegen.lint.look import Finding, Task, failed, look_at, main_kernel
+from codegen.lint.pool import WorkerDiedError, spread
+from codegen.modes import Mode
+from codegen.spec import DTYPES, MAX_HEAD_DIM, MIN_HEAD_DIM, Pass, Spec
+
+
+def selection(spec: Spec, args: argparse.Namespace) -> Selection:
+    """What the options of a command line select; raises `CodegenError` for a name that does not exist."""
+    return Selection(
+        variants=_chosen("VARIANT", args.names, spec.variants) or tuple(spec.variants),
+        archs=_listed("--arch", args.arch, spec.archs) or tuple(spec.archs),
+        dtypes=_listed("--dtype", args.dtype, DTYPES) or _default_dtypes(spec),
+        head_dims=_head_dims(args.head_dim),
+        passes=[Pass(name) for name in _listed("--passes", args.passes, [p.value for p in Pass])] or tuple(Pass),
+        modes=[Mode(name) for name in _listed("--modes", args.modes, [m.value for m in Mode])] or tuple(Mode),
+        fast=args.fast,
+    )
+
+
+def run(spec: Spec, package: Path, selected: Selection, processes: int) -> tuple[list[Finding], float]:
+    """Look at the kernels of a selection; what was found, and how many seconds it took."""
+    folder = package.resolve()
+    tasks = [Task(job=job, variant=spec.variants[job.variant], package=folder) for job in jobs(spec, selected)]
+    start = time.monotonic()
+    findings: list[Finding] = []
+    died: list[Task] = []
+    for done, (task, result) in enumerate(spread(look_at, tasks, processes), start=1):
+        if isinstance(result, WorkerDiedError):
+            died.append(task)
+        else:
+            findings += _found(task, result)
+        _show_progress(done, len(tasks), time.monotonic() - start)
+    # One of these kernels takes its compiler with it. Alone, it does not take the others.
+    alone = [replace(task, job=replace(task.job, configs=(entry,))) for task in died for entry in task.job.configs]
+    for task, result in spread(look_at, alone, processes):
+        findings += _found(task, result)
+    return report.without_repetition(findings), time.monotonic() - start
+
+
+def _found(task: Task, result: list[Finding] | Exception) -> list[Finding]:
+    if isinstance(result, CodegenError):
+        raise result
+    if isinstance(result, Exception):
+        return [failed(main_kernel(task.job), task.job, result)]
+    return result
+
+
+def print_report(findings: Sequence[Finding], seconds: float) -> None:
+    for line in [*report.lines(findings), *report.summary(findings, seconds)]:
+        print(line)
+
+
+def save(path: Path, findings: Sequence[Finding]) -> None:
+    report.save_json(path, findings, version("triton"))
+
+
+def _default_dtypes(spec: Spec) -> tuple[str, ...]:
+    """One of 16 bits for both, and float32, as far as the spec has them."""
+    halves = [dtype for dtype in spec.defaults.dtypes if dtype != "float32"]
+    half = HALF_DTYPE if HALF_DTYPE in halves else next(iter(halves), None)
+    return tuple(d for d in (half, "float32" if "float32" in spec.defaults.dtypes else None) if d is not None)
+
+
+def _listed(option: str, text: str | None, known: Iterable[str]) -> tuple[str, ...]:
+    """The names of a list such as `sm_80,sm_90`; none where the option was not given."""
+    return () if text is None else _chosen(option, text.split(","), known)
+
+
+def _chosen(option: str, names: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
+    known = tuple(known)
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known) or ""
+            raise CodegenError(f"{option}: expected names among {', '.join(known)}, got '{name}'{hint}")
+    return tuple(dict.fromkeys(names))
+
+
+def _head_dims(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    words = text.split(",")
+    if not all(word.isdecimal() and MIN_HEAD_DIM <= int(word) <= MAX_HEAD_DIM for word in words):
+        expected = f"integers from {MIN_HEAD_DIM} to {MAX_HEAD_DIM} such as 64,80"
+        raise CodegenError(f"--head-dim: expected {expected}, got '{text}'")
+    return tuple(dict.fromkeys(map(int, words)))
+
+
+def _show_progress(done: int, total: int, seconds: float) -> None:
+    """A line that a terminal overwrites: calls done, and how long the others will take at this rate."""
+    if not sys.stderr.isatty():
+        return
+    left = seconds / done * (total - done)
+    end = "\r\033[K" if done == total else ""
+    print(f"\r{done} of {total} calls compiled, {left:.0f} s left \033[K{end}", end="", file=sys.stderr, flush=True)

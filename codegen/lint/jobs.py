@@ -1,0 +1,97 @@
+"""What is to be compiled: calls of each variant that between them run with every default config, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from codegen.modes import Mode
+from codegen.spec import ArchSpec, Pass, PassConfigs, Spec, TileConfig, Variant
+
+HALF_DTYPE = "bfloat16"
+"""Stands for both types of 16 bits: their kernels differ in the names of instructions alone."""
+
+FAST_VARIANT = "causal"
+"""The variant that `--fast` looks at with every config; in a spec without it, the first."""
+
+FAST_ARCH, FAST_DIM = "sm_90", 64
+"""The chip and the head_dim for which `--fast` looks at every variant."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One call: of a variant, in a mode, on a chip, with these passes compiled for their configs."""
+
+    variant: str
+    mode: Mode
+    arch: str
+    dtype: str
+    head_dim: int
+    configs: tuple[tuple[Pass, TileConfig], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What of a spec is looked at."""
+
+    variants: Sequence[str]
+    archs: Sequence[str]
+    dtypes: Sequence[str]
+    passes: Sequence[Pass] = tuple(Pass)
+    modes: Sequence[Mode] = tuple(Mode)
+    head_dims: Sequence[int] | None = None
+    fast: bool = False
+
+
+def jobs(spec: Spec, selection: Selection) -> list[Job]:
+    """The calls of a selection, all of a chip together. No two of them compile the same kernel for the same config."""
+    found: list[Job] = []
+    for arch, name, mode, dtype in product(selection.archs, selection.variants, selection.modes, selection.dtypes):
+        variant = spec.variants[name]
+        own = variant.archs.get(arch) or spec.archs[arch]
+        for head_dim in selection.head_dims or _head_dims(spec, own, dtype):
+            calls = list(_calls(variant, mode, own, dtype, head_dim, selection.passes))
+            found += _fast_part(calls, selection) if selection.fast else calls
+    return found
+
+
+def _fast_part(calls: list[Job], selection: Selection) -> list[Job]:
+    """What `--fast` has time for: one variant with every config, and every variant in every mode with one.
+
+    Most of what a config takes of a chip it takes in any variant; what may not compile at all is in a variant or a
+    mode, whatever the chip.
+    """
+    call = calls[0]
+    one = FAST_VARIANT if FAST_VARIANT in selection.variants else selection.variants[0]
+    if call.variant == one and call.mode is selection.modes[0]:
+        return calls
+    dims = selection.head_dims or (FAST_DIM,)
+    common = (call.arch, call.dtype, call.head_dim) == (FAST_ARCH, selection.dtypes[0], dims[0])
+    return calls[:1] if common else []
+
+
+def _head_dims(spec: Spec, arch: ArchSpec, dtype: str) -> list[int]:
+    """The spec's own, and the largest that each row serves, which takes the most shared memory of them."""
+    rows = {head_dim for by_dim in _long(arch, dtype).values() for head_dim in by_dim}
+    return sorted(rows | set(spec.defaults.head_dims))
+
+
+def _long(arch: ArchSpec, dtype: str) -> PassConfigs:
+    return arch.float32 if dtype == "float32" else arch.half
+
+
+def _calls(
+    variant: Variant, mode: Mode, arch: ArchSpec, dtype: str, head_dim: int, passes: Sequence[Pass]
+) -> Iterator[Job]:
+    """A call with the configs of long sequences, and for each length that is short one with those that it adds."""
+    long = _long(arch, dtype)
+    served = {p: min(largest for largest in long[p] if largest >= head_dim) for p in passes}
+    seen: set[tuple[Pass, TileConfig]] = set()
+    short: list[PassConfigs] = [] if dtype == "float32" else list(arch.short.values())
+    for rows in (long, *short):
+        configs = {(p, by_dim[served[p]]) for p, by_dim in rows.items() if p in served and served[p] in by_dim}
+        new = tuple(sorted(configs - seen, key=lambda entry: entry[0]))
+        seen |= configs
+        if new:
+            yield Job(variant=variant.name, mode=mode, arch=arch.name, dtype=dtype, head_dim=head_dim, configs=new)

@@ -1,0 +1,157 @@
+"""What a compiled kernel takes of its chip, read from what the compiler left, and whether the chip has it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from codegen.offline import Compiled
+from codegen.spec import SMEM_LIMIT
+
+REGISTER_FILE = 65_536
+"""32-bit registers of a multiprocessor, which one program may have all of (CUDA C++ programming guide, table of
+technical specifications: all chips from sm_80 to sm_120)."""
+
+AMD_VECTOR_REGISTERS = 512
+"""Vector registers of a lane that the wavefronts on one SIMD share, accumulation registers included (CDNA 3 instruction
+set architecture guide); a compute unit has AMD_SIMDS of them."""
+
+AMD_SIMDS = 4
+
+TENSOR_COLUMNS = 512
+"""Columns of tensor memory of an sm_100 multiprocessor (PTX ISA, tensor memory)."""
+
+MOST_SPILLED = 128
+"""More bytes per thread than this, written to and read from local memory, are a warning. Fewer are mostly values that
+are computed before the loop and used after it."""
+
+_NVIDIA_MATRIX = re.compile(r"^\s*(?:@%p\d+ )?(wgmma\.mma_async|tcgen05\.mma|mma)\.(\S+)", re.MULTILINE)
+_AMD_MATRIX = re.compile(r"^\s*v_(mfma)_(\S+)", re.MULTILINE)
+_SHAPE = re.compile(r"m\d+n\d+k\d+|\d+x\d+x\d+|kind::\w+")
+_SHORT_NAMES = {"wgmma.mma_async": "wgmma", "tcgen05.mma": "tcgen05"}
+_ANY_NOTE = re.compile(r"(?:warning|info)\s*:\s*(.*wgmma.*)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What one program takes: `registers` of a thread, spilled and shared memory in bytes, the former per thread.
+
+    `instructions` counts the matrix instructions in the code, by kind and shape; `notes` is what the assembler said
+    of them.
+    """
+
+    threads: int
+    registers: int
+    spill_stores: int
+    spill_loads: int
+    shared: int
+    tensor_columns: int = 0
+    instructions: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def usage(kernel: Compiled, arch: str) -> Usage:
+    """What a kernel compiled for `arch` takes."""
+    return _nvidia_usage(kernel) if arch.startswith("sm_") else _amd_usage(kernel)
+
+
+def _nvidia_usage(kernel: Compiled) -> Usage:
+    log = _assembler_log(kernel)
+    return Usage(
+        threads=kernel.metadata.num_warps * 32,
+        registers=_number(r"Used (\d+) registers", log),
+        spill_stores=_number(r"(\d+) bytes spill stores", log),
+        spill_loads=_number(r"(\d+) bytes spill loads", log),
+        shared=kernel.metadata.shared,
+        tensor_columns=getattr(kernel.metadata, "tmem_size", None) or 0,
+        instructions=_instructions(_NVIDIA_MATRIX, kernel.asm["ptx"]),
+        notes=tuple(dict.fromkeys(_ANY_NOTE.findall(log))),
+    )
+
+
+def _amd_usage(kernel: Compiled) -> Usage:
+    code = kernel.asm["amdgcn"]
+    # The assembler counts registers that are spilled, once each; how often is seen in the code alone.
+    widths = {"": 4, "x2": 8, "x3": 12, "x4": 16}
+    stores, loads = (
+        sum(widths[width] for width in re.findall(rf"^\s*scratch_{kind}_dword(x[234])? ", code, re.MULTILINE))
+        for kind in ("store", "load")
+    )
+    return Usage(
+        threads=kernel.metadata.num_warps * 64,
+        registers=_number(r"\.vgpr_count:\s+(\d+)", code),
+        spill_stores=stores,
+        spill_loads=loads,
+        shared=kernel.metadata.shared,
+        instructions=_instructions(_AMD_MATRIX, code),
+    )
+
+
+def _assembler_log(kernel: Compiled) -> str:
+    """What ptxas says of a kernel: Triton's backend assembles it once more, for the options are the backend's."""
+    from triton import knobs
+    from triton.compiler.compiler import make_backend
+
+    target = kernel.metadata.target
+    backend = make_backend(target)
+    options = backend.parse_options(kernel.metadata._asdict())
+    said = io.StringIO()
+    with knobs.nvidia.scope(), contextlib.redirect_stdout(said):
+        knobs.nvidia.dump_ptxas_log = True
+        backend.make_cubin(kernel.asm["ptx"], {}, options, target.arch)
+    return said.getvalue()
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    if found is None:
+        raise ValueError(f"the compiler's output has no {pattern!r}")
+    return int(found[1])
+
+
+def _instructions(pattern: re.Pattern[str], code: str) -> dict[str, int]:
+    """The matrix instructions of a text, counted by kind and shape, most first: `wgmma m64n128k16`."""
+    counts: Counter[str] = Counter()
+    for kind, rest in pattern.findall(code):
+        shape = _SHAPE.search(rest)
+        counts[" ".join([_SHORT_NAMES.get(kind, kind), *([shape[0]] if shape else [])])] += 1
+    return dict(counts.most_common())
+
+
+def errors(used: Usage, arch: str) -> list[str]:
+    """Why the chip cannot launch a program that takes so much; empty if it can."""
+    found = []
+    if used.shared > SMEM_LIMIT[arch]:
+        found.append(f"{used.shared} bytes of shared memory, {arch} has {SMEM_LIMIT[arch]}")
+    if used.tensor_columns > TENSOR_COLUMNS:
+        found.append(f"{used.tensor_columns} columns of tensor memory, {arch} has {TENSOR_COLUMNS}")
+    registers, file = _register_need(used, arch)
+    if registers > file:
+        found.append(f"{registers} registers of {'a program' if arch.startswith('sm_') else 'a SIMD'}, it has {file}")
+    return found
+
+
+def _register_need(used: Usage, arch: str) -> tuple[int, int]:
+    """Registers one program takes, and how many there are: of a multiprocessor, on AMD of a lane of a SIMD."""
+    granule = 8  # registers per thread are allotted in eights
+    each = -(-used.registers // granule) * granule
+    if arch.startswith("sm_"):
+        return each * used.threads, REGISTER_FILE
+    wavefronts = -(-used.threads // 64 // AMD_SIMDS)
+    return each * max(wavefronts, 1), AMD_VECTOR_REGISTERS
+
+
+def warnings(used: Usage, *, multiplies_halves: bool) -> list[str]:
+    """What makes a kernel slow; `multiplies_halves` if it multiplies matrices of 16-bit elements."""
+    found = []
+    spilled = used.spill_stores + used.spill_loads
+    if spilled > MOST_SPILLED:
+        found.append(f"spills {used.spill_stores} bytes out, {used.spill_loads} in")
+    if multiplies_halves and not used.instructions:
+        found.append("no matrix instruction")
+    found += [f"ptxas: {note}" for note in used.notes if "serializ" in note.lower()]
+    return found

@@ -1,0 +1,158 @@
+"""The options of the command line, and how their text is read."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+DEFAULT_VARIANTS = Path("variants.yaml")
+DEFAULT_OUT = "generated"
+
+Option = Callable[[argparse.ArgumentParser], object]
+"""Adds one option to a subcommand."""
+
+
+def variants_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--variants", type=Path, metavar="FILE", help=f"the spec (default: {DEFAULT_VARIANTS})")
+
+
+def out_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help=f"the package (default: {DEFAULT_OUT}/ beside the spec)"
+    )
+
+
+def force_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="overwrite files edited by hand and delete files the generator did not make",
+    )
+
+
+def name_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="a variant of the spec")
+
+
+def call_options(parser: argparse.ArgumentParser) -> None:
+    """What a call would say, and the head of it to look at."""
+    add = parser.add_argument
+    add("--q-len", type=_at_least(1), metavar="N", help="queries (default: 1024)")
+    add("--kv-len", type=_at_least(1), metavar="N", help="keys (default: as many as queries)")
+    add("--q-offset", type=_offset, default=0, metavar="N|end", help="position of the first query (default: 0)")
+    add("--batch", type=_at_least(0), metavar="B", help="batch row (default: 0)")
+    add("--segments", type=_lengths, metavar="N,N,...", help="a packed call: the lengths of its sequences")
+    add("--head", type=_at_least(0), default=0, metavar="H", help="query head (default: 0)")
+    add("--set", type=_assignment, action="append", default=[], metavar="NAME=VALUE", help="a scalar")
+    add("--tensor", type=_assignment, action="append", default=[], metavar="NAME=FILE.npy", help="a tensor")
+
+
+def picture_options(parser: argparse.ArgumentParser) -> None:
+    size = "queries by keys of a block (default: from 64 on, packed from 1 on, such that every block is drawn)"
+    parser.add_argument("--block", type=_block, metavar="M[xN]", help=size)
+    parser.add_argument("--png", type=Path, metavar="FILE", help="also draw an image; needs matplotlib")
+
+
+def tune_options(parser: argparse.ArgumentParser) -> None:
+    """What to tune, and how long; what is not named is tuned for all that the spec names, but for float32."""
+    add = parser.add_argument
+    add("names", nargs="*", metavar="VARIANT", help="variants of the package (default: all)")
+    add("--passes", type=_words, default=[], metavar="LIST", help="of fwd,dkdv,dq (default: all)")
+    add("--dtypes", type=_words, default=[], metavar="LIST", help="such as bf16,fp16 (default: the spec's 16-bit ones)")
+    add("--head-dims", type=_numbers, default=[], metavar="LIST", help="such as 64,128 (default: the spec's)")
+    add("--seqs", type=_numbers, default=[], metavar="LIST", help="lengths to time (default: 512 to 16384)")
+    add("--modes", type=_words, default=[], metavar="LIST", help="of dense,packed (default: dense)")
+    add("--budget", type=_minutes, default=0.0, metavar="MINUTES", help="for all of it: fewer tiles are tried")
+    add("--jobs", type=_at_least(1), metavar="N", help="processes that compile (default: the cores but one)")
+    add("--again", action="store_true", help="also what is tuned already on these kernels")
+
+
+def explain_options(parser: argparse.ArgumentParser) -> None:
+    """The call to explain."""
+    add = parser.add_argument
+    add("--gpu", metavar="NAME", help="such as h100, or an architecture such as sm_90 (default: this machine's)")
+    add("--dtype", default="bf16", metavar="NAME", help="(default: bf16)")
+    add("--head-dim", type=_at_least(16), default=128, metavar="N", help="(default: 128)")
+    add("--seq", type=_at_least(1), default=4096, metavar="N", help="keys of a sequence (default: 4096)")
+    add("--group", type=_at_least(1), default=1, metavar="N", help="query heads per key head (default: 1)")
+    add("--mode", default="dense", metavar="NAME", help="dense, packed or segmented (default: dense)")
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+def _numbers(text: str) -> list[int]:
+    return [_at_least(1)(word) for word in text.split(",")]
+
+
+def _minutes(text: str) -> float:
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = 0.0
+    if not 0 < minutes < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected minutes above 0, got {text!r}")
+    return minutes
+
+
+def passed_on(parser: argparse.ArgumentParser) -> None:
+    """Whatever follows, `--help` too, is for another program."""
+    parser.prefix_chars = ""
+    parser.add_argument("arguments", nargs="*", help="options of `python -m bench`; --help lists them")
+
+
+def lint_options(parser: argparse.ArgumentParser) -> None:
+    """What of the package to compile, and how."""
+    add = parser.add_argument
+    add("names", nargs="*", metavar="VARIANT", help="a variant of the spec (default: all)")
+    add("--arch", metavar="NAME,...", help="chips such as sm_90,gfx942 (default: all)")
+    add("--dtype", metavar="NAME,...", help="types of q, k and v (default: bfloat16,float32)")
+    add("--head-dim", metavar="D,...", help="default: the spec's, and the largest that each config serves")
+    add("--passes", metavar="NAME,...", help="among fwd,dkdv,dq (default: all)")
+    add("--modes", metavar="NAME,...", help="among dense,packed,segmented (default: all)")
+    add("--fast", action="store_true", help="every config for one variant, every variant for one config")
+    add("--jobs", type=_at_least(1), default=os.cpu_count() or 1, metavar="N", help="processes (default: a core each)")
+    add("--json", type=Path, metavar="FILE", help="also write everything that was found")
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"expected an integer of at least {least}, got {text!r}")
+        return int(text)
+
+    return read
+
+
+def _lengths(text: str) -> list[int]:
+    lengths = text.split(",")
+    if not all(length.isdecimal() for length in lengths) or not any(map(int, lengths)):
+        raise argparse.ArgumentTypeError(f"expected lengths such as 5,3,9, not all of them 0, got {text!r}")
+    return [int(length) for length in lengths]
+
+
+def _offset(text: str) -> int | Literal["end"]:
+    if text == "end":
+        return "end"
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected an integer or 'end', got {text!r}") from None
+
+
+def _block(text: str) -> tuple[int, int]:
+    sides = text.split("x")
+    if len(sides) > 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
+        raise argparse.ArgumentTypeError(f"expected a positive size such as 128 or 128x64, got {text!r}")
+    return int(sides[0]), int(sides[-1])
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    return name, value
