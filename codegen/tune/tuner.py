@@ -24,8 +24,8 @@ from codegen.tune.space import Kernel, Work, candidates
 
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4}
 
-MOST_CANDIDATES, LEAST_CANDIDATES = 48, 4
-"""Tiles tried for one kernel without a budget, and with a small one."""
+MOST_CANDIDATES, LEAST_CANDIDATES = 48, 2
+"""Tiles tried for one kernel, beside its defaults, without a budget and with a small one."""
 
 COMPILE_SECONDS = 2.5
 """What compiling one kernel takes a core of a server, for dividing a budget."""
@@ -148,7 +148,7 @@ class Tuner:
 
     @property
     def _most(self) -> int:
-        """Candidates per group: what the budget allows, were compiling all that takes time."""
+        """Candidates per group beside the defaults: what the budget allows, were compiling all that takes time."""
         if self.request.budget is None:
             return MOST_CANDIDATES
         affordable = self.request.budget * self.request.jobs / COMPILE_SECONDS / max(1, len(self.request.groups))
@@ -169,10 +169,10 @@ class Tuner:
         first = list(dict.fromkeys([*defaults, *self.priors.of(group)]))
         ranked = candidates(kernel, archs, first, _work(variant, group, self.visits))
         # Of 16-bit dtypes one tells nearly all of the other, and a GPU of its chip's others.
-        most = max(self._most // 2 if self.priors.knows(group) else self._most, len(defaults), LEAST_CANDIDATES)
-        familiar = ranked[: max(len(defaults), most * 2 // 3)]
+        most = max(self._most // 2 if self.priors.knows(group) else self._most, LEAST_CANDIDATES)
+        familiar = ranked[: len(defaults) + math.ceil(most * 2 / 3)]
         new = [tile for tile in ranked if tile not in first and tile not in familiar]
-        return [*familiar, *new[: most - len(familiar)]]
+        return [*familiar, *new[: len(defaults) + most - len(familiar)]]
 
     def _compiled(self, pool: Pool, group: Group, tile: TileConfig, seq: int) -> Future[Compilation]:
         task = Task(package=self.context.package, arch=self.context.machine.arch, group=group, tile=tile, seq=seq)

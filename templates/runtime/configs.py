@@ -43,6 +43,11 @@ def block_columns(head_dim: int) -> int:
     return whole // 2 if splits else whole
 
 
+def padded(head_dim: int) -> int:
+    """The head_dim whose tiles serve: itself where it is in two parts, else the columns that it is padded to."""
+    return head_dim if block_columns(head_dim) < head_dim else next_power_of_2(head_dim)
+
+
 def _arch(op: str, arch: str) -> Arch:
     like = SAME_TILES.get(arch, arch)
     table = VARIANT_ARCHS.get(op, ARCHS).get(like) or ARCHS.get(like)
@@ -54,7 +59,7 @@ def _arch(op: str, arch: str) -> Arch:
 
 @cache
 def default_tiles(op: str, arch: str, itemsize: int, head_dim: int, length: int = NOT_SHORT) -> Tiles:
-    """The architecture's tiles for inputs of `itemsize` bytes; `head_dim` is the larger one of q's and v's.
+    """The architecture's tiles for inputs of `itemsize` bytes; `head_dim` is the larger one of q's and v's, `padded`.
 
     `length` is one of those that the architecture has tiles for short sequences of, or NOT_SHORT.
     """
@@ -112,7 +117,7 @@ def ladder(op: str, arch: str, gpu: str, problem: Problem, config_words: str = "
     if len(choices) < len(PASSES):
         itemsize = 4 if problem.dtype == "float32" else 2
         served = next((most for most in _short_lengths(op, arch) if problem.seq <= most), NOT_SHORT)
-        defaults = default_tiles(op, arch, itemsize, problem.head_dim, served)
+        defaults = default_tiles(op, arch, itemsize, padded(problem.head_dim), served)
         choices = {name: Choice(tile, "default") for name, tile in defaults.items()} | choices
     return choices
 
@@ -137,7 +142,7 @@ def tiles_for(
         head_dims: of q and of v. heads: of q and of k.
         length: how many keys a sequence has, on average where they are packed.
     """
-    problem = Problem(mode, dtype, max(head_dims), heads[0] // heads[1], length)
+    problem = Problem(mode, dtype, max(head_dims, key=padded), heads[0] // heads[1], length)
     tiles = {name: choice.tile for name, choice in ladder(op, arch, gpu, problem, config_words).items()}
     widths = {width for head_dim in head_dims for width in (next_power_of_2(head_dim), block_columns(head_dim))}
     if arch == "sm_90" and dtype != "float32" and len(widths) > 1:
