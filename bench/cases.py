@@ -73,6 +73,11 @@ def with_peers(case: Case, wanted: Sequence[str] | None, absent: Iterable[str] =
     return replace(case, peers=tuple(peer for peer in peers if peer not in set(absent)))
 
 
+def narrowed(case: Case, wanted: Sequence[str] | None) -> Case:
+    """The case beside those of its own peers that are `wanted` (None: all)."""
+    return case if wanted is None else replace(case, peers=tuple(peer for peer in case.peers if peer in wanted))
+
+
 def merged(cases: Iterable[Case]) -> list[Case]:
     """Each case once, in the order of their first mention, beside the peers of every mention."""
     found: dict[str, Case] = {}

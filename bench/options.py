@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
         "--peers",
         type=lambda text: _some_of(text, PEERS),
         metavar="NAME,...",
-        help=f"instead of each suite's own, some of {', '.join(PEERS)}",
+        help=f"instead of each suite's own (of core: of its own), some of {', '.join(PEERS)}",
     )
     add("--only", type=_pattern, metavar="REGEX", help="cases of the speed suites and of packed that match")
     add("--seqs", type=_numbers, metavar="N,...", help="sequence lengths of the suites fa3 and core")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from bench.beforehand import compile_all, tasks
-from bench.cases import Case, merged, with_peers
+from bench.cases import Case, merged, narrowed, with_peers
 from bench.clock import Clock
 from bench.installed import missing
 from bench.measure import GpuLostError, measure
@@ -50,7 +50,9 @@ def plan(options: argparse.Namespace, absent: Callable[[Iterable[str]], dict[str
     found: dict[str, list[Case]] = {}
     for suite in SPEED:
         if suite in options.suite:
-            chosen = [with_peers(case, options.peers) for case in SUITES[suite](sizes)]
+            # What core holds beside no peer is measured against its own other cases.
+            beside = narrowed if suite == "core" else with_peers
+            chosen = [beside(case, options.peers) for case in SUITES[suite](sizes)]
             found[suite] = [case for case in chosen if not options.only or options.only.search(case.name)]
     asked = {peer for cases in found.values() for case in cases for peer in case.peers}
     gone = absent(peer for peer in TITLES if peer in asked)

@@ -159,11 +159,15 @@ def tune(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-@command("explain", name_argument, explain_options, variants_option, out_option)
+@command("explain", explain_options, variants_option, out_option)
 def explain(args: argparse.Namespace) -> int:
-    """Print which tiles a call runs with on a GPU, and from where."""
-    from codegen.explain import Question, answer
+    """Print which tiles a call runs with on a GPU, and from where; without a NAME, what tuning gained there."""
+    from codegen.explain import Question, answer, gains
 
+    out = _out_path(args, args.variants or DEFAULT_VARIANTS)
+    if args.name is None:
+        print("\n".join(gains(out, args.gpu or "")))
+        return EXIT_OK
     question = Question(
         variant=args.name,
         gpu=args.gpu or "",
@@ -173,7 +177,6 @@ def explain(args: argparse.Namespace) -> int:
         group=args.group,
         mode=args.mode,
     )
-    out = _out_path(args, args.variants or DEFAULT_VARIANTS)
     print("\n".join(answer(out, question)))
     return EXIT_OK
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from codegen.errors import CodegenError, did_you_mean
@@ -68,10 +69,42 @@ def answer(out: Path, question: Question) -> list[str]:
     rows = [("pass", "block_m", "block_n", "num_warps", "num_stages", "from")]
     for name in configs.PASSES:
         rows.append((name, *map(str, choices[name].tile), _reason(choices[name], path, arch)))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     place = f"{gpu} ({arch})" if gpu else arch
-    return [f"{variant} on {place}: {problem}", "", *table, "", *_ladder_text(path, gpu)]
+    return [f"{variant} on {place}: {problem}", "", *_aligned(rows), "", *_ladder_text(path, gpu)]
+
+
+def gains(out: Path, gpu: str) -> list[str]:
+    """What tuning gained on a GPU: the defaults' time over that of the tiles chosen, geometric means, by variant."""
+    package = find_package(out).name
+    tuned = importlib.import_module(f"{package}._runtime.tuned")
+    passes = importlib.import_module(f"{package}._runtime.configs").PASSES
+    folder = out / "tuned" / (gpu or _this_gpu(tuned))
+    rows = [("variant", *passes, "all", "most", "cases")]
+    every: dict[str, list[float]] = {name: [] for name in passes}
+    for path in sorted(folder.glob("*.json")):
+        ratios: dict[str, list[float]] = {name: [] for name in passes}
+        for entry in tuned.read(path)[1]:
+            if entry.default_ms is not None:
+                ratios[entry.pass_name].append(entry.default_ms / entry.ms)
+        rows.append(_gain_row(path.stem, ratios))
+        for name in passes:
+            every[name] += ratios[name]
+    if len(rows) == 1:
+        raise CodegenError(f"{folder}: no tuned files there; `python -m codegen tune` on that GPU makes them")
+    rows.append(_gain_row("all", every))
+    heading = f"defaults' time over that of the tuned tiles on {folder.name}, geometric means over lengths and dtypes"
+    return [heading, "", *_aligned(rows)]
+
+
+def _gain_row(name: str, ratios: Mapping[str, Sequence[float]]) -> tuple[str, ...]:
+    together = [ratio for each in ratios.values() for ratio in each]
+    means = [f"{geometric_mean(each):.2f}" if each else "-" for each in (*ratios.values(), together)]
+    return (name, *means, f"{max(together):.2f}" if together else "-", str(len(together)))
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _this_gpu(tuned: Any) -> str:
@@ -93,8 +126,8 @@ def _reason(choice: Any, path: Path, arch: str) -> str:
     gained = "" if entry.default_ms is None else f", default {entry.default_ms:.4g} ms"
     problem = entry.problem
     return (
-        f"{path.parent.name}/{path.name}: seq {problem.seq} group {problem.group}, {entry.ms:.4g} ms{gained}, "
-        f"Triton {entry.triton}"
+        f"{path.parent.name}/{path.name}: {problem.dtype} seq {problem.seq} group {problem.group}, "
+        f"{entry.ms:.4g} ms{gained}, Triton {entry.triton}"
     )
 
 

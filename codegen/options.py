@@ -73,6 +73,7 @@ def tune_options(parser: argparse.ArgumentParser) -> None:
 def explain_options(parser: argparse.ArgumentParser) -> None:
     """The call to explain."""
     add = parser.add_argument
+    add("name", nargs="?", metavar="NAME", help="a variant of the package")
     add("--gpu", metavar="NAME", help="such as h100, or an architecture such as sm_90 (default: this machine's)")
     add("--dtype", default="bf16", metavar="NAME", help="(default: bf16)")
     add("--head-dim", type=_at_least(16), default=128, metavar="N", help="(default: 128)")

@@ -277,9 +277,21 @@ def test_the_ladder(package: Path) -> None:
     }
     assert choices["fwd"].tile == (64, 64, 4, 3)
     assert chosen(problem(), "fwd 32 32 4 1")["fwd"] == ((32, 32, 4, 1), "config", None)
-    for other in ({"dtype": "float16"}, {"mode": "packed"}, {"head_dim": 64}):
+    for other in ({"dtype": "float32"}, {"mode": "packed"}, {"head_dim": 64}):
         assert chosen(problem(**other))["fwd"].source == "default"
     assert chosen(problem(head_dim=100, seq=700, group=8))["fwd"].source == "tuned"
+
+
+def test_the_other_16_bit_dtype_stands_in_until_a_dtype_is_tuned(package: Path) -> None:
+    path = write(package)
+    assert chosen(problem(dtype="float16"))["fwd"].tile.block_m == 64
+    document = json.loads(path.read_text())
+    (entry,) = document["entries"]
+    document["entries"].append(entry | {"dtype": "float16", "seq": 512, "config": tile(32, 32, 4, 2).__dict__})
+    path.write_text(json.dumps(document))
+    tuned.tuned_entries.cache_clear()
+    assert chosen(problem(dtype="float16"))["fwd"].tile.block_m == 32
+    assert chosen(problem())["fwd"].tile.block_m == 64
 
 
 def test_the_nearest_length_counts_before_the_group(package: Path) -> None:
@@ -363,6 +375,7 @@ def test_tuned_files_hold_for_the_kernels_as_they_are(path: Path) -> None:
         (["tune", "causal"], "torch finds no GPU here"),
         (["tune", "--out", "nowhere"], "no generated package there"),
         (["explain", "causl", "--gpu", "h100"], "did you mean 'causal'"),
+        (["explain", "--gpu", "gtx_1080"], "no tuned files there"),
         (["explain", "causal", "--gpu", "h10"], "did you mean 'h100'"),
         (["explain", "causal", "--gpu", "h100", "--dtype", "int8"], "--dtype: expected one of float16"),
         (["explain", "causal", "--gpu", "h100", "--head-dim", "300"], "--head-dim: expected 16 to 256, got 300"),
@@ -388,3 +401,14 @@ def test_explain_shows_the_choice_of_each_pass(
     default = SPEC.archs["sm_80"].half[Pass.FWD][128]
     assert f"fwd   {default.block_m:<7}  {default.block_n:<7}" in printed
     assert printed.count("default of sm_80") == 3
+
+
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+def test_explain_without_a_name_shows_what_was_gained(
+    gpu: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert cli.main(["explain", "--gpu", gpu]) == cli.EXIT_OK
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[3:-1]] == sorted(SPEC.variants)
+    assert all(float(mean) >= 1 for line in lines[3:] for mean in line.split()[1:5])

@@ -112,12 +112,16 @@ def _workloads(choice: Choice) -> list[Workload]:
 
 
 def _groups(choice: Choice, package: Package) -> list[Group]:
-    """All that is to be tuned, what matters most first: a budget may end before the list does."""
+    """All that is to be tuned, what matters most first: a budget may end before the list does.
+
+    dq comes before dkdv, which runs after it in every backward.
+    """
     from codegen.tune.calls import load_manifest
 
     manifest = load_manifest(package.name)
     variants = chosen("variant", choice.variants, list(manifest))
     passes = chosen("--passes", choice.passes, [str(each) for each in Pass])
+    passes = [str(each) for each in (Pass.FWD, Pass.DQ, Pass.DKDV) if each in passes]
     modes = chosen("--modes", choice.modes, list(MODES)) if choice.modes else ["dense"]
     any_variant = manifest[variants[0]]
     known = [dtype for dtype in any_variant["dtypes"] if dtype != "float32"] or any_variant["dtypes"]

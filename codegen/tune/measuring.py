@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import lru_cache
@@ -77,11 +77,15 @@ class KernelTimes:
 
 
 class Bench:
-    """Checks and times tiles of one group's kernel."""
+    """Checks and times tiles of one group's kernel.
+
+    `others`: tiles of the other passes, which a backward runs too, where they are not to be the package's own choice.
+    """
 
     def __init__(self, package: Package, group: Group) -> None:
         self.package = package
         self.group = group
+        self.others: Mapping[Pass, TileConfig] = {}
         self.op = load_op(group.variant, package.name)
         self.best: dict[Workload, float] = {}
 
@@ -124,7 +128,7 @@ class Bench:
         from triton.runtime import driver
 
         inputs, sequences = _timed_call(self.package, self._family(), workload)
-        options = {**sequences, "config": {str(self.group.pass_): asdict(tile)}}
+        options = {**sequences, "config": self._config(tile)}
         leaves = list(inputs.leaves().values())
         o = None if self.group.pass_ is Pass.FWD else inputs.call(self.op, **options)
         times = KernelTimes(kernel_suffix(self.group.pass_))
@@ -142,10 +146,13 @@ class Bench:
         return run
 
     def _results(self, inputs: Inputs, sequences: dict[str, Any], tile: TileConfig, seq: int) -> dict[str, Tensor]:
-        options = {**sequences, "config": {str(self.group.pass_): asdict(tile)}}
+        options = {**sequences, "config": self._config(tile)}
         if self.group.pass_ is Pass.FWD:
             return {"o": inputs.call(self.op, **options).detach()}
         return results_of(self.op, inputs, seq, **options)
+
+    def _config(self, tile: TileConfig) -> dict[str, dict[str, int]]:
+        return {str(pass_): asdict(each) for pass_, each in {**self.others, self.group.pass_: tile}.items()}
 
     def _family(self) -> Group:
         """The group that stands for all passes: they share their inputs."""

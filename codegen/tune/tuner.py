@@ -113,6 +113,8 @@ class Tuner:
         self.note = note
         self.priors = Priors.read(context.folder / "tuned", context.machine.arch)
         self.visits = Visits()
+        # What runs for certain: a default that does not would make the other kernel of a backward fail with it.
+        self.right: dict[tuple[str, str, str, int], dict[Pass, TileConfig]] = {}
         self.compiled: list[Compilation] = []
         self.measuring = 0.0
         self.deadline = math.inf if request.budget is None else time.monotonic() + request.budget
@@ -180,6 +182,8 @@ class Tuner:
 
     def _measure(self, trial: Trial) -> None:
         """Check and time each candidate as soon as it is compiled."""
+        family = (trial.group.variant, trial.group.mode, trial.group.dtype, trial.group.head_dim)
+        trial.bench.others = dict(self.right.get(family, {}))
         total = len(trial.compiling)
         for done, future in enumerate(as_completed(trial.compiling), start=1):
             tile, start = trial.compiling[future], time.monotonic()
@@ -190,6 +194,9 @@ class Tuner:
                     trial.times.setdefault(workload, {})[tile] = trial.bench.time(tile, workload)
             self.measuring += time.monotonic() - start
             self.note(f"{trial.group}: {done}/{total} tiles")
+        longest = max(self.request.workloads)
+        for tile in trial.ranking(longest)[:1]:
+            self.right.setdefault(family, {})[trial.group.pass_] = tile
 
     def _begin_cuts(self, pool: Pool, trial: Trial) -> None:
         """Compile what seems best for lengths that cut a block: there it must be right, too, before it counts."""

@@ -81,17 +81,20 @@ def _short_lengths(op: str, arch: str) -> tuple[int, ...]:
 
 
 def nearest(entries: Sequence[Entry], pass_name: str, problem: Problem) -> Entry | None:
-    """The entry for a kernel that was measured on the problem most like this one, of its mode, dtype and columns.
+    """The entry for a kernel that was measured on the problem most like this one, of its mode, columns and itemsize.
 
-    A tile suits a length, in octaves, before it suits a group.
+    One of the same dtype goes before the other of 16 bits, whose kernels take as much of a chip. Then a tile suits a
+    length, in octaves, before it suits a group.
     """
 
-    def distance(entry: Entry) -> tuple[float, int]:
-        octaves = abs(math.log2(entry.problem.seq / max(problem.seq, 1)))
-        return octaves + abs(math.log2(entry.problem.group / problem.group)) / 4, entry.problem.head_dim
+    def distance(entry: Entry) -> tuple[bool, float, int]:
+        measured = entry.problem
+        octaves = abs(math.log2(measured.seq / max(problem.seq, 1)))
+        groups = abs(math.log2(measured.group / problem.group))
+        return measured.dtype != problem.dtype, octaves + groups / 4, measured.head_dim
 
-    def kind(of: Problem) -> tuple[str, str, int, int]:
-        return of.mode, of.dtype, next_power_of_2(of.head_dim), block_columns(of.head_dim)
+    def kind(of: Problem) -> tuple[str, bool, int, int]:
+        return of.mode, of.dtype == "float32", next_power_of_2(of.head_dim), block_columns(of.head_dim)
 
     fitting = [entry for entry in entries if entry.pass_name == pass_name and kind(entry.problem) == kind(problem)]
     return min(fitting, key=distance, default=None)
