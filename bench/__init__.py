@@ -1,1 +1,1 @@
-"""The demo (`python -m bench.demo`), benchmarks (`python -m bench`) and config sweep (`python -m bench.sweep`)."""
+"""The demo (`python -m bench.demo`) and benchmarks (`python -m bench`)."""
