@@ -292,9 +292,9 @@ def test_a_suite_that_crashes_does_not_end_the_others(
         return True
 
     monkeypatch.setattr(command, "_printed", run)
-    options = parser().parse_args(["--suite", "schedules,host"])
+    options = parser().parse_args(["--suite", "schedules,memory"])
     assert not command._run_all(options, Results(), lambda: None, Clock())
-    assert ran == ["schedules", "host"]
+    assert ran == ["schedules", "memory"]
     assert "ValueError: broken" in capsys.readouterr().err
 
 
