@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from codegen import pool
 from codegen.cli import main
-from codegen.lint import kernels, pool, report
+from codegen.lint import kernels, report
 from codegen.lint.jobs import Job, Selection, jobs
 from codegen.lint.kernels import Usage
 from codegen.lint.look import Finding, Task, look_at

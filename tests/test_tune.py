@@ -6,7 +6,6 @@ import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,10 @@ import pytest
 from codegen import cli
 from codegen.load import load
 from codegen.packages import Package
+from codegen.pool import WorkerDiedError
 from codegen.spec import SMEM_LIMIT, Pass, TileConfig
 from codegen.tune import tuner as tuner_module
-from codegen.tune.compiling import Compilation, Task
+from codegen.tune.compiling import Compilation, Compilers, Task, fault_of
 from codegen.tune.progress import Progress, gain, totals
 from codegen.tune.record import Group, Machine, Outcome, TunedFile, Winner, Workload, write_atomically
 from codegen.tune.space import Kernel, Work, candidates, fits, shared_bytes
@@ -111,19 +111,21 @@ class InlinePool:
     def finished(self) -> list[Compilation]:
         return []
 
+    def __enter__(self) -> InlinePool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
 
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> type[MadeUpBench]:
-    @contextmanager
-    def inline_pool(_jobs: int) -> Iterator[InlinePool]:
-        yield InlinePool()
-
     class Bench(MadeUpBench):
         MS = staticmethod(lambda config, workload: workload.seq / config.block_m)
         FAULTS = staticmethod(lambda _config, _seq: "")
 
     monkeypatch.setattr(tuner_module, "Bench", Bench)
-    monkeypatch.setattr(tuner_module, "compiler_pool", inline_pool)
+    monkeypatch.setattr(tuner_module, "Compilers", lambda _jobs: InlinePool())
     monkeypatch.setattr(tuner_module, "multiprocessors", lambda: 132)
     return Bench
 
@@ -207,6 +209,23 @@ def test_what_is_tuned_is_known(tmp_path: Path) -> None:
     assert not file.has(GROUP, "another", [LONG])
     assert not file.has(GROUP, HASH, [Workload(seq=16384, group=4)])
     assert not TunedFile(path_in(tmp_path), Machine(gpu="other", arch="sm_90", triton="3.6.0")).has(GROUP, HASH, [LONG])
+
+
+def test_candidates_are_compiled_in_other_processes() -> None:
+    group = Group(variant="document", mode="packed", dtype="bfloat16", head_dim=64, pass_=Pass.DQ)
+    package = Package(root=str(ROOT), name="generated")
+    tasks = [Task(package=package, arch="sm_90", group=group, tile=tile(64, 64, 4), seq=seq) for seq in (1000, 1024)]
+    with Compilers(1) as compilers:
+        futures = [compilers.submit(task) for task in (*tasks, tasks[0])]
+        assert [fault_of(future) for future in futures] == ["", "", ""]
+        assert futures[0] is futures[2]
+        assert len(compilers.finished()) == 2
+
+
+def test_a_compiler_that_crashes_costs_its_own_tile() -> None:
+    dead: Future[Compilation] = Future()
+    dead.set_exception(WorkerDiedError("Assertion `false' failed."))
+    assert fault_of(dead) == "the compiler crashed: Assertion `false' failed."
 
 
 def test_an_interrupted_write_leaves_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

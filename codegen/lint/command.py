@@ -14,8 +14,8 @@ from codegen.errors import CodegenError, did_you_mean
 from codegen.lint import report
 from codegen.lint.jobs import HALF_DTYPE, Selection, jobs
 from codegen.lint.look import Finding, Task, failed, look_at, main_kernel
-from codegen.lint.pool import WorkerDiedError, spread
 from codegen.modes import Mode
+from codegen.pool import WorkerDiedError, spread
 from codegen.spec import DTYPES, MAX_HEAD_DIM, MIN_HEAD_DIM, Pass, Spec
 
 

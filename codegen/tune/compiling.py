@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
-from codegen.errors import CodegenError
 from codegen.packages import Package
+from codegen.pool import Pool, WorkerDiedError
 from codegen.spec import Pass, TileConfig
 from codegen.tune.record import Group
 
@@ -107,60 +102,28 @@ def _find(package: Package) -> None:
         sys.path.insert(0, package.root)
 
 
-@contextmanager
-def compiler_pool(jobs: int) -> Iterator[Pool]:
-    """Processes that compile; on leaving, what has not begun is dropped."""
-    # A forked child cannot use what its parent has used of CUDA.
-    context = multiprocessing.get_context("spawn")
-    executor = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker)
-    try:
-        yield Pool(executor)
-    finally:
-        executor.shutdown(wait=False, cancel_futures=True)
+class Compilers(Pool[Task, Compilation]):
+    """Processes that compile each task once; a compiler that crashes costs its own task alone."""
 
-
-def _start_worker() -> None:
-    # Ctrl-C is the parent's to handle; each worker is one of many, and needs one thread.
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    # A compiler that fails prints pages; the tuner records its first line.
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
-
-
-@contextmanager
-def _dead_workers_told() -> Iterator[None]:
-    try:
-        yield
-    except BrokenProcessPool:
-        remedy = "mostly for want of memory: give fewer --jobs; the same command then goes on"
-        raise CodegenError(f"a process that compiles was killed, {remedy}") from None
-
-
-def fault_of(future: Future[Compilation]) -> str:
-    """What went wrong with a compilation, waited for; "" when nothing did."""
-    with _dead_workers_told():
-        return future.result().fault
-
-
-class Pool:
-    """Compiles each task once."""
-
-    def __init__(self, executor: ProcessPoolExecutor) -> None:
-        self._executor = executor
+    def __init__(self, jobs: int) -> None:
+        super().__init__(compile_task, jobs)
         self._futures: dict[Task, Future[Compilation]] = {}
 
-    def submit(self, task: Task) -> Future[Compilation]:
+    def submit(self, item: Task) -> Future[Compilation]:
         """The outcome of a task, begun now if it was not before."""
-        if task not in self._futures:
-            with _dead_workers_told():
-                self._futures[task] = self._executor.submit(compile_task, task)
-        return self._futures[task]
+        if item not in self._futures:
+            self._futures[item] = super().submit(item)
+        return self._futures[item]
 
     def finished(self) -> list[Compilation]:
         """What has been compiled so far."""
         done = (future for future in self._futures.values() if future.done() and not future.cancelled())
         return [future.result() for future in done if future.exception() is None]
+
+
+def fault_of(future: Future[Compilation]) -> str:
+    """What went wrong with a compilation, waited for; "" when nothing did."""
+    try:
+        return future.result().fault
+    except WorkerDiedError as error:
+        return f"the compiler crashed: {first_line(error)}"

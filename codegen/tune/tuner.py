@@ -16,7 +16,7 @@ from codegen.block_status import Grid, Status, proven
 from codegen.call import make_call
 from codegen.packages import Package
 from codegen.spec import Pass, Spec, TileConfig, Variant
-from codegen.tune.compiling import CUT_SEQ, WHOLE_SEQ, Compilation, Pool, Task, compiler_pool, fault_of
+from codegen.tune.compiling import CUT_SEQ, WHOLE_SEQ, Compilation, Compilers, Task, fault_of
 from codegen.tune.measuring import TOKENS, WIDTH, Bench, multiprocessors
 from codegen.tune.priors import Priors
 from codegen.tune.record import Group, Machine, Outcome, TunedFile, Winner, Workload
@@ -122,7 +122,7 @@ class Tuner:
     def run(self) -> list[Group]:
         """Tune one group after the other; those that a budget left out are returned."""
         left = deque(self.request.groups)
-        with compiler_pool(self.request.jobs) as pool:
+        with Compilers(self.request.jobs) as pool:
             begun: deque[Trial] = deque()
             measured: deque[Trial] = deque()
             while (left or begun) and not self._late:
@@ -157,7 +157,7 @@ class Tuner:
         # As many again are compiled once more, for lengths that cut a block, and measuring takes its part.
         return max(LEAST_CANDIDATES, min(MOST_CANDIDATES, int(affordable / 2)))
 
-    def _begin(self, pool: Pool, group: Group) -> Trial:
+    def _begin(self, pool: Compilers, group: Group) -> Trial:
         defaults = {workload: self.context.default(group, workload) for workload in self.request.workloads}
         tiles = self._candidates(group, list(dict.fromkeys(defaults.values())))
         compiling = {self._compiled(pool, group, tile, WHOLE_SEQ): tile for tile in tiles}
@@ -176,7 +176,7 @@ class Tuner:
         new = [tile for tile in ranked if tile not in first and tile not in familiar]
         return [*familiar, *new[: len(defaults) + most - len(familiar)]]
 
-    def _compiled(self, pool: Pool, group: Group, tile: TileConfig, seq: int) -> Future[Compilation]:
+    def _compiled(self, pool: Compilers, group: Group, tile: TileConfig, seq: int) -> Future[Compilation]:
         task = Task(package=self.context.package, arch=self.context.machine.arch, group=group, tile=tile, seq=seq)
         return pool.submit(task)
 
@@ -198,13 +198,13 @@ class Tuner:
         for tile in trial.ranking(longest)[:1]:
             self.right.setdefault(family, {})[trial.group.pass_] = tile
 
-    def _begin_cuts(self, pool: Pool, trial: Trial) -> None:
+    def _begin_cuts(self, pool: Compilers, trial: Trial) -> None:
         """Compile what seems best for lengths that cut a block: there it must be right, too, before it counts."""
         for workload in self.request.workloads:
             for tile in trial.ranking(workload)[:1]:
                 trial.cut.append(self._compiled(pool, trial.group, tile, CUT_SEQ))
 
-    def _finish(self, pool: Pool, trial: Trial) -> None:
+    def _finish(self, pool: Compilers, trial: Trial) -> None:
         """Settle each workload, and write what was found."""
         winners = [winner for workload in self.request.workloads if (winner := self._winner(pool, trial, workload))]
         for winner in winners:
@@ -213,7 +213,7 @@ class Tuner:
         self.context.file(trial.group.variant).add(outcome, self.context.kernel_hash(trial.group))
         self.report(outcome)
 
-    def _winner(self, pool: Pool, trial: Trial, workload: Workload) -> Winner | None:
+    def _winner(self, pool: Compilers, trial: Trial, workload: Workload) -> Winner | None:
         """The fastest tile that is right everywhere, beside the default; None where no tile is."""
         right = (tile for tile in trial.ranking(workload) if self._right_when_cut(pool, trial, tile))
         best, default = next(right, None), trial.defaults[workload]
@@ -229,7 +229,7 @@ class Tuner:
             best, ms = default, default_ms
         return Winner(workload=workload, tile=best, ms=ms, default_ms=default_ms)
 
-    def _right_when_cut(self, pool: Pool, trial: Trial, tile: TileConfig) -> bool:
+    def _right_when_cut(self, pool: Compilers, trial: Trial, tile: TileConfig) -> bool:
         if tile not in trial.failed and tile not in trial.right:
             compiled = self._compiled(pool, trial.group, tile, CUT_SEQ)
             if fault := fault_of(compiled) or trial.bench.check(tile, CUT_SEQ):
