@@ -116,6 +116,7 @@ def lint_options(parser: argparse.ArgumentParser) -> None:
     add("--passes", metavar="NAME,...", help="among fwd,dkdv,dq (default: all)")
     add("--modes", metavar="NAME,...", help="among dense,packed,segmented (default: all)")
     add("--fast", action="store_true", help="every config for one variant, every variant for one config")
+    add("--tuned", action="store_true", help="also what is tuned, for the chips of those GPUs")
     add("--jobs", type=_at_least(1), default=os.cpu_count() or 1, metavar="N", help="processes (default: a core each)")
     add("--json", type=Path, metavar="FILE", help="also write everything that was found")
 

@@ -13,7 +13,7 @@ import torch
 from codegen import pool
 from codegen.cli import main
 from codegen.lint import kernels, report
-from codegen.lint.jobs import Job, Selection, jobs
+from codegen.lint.jobs import Job, Selection, jobs, tuned_jobs
 from codegen.lint.kernels import Usage
 from codegen.lint.look import Finding, Task, look_at
 from codegen.load import load
@@ -69,6 +69,19 @@ def test_nothing_is_compiled_twice() -> None:
         (j.variant, j.mode, j.arch, j.dtype, j.head_dim, *entry) for j in jobs(SPEC, EVERYTHING) for entry in j.configs
     ]
     assert len(entries) == len(set(entries))
+
+
+def test_tuned_tiles_are_looked_at_where_no_default_is_the_same() -> None:
+    selection = replace(EVERYTHING, variants=["causal"], archs=["sm_90"], modes=[Mode.DENSE], tuned=True)
+    known = jobs(SPEC, selection)
+    tuned = tuned_jobs(ROOT / "generated" / "tuned", selection, known)
+    defaults = {(j.head_dim, *entry) for j in known if j.dtype == "bfloat16" for entry in j.configs}
+    entries = [(j.head_dim, *entry) for j in tuned for entry in j.configs]
+    assert entries
+    assert len(entries) == len(set(entries))
+    assert not defaults & set(entries)
+    assert {j.dtype for j in tuned} == {"bfloat16"}
+    assert tuned_jobs(ROOT / "generated" / "tuned", replace(selection, archs=["sm_80"]), known) == []
 
 
 def test_fast_looks_at_every_config_and_at_every_variant_in_every_mode() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from codegen.errors import CodegenError, did_you_mean
 from codegen.lint import report
-from codegen.lint.jobs import HALF_DTYPE, Selection, jobs
+from codegen.lint.jobs import HALF_DTYPE, Selection, jobs, tuned_jobs
 from codegen.lint.look import Finding, Task, failed, look_at, main_kernel
 from codegen.modes import Mode
 from codegen.pool import WorkerDiedError, spread
@@ -29,13 +29,17 @@ def selection(spec: Spec, args: argparse.Namespace) -> Selection:
         passes=[Pass(name) for name in _listed("--passes", args.passes, [p.value for p in Pass])] or tuple(Pass),
         modes=[Mode(name) for name in _listed("--modes", args.modes, [m.value for m in Mode])] or tuple(Mode),
         fast=args.fast,
+        tuned=args.tuned,
     )
 
 
 def run(spec: Spec, package: Path, selected: Selection, processes: int) -> tuple[list[Finding], float]:
     """Look at the kernels of a selection; what was found, and how many seconds it took."""
     folder = package.resolve()
-    tasks = [Task(job=job, variant=spec.variants[job.variant], package=folder) for job in jobs(spec, selected)]
+    chosen = jobs(spec, selected)
+    if selected.tuned:
+        chosen += tuned_jobs(folder / "tuned", selected, chosen)
+    tasks = [Task(job=job, variant=spec.variants[job.variant], package=folder) for job in chosen]
     start = time.monotonic()
     findings: list[Finding] = []
     died: list[Task] = []

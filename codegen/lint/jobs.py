@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 
 from codegen.modes import Mode
 from codegen.spec import ArchSpec, Pass, PassConfigs, Spec, TileConfig, Variant
@@ -33,7 +35,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What of a spec is looked at."""
+    """What of a spec is looked at; with `tuned` the tiles of the package's tuned files, too."""
 
     variants: Sequence[str]
     archs: Sequence[str]
@@ -42,6 +44,7 @@ class Selection:
     modes: Sequence[Mode] = tuple(Mode)
     head_dims: Sequence[int] | None = None
     fast: bool = False
+    tuned: bool = False
 
 
 def jobs(spec: Spec, selection: Selection) -> list[Job]:
@@ -54,6 +57,41 @@ def jobs(spec: Spec, selection: Selection) -> list[Job]:
             calls = list(_calls(variant, mode, own, dtype, head_dim, selection.passes))
             found += _fast_part(calls, selection) if selection.fast else calls
     return found
+
+
+def tuned_jobs(folder: Path, selection: Selection, known: Sequence[Job]) -> list[Job]:
+    """Calls that run with what was tuned, from the files under `folder`: each tile once, and none that is `known`.
+
+    Another version of Triton may need more of a chip for it than the one that it was measured with.
+    """
+    seen = {(_kernel(job), entry) for job in known for entry in job.configs}
+    found: list[Job] = []
+    for path in sorted(folder.glob("*/*.json")):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        for row in document["entries"]:
+            job = Job(
+                variant=path.stem,
+                mode=Mode(row["mode"]),
+                arch=document["arch"],
+                dtype="float32" if row["dtype"] == "float32" else HALF_DTYPE,
+                head_dim=row["head_dim"],
+                configs=((Pass(row["pass"]), TileConfig(**row["config"])),),
+            )
+            if _is_selected(job, selection) and (key := (_kernel(job), job.configs[0])) not in seen:
+                seen.add(key)
+                found.append(job)
+    return found
+
+
+def _kernel(job: Job) -> tuple[str, Mode, str, bool, int]:
+    return job.variant, job.mode, job.arch, job.dtype == "float32", job.head_dim
+
+
+def _is_selected(job: Job, selection: Selection) -> bool:
+    named = job.variant in selection.variants and job.arch in selection.archs and job.mode in selection.modes
+    typed = any((dtype == "float32") == (job.dtype == "float32") for dtype in selection.dtypes)
+    sized = selection.head_dims is None or job.head_dim in selection.head_dims
+    return named and typed and sized and job.configs[0][0] in selection.passes
 
 
 def _fast_part(calls: list[Job], selection: Selection) -> list[Job]:
