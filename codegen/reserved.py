@@ -30,11 +30,12 @@ _WORDS = """
 
     check_dropout_p drop dropout dropout_mask dropout_seed keep_numbers keep_scale p_dropped probs threshold
 
-    add_diagonals add_dot aligned at_least autocast_inputs block_columns call_tiles cdiv check_float check_inputs
-    check_int check_tensor clamp_index config_text config_words custom_op diagonal_sums dot_rows empty_like_layout
-    floor_div floor_mod has_tanh_instruction interpreter_dtype is_nvidia launches_directly load_columns load_pairs
-    load_vector next_power_of_2 once_differentiable place_pairs place_sums positive_scale query_offset
-    reduce_gradient reference replayed row_products runs_reference second_width unit_strides
+    add_diagonals add_dot aligned apply at_least autocast_inputs batch_row block_columns call_tiles cdiv check_float
+    check_inputs check_int check_tensor clamp_index config_text config_words custom_op diagonal_sums dot_rows
+    empty_like_layout floor_div floor_mod has_tanh_instruction interpreter_dtype is_nvidia launches_directly
+    load_columns load_pairs load_vector next_power_of_2 once_differentiable packed_rows place_pairs place_sums
+    positive_scale query_offset reduce_gradient reference replayed row_products runs_reference second_width
+    unit_strides
 
     Any BLOCK_D BLOCK_DV BLOCK_M BLOCK_N DROPOUT FLOAT_DTYPES FP32 HARDWARE_TANH HAS_DLSE HAS_TRITON HEAD_DIM
     HEAD_DIM_V LN2 LOG2E NAME NAMESPACE SEGMENTS Q_OFFSET_PER_BATCH RAGGED Schedule Tensor Tile Tiles UNIT

@@ -108,3 +108,48 @@ def test_a_hook_makes_triton_launch(launches: list[list[Any]]) -> None:
         replay.assert_not_called()
         inputs.call(op)
         replay.assert_called_once()
+
+
+@pytest.mark.skipif(not torch_replay._IS_3_6, reason="another version's launchers are called as they are")
+@pytest.mark.usefixtures("launches")
+@pytest.mark.parametrize("layout", ["bhsd", "bshd", "packed"])
+def test_a_call_with_gradients_is_replayed(layout: str) -> None:
+    """From the third on, only its launches are done; what autograd sees of it, and may change, is the same."""
+    ends = torch.tensor([0, 24, 64], dtype=torch.int32)
+    options: dict[str, Any] = {"cu_seqlens_q": ends} if layout == "packed" else {"layout": layout}
+    shape = {"bhsd": (1, 4, 64, 32), "bshd": (1, 64, 4, 32), "packed": (64, 4, 32)}[layout]
+    op = load_op("causal")
+    # Nothing reads the values, which no launch fills.
+    with (
+        mock.patch("generated._runtime.torch_sequences.values_are_checked", return_value=False),
+        mock.patch.object(
+            torch_replay._Step, "__call__", autospec=True, side_effect=torch_replay._Step.__call__
+        ) as step,
+    ):
+        seen = []
+        for _ in range(4):
+            q, k, v = (x.requires_grad_() for x in torch.randn(3, *shape, dtype=torch.bfloat16))
+            o, lse = op(q, k, v, return_lse=True, **options)
+            grads = torch.autograd.grad((o, lse), (q, k, v), (o.detach(), lse.detach()))
+            nodes = [o.grad_fn.name(), lse.grad_fn.name(), *(x[0].name() for x in o.grad_fn.next_functions if x[0])]
+            seen.append((nodes, [(x.shape, x.stride(), x.dtype) for x in (o, lse, *grads)]))
+            changed = op(q, k, v, **options)
+            changed.mul_(2)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                changed.backward(o.detach())
+            detached = op(q, k, v.detach(), **options)
+            assert torch.autograd.grad(detached, v, o.detach(), allow_unused=True) == (None,)
+    assert all(each == seen[0] for each in seen)
+    assert step.call_count == 2 + 2 + 2
+
+
+@pytest.mark.usefixtures("launches")
+def test_a_tensor_and_its_detached_self_are_told_apart() -> None:
+    q = torch.randn(1, 2, 64, 32, dtype=torch.bfloat16, requires_grad=True)
+    op = load_op("causal")
+    for _ in range(4):
+        for k, v in ((q, q.detach()), (q.detach(), q), (q, q.view_as(q)), (q.view_as(q), q)):
+            edges = [edge[0] for edge in op(q, k, v).grad_fn.next_functions[:3]]
+            for x, edge in zip((q, k, v), edges, strict=True):
+                assert (edge is not None) == x.requires_grad
+                assert not x.requires_grad or "AccumulateGrad" in edge.name() or edge is x.grad_fn

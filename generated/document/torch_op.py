@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_op.py.jinja
-# hash: e91d93346a3e1565
+# hash: a319f62c002732c1
 """`document` for PyTorch. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from torch import Tensor
@@ -11,11 +11,12 @@ from .._runtime.checks import at_least
 from .._runtime.configs import PASSES, config_text
 from .._runtime.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.sequences import check_alone
-from .._runtime.torch_replay import replayed
+from .._runtime.torch_replay import apply, replayed
 from .._runtime.torch_schedule import call_sizes, check_sequences, packed_sizes
 from .._runtime.torch_sequences import Tokens, check_packed, check_tokens, packed_offset
 from .._runtime.torch_support import (
     autocast_inputs,
+    batch_row,
     check_inputs,
     check_tensor,
     interpreter_dtype,
@@ -65,8 +66,9 @@ def _schedule(
         cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, None, cu_seqlens_q, cu_seqlens_k)
         row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
         doc = check_tensor(NAME, "doc", doc, (k.shape[0],), ("int32",), q)
-        q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in autocast_inputs(q, k, v))
+        q, k, v = autocast_inputs(q, k, v)
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
+        q, k, v = batch_row(q), batch_row(k), batch_row(v)
         sequences = (cu_seqlens_q, cu_seqlens_k)
         if not runs_reference(q):
             tables = packed_launch.make_tables(
@@ -231,10 +233,11 @@ def document(
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
         if tokens is None:
-            o, lse = Attention.apply(q, k, v, doc, row_offset, row_offsets, scale, config_words, block_tables)
+            o, lse = apply(Attention, q, k, v, doc, row_offset, row_offsets, scale, config_words, block_tables)
         else:
             q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
-            o, lse = segmented_launch.Attention.apply(
+            o, lse = apply(
+                segmented_launch.Attention,
                 q,
                 k,
                 v,
@@ -275,19 +278,20 @@ def _packed(
     doc = check_tensor(NAME, "doc", doc, (k.shape[0],), ("int32",), q)
     config_words = config_text(NAME, config)
     block_tables: list[Tensor] = []
-    packed = autocast_inputs(q, k, v)
-    # What the kernels see: one batch row, [1, H, total, D].
-    q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in packed)
+    q, k, v = autocast_inputs(q, k, v)
+    dtype = q.dtype
     if schedule is not None:
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
         launched = launches_directly(q) and not runs_reference(q)
-        tiles = packed_launch.tiles_of(q, v, cu_seqlens_q, config_words) if launched else None
+        tiles = packed_launch.tiles_of(batch_row(q), batch_row(v), cu_seqlens_q, config_words) if launched else None
         block_tables = schedule_tables(NAME, schedule, call_key, tiles)
         check_sequences(NAME, schedule, cu_seqlens_q, cu_seqlens_k)
     # Where there is no key at all, there is nothing for kernels to read.
-    if runs_reference(q) or k.shape[2] == 0:
+    if runs_reference(q) or k.shape[0] == 0:
         o, lse = packed_reference(
-            *packed,
+            q,
+            k,
+            v,
             doc=doc,
             scale=scale,
             q_offset=row_offset if row_offsets is None else row_offsets,
@@ -298,8 +302,19 @@ def _packed(
     else:
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
-        o, lse = packed_launch.Attention.apply(
-            q, k, v, doc, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, config_words, block_tables
+        o, lse = apply(
+            packed_launch.Attention,
+            q,
+            k,
+            v,
+            doc,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            row_offset,
+            row_offsets,
+            scale,
+            config_words,
+            block_tables,
         )
-        o, lse = o.squeeze(0).transpose(0, 1).to(packed[0].dtype), lse.squeeze(0)
+        o = o.to(dtype)
     return (o, lse) if return_lse else o

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: ops/torch_op.py.jinja
-# hash: 972aa0b590a971e3
+# hash: 930eb457ad8cb6c9
 """`gemma2_local` for PyTorch. The local layers of Gemma 2, a window of 4096 and logits capped at 50
 (arXiv:2408.00118, table 1)."""
 
@@ -10,11 +10,12 @@ from torch import Tensor
 from .._runtime.configs import PASSES, config_text
 from .._runtime.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.sequences import check_alone
-from .._runtime.torch_replay import replayed
+from .._runtime.torch_replay import apply, replayed
 from .._runtime.torch_schedule import call_sizes, check_sequences, packed_sizes
 from .._runtime.torch_sequences import Tokens, check_packed, check_tokens, packed_offset
 from .._runtime.torch_support import (
     autocast_inputs,
+    batch_row,
     check_inputs,
     interpreter_dtype,
     launches_directly,
@@ -61,8 +62,9 @@ def _schedule(
         check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, None, cu_seqlens_q, cu_seqlens_k)
         row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
-        q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in autocast_inputs(q, k, v))
+        q, k, v = autocast_inputs(q, k, v)
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
+        q, k, v = batch_row(q), batch_row(k), batch_row(v)
         sequences = (cu_seqlens_q, cu_seqlens_k)
         if not runs_reference(q):
             tables = packed_launch.make_tables(q, k, v, cu_seqlens_q, cu_seqlens_k, config_words, backward)
@@ -214,10 +216,11 @@ def gemma2_local(
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
         if tokens is None:
-            o, lse = Attention.apply(q, k, v, row_offset, row_offsets, scale, config_words)
+            o, lse = apply(Attention, q, k, v, row_offset, row_offsets, scale, config_words)
         else:
             q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
-            o, lse = segmented_launch.Attention.apply(
+            o, lse = apply(
+                segmented_launch.Attention,
                 q,
                 k,
                 v,
@@ -255,19 +258,20 @@ def _packed(
     row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
     config_words = config_text(NAME, config)
     block_tables: list[Tensor] = []
-    packed = autocast_inputs(q, k, v)
-    # What the kernels see: one batch row, [1, H, total, D].
-    q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in packed)
+    q, k, v = autocast_inputs(q, k, v)
+    dtype = q.dtype
     if schedule is not None:
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
         launched = launches_directly(q) and not runs_reference(q)
-        tiles = packed_launch.tiles_of(q, v, cu_seqlens_q, config_words) if launched else None
+        tiles = packed_launch.tiles_of(batch_row(q), batch_row(v), cu_seqlens_q, config_words) if launched else None
         block_tables = schedule_tables(NAME, schedule, call_key, tiles)
         check_sequences(NAME, schedule, cu_seqlens_q, cu_seqlens_k)
     # Where there is no key at all, there is nothing for kernels to read.
-    if runs_reference(q) or k.shape[2] == 0:
+    if runs_reference(q) or k.shape[0] == 0:
         o, lse = packed_reference(
-            *packed,
+            q,
+            k,
+            v,
             scale=scale,
             q_offset=row_offset if row_offsets is None else row_offsets,
             return_lse=True,
@@ -277,8 +281,18 @@ def _packed(
     else:
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
-        o, lse = packed_launch.Attention.apply(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, config_words, block_tables
+        o, lse = apply(
+            packed_launch.Attention,
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            row_offset,
+            row_offsets,
+            scale,
+            config_words,
+            block_tables,
         )
-        o, lse = o.squeeze(0).transpose(0, 1).to(packed[0].dtype), lse.squeeze(0)
+        o = o.to(dtype)
     return (o, lse) if return_lse else o

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/torch_op.py.jinja
-# hash: 8f7de3a14f7f7dc1
+# hash: 12c04161d4fbf930
 """`streaming_llm` for PyTorch. A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et al.,
 2024, arXiv:2309.17453)."""
 
@@ -12,11 +12,12 @@ from .._runtime.checks import check_int
 from .._runtime.configs import PASSES, config_text
 from .._runtime.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.sequences import check_alone
-from .._runtime.torch_replay import replayed
+from .._runtime.torch_replay import apply, replayed
 from .._runtime.torch_schedule import call_sizes, check_sequences, packed_sizes
 from .._runtime.torch_sequences import Tokens, check_packed, check_tokens, packed_offset
 from .._runtime.torch_support import (
     autocast_inputs,
+    batch_row,
     check_inputs,
     interpreter_dtype,
     launches_directly,
@@ -67,8 +68,9 @@ def _schedule(
         row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
         size = check_int(NAME, "size", size, minimum=1)
         sinks = check_int(NAME, "sinks", sinks, minimum=0)
-        q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in autocast_inputs(q, k, v))
+        q, k, v = autocast_inputs(q, k, v)
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
+        q, k, v = batch_row(q), batch_row(k), batch_row(v)
         sequences = (cu_seqlens_q, cu_seqlens_k)
         if not runs_reference(q):
             tables = packed_launch.make_tables(q, k, v, cu_seqlens_q, cu_seqlens_k, config_words, backward)
@@ -233,10 +235,11 @@ def streaming_llm(
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
         if tokens is None:
-            o, lse = Attention.apply(q, k, v, size, sinks, row_offset, row_offsets, scale, config_words)
+            o, lse = apply(Attention, q, k, v, size, sinks, row_offset, row_offsets, scale, config_words)
         else:
             q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
-            o, lse = segmented_launch.Attention.apply(
+            o, lse = apply(
+                segmented_launch.Attention,
                 q,
                 k,
                 v,
@@ -280,19 +283,20 @@ def _packed(
     sinks = check_int(NAME, "sinks", sinks, minimum=0)
     config_words = config_text(NAME, config)
     block_tables: list[Tensor] = []
-    packed = autocast_inputs(q, k, v)
-    # What the kernels see: one batch row, [1, H, total, D].
-    q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in packed)
+    q, k, v = autocast_inputs(q, k, v)
+    dtype = q.dtype
     if schedule is not None:
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
         launched = launches_directly(q) and not runs_reference(q)
-        tiles = packed_launch.tiles_of(q, v, cu_seqlens_q, config_words) if launched else None
+        tiles = packed_launch.tiles_of(batch_row(q), batch_row(v), cu_seqlens_q, config_words) if launched else None
         block_tables = schedule_tables(NAME, schedule, call_key, tiles)
         check_sequences(NAME, schedule, cu_seqlens_q, cu_seqlens_k)
     # Where there is no key at all, there is nothing for kernels to read.
-    if runs_reference(q) or k.shape[2] == 0:
+    if runs_reference(q) or k.shape[0] == 0:
         o, lse = packed_reference(
-            *packed,
+            q,
+            k,
+            v,
             size=size,
             sinks=sinks,
             scale=scale,
@@ -304,8 +308,20 @@ def _packed(
     else:
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
-        o, lse = packed_launch.Attention.apply(
-            q, k, v, size, sinks, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, config_words, block_tables
+        o, lse = apply(
+            packed_launch.Attention,
+            q,
+            k,
+            v,
+            size,
+            sinks,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            row_offset,
+            row_offsets,
+            scale,
+            config_words,
+            block_tables,
         )
-        o, lse = o.squeeze(0).transpose(0, 1).to(packed[0].dtype), lse.squeeze(0)
+        o = o.to(dtype)
     return (o, lse) if return_lse else o

@@ -3,11 +3,12 @@
 What a call computes on the CPU, such as checks, strides and tiles, follows from what its arguments look like, not from
 what its tensors hold. So the second call of a kind is noted: what memory it takes, and which kernels it launches with
 which arguments. From the third on, that alone is done. A call that does anything else on the device, such as copying an
-input or waiting for a number, is never replayed.
+input or waiting for a number, is never replayed. Where gradients are wanted, what is done again is a call of an
+autograd function, whose forward does that alone; the graph of autograd is as ever.
 """
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import wraps
 from importlib.metadata import version
 from math import copysign
@@ -78,33 +79,70 @@ class _Plan(NamedTuple):
     returns_tuple: bool
 
     def __call__(self, pointers: list[int]) -> Any:
-        device = self.device
-        made = [
-            torch.empty_strided(size, stride, dtype=dtype, device=device) for size, stride, dtype in self.allocations
-        ]
+        device, allocations, launches, results, returns_tuple = self
+        made = [torch.empty_strided(size, stride, dtype=dtype, device=device) for size, stride, dtype in allocations]
         pointers += [x.data_ptr() for x in made]
         stream = _stream(device)
-        for _, run, arguments, places in self.launches:
+        for _, run, arguments, places in launches:
             arguments = arguments.copy()
             arguments[_STREAM] = stream
             for place, number in places:
                 arguments[place] = pointers[number]
             run(*arguments)
-        return tuple([made[i] for i in self.results]) if self.returns_tuple else made[self.results[0]]
+        return tuple([made[i] for i in results]) if returns_tuple else made[results[0]]
+
+
+class _Step(NamedTuple):
+    """A kind of call whose gradients are wanted: an autograd function of the tensors given, its forward planned."""
+
+    apply: Callable[..., Any]
+    arguments: list[Any]
+    tensors: list[tuple[int, int, bool]]  # (place, number of the tensor, whether its axes 1 and 2 are swapped)
+    forward: _Plan
+    swaps_result: bool
+    returns_tuple: bool
+
+    def __call__(self, given: list[Tensor], pointers: list[int]) -> Any:
+        arguments = self.arguments.copy()
+        for place, number, is_swapped in self.tensors:
+            x = given[number]
+            arguments[place] = x.transpose(1, 2) if is_swapped else x
+        _active.forward = self.forward, pointers
+        try:
+            o, lse = self.apply(*arguments)
+        finally:
+            _active.forward = None
+        if self.swaps_result:
+            o = o.transpose(1, 2)
+        return (o, lse) if self.returns_tuple else o
+
+
+def _is_swapped(x: Tensor, of: Tensor) -> bool | None:
+    """Whether `x` is another tensor with axes 1 and 2 swapped, or that tensor itself; None where it is neither."""
+    if (x.data_ptr(), x.dtype, x.requires_grad) != (of.data_ptr(), of.dtype, of.requires_grad):
+        return None
+    looks = list(zip(x.shape, x.stride(), strict=True))
+    others = list(zip(of.shape, of.stride(), strict=True))
+    if looks == others:
+        return False
+    swapped = [others[i] for i in (0, 2, 1, 3)] if len(others) == 4 else None
+    return True if looks == swapped else None
 
 
 class _Recording(TorchDispatchMode):
     """Notes what a call does."""
 
-    def __init__(self, pointers: Sequence[int]) -> None:
+    def __init__(self, given: Sequence[Tensor], pointers: Sequence[int]) -> None:
         super().__init__()
         self._is_whole = True
-        self._num_given = len(pointers)
+        self._given, self._num_given = given, len(given)
         self._numbers: dict[int, int] = {}
         for number, pointer in enumerate(pointers):
             self._numbers.setdefault(pointer, number)
         self._made: list[Tensor] = []  # Kept alive: no two have one pointer.
         self._launches: list[_Launch] = []
+        self.applied: list[tuple[Any, Sequence[Any], tuple[Tensor, Tensor]]] = []
+        self.forwards: list[Any] = []  # What the forwards of these returned.
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -156,9 +194,40 @@ class _Recording(TorchDispatchMode):
             return None
         return _Plan(devices.pop(), allocations, self._launches, results, isinstance(returned, tuple))
 
+    def step(self, returned: Any) -> _Step | None:
+        """What to do in the place of such a call where gradients are wanted."""
+        if len(self.applied) != 1 or len(self.forwards) != 1:
+            return None
+        (function, args, outputs), forward = self.applied[0], self.plan(self.forwards[0])
+        pointers = [x.data_ptr() for x in self._given]
+        # Of two tensors that begin at one place, none would tell whose the gradient is.
+        if forward is None or any(x.requires_grad and pointers.count(x.data_ptr()) > 1 for x in self._given):
+            return None
+        arguments: list[Any] = []
+        tensors: list[tuple[int, int, bool]] = []
+        for place, value in enumerate(args):
+            if isinstance(value, Tensor):
+                ways = [(number, _is_swapped(value, x)) for number, x in enumerate(self._given)]
+                found = [(place, number, way) for number, way in ways if way is not None]
+                if not found:
+                    return None
+                tensors.append(found[0])
+                value = None
+            elif isinstance(value, list) and value:
+                return None
+            arguments.append(value)
+        o, *others = returned if isinstance(returned, tuple) else (returned,)
+        swaps_result = _is_swapped(o, outputs[0])
+        if swaps_result is None or any(x is not outputs[1] for x in others):
+            return None
+        # `function.apply` behind its checks, for transforms, of which a call that is replayed has none.
+        bare: Any = super(torch.autograd.Function, function)
+        return _Step(bare.apply, arguments, tensors, forward, swaps_result, isinstance(returned, tuple))
+
 
 class _Active(threading.local):
     recording: _Recording | None = None
+    forward: tuple[_Plan, list[int]] | None = None
 
 
 _active = _Active()
@@ -181,6 +250,14 @@ def launch(kernel: Any, grid: tuple[int], *args: Any, **constants: Any) -> None:
         _active.recording.note(kernel, compiled, grid, args, constants)
 
 
+def apply(function: type[torch.autograd.Function], *args: Any) -> tuple[Tensor, Tensor]:
+    """`function.apply(*args)`, of an autograd function whose forward calls one that is `replayed`."""
+    results: tuple[Tensor, Tensor] = function.apply(*args)
+    if not torch.compiler.is_compiling() and _active.recording is not None:
+        _active.recording.applied.append((function, args, results))
+    return results
+
+
 def replayed(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Replay the calls of a function that returns tensors which its launches filled: one, or a tuple."""
     if not ENABLED:
@@ -189,25 +266,38 @@ def replayed(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        # Traced, or seen by a mode of somebody, a call is what it is written as.
-        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        # Traced, a call is what it is written as.
+        if torch.compiler.is_compiling():
             return function(*args, **kwargs)
+        planned = _active.forward
+        if planned is not None:
+            _active.forward = None
+            return planned[0](planned[1])  # type: ignore[no-any-return]
+        # So it is where a mode of somebody sees it, or a transform.
+        if torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active():
+            result = function(*args, **kwargs)
+            if _active.recording is not None:
+                _active.recording.forwards.append(result)
+            return result
+        given: list[Tensor] = []
         pointers: list[int] = []
-        key = _kind_of((*args, *kwargs.values()), pointers)
+        key = _kind_of((*args, *kwargs.values()), given, pointers, kwargs)
         if key is None or _launches_are_watched():
             return function(*args, **kwargs)
-        key = (*kwargs, *key)
         plan = plans.get(key)
         if isinstance(plan, _Plan):
             return plan(pointers)  # type: ignore[no-any-return]
+        if isinstance(plan, _Step):
+            return plan(given, pointers)  # type: ignore[no-any-return]
         if plan is _SEEN:
-            with _Recording(pointers) as recording:
+            with _Recording(given, pointers) as recording:
                 _active.recording = recording
                 try:
                     result = function(*args, **kwargs)
                 finally:
                     _active.recording = None
-            plans[key] = recording.plan(result) or _NEVER
+            differentiates = torch.is_grad_enabled() and any(x.requires_grad for x in given)
+            plans[key] = (recording.step if differentiates else recording.plan)(result) or _NEVER
             return result
         result = function(*args, **kwargs)
         if plan is None:
@@ -219,25 +309,27 @@ def replayed(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return call
 
 
-def _kind_of(values: Sequence[Any], pointers: list[int]) -> tuple[Any, ...] | None:
-    """All that decides what a call does, whose tensors' pointers are appended; None where it must not be replayed."""
+def _kind_of(
+    values: Sequence[Any], given: list[Tensor], pointers: list[int], names: Iterable[str]
+) -> tuple[Any, ...] | None:
+    """All that decides what a call does; None where it must not be replayed. Its tensors and pointers are appended."""
     if not values or type(values[0]) not in _PLAIN or not _is_current(values[0]) or forward_ad._current_level >= 0:
         return None
-    kind: list[Any] = [torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None]
     differentiates = torch.is_grad_enabled()
+    kind: list[Any] = [*names, torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None]
     pending = list(values)
+    low_bits = 0
     try:
         for x in pending:
             of = type(x)
             if of in _PLAIN:
-                if differentiates and x.requires_grad:
-                    return None
                 pointer = x.data_ptr()
                 if pointer == 0:
                     return None
+                given.append(x)
                 pointers.append(pointer)
-                # Triton compiles another kernel where a pointer is no multiple of 16.
-                kind += (x.dtype, x.shape, x.stride(), x.get_device(), pointer % 16)
+                low_bits |= pointer
+                kind += (x.dtype, x.shape, x.stride(), x.get_device(), differentiates and x.requires_grad)
             elif of is int or of is str or of is bool or x is None:
                 kind += (of, x)
             elif of is float:
@@ -250,6 +342,9 @@ def _kind_of(values: Sequence[Any], pointers: list[int]) -> tuple[Any, ...] | No
     except RuntimeError:
         # It has no memory, as a tensor of `torch.func.vmap` has none.
         return None
+    if low_bits % 16:
+        # Triton compiles another kernel where a pointer is no multiple of 16.
+        kind += [pointer % 16 for pointer in pointers]
     if len(set(pointers)) < len(pointers):
         # Tensors that are one and the same are told apart by nothing that is noted.
         kind += [pointers.index(pointer) for pointer in pointers]

@@ -34,9 +34,9 @@ def call_sizes(
 def packed_sizes(
     q: Tensor, k: Tensor, cu_seqlens_q: Tensor, row_offset: int, row_offsets: Tensor | None
 ) -> dict[str, Any]:
-    """The same of a packed call; q and k are `[1, H, total, D]`."""
+    """The same of a packed call; q and k are `[total, H, D]`."""
     offset = row_offset if row_offsets is None else "one per sequence"
-    sizes = {"query heads": q.shape[1], "q rows": q.shape[2], "kv rows": k.shape[2]}
+    sizes = {"query heads": q.shape[1], "q rows": q.shape[0], "kv rows": k.shape[0]}
     sequences = cu_seqlens_q.shape[0] - 1
     return {"calls": "of packed sequences", "sequences": sequences, **sizes, "device": q.device, "q_offset": offset}
 

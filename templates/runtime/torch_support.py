@@ -223,8 +223,22 @@ def empty_like_layout(x: Tensor, last: int) -> Tensor:
     order = sorted(range(3), key=lambda axis: (-strides[axis], axis))
     if order == [0, 1, 2]:
         return x.new_empty((*x.shape[:3], last))
-    out = x.new_empty((*(x.shape[axis] for axis in order), last))
-    return out.permute(*(order.index(axis) for axis in range(3)), 3)
+    # No view of another tensor: autograd would refuse to have it changed in place.
+    dense, step = [0, 0, 0], last
+    for axis in reversed(order):
+        dense[axis] = step
+        step *= x.shape[axis]
+    return x.new_empty_strided((*x.shape[:3], last), (*dense, 1))
+
+
+def batch_row(x: Tensor) -> Tensor:
+    """Packed `[total, H, D]` as kernels see it: one batch row, `[1, H, total, D]`."""
+    return x.transpose(0, 1).unsqueeze(0)
+
+
+def packed_rows(x: Tensor) -> Tensor:
+    """The inverse of `batch_row`, of a new tensor: no view of it to autograd."""
+    return x.squeeze(0).transpose(0, 1).data
 
 
 def reduce_gradient(total: Tensor, axes: str, num_kv_heads: int, length: int = 0) -> Tensor:

@@ -73,9 +73,9 @@ def _interpreter_compiles(variant: str, memory: _Memory) -> Iterator[None]:
         pointers = [isinstance(values[name], Tensor) for name in kernel.arg_names]
         return _Interpreted(lambda *values, grid: run(kernel, *values, grid=grid, warmup=False), pointers, memory)
 
-    def kept_kind(values: Sequence[Any], pointers: list[int]) -> Any:
+    def kept_kind(values: Sequence[Any], *others: Any) -> Any:
         memory.keep(values)
-        return kind_of(values, pointers)
+        return kind_of(values, *others)
 
     def kept_empty(*args: Any, **kwargs: Any) -> Tensor:
         made = empty(*args, **kwargs)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/torch_launch.py.jinja
-# hash: 369284cc9b1295fa
+# hash: 695a0eea45a5e6ae
 """Launches of the kernels of `natten`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -19,9 +19,11 @@ from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
     aligned,
+    batch_row,
     call_tiles,
     empty_like_layout,
     launches_directly,
+    packed_rows,
     unit_strides,
 )
 
@@ -34,7 +36,7 @@ NAMESPACE = "_".join(__name__.split(".")[:-3])
 
 
 class Attention(torch.autograd.Function):
-    """o and lse from `[1, H, total, D]` tensors, with the gradient of every tensor that has one."""
+    """o and lse from `[total, H, D]` tensors, with the gradient of every tensor that has one."""
 
     @staticmethod
     def forward(
@@ -168,14 +170,15 @@ def _forward(
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
-    batch, num_heads, q_len, head_dim = q.shape
+    q, k, v = batch_row(q), batch_row(k), batch_row(v)
+    num_heads, q_len, head_dim = q.shape[1:]
     head_dim_v = v.shape[3]
     group_size = num_heads // k.shape[1]
     tile = tiles_of(q, v, cu_seqlens_q, config_words)["fwd"]
     o = empty_like_layout(q, head_dim_v)
-    lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
+    lse = q.new_empty((num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
-        return o, lse
+        return packed_rows(o), lse
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
     block_seqs, spans, block_list = pass_table(block_tables, "fwd", 3) or _tables(
@@ -211,7 +214,7 @@ def _forward(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
-    return o, lse
+    return packed_rows(o), lse
 
 
 @replayed
@@ -232,6 +235,7 @@ def _backward(
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the backward: dq, which finds delta, then dk and dv."""
+    q, k, v, o, do = batch_row(q), batch_row(k), batch_row(v), batch_row(o), batch_row(do)
     num_heads, q_len, head_dim = q.shape[1:]
     num_kv_heads, head_dim_v = k.shape[1], v.shape[3]
     group_size = num_heads // num_kv_heads
@@ -323,21 +327,24 @@ def _backward(
             num_warps=tiles["dkdv"].num_warps,
             num_stages=tiles["dkdv"].num_stages,
         )
+    dq, dk, dv = packed_rows(dq), packed_rows(dk), packed_rows(dv)
     return dq, dk, dv
 
 
 def _fake_forward(q: Tensor, _k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    q, v = batch_row(q), batch_row(v)
     o = empty_like_layout(q, v.shape[3])
-    lse = q.new_empty(q.shape[:3], dtype=FP32)
-    return o, lse
+    lse = q.new_empty(q.shape[1:3], dtype=FP32)
+    return packed_rows(o), lse
 
 
 def _fake_backward(
     _do: Tensor, _dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *_: object
 ) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = batch_row(q), batch_row(k), batch_row(v)
     dq, dk = empty_like_layout(q, q.shape[3]), empty_like_layout(k, k.shape[3])
     dv = empty_like_layout(v, v.shape[3])
-    return dq, dk, dv
+    return packed_rows(dq), packed_rows(dk), packed_rows(dv)
 
 
 # What torch.compile, torch.export and fake tensors see in place of the launches.
