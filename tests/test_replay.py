@@ -110,7 +110,6 @@ def test_a_hook_makes_triton_launch(launches: list[list[Any]]) -> None:
         replay.assert_called_once()
 
 
-@pytest.mark.skipif(not torch_replay._IS_3_6, reason="another version's launchers are called as they are")
 @pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("layout", ["bhsd", "bshd", "packed"])
 def test_a_call_with_gradients_is_replayed(layout: str) -> None:
