@@ -90,7 +90,12 @@ def check(args: argparse.Namespace) -> int:
     fresh = _render_package(variants)
     differences = files.compare(out, fresh)
     if not differences:
+        from codegen.explain import stale
+
         print(f"{out}: up to date ({len(fresh)} files)")
+        # No difference: whoever changes a kernel may have no such GPU.
+        for line in stale(out):
+            print(f"note: {line}")
         return EXIT_OK
     for difference in differences:
         print(difference)

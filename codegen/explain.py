@@ -73,6 +73,29 @@ def answer(out: Path, question: Question) -> list[str]:
     return [f"{variant} on {place}: {problem}", "", *_aligned(rows), "", *_ladder_text(path, gpu)]
 
 
+def stale(out: Path) -> list[str]:
+    """The tuned files that say nothing, in part or whole, of the kernels as they are now: a line for each."""
+    if not (out / "tuned").is_dir():
+        return []
+    package = find_package(out).name
+    tuned = importlib.import_module(f"{package}._runtime.tuned")
+    hashes = importlib.import_module(f"{package}._runtime.kernels").KERNEL_HASHES
+    lines = []
+    for path in sorted((out / "tuned").glob("*/*.json")):
+        of, name = hashes.get(path.stem, {}), path.relative_to(out).as_posix()
+        try:
+            entries = tuned.read(path)[1]
+        except ValueError as error:
+            lines.append(f"{name}: cannot be read: {error}")
+            continue
+        old = {e.pass_name for e in entries if of.get(e.problem.mode, {}).get(e.pass_name) != e.kernel}
+        if old:
+            lines.append(
+                f"{name}: {', '.join(sorted(old))} measured on other kernels than these: tune again, or delete it"
+            )
+    return lines
+
+
 def gains(out: Path, gpu: str) -> list[str]:
     """What tuning gained on a GPU: the defaults' time over that of the tiles chosen, geometric means, by variant."""
     package = find_package(out).name
@@ -83,7 +106,11 @@ def gains(out: Path, gpu: str) -> list[str]:
     every: dict[str, list[float]] = {name: [] for name in passes}
     for path in sorted(folder.glob("*.json")):
         ratios: dict[str, list[float]] = {name: [] for name in passes}
-        for entry in tuned.read(path)[1]:
+        try:
+            entries = tuned.read(path)[1]
+        except ValueError as error:
+            raise CodegenError(f"{path}: cannot be read: {error}") from None
+        for entry in entries:
             if entry.default_ms is not None:
                 ratios[entry.pass_name].append(entry.default_ms / entry.ms)
         rows.append(_gain_row(path.stem, ratios))

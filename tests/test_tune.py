@@ -377,12 +377,34 @@ def test_the_folder_of_a_gpu(name: str, key: str) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "generated" / "tuned").glob("*/*.json")), ids=lambda p: p.stem)
-def test_tuned_files_hold_for_the_kernels_as_they_are(path: Path) -> None:
+def test_tuned_files_are_sound(path: Path) -> None:
     name, entries = tuned.read(path)
     assert tuned.gpu_key(name) == path.parent.name
+    assert path.stem in SPEC.variants
+    assert entries
     for entry in entries:
-        assert kernels.KERNEL_HASHES[path.stem][entry.problem.mode][entry.pass_name] == entry.kernel
+        assert entry.pass_name in configs.PASSES
         assert entry.default_ms is None or entry.ms <= entry.default_ms
+
+
+def test_check_notes_what_was_measured_on_other_kernels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.yaml").write_text("variants: {mine: {mask: causal}}")
+    wanted = ["--variants", str(tmp_path / "mine.yaml"), "--out", str(tmp_path / "stale_ops")]
+    assert cli.main(["render", *wanted]) == cli.EXIT_OK
+    folder = tmp_path / "stale_ops" / "tuned" / "imaginary_1"
+    folder.mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = next((ROOT / "generated" / "tuned").glob("*/causal.json"))
+    (folder / "mine.json").write_text(source.read_text())
+    assert cli.main(["check", *wanted]) == cli.EXIT_OK
+    assert "note: tuned/imaginary_1/mine.json: dkdv, dq, fwd measured on other kernels" in capsys.readouterr().out
+    (folder / "mine.json").write_text("{")
+    assert cli.main(["check", *wanted]) == cli.EXIT_OK
+    assert "note: tuned/imaginary_1/mine.json: cannot be read" in capsys.readouterr().out
+    assert cli.main(["explain", "--gpu", "imaginary_1", *wanted]) == cli.EXIT_ERROR
+    assert "mine.json: cannot be read" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------------------ commands
