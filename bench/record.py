@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
+
+from codegen.files import write_atomically
 
 OURS = "ours"
 PASSES = ("fwd", "bwd")
@@ -161,12 +162,7 @@ def save(path: Path, results: Results) -> None:
     """Write a run as JSON. An interruption leaves the file as it was or as it is to be, never half of it."""
     document = asdict(results)
     document |= document.pop("others")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_atomically(path, json.dumps(document, indent=1) + "\n")
 
 
 def rows(results: Results) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ from codegen.options import (
     tune_options,
     variants_option,
 )
-from codegen.text import describe_tensor
+from codegen.text import aligned, describe_tensor
 
 if TYPE_CHECKING:
     from codegen.call import Call
@@ -110,7 +110,7 @@ def list_variants(args: argparse.Namespace) -> int:
     """Print a table of the variants: the spec's, or the library's where there is no spec."""
     spec = _spec_or_library(args)
     header = ("name", "mask", "score", "tensors", "scalars", "extras")
-    for line in _table([header, *(_row(variant) for variant in spec.variants.values())]):
+    for line in aligned([header, *(_row(variant) for variant in spec.variants.values())]):
         print(line)
     return EXIT_OK
 
@@ -332,12 +332,6 @@ def _row(variant: Variant) -> tuple[str, ...]:
 def _one_line(text: str) -> str:
     """An expression of the spec, which YAML lets run over several lines."""
     return " ".join(text.split()) or "-"
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """The rows as lines, columns aligned."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 # ---------------------------------------------------------------------------------------------------------------- main

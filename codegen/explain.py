@@ -14,6 +14,7 @@ from codegen.errors import CodegenError, did_you_mean
 from codegen.modes import Mode
 from codegen.packages import chosen, find_package
 from codegen.spec import ARCHS, DTYPES, MAX_HEAD_DIM, MIN_HEAD_DIM
+from codegen.text import aligned
 
 # Chips of well-known GPUs, for those that no file is there of.
 _ARCH_OF = {
@@ -70,7 +71,7 @@ def answer(out: Path, question: Question) -> list[str]:
     for name in configs.PASSES:
         rows.append((name, *map(str, choices[name].tile), _reason(choices[name], path, arch)))
     place = f"{gpu} ({arch})" if gpu else arch
-    return [f"{variant} on {place}: {problem}", "", *_aligned(rows), "", *_ladder_text(path, gpu)]
+    return [f"{variant} on {place}: {problem}", "", *aligned(rows), "", *_ladder_text(path, gpu)]
 
 
 def stale(out: Path) -> list[str]:
@@ -120,18 +121,13 @@ def gains(out: Path, gpu: str) -> list[str]:
         raise CodegenError(f"{folder}: no tuned files there; `python -m codegen tune` on that GPU makes them")
     rows.append(_gain_row("all", every))
     heading = f"defaults' time over that of the tuned tiles on {folder.name}, geometric means over lengths and dtypes"
-    return [heading, "", *_aligned(rows)]
+    return [heading, "", *aligned(rows)]
 
 
 def _gain_row(name: str, ratios: Mapping[str, Sequence[float]]) -> tuple[str, ...]:
     together = [ratio for each in ratios.values() for ratio in each]
     means = [f"{geometric_mean(each):.2f}" if each else "-" for each in (*ratios.values(), together)]
     return (name, *means, f"{max(together):.2f}" if together else "-", str(len(together)))
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _this_gpu(tuned: Any) -> str:

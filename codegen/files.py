@@ -287,3 +287,18 @@ def _prune(out: Path, removed: Iterable[str]) -> None:
 def _with_parent(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file whole or not at all, whatever interrupts."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        os.close(descriptor)
+        Path(name).write_text(text, encoding="utf-8")
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise

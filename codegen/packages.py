@@ -24,13 +24,22 @@ def find_package(out: Path) -> Package:
     folder = out.resolve()
     if not (folder / "MANIFEST.json").is_file():
         raise CodegenError(f"{out}: no generated package there; run `python -m codegen render`, or give --out")
-    root = str(folder.parent)
-    if root not in sys.path:
-        sys.path.insert(0, root)
-    found = importlib.import_module(folder.name)
-    if Path(found.__path__[0]).resolve() != folder:
-        raise CodegenError(f"{out}: another package named {folder.name} is imported in its place: rename the folder")
-    return Package(root=root, name=folder.name)
+    return Package(root=str(folder.parent), name=imported(folder))
+
+
+def imported(folder: Path) -> str:
+    """The name of the package in `folder`, made importable.
+
+    It is imported by the folder's own name, which is part of the keys of Triton's cache.
+    """
+    parent = str(folder.parent)
+    if parent not in sys.path:
+        sys.path.insert(0, parent)
+    package = importlib.import_module(folder.name)
+    found = [Path(path).resolve() for path in package.__path__]
+    if found != [folder]:
+        raise CodegenError(f"{folder}: a package of the name {folder.name} is already imported, from {found[0]}")
+    return folder.name
 
 
 def chosen(option: str, named: Sequence[str], known: Sequence[str]) -> Sequence[str]:

@@ -27,6 +27,10 @@ SMEM_LIMIT = {
 }
 """Shared memory one program may use, in bytes (CUDA C++ programming guide, table of technical specifications)."""
 
+REGISTER_FILE = 65_536
+"""32-bit registers of a multiprocessor, which one program may have all of (CUDA C++ programming guide, table of
+technical specifications: all chips from sm_80 to sm_120)."""
+
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 
 
@@ -36,6 +40,10 @@ class Pass(StrEnum):
     FWD = "fwd"
     DKDV = "dkdv"
     DQ = "dq"
+
+
+KERNEL_ENDINGS = {Pass.FWD: "_fwd", Pass.DKDV: "_bwd_dkdv", Pass.DQ: "_bwd_dq"}
+"""How the name of the kernel of each pass ends; all others are small ones, which have no config."""
 
 
 @dataclass(frozen=True, kw_only=True)

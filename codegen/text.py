@@ -1,9 +1,10 @@
-"""Prose: in generated files wrapped to the line length, and safe where it stands."""
+"""Prose: in generated files wrapped to the line length, and safe where it stands; tables on a terminal."""
 
 from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -55,3 +56,13 @@ def describe_tensor(tensor: TensorSpec) -> str:
     """A declared tensor in one phrase: `slope[h] float32 (grad)`."""
     dims = ", ".join(str(dim) for dim in tensor.dims)
     return f"{tensor.name}[{dims}] {tensor.dtype}" + (" (grad)" if tensor.grad else "")
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows of a table as lines, columns aligned.
+
+    >>> aligned([("pass", "tile"), ("dkdv", "64")])
+    ['pass  tile', 'dkdv  64']
+    """
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from codegen import cli
+from codegen.files import write_atomically
 from codegen.load import load
 from codegen.packages import Package
 from codegen.pool import WorkerDiedError
@@ -19,7 +20,7 @@ from codegen.spec import SMEM_LIMIT, Pass, TileConfig
 from codegen.tune import tuner as tuner_module
 from codegen.tune.compiling import Compilation, Compilers, Task, fault_of
 from codegen.tune.progress import Progress, gain, totals
-from codegen.tune.record import Group, Machine, Outcome, TunedFile, Winner, Workload, write_atomically
+from codegen.tune.record import Group, Machine, Outcome, TunedFile, Winner, Workload
 from codegen.tune.space import Kernel, Work, candidates, fits, shared_bytes
 from codegen.tune.tuner import Context, Request, Tuner
 from generated._runtime import configs, kernels, tuned

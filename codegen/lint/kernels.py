@@ -10,11 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from codegen.offline import Compiled
-from codegen.spec import SMEM_LIMIT
-
-REGISTER_FILE = 65_536
-"""32-bit registers of a multiprocessor, which one program may have all of (CUDA C++ programming guide, table of
-technical specifications: all chips from sm_80 to sm_120)."""
+from codegen.spec import REGISTER_FILE, SMEM_LIMIT
 
 AMD_VECTOR_REGISTERS = 512
 """Vector registers of a lane that the wavefronts on one SIMD share, accumulation registers included (CDNA 3 instruction

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from codegen.errors import CodegenError
 from codegen.lint.jobs import Job
 from codegen.lint.kernels import Usage, errors, usage, warnings
 from codegen.modes import Mode
 from codegen.offline import Compiled, compile_launches
-from codegen.spec import Pass, TileConfig, Variant
-
-_ENDINGS = {Pass.FWD: "_fwd", Pass.DKDV: "_bwd_dkdv", Pass.DQ: "_bwd_dq"}
-"""How the name of the kernel of each pass ends; all others are small ones, which have no config."""
+from codegen.packages import imported
+from codegen.spec import KERNEL_ENDINGS, Pass, TileConfig, Variant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,22 +68,7 @@ def failed(kernel: str, job: Job, error: Exception) -> Finding:
 def main_kernel(job: Job) -> str:
     """The name of the kernel of the first of a job's passes."""
     mode = "" if job.mode is Mode.DENSE else f"_{job.mode}"
-    return f"{job.variant}{mode}{_ENDINGS[job.configs[0][0]]}"
-
-
-def imported(folder: Path) -> str:
-    """The name of the package in `folder`, made importable.
-
-    It is imported by the folder's own name, which is part of the keys of Triton's cache.
-    """
-    parent = str(folder.parent)
-    if parent not in sys.path:
-        sys.path.insert(0, parent)
-    package = importlib.import_module(folder.name)
-    found = [Path(path).resolve() for path in package.__path__]
-    if found != [folder]:
-        raise CodegenError(f"{folder}: a package of the name {folder.name} is already imported, from {found[0]}")
-    return folder.name
+    return f"{job.variant}{mode}{KERNEL_ENDINGS[job.configs[0][0]]}"
 
 
 def _finding(name: str, job: Job, kernel: Compiled) -> Finding:
@@ -110,4 +90,4 @@ def _config(name: str, job: Job) -> TileConfig | None:
 
 def pass_of(name: str) -> Pass | None:
     """The pass of the kernel of this name; None of a small one."""
-    return next((p for p, ending in _ENDINGS.items() if name.endswith(ending)), None)
+    return next((p for p, ending in KERNEL_ENDINGS.items() if name.endswith(ending)), None)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 
+from codegen.files import write_atomically
 from codegen.lint.look import Finding, pass_of
 from codegen.spec import SMEM_LIMIT
+from codegen.text import aligned
 
 _Key = tuple[str, str, int, str, tuple[int, ...]]
 """Chip, dtype, head_dim, pass and config; small kernels have `-` for a pass."""
@@ -30,7 +30,7 @@ def lines(findings: Iterable[Finding]) -> list[str]:
     for arch, of_arch in groupby(by_key, lambda finding: finding.job.arch):
         groups = [list(group) for _, group in groupby(of_arch, _key)]
         text += [f"{arch}, {SMEM_LIMIT[arch]} bytes of shared memory", ""]
-        text += _aligned([HEADER, *(_row(group) for group in groups)])
+        text += aligned([HEADER, *(_row(group) for group in groups)])
         problems = [
             line for severity in ("error", "warning") for group in groups for line in _problems(group, severity)
         ]
@@ -55,21 +55,13 @@ def summary(findings: Sequence[Finding], seconds: float) -> list[str]:
     for arch, group in groupby(sorted(findings, key=lambda f: f.job.arch), lambda f: f.job.arch):
         rows.append((arch, *_counts(list(group))))
     rows.append(("all", *_counts(findings)))
-    return [*_aligned(rows), f"in {seconds:.0f} s"]
+    return [*aligned(rows), f"in {seconds:.0f} s"]
 
 
 def save_json(path: Path, findings: Sequence[Finding], triton: str) -> None:
     """Write everything found; the file is there in whole or, after an interruption, as it was."""
     document = {"triton": triton, "kernels": [asdict(finding) for finding in sorted(findings, key=_key)]}
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(document, file, indent=1)
-            file.write("\n")
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    write_atomically(path, json.dumps(document, indent=1) + "\n")
 
 
 def _key(finding: Finding) -> _Key:
@@ -123,8 +115,3 @@ def _problems(group: Sequence[Finding], severity: str) -> list[str]:
 def _counts(findings: Sequence[Finding]) -> tuple[str, str, str]:
     wrong, doubtful = sum(bool(f.errors) for f in findings), sum(bool(f.warnings) for f in findings)
     return str(len(findings)), str(wrong), str(doubtful)
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

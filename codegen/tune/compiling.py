@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from codegen.packages import Package
+from codegen.packages import Package, imported
 from codegen.pool import Pool, WorkerDiedError
-from codegen.spec import Pass, TileConfig
+from codegen.spec import KERNEL_ENDINGS, Pass, TileConfig
 from codegen.tune.record import Group
 
 CUT_SEQ, WHOLE_SEQ = 1000, 1024
@@ -27,11 +27,6 @@ class Task:
     group: Group
     tile: TileConfig
     seq: int
-
-
-def kernel_suffix(pass_: Pass) -> str:
-    """How the name of a pass' kernel ends; it begins with the variant's."""
-    return "_fwd" if pass_ is Pass.FWD else f"_bwd_{pass_}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +47,7 @@ def compile_task(task: Task) -> Compilation:
 def _fault(task: Task) -> str:
     from codegen.offline import compile_launches
 
-    suffix = kernel_suffix(task.group.pass_)
+    suffix = KERNEL_ENDINGS[task.group.pass_]
     inputs, sequences = _arguments(task.package, task.group, task.seq)
     from codegen.tune.calls import load_op
 
@@ -89,17 +84,12 @@ def first_line(error: BaseException) -> str:
 @cache
 def _arguments(package: Package, group: Group, seq: int) -> tuple[Any, dict[str, Any]]:
     """Arguments of a small call on the CPU, of the same layout as those on the GPU."""
-    _find(package)
+    imported(Path(package.root) / package.name)
     from codegen.tune.calls import draw_call
 
     return draw_call(
         group.variant, group.mode, group.dtype, group.head_dim, seq=seq, device="cpu", package=package.name
     )
-
-
-def _find(package: Package) -> None:
-    if package.root not in sys.path:
-        sys.path.insert(0, package.root)
 
 
 class Compilers(Pool[Task, Compilation]):

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from codegen.packages import Package
-from codegen.spec import Pass, TileConfig
+from codegen.spec import KERNEL_ENDINGS, Pass, TileConfig
 from codegen.tune.calls import BOUND, Inputs, draw_call, load_op, load_reference, relative_errors
-from codegen.tune.compiling import CUT_SEQ, first_line, kernel_suffix, results_of
+from codegen.tune.compiling import CUT_SEQ, first_line, results_of
 from codegen.tune.record import Group, Workload
 
 TOKENS = 16_384
@@ -131,7 +131,7 @@ class Bench:
         options = {**sequences, "config": self._config(tile)}
         leaves = list(inputs.leaves().values())
         o = None if self.group.pass_ is Pass.FWD else inputs.call(self.op, **options)
-        times = KernelTimes(kernel_suffix(self.group.pass_))
+        times = KernelTimes(KERNEL_ENDINGS[self.group.pass_])
         filler = driver.active.get_empty_cache_for_benchmark()
 
         def run() -> float:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from codegen.files import write_atomically
 from codegen.spec import Pass, TileConfig
 
 FORMAT = 1
@@ -141,18 +140,3 @@ def _listed(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _rounded(ms: float | None) -> float | None:
     return None if ms is None else float(f"{ms:.4g}")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file whole or not at all, whatever interrupts."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=".tuned-", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from codegen.spec import SMEM_LIMIT, ArchSpec, Pass, PassConfigs, TileConfig
+from codegen.spec import REGISTER_FILE, SMEM_LIMIT, ArchSpec, Pass, PassConfigs, TileConfig
 from codegen.tiles import TILE_FIELDS
 
 MOST_REGISTERS = 255
@@ -19,9 +19,6 @@ MOST_REGISTERS = 255
 
 _OTHER_REGISTERS = 24
 """Addresses, bounds and row vectors, beside the tiles that `registers` counts. Compiled kernels have 20 to 80 more."""
-
-_REGISTER_FILE = 65_536
-"""32-bit registers of a multiprocessor (compute unit); on AMD those of four SIMDs are four times as many."""
 
 _MOST_WARPS = 64
 
@@ -111,7 +108,7 @@ def seconds(kernel: Kernel, tile: TileConfig, work: Work) -> float:
     products = kernel.columns / 64 * {Pass.FWD: 1.0, Pass.DQ: 1.5, Pass.DKDV: 2.0}[kernel.pass_]
     threads = tile.num_warps * _lanes(kernel.arch)
     by_memory = SMEM_LIMIT[kernel.arch] // max(shared_bytes(kernel, tile), 1)
-    by_registers = _REGISTER_FILE // (threads * max(registers(kernel, tile), 1))
+    by_registers = REGISTER_FILE // (threads * max(registers(kernel, tile), 1))
     resident = max(1, min(by_memory, by_registers, _MOST_WARPS // tile.num_warps))
     # The exponentials of one group of warps hide behind the products of another.
     groups = resident * max(1, tile.num_warps // 4)
