@@ -27,6 +27,7 @@ from bench.clock import Clock
 from bench.golden import BOUND, Inputs, Shape
 from bench.peers import Runner
 from bench.pool import spread
+from codegen.tune.calls import packed
 
 DTYPE = torch.bfloat16
 HEADS, KV_HEADS, DIM = 32, 8, 128
@@ -155,24 +156,6 @@ def draw(case: PackedCase, device: str) -> Inputs:
     return golden.draw_inputs(entry, case.shape, dtype=DTYPE, device=device)
 
 
-def packed_inputs(inputs: Inputs) -> Inputs:
-    """The rows of a dense batch one behind the other: `[B * S, H, D]`, dlse `[H, B * S]`, and g `[B * S, H]`.
-
-    The variant's own tensors have an element per token, or none for the batch.
-    """
-
-    def joined(x: Tensor) -> Tensor:
-        return x.detach().transpose(1, 2).flatten(0, 1).contiguous().requires_grad_(x.requires_grad)
-
-    batch = inputs.q.shape[0]
-    tensors = {
-        name: x.detach().flatten(0, 1).requires_grad_(x.requires_grad) if x.dim() > 1 and x.shape[0] == batch else x
-        for name, x in inputs.tensors.items()
-    }
-    q, k, v, do = (joined(x) for x in (inputs.q, inputs.k, inputs.v, inputs.do))
-    return replace(inputs, q=q, k=k, v=v, do=do, dlse=inputs.dlse.transpose(0, 1).flatten(1), tensors=tensors)
-
-
 def cu_seqlens(case: PackedCase, device: torch.device) -> Tensor:
     """Where documents begin and end among all tokens, int32."""
     ends = [0, *itertools.accumulate(length for row in case.rows for length in row)]
@@ -203,7 +186,7 @@ def _packed(case: PackedCase, inputs: Inputs) -> Built:
     ends = cu_seqlens(case, inputs.q.device)
     return _scheduled(
         golden.load_op(case.variant),
-        packed_inputs(inputs),
+        packed(golden.load_manifest()[case.variant], inputs),
         lambda x: x.unflatten(0, (batch, -1)).transpose(1, 2),
         cu_seqlens_q=ends,
     )
@@ -239,7 +222,7 @@ def _fla(case: PackedCase, inputs: Inputs) -> Built:
     from fla.ops.attn.parallel import parallel_attn  # optional
 
     batch = len(case.rows)
-    one = packed_inputs(inputs)
+    one = packed(golden.load_manifest()[case.variant], inputs)
     # A batch of one; FLA indexes with 64 bits.
     leaves = {name: x.detach()[None].requires_grad_() for name, x in one.leaves().items()}
     ends = cu_seqlens(case, inputs.q.device).long()
