@@ -148,7 +148,8 @@ def test_a_tensor_and_its_detached_self_are_told_apart() -> None:
     op = load_op("causal")
     for _ in range(4):
         for k, v in ((q, q.detach()), (q.detach(), q), (q, q.view_as(q)), (q.view_as(q), q)):
-            edges = [edge[0] for edge in op(q, k, v).grad_fn.next_functions[:3]]
+            o = op(q, k, v)  # torch 2.11 frees the node's C++ half with its output
+            edges = [edge[0] for edge in o.grad_fn.next_functions[:3]]
             for x, edge in zip((q, k, v), edges, strict=True):
                 assert (edge is not None) == x.requires_grad
                 assert not x.requires_grad or "AccumulateGrad" in edge.name() or edge is x.grad_fn
