@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from codegen import op_gradients
+from codegen import hopper, op_gradients
 from codegen.arguments import Argument, mask_arguments, own_arguments
 from codegen.frameworks import Framework
 from codegen.modes import KEY_IDS, PADDING, QUERY_IDS, InMode, Mode, packed_dims
@@ -49,6 +49,7 @@ class OpPlan(InMode):
     reads_pairs: bool
     decay: bool
     dropout: bool
+    hopper: bool  # whether the framework launches kernels of Hopper's family
     positions: Sequence[str]
     formula: str
     reference_score: str
@@ -376,6 +377,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
         reads_pairs=reads_pairs(variant),
         decay=variant.decay,
         dropout=variant.dropout,
+        hopper=framework is Framework.TORCH and hopper.serves(planned),
         positions=positions_read(variant) if planned.mode is Mode.SEGMENTED else (),
         formula=formula_of(variant),
         reference_score=reference.score,

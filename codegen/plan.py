@@ -5,7 +5,6 @@ All decisions are made here; a template only places text. See templates/README.m
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
@@ -20,6 +19,7 @@ from codegen.model import BlockText, GradientKind, GradientTerm, GradientText, K
 from codegen.modes import Mode, specialised
 from codegen.signature import Signatures, legend
 from codegen.spec import Variant
+from codegen.text import words
 
 LOG2E = const(1.4426950408889634)
 
@@ -199,7 +199,7 @@ def _query_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signat
         linear=builder.logits.linear,
         longest_first=analysis.keys.main.end is not None and analysis.keys.main.first is None,
         helpers=frozenset(emitter.helpers),
-        prologue=[*builder.index_statements("q", builder.reads | _words(hoisted)), *emitter.prologue],
+        prologue=[*builder.index_statements("q", builder.reads | words(hoisted)), *emitter.prologue],
         bounds=bounds,
         full=full,
         partial=partial,
@@ -214,7 +214,7 @@ def _key_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signatur
     partial = builder.block(partial=True, terms=terms, backward=True)
     bounds = query_bounds(analysis, builder.emitter)
     emitter = builder.emitter
-    reads = builder.reads | _words(" ".join([*emitter.prologue, *emitter.head_prologue]))
+    reads = builder.reads | words(" ".join([*emitter.prologue, *emitter.head_prologue]))
     if terms:
         reads |= {builder.key}  # for the place of the sums
     args = sign.dkdv()
@@ -235,11 +235,6 @@ def _key_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signatur
         partial=partial,
         gradients=terms,
     )
-
-
-def _words(text: str) -> frozenset[str]:
-    """The names in a piece of source."""
-    return frozenset(re.findall(r"[A-Za-z_]\w*", text))
 
 
 def _any_reads_head(union: blocks.Union) -> bool:

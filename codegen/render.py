@@ -15,6 +15,7 @@ from typing import Any
 
 import jinja2
 
+from codegen import hopper
 from codegen.arch_tables import arch_tables
 from codegen.errors import CodegenError
 from codegen.expr import TensorSpec
@@ -56,6 +57,7 @@ def _environment(folder: Path) -> jinja2.Environment:
         autoescape=False,
     )
     env.filters["docstring"] = docstring
+    env.filters |= hopper.FILTERS
     return env
 
 
@@ -92,7 +94,8 @@ def render(spec: Spec) -> dict[str, str]:
     hashes = {
         name: {mode.value: _kernel_hashes(formatted, _mode_folder(name, mode)) for mode in Mode} for name in names
     }
-    formatted |= _format({KERNELS_FILE: _fill(env, "ops/kernels.py.jinja", hashes=hashes)})
+    long_runs = [name for name, variant in spec.variants.items() if hopper.visits_long_runs(plan(variant))]
+    formatted |= _format({KERNELS_FILE: _fill(env, "ops/kernels.py.jinja", hashes=hashes, long_runs=long_runs)})
     return {path: _sign(formatted[path]) for path in sorted(formatted)}
 
 
@@ -138,6 +141,8 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
         f"{folder}/{stem}.py": _fill(env, f"kernels/{stem}.py.jinja", kernel=getattr(planned, attribute), **context)
         for stem, attribute in KERNELS.items()
     }
+    if hopper.serves(planned):
+        files[f"{folder}/{hopper.FORWARD}.py"] = _fill(env, "hopper/fwd.py.jinja", kernel=planned.fwd, **context)
     if planned.lists is not None:
         stem = planned.lists.module
         files[f"{folder}/{stem}.py"] = _fill(env, f"kernels/{stem}.py.jinja", lists=planned.lists, **context)
@@ -150,7 +155,9 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
 
 def _kernel_hashes(files: Mapping[str, str], folder: str) -> dict[str, str]:
     """Pass -> hash of its kernel's code, of those of one mode."""
-    return {pass_name: code_hash(files[f"{folder}/{stem}.py"]) for stem, pass_name in KERNELS.items()}
+    stems = {**KERNELS, hopper.FORWARD: hopper.FORWARD}
+    found = {pass_name: files.get(f"{folder}/{stem}.py") for stem, pass_name in stems.items()}
+    return {pass_name: code_hash(text) for pass_name, text in found.items() if text is not None}
 
 
 def code_hash(source: str) -> str:

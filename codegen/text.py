@@ -58,6 +58,11 @@ def describe_tensor(tensor: TensorSpec) -> str:
     return f"{tensor.name}[{dims}] {tensor.dtype}" + (" (grad)" if tensor.grad else "")
 
 
+def words(text: str) -> frozenset[str]:
+    """The names in a piece of source."""
+    return frozenset(re.findall(r"[A-Za-z_]\w*", text))
+
+
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """The rows of a table as lines, columns aligned.
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from .archs import ARCHS, VARIANT_ARCHS, Arch
 from .checks import fail
+from .families import FAMILIES, HOPPER, PORTABLE, HopperTile, hopper_tile, is_faster
 from .tuned import Entry, Problem, tuned_entries
 from .tuned import Tile as Tile
 
@@ -136,6 +137,7 @@ def tiles_for(
     heads: tuple[int, int],
     length: int,
     config_words: str,
+    launches_hopper: bool = False,
 ) -> Tiles:
     """The tiles of each pass of a call.
 
@@ -144,14 +146,45 @@ def tiles_for(
         arch: the chip, such as sm_90, and `gpu`, the folder of its tuned tiles, empty where the GPU is not there.
         head_dims: of q and of v. heads: of q and of k.
         length: how many keys a sequence has, on average where they are packed.
+        launches_hopper: whether the framework can launch Hopper's family.
     """
     problem = Problem(mode, dtype, max(head_dims, key=padded), heads[0] // heads[1], length)
     tiles = {name: choice.tile for name, choice in ladder(op, arch, gpu, problem, config_words).items()}
+    hopper = _forward_on_hopper(op, mode, arch, dtype, head_dims, length, config_words, launches_hopper)
     widths = {width for head_dim in head_dims for width in (next_power_of_2(head_dim), block_columns(head_dim))}
     if arch == "sm_90" and dtype != "float32" and len(widths) > 1:
         # Triton 3.6 compiles wrong results where tiles of different width get no pipeline: k's and v's, or their parts.
-        return {name: tile._replace(num_stages=max(tile.num_stages, 2)) for name, tile in tiles.items()}
-    return tiles
+        tiles = {name: tile._replace(num_stages=max(tile.num_stages, 2)) for name, tile in tiles.items()}
+    return tiles if hopper is None else {**tiles, "fwd": hopper}
+
+
+def _forward_on_hopper(
+    op: str,
+    mode: str,
+    arch: str,
+    dtype: str,
+    head_dims: tuple[int, int],
+    length: int,
+    config_words: str,
+    launches_hopper: bool,
+) -> Tile | None:
+    """The tile of a forward that runs in Hopper's family: where it can, unless the call wants another."""
+    family, own = asked_family(config_words), parse_config(config_words).get("fwd")
+    if family == PORTABLE or (own is not None and family != HOPPER):
+        return None
+    found: HopperTile | str = "only torch launches it"
+    if launches_hopper:
+        found = hopper_tile(op, mode, arch, dtype, head_dims, length)
+    if isinstance(found, str):
+        if family == HOPPER:
+            fail(op, "family", "one that can run this call", f"'{HOPPER}': {found}")
+        return None
+    if own is None:
+        return found if family == HOPPER or is_faster(op, head_dims) else None
+    if (own.block_m, own.num_warps) != (found.block_m, found.num_warps):
+        wanted = f"block_m {found.block_m} and num_warps {found.num_warps} in the family '{HOPPER}'"
+        fail(op, "config['fwd']", wanted, f"{own.block_m} and {own.num_warps}")
+    return HopperTile(*own)
 
 
 def checked_tile(op: str, name: str, entry: Any) -> Tile:
@@ -169,18 +202,29 @@ def checked_tile(op: str, name: str, entry: Any) -> Tile:
     return Tile(**entry)
 
 
-def config_text(op: str, config: Any) -> str:
-    """`config` as the string that a custom operator can carry: `fwd 128 64 4 3;dq 64 64 4 3`."""
+def config_text(op: str, config: Any, family: Any = None) -> str:
+    """`config` and `family` as the string that a custom operator can carry: `family hopper;fwd 128 64 8 3`."""
+    if family is not None and family not in FAMILIES:
+        fail(op, "family", f"None or one of {', '.join(map(repr, FAMILIES))}", repr(family))
+    asked = [f"family {family}"] if family is not None else []
     if config is None:
-        return ""
+        return "".join(asked)
     if not isinstance(config, dict):
         fail(op, "config", "None or a dict of pass name -> tile", repr(config))
     tiles = {name: checked_tile(op, name, entry) for name, entry in config.items()}
-    return ";".join(f"{name} {t.block_m} {t.block_n} {t.num_warps} {t.num_stages}" for name, t in tiles.items())
+    words = [f"{name} {t.block_m} {t.block_n} {t.num_warps} {t.num_stages}" for name, t in tiles.items()]
+    return ";".join([*asked, *words])
+
+
+@cache
+def asked_family(text: str) -> str:
+    """The family that a call wants, empty where it names none."""
+    first = text.partition(";")[0].split()
+    return first[1] if first[:1] == ["family"] else ""
 
 
 @cache
 def parse_config(text: str) -> Tiles:
-    """The inverse of `config_text`."""
+    """The tiles in a text of `config_text`."""
     entries = [entry.split() for entry in text.split(";") if entry]
-    return {name: Tile(*map(int, numbers)) for name, *numbers in entries}
+    return {name: Tile(*map(int, numbers)) for name, *numbers in entries if name in PASSES}

@@ -88,7 +88,7 @@ def call_tiles(op: str, mode: str, q: Tensor, v: Tensor, length: int, config_wor
     arch = arch_of(q)
     gpu = "" if arch == INTERPRETER else _device_gpu(arch)
     dims, heads = (q.shape[3], v.shape[3]), (q.shape[1], v.shape[1])
-    return tiles_for(op, mode, arch, gpu, q.element, dims, heads, length, config_words)
+    return tiles_for(op, mode, arch, gpu, q.element, dims, heads, length, config_words, False)
 
 
 def is_nvidia(x: Tensor) -> bool:

@@ -8,7 +8,8 @@ autograd function, whose forward does that alone; the graph of autograd is as ev
 """
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from importlib.metadata import version
 from math import copysign
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from .settings import DEBUG, HAS_TRITON, INTERPRET
 
@@ -37,6 +38,7 @@ ENABLED = (
 if HAS_TRITON:
     from triton import knobs
     from triton.compiler import CompiledKernel
+    from triton.runtime import _allocation
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -77,18 +79,24 @@ class _Plan(NamedTuple):
     launches: list[_Launch]
     results: list[int]
     returns_tuple: bool
+    takes_scratch: bool
 
     def __call__(self, pointers: list[int]) -> Any:
-        device, allocations, launches, results, returns_tuple = self
+        device, allocations, launches, results, returns_tuple, takes_scratch = self
         made = [torch.empty_strided(size, stride, dtype=dtype, device=device) for size, stride, dtype in allocations]
         pointers += [x.data_ptr() for x in made]
         stream = _stream(device)
-        for _, run, arguments, places in launches:
-            arguments = arguments.copy()
-            arguments[_STREAM] = stream
-            for place, number in places:
-                arguments[place] = pointers[number]
-            run(*arguments)
+        token = _allocation._allocator.set(_scratch) if takes_scratch else None
+        try:
+            for _, run, arguments, places in launches:
+                arguments = arguments.copy()
+                arguments[_STREAM] = stream
+                for place, number in places:
+                    arguments[place] = pointers[number]
+                run(*arguments)
+        finally:
+            if token is not None:
+                _allocation._allocator.reset(token)
         return tuple([made[i] for i in results]) if returns_tuple else made[results[0]]
 
 
@@ -192,7 +200,8 @@ class _Recording(TorchDispatchMode):
         devices = {x.device for x in self._made}
         if not self._is_whole or len(devices) != 1:
             return None
-        return _Plan(devices.pop(), allocations, self._launches, results, isinstance(returned, tuple))
+        takes_scratch = any(launch.compiled.metadata.global_scratch_size > 0 for launch in self._launches)
+        return _Plan(devices.pop(), allocations, self._launches, results, isinstance(returned, tuple), takes_scratch)
 
     def step(self, returned: Any) -> _Step | None:
         """What to do in the place of such a call where gradients are wanted."""
@@ -236,6 +245,28 @@ _active = _Active()
 def is_recording() -> bool:
     """Whether a call is being noted, which takes a dispatch mode."""
     return _active.recording is not None
+
+
+def _scratch(size: int, _alignment: int, _stream: int | None) -> Tensor:
+    """Memory that a kernel works in, free again for what the stream does after it."""
+    with _disable_current_modes():
+        return torch.empty(size, dtype=torch.int8, device="cuda")
+
+
+@contextmanager
+def _giving_scratch() -> Iterator[None]:
+    """Kernels that describe their copies to the hardware get the memory for it, whatever allocator Triton has."""
+    token = _allocation._allocator.set(_scratch)
+    try:
+        yield
+    finally:
+        _allocation._allocator.reset(token)
+
+
+def launch_hopper(kernel: Any, grid: tuple[int], *args: Any, **constants: Any) -> None:
+    """`launch` of a kernel of Hopper's family."""
+    with _giving_scratch():
+        launch(kernel, grid, *args, **constants)
 
 
 def launch(kernel: Any, grid: tuple[int], *args: Any, **constants: Any) -> None:

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/jax_op.py.jinja
-# hash: 817aa289a3955279
+# hash: f152f56099d9aee5
 """`causal_dropout` for JAX. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section 5.4)."""
 
 from jax import Array
@@ -118,6 +118,7 @@ def _schedule(
     kv_lengths: Array | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     backward: bool = True,
 ) -> Schedule:
     """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
@@ -143,6 +144,7 @@ def _schedule(
         kv_lengths,
         padding_id,
         config,
+        family,
     )
 
     return schedule_of(DENSE, PACKED, SEGMENTED, arguments, backward)
@@ -169,6 +171,7 @@ def causal_dropout(
     kv_lengths: Array | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     schedule: Schedule | None = None,
 ) -> Array | tuple[Array, Array]:
     """Causal attention with dropout on the probabilities (Vaswani et al., 2017, section 5.4).
@@ -201,6 +204,8 @@ def causal_dropout(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
+        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default Hopper's where they can run it
+            and `config` names no tile of it.
         schedule: what `causal_dropout.schedule(...)` gave for a call like this one; by default each call makes
             its own.
 
@@ -229,6 +234,7 @@ def causal_dropout(
         kv_lengths,
         padding_id,
         config,
+        family,
     )
 
     arguments.dropout_p = check_dropout_p(NAME, dropout_p)

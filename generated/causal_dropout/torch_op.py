@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/torch_op.py.jinja
-# hash: b1164b539a2a900d
+# hash: d2c7d99af767b49c
 """`causal_dropout` for PyTorch. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section
 5.4)."""
 
@@ -49,6 +49,7 @@ def _schedule(
     kv_lengths: Tensor | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     backward: bool = True,
 ) -> Schedule:
     """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
@@ -56,7 +57,7 @@ def _schedule(
     The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
     the backward needs. Without a schedule a call makes its own.
     """
-    config_words = config_text(NAME, config)
+    config_words = config_text(NAME, config, family)
     tables: list[Tensor] = []
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
@@ -130,6 +131,7 @@ def causal_dropout(
     kv_lengths: Tensor | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     schedule: Schedule | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Causal attention with dropout on the probabilities (Vaswani et al., 2017, section 5.4).
@@ -162,6 +164,8 @@ def causal_dropout(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
+        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default Hopper's where they can run it
+            and `config` names no tile of it.
         schedule: what `causal_dropout.schedule(...)` gave for a call like this one; by default each call makes
             its own.
 
@@ -187,6 +191,7 @@ def causal_dropout(
             cu_seqlens_q,
             cu_seqlens_k,
             config,
+            family,
             schedule,
         )
     check_inputs(NAME, q, k, v, scale, layout)
@@ -201,7 +206,7 @@ def causal_dropout(
     row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
     dropout_p = check_dropout_p(NAME, dropout_p)
     seed = dropout_seed(NAME, dropout_p, seed)
-    config_words = config_text(NAME, config)
+    config_words = config_text(NAME, config, family)
     block_tables: list[Tensor] = []
     if schedule is not None:
         tiles = None
@@ -268,6 +273,7 @@ def _packed(
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
     config: dict[str, dict[str, int]] | None,
+    family: str | None,
     schedule: Schedule | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The packed call: q, k and v are `[total, H, D]`."""
@@ -275,7 +281,7 @@ def _packed(
     row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
     dropout_p = check_dropout_p(NAME, dropout_p)
     seed = dropout_seed(NAME, dropout_p, seed)
-    config_words = config_text(NAME, config)
+    config_words = config_text(NAME, config, family)
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
     dtype = q.dtype

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/jax_op.py.jinja
-# hash: 06a69b046cc998a2
+# hash: b174d647dc9f5a3a
 """`document` for JAX. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from jax import Array
@@ -115,6 +115,7 @@ def _schedule(
     kv_lengths: Array | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     backward: bool = True,
 ) -> Schedule:
     """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
@@ -140,6 +141,7 @@ def _schedule(
         kv_lengths,
         padding_id,
         config,
+        family,
     )
     if arguments.packed:
         arguments.tensors = {
@@ -182,6 +184,7 @@ def document(
     kv_lengths: Array | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     schedule: Schedule | None = None,
 ) -> Array | tuple[Array, Array]:
     """Causal within each document of a packed row; `doc` numbers them, in any order.
@@ -211,6 +214,8 @@ def document(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
+        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default Hopper's where they can run it
+            and `config` names no tile of it.
         schedule: what `document.schedule(...)` gave for a call like this one; by default each call makes its own.
 
     Returns:
@@ -238,6 +243,7 @@ def document(
         kv_lengths,
         padding_id,
         config,
+        family,
     )
     if arguments.packed:
         arguments.tensors = {

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_launch.py.jinja
-# hash: 2acb8ea279f45e21
+# hash: 01f9777aeb3bff80
 """Launches of the kernels of `document`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -13,8 +13,9 @@ from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from .._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
+from .._runtime.families import WARPS, columns
 from .._runtime.schedules import POSITIONS, least_block, pass_table
-from .._runtime.torch_replay import launch, replayed
+from .._runtime.torch_replay import launch, launch_hopper, replayed
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -22,12 +23,13 @@ from .._runtime.torch_support import (
     call_tiles,
     empty_like_layout,
     launches_directly,
+    multiprocessors,
     row_stride,
     unit_strides,
 )
 
 if HAS_TRITON:
-    from . import block_ranges, bwd_dkdv, bwd_dq, fwd
+    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_fwd
 
 NAME = "document"
 # Operators are registered under the name of the package, so that two packages can live in one process.
@@ -209,9 +211,7 @@ def _forward(
     (ranges,) = pass_table(block_tables, "fwd", 1) or _tables(
         q, k, row_offset, row_offsets, block_extremes, part, tile, False
     )
-    launch(
-        fwd.document_fwd,
-        (cdiv(q_len, tile.block_m) * num_heads * batch,),
+    arguments = (
         q,
         k,
         v,
@@ -232,17 +232,40 @@ def _forward(
         num_heads,
         group_size,
         scale,
-        Q_OFFSET_PER_BATCH=row_offsets is not None,
-        RAGGED=kv_len % tile.block_n != 0,
-        HEAD_DIM=head_dim,
-        HEAD_DIM_V=head_dim_v,
-        BLOCK_D=block_columns(head_dim),
-        BLOCK_DV=block_columns(head_dim_v),
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
     )
+    if tile.family == "hopper":
+        launch_hopper(
+            hopper_fwd.document_fwd_hopper,
+            (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
+            *arguments,
+            batch,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            RAGGED=kv_len % tile.block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=columns(head_dim),
+            BLOCK_DV=columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            STAGES=tile.num_stages,
+            num_warps=WARPS,
+        )
+    else:
+        launch(
+            fwd.document_fwd,
+            (cdiv(q_len, tile.block_m) * num_heads * batch,),
+            *arguments,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            RAGGED=kv_len % tile.block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
     return o, lse
 
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/jax_op.py.jinja
-# hash: 3bb1bc73cb7bf70f
+# hash: 5311fcc1b2cc3a02
 """`forgetting` for JAX. Forgetting attention, a log-decay per position and head (Lin et al., 2025,
 arXiv:2503.02130)."""
 
@@ -113,6 +113,7 @@ def _schedule(
     kv_lengths: Array | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     backward: bool = True,
 ) -> Schedule:
     """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
@@ -138,6 +139,7 @@ def _schedule(
         kv_lengths,
         padding_id,
         config,
+        family,
     )
 
     return schedule_of(DENSE, PACKED, SEGMENTED, arguments, backward)
@@ -163,6 +165,7 @@ def forgetting(
     kv_lengths: Array | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     schedule: Schedule | None = None,
 ) -> Array | tuple[Array, Array]:
     """Forgetting attention, a log-decay per position and head (Lin et al., 2025, arXiv:2503.02130).
@@ -194,6 +197,8 @@ def forgetting(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
+        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default Hopper's where they can run it
+            and `config` names no tile of it.
         schedule: what `forgetting.schedule(...)` gave for a call like this one; by default each call makes its
             own.
 
@@ -222,6 +227,7 @@ def forgetting(
         kv_lengths,
         padding_id,
         config,
+        family,
     )
     if arguments.packed:
         arguments.tensors = {

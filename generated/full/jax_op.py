@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/jax_op.py.jinja
-# hash: eed96c9c5d53e7d6
+# hash: 05a57c02405fb678
 """`full` for JAX. Every query attends to every key (Vaswani et al., 2017, arXiv:1706.03762)."""
 
 from jax import Array
@@ -93,6 +93,7 @@ def _schedule(
     kv_lengths: Array | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     backward: bool = True,
 ) -> Schedule:
     """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
@@ -118,6 +119,7 @@ def _schedule(
         kv_lengths,
         padding_id,
         config,
+        family,
     )
 
     return schedule_of(DENSE, PACKED, SEGMENTED, arguments, backward)
@@ -142,6 +144,7 @@ def full(
     kv_lengths: Array | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     schedule: Schedule | None = None,
 ) -> Array | tuple[Array, Array]:
     """Every query attends to every key (Vaswani et al., 2017, arXiv:1706.03762).
@@ -169,6 +172,8 @@ def full(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
+        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default Hopper's where they can run it
+            and `config` names no tile of it.
         schedule: what `full.schedule(...)` gave for a call like this one; by default each call makes its own.
 
     Returns:
@@ -196,6 +201,7 @@ def full(
         kv_lengths,
         padding_id,
         config,
+        family,
     )
 
     o, lse = attention(DENSE, PACKED, SEGMENTED, arguments, schedule)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/jax_op.py.jinja
-# hash: bd6b72640a37cf4d
+# hash: 20f2249101af7ed6
 """`gpt_oss` for JAX. The sliding-window layers of gpt-oss, a learned sink per head in the denominator
 (arXiv:2508.10925)."""
 
@@ -113,6 +113,7 @@ def _schedule(
     kv_lengths: Array | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     backward: bool = True,
 ) -> Schedule:
     """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
@@ -138,6 +139,7 @@ def _schedule(
         kv_lengths,
         padding_id,
         config,
+        family,
     )
 
     return schedule_of(DENSE, PACKED, SEGMENTED, arguments, backward)
@@ -163,6 +165,7 @@ def gpt_oss(
     kv_lengths: Array | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     schedule: Schedule | None = None,
 ) -> Array | tuple[Array, Array]:
     """The sliding-window layers of gpt-oss, a learned sink per head in the denominator (arXiv:2508.10925).
@@ -192,6 +195,8 @@ def gpt_oss(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
+        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default Hopper's where they can run it
+            and `config` names no tile of it.
         schedule: what `gpt_oss.schedule(...)` gave for a call like this one; by default each call makes its own.
 
     Returns:
@@ -219,6 +224,7 @@ def gpt_oss(
         kv_lengths,
         padding_id,
         config,
+        family,
     )
     arguments.tensors = {
         "sink": check_tensor(NAME, "sink", sink, (arguments.q.shape[1],), FLOAT_DTYPES),

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/torch_op.py.jinja
-# hash: 557d6997059daf63
+# hash: d8ceb18dd55149b4
 """`natten` for PyTorch. Neighbourhood attention on an image of 128 x 128 positions, 13 x 13 keys (Hassani et al.,
 2023, arXiv:2204.07143)."""
 
@@ -47,6 +47,7 @@ def _schedule(
     kv_lengths: Tensor | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     backward: bool = True,
 ) -> Schedule:
     """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
@@ -55,7 +56,7 @@ def _schedule(
     the backward needs. Without a schedule a call makes its own, and waits for the device to count the entries of its
     lists where these could be more than 2**22.
     """
-    config_words = config_text(NAME, config)
+    config_words = config_text(NAME, config, family)
     tables: list[Tensor] = []
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
@@ -131,6 +132,7 @@ def natten(
     kv_lengths: Tensor | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     schedule: Schedule | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Neighbourhood attention on an image of 128 x 128 positions, 13 x 13 keys (Hassani et al., 2023,
@@ -161,6 +163,8 @@ def natten(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
+        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default Hopper's where they can run it
+            and `config` names no tile of it.
         schedule: what `natten.schedule(...)` gave for a call like this one; by default each call makes its own.
 
     Returns:
@@ -183,6 +187,7 @@ def natten(
             cu_seqlens_q,
             cu_seqlens_k,
             config,
+            family,
             schedule,
         )
     check_inputs(NAME, q, k, v, scale, layout)
@@ -195,7 +200,7 @@ def natten(
     )
     kv_len = k.shape[2] if kv_lengths is None else kv_lengths
     row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
-    config_words = config_text(NAME, config)
+    config_words = config_text(NAME, config, family)
     block_tables: list[Tensor] = []
     if schedule is not None:
         tiles = None
@@ -256,12 +261,13 @@ def _packed(
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
     config: dict[str, dict[str, int]] | None,
+    family: str | None,
     schedule: Schedule | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The packed call: q, k and v are `[total, H, D]`."""
     cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, scale, cu_seqlens_q, cu_seqlens_k)
     row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
-    config_words = config_text(NAME, config)
+    config_words = config_text(NAME, config, family)
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
     dtype = q.dtype

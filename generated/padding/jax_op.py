@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: ops/jax_op.py.jinja
-# hash: 825d0baac0a166dd
+# hash: 83842419ddc35acf
 """`padding` for JAX. Keys from `length[b]` on are padding, which no query attends to (Vaswani et al., 2017,
 arXiv:1706.03762)."""
 
@@ -106,6 +106,7 @@ def _schedule(
     kv_lengths: Array | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     backward: bool = True,
 ) -> Schedule:
     """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
@@ -131,6 +132,7 @@ def _schedule(
         kv_lengths,
         padding_id,
         config,
+        family,
     )
     if arguments.packed:
         arguments.tensors = {
@@ -164,6 +166,7 @@ def padding(
     kv_lengths: Array | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     schedule: Schedule | None = None,
 ) -> Array | tuple[Array, Array]:
     """Keys from `length[b]` on are padding, which no query attends to (Vaswani et al., 2017, arXiv:1706.03762).
@@ -193,6 +196,8 @@ def padding(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
+        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default Hopper's where they can run it
+            and `config` names no tile of it.
         schedule: what `padding.schedule(...)` gave for a call like this one; by default each call makes its own.
 
     Returns:
@@ -220,6 +225,7 @@ def padding(
         kv_lengths,
         padding_id,
         config,
+        family,
     )
     if arguments.packed:
         arguments.tensors = {

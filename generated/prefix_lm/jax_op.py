@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: ops/jax_op.py.jinja
-# hash: 9bfcfb61c1a2ef2f
+# hash: aa2fe3082a79d9e7
 """`prefix_lm` for JAX. Causal, but for a prefix of `length` keys that every query attends to (Raffel et al., 2020,
 arXiv:1910.10683)."""
 
@@ -107,6 +107,7 @@ def _schedule(
     kv_lengths: Array | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     backward: bool = True,
 ) -> Schedule:
     """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
@@ -132,6 +133,7 @@ def _schedule(
         kv_lengths,
         padding_id,
         config,
+        family,
     )
     arguments.scalars = {
         "length": check_int(NAME, "length", length, minimum=0),
@@ -160,6 +162,7 @@ def prefix_lm(
     kv_lengths: Array | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     schedule: Schedule | None = None,
 ) -> Array | tuple[Array, Array]:
     """Causal, but for a prefix of `length` keys that every query attends to (Raffel et al., 2020, arXiv:1910.10683).
@@ -189,6 +192,8 @@ def prefix_lm(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
+        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default Hopper's where they can run it
+            and `config` names no tile of it.
         schedule: what `prefix_lm.schedule(...)` gave for a call like this one; by default each call makes its
             own.
 
@@ -217,6 +222,7 @@ def prefix_lm(
         kv_lengths,
         padding_id,
         config,
+        family,
     )
     arguments.scalars = {
         "length": check_int(NAME, "length", length, minimum=0),

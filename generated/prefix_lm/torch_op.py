@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: ops/torch_op.py.jinja
-# hash: 2673a501215c4399
+# hash: d5f845dbd74a1f5c
 """`prefix_lm` for PyTorch. Causal, but for a prefix of `length` keys that every query attends to (Raffel et al.,
 2020, arXiv:1910.10683)."""
 
@@ -49,6 +49,7 @@ def _schedule(
     kv_lengths: Tensor | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     backward: bool = True,
 ) -> Schedule:
     """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
@@ -56,7 +57,7 @@ def _schedule(
     The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
     the backward needs. Without a schedule a call makes its own.
     """
-    config_words = config_text(NAME, config)
+    config_words = config_text(NAME, config, family)
     tables: list[Tensor] = []
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
@@ -132,6 +133,7 @@ def prefix_lm(
     kv_lengths: Tensor | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     schedule: Schedule | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Causal, but for a prefix of `length` keys that every query attends to (Raffel et al., 2020, arXiv:1910.10683).
@@ -161,6 +163,8 @@ def prefix_lm(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
+        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default Hopper's where they can run it
+            and `config` names no tile of it.
         schedule: what `prefix_lm.schedule(...)` gave for a call like this one; by default each call makes its
             own.
 
@@ -185,6 +189,7 @@ def prefix_lm(
             cu_seqlens_q,
             cu_seqlens_k,
             config,
+            family,
             schedule,
         )
     check_inputs(NAME, q, k, v, scale, layout)
@@ -198,7 +203,7 @@ def prefix_lm(
     kv_len = k.shape[2] if kv_lengths is None else kv_lengths
     row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
     length = check_int(NAME, "length", length, minimum=0)
-    config_words = config_text(NAME, config)
+    config_words = config_text(NAME, config, family)
     block_tables: list[Tensor] = []
     if schedule is not None:
         tiles = None
@@ -262,13 +267,14 @@ def _packed(
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
     config: dict[str, dict[str, int]] | None,
+    family: str | None,
     schedule: Schedule | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The packed call: q, k and v are `[total, H, D]`."""
     cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, scale, cu_seqlens_q, cu_seqlens_k)
     row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
     length = check_int(NAME, "length", length, minimum=0)
-    config_words = config_text(NAME, config)
+    config_words = config_text(NAME, config, family)
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
     dtype = q.dtype

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/jax_op.py.jinja
-# hash: e54fbd4cde00ade2
+# hash: ea0a3f3a8a691a76
 """`relative_bias` for JAX. A learned bias per head and distance; those beyond the table have its last (Raffel et
 al., 2020, arXiv:1910.10683)."""
 
@@ -120,6 +120,7 @@ def _schedule(
     kv_lengths: Array | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     backward: bool = True,
 ) -> Schedule:
     """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
@@ -145,6 +146,7 @@ def _schedule(
         kv_lengths,
         padding_id,
         config,
+        family,
     )
 
     return schedule_of(DENSE, PACKED, SEGMENTED, arguments, backward)
@@ -170,6 +172,7 @@ def relative_bias(
     kv_lengths: Array | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     schedule: Schedule | None = None,
 ) -> Array | tuple[Array, Array]:
     """A learned bias per head and distance; those beyond the table have its last (Raffel et al., 2020,
@@ -202,6 +205,8 @@ def relative_bias(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
+        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default Hopper's where they can run it
+            and `config` names no tile of it.
         schedule: what `relative_bias.schedule(...)` gave for a call like this one; by default each call makes its
             own.
 
@@ -230,6 +235,7 @@ def relative_bias(
         kv_lengths,
         padding_id,
         config,
+        family,
     )
     arguments.tensors = {
         "bias": check_tensor(NAME, "bias", bias, (arguments.q.shape[1], at_least(1)), ("float32",), tile_axes=(1,)),

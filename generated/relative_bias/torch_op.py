@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/torch_op.py.jinja
-# hash: 0e38a51b977a21f7
+# hash: 0a6c6ecce212da04
 """`relative_bias` for PyTorch. A learned bias per head and distance; those beyond the table have its last (Raffel et
 al., 2020, arXiv:1910.10683)."""
 
@@ -50,6 +50,7 @@ def _schedule(
     kv_lengths: Tensor | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     backward: bool = True,
 ) -> Schedule:
     """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
@@ -57,7 +58,7 @@ def _schedule(
     The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
     the backward needs. Without a schedule a call makes its own.
     """
-    config_words = config_text(NAME, config)
+    config_words = config_text(NAME, config, family)
     tables: list[Tensor] = []
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
@@ -130,6 +131,7 @@ def relative_bias(
     kv_lengths: Tensor | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     schedule: Schedule | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """A learned bias per head and distance; those beyond the table have its last (Raffel et al., 2020,
@@ -162,6 +164,8 @@ def relative_bias(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
+        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default Hopper's where they can run it
+            and `config` names no tile of it.
         schedule: what `relative_bias.schedule(...)` gave for a call like this one; by default each call makes its
             own.
 
@@ -186,6 +190,7 @@ def relative_bias(
             cu_seqlens_q,
             cu_seqlens_k,
             config,
+            family,
             schedule,
         )
     check_inputs(NAME, q, k, v, scale, layout)
@@ -199,7 +204,7 @@ def relative_bias(
     kv_len = k.shape[2] if kv_lengths is None else kv_lengths
     row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
     bias = check_tensor(NAME, "bias", bias, (q.shape[1], at_least(1)), ("float32",), q, tile_axes=(1,))
-    config_words = config_text(NAME, config)
+    config_words = config_text(NAME, config, family)
     block_tables: list[Tensor] = []
     if schedule is not None:
         tiles = None
@@ -263,13 +268,14 @@ def _packed(
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
     config: dict[str, dict[str, int]] | None,
+    family: str | None,
     schedule: Schedule | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The packed call: q, k and v are `[total, H, D]`."""
     cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, scale, cu_seqlens_q, cu_seqlens_k)
     row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
     bias = check_tensor(NAME, "bias", bias, (q.shape[1], at_least(1)), ("float32",), q, tile_axes=(1,))
-    config_words = config_text(NAME, config)
+    config_words = config_text(NAME, config, family)
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
     dtype = q.dtype

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: ops/torch_launch.py.jinja
-# hash: bf54b4bfceee6ee5
+# hash: c29b0ac55453e35c
 """Launches of the kernels of `softcap`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,7 +12,8 @@ from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from .._runtime.configs import Tiles, block_columns, cdiv
-from .._runtime.torch_replay import launch, replayed
+from .._runtime.families import WARPS, columns
+from .._runtime.torch_replay import launch, launch_hopper, replayed
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -21,11 +22,12 @@ from .._runtime.torch_support import (
     empty_like_layout,
     has_tanh_instruction,
     launches_directly,
+    multiprocessors,
     unit_strides,
 )
 
 if HAS_TRITON:
-    from . import bwd_dkdv, bwd_dq, fwd
+    from . import bwd_dkdv, bwd_dq, fwd, hopper_fwd
 
 NAME = "softcap"
 # Operators are registered under the name of the package, so that two packages can live in one process.
@@ -85,9 +87,7 @@ def _forward(
         return o, lse
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
-    launch(
-        fwd.softcap_fwd,
-        (cdiv(q_len, tile.block_m) * num_heads * batch,),
+    arguments = (
         q,
         k,
         v,
@@ -103,18 +103,42 @@ def _forward(
         num_heads,
         group_size,
         scale,
-        Q_OFFSET_PER_BATCH=row_offsets is not None,
-        HARDWARE_TANH=has_tanh_instruction(q),
-        RAGGED=kv_len % tile.block_n != 0,
-        HEAD_DIM=head_dim,
-        HEAD_DIM_V=head_dim_v,
-        BLOCK_D=block_columns(head_dim),
-        BLOCK_DV=block_columns(head_dim_v),
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
     )
+    if tile.family == "hopper":
+        launch_hopper(
+            hopper_fwd.softcap_fwd_hopper,
+            (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
+            *arguments,
+            batch,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            HARDWARE_TANH=has_tanh_instruction(q),
+            RAGGED=kv_len % tile.block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=columns(head_dim),
+            BLOCK_DV=columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            STAGES=tile.num_stages,
+            num_warps=WARPS,
+        )
+    else:
+        launch(
+            fwd.softcap_fwd,
+            (cdiv(q_len, tile.block_m) * num_heads * batch,),
+            *arguments,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            HARDWARE_TANH=has_tanh_instruction(q),
+            RAGGED=kv_len % tile.block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
     return o, lse
 
 

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/jax_op.py.jinja
-# hash: 2d392f9f8a1de5a9
+# hash: fcc3f139cbb589c0
 """`streaming_llm` for JAX. A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et al., 2024,
 arXiv:2309.17453)."""
 
@@ -121,6 +121,7 @@ def _schedule(
     kv_lengths: Array | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     backward: bool = True,
 ) -> Schedule:
     """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
@@ -146,6 +147,7 @@ def _schedule(
         kv_lengths,
         padding_id,
         config,
+        family,
     )
     arguments.scalars = {
         "size": check_int(NAME, "size", size, minimum=1),
@@ -176,6 +178,7 @@ def streaming_llm(
     kv_lengths: Array | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     schedule: Schedule | None = None,
 ) -> Array | tuple[Array, Array]:
     """A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et al., 2024, arXiv:2309.17453).
@@ -206,6 +209,8 @@ def streaming_llm(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
+        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default Hopper's where they can run it
+            and `config` names no tile of it.
         schedule: what `streaming_llm.schedule(...)` gave for a call like this one; by default each call makes its
             own.
 
@@ -234,6 +239,7 @@ def streaming_llm(
         kv_lengths,
         padding_id,
         config,
+        family,
     )
     arguments.scalars = {
         "size": check_int(NAME, "size", size, minimum=1),

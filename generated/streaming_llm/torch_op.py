@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/torch_op.py.jinja
-# hash: 12c04161d4fbf930
+# hash: 51a380831eba08f0
 """`streaming_llm` for PyTorch. A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et al.,
 2024, arXiv:2309.17453)."""
 
@@ -51,6 +51,7 @@ def _schedule(
     kv_lengths: Tensor | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     backward: bool = True,
 ) -> Schedule:
     """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
@@ -58,7 +59,7 @@ def _schedule(
     The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
     the backward needs. Without a schedule a call makes its own.
     """
-    config_words = config_text(NAME, config)
+    config_words = config_text(NAME, config, family)
     tables: list[Tensor] = []
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
@@ -138,6 +139,7 @@ def streaming_llm(
     kv_lengths: Tensor | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     schedule: Schedule | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et al., 2024, arXiv:2309.17453).
@@ -168,6 +170,8 @@ def streaming_llm(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
+        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default Hopper's where they can run it
+            and `config` names no tile of it.
         schedule: what `streaming_llm.schedule(...)` gave for a call like this one; by default each call makes its
             own.
 
@@ -193,6 +197,7 @@ def streaming_llm(
             cu_seqlens_q,
             cu_seqlens_k,
             config,
+            family,
             schedule,
         )
     check_inputs(NAME, q, k, v, scale, layout)
@@ -207,7 +212,7 @@ def streaming_llm(
     row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
     size = check_int(NAME, "size", size, minimum=1)
     sinks = check_int(NAME, "sinks", sinks, minimum=0)
-    config_words = config_text(NAME, config)
+    config_words = config_text(NAME, config, family)
     block_tables: list[Tensor] = []
     if schedule is not None:
         tiles = None
@@ -274,6 +279,7 @@ def _packed(
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
     config: dict[str, dict[str, int]] | None,
+    family: str | None,
     schedule: Schedule | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The packed call: q, k and v are `[total, H, D]`."""
@@ -281,7 +287,7 @@ def _packed(
     row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
     size = check_int(NAME, "size", size, minimum=1)
     sinks = check_int(NAME, "sinks", sinks, minimum=0)
-    config_words = config_text(NAME, config)
+    config_words = config_text(NAME, config, family)
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
     dtype = q.dtype

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: ops/jax_op.py.jinja
-# hash: 9004aa01a8e0d669
+# hash: d9679b7619cc6f20
 """`window` for JAX. Causal with a window of `size` keys, the query's own included (Mistral 7B, arXiv:2310.06825)."""
 
 from jax import Array
@@ -106,6 +106,7 @@ def _schedule(
     kv_lengths: Array | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     backward: bool = True,
 ) -> Schedule:
     """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
@@ -131,6 +132,7 @@ def _schedule(
         kv_lengths,
         padding_id,
         config,
+        family,
     )
     arguments.scalars = {
         "size": check_int(NAME, "size", size, minimum=1),
@@ -159,6 +161,7 @@ def window(
     kv_lengths: Array | None = None,
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
     schedule: Schedule | None = None,
 ) -> Array | tuple[Array, Array]:
     """Causal with a window of `size` keys, the query's own included (Mistral 7B, arXiv:2310.06825).
@@ -188,6 +191,8 @@ def window(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
+        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default Hopper's where they can run it
+            and `config` names no tile of it.
         schedule: what `window.schedule(...)` gave for a call like this one; by default each call makes its own.
 
     Returns:
@@ -215,6 +220,7 @@ def window(
         kv_lengths,
         padding_id,
         config,
+        family,
     )
     arguments.scalars = {
         "size": check_int(NAME, "size", size, minimum=1),

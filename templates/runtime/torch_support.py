@@ -196,6 +196,16 @@ def arch_of(x: Tensor) -> str:
 
 
 @cache
+def _device_multiprocessors(index: int) -> int:
+    return int(torch.cuda.get_device_properties(index).multi_processor_count)
+
+
+def multiprocessors(x: Tensor) -> int:
+    """How many programs that fill a multiprocessor run at once; those of an H100 where kernels are only compiled."""
+    return 132 if x.device.type == "cpu" else _device_multiprocessors(x.device.index)
+
+
+@cache
 def _device_gpu(index: int) -> str:
     return gpu_key(torch.cuda.get_device_name(index))
 
@@ -204,7 +214,7 @@ def call_tiles(op: str, mode: str, q: Tensor, v: Tensor, length: int, config_wor
     """The tiles of each pass of a call, of sequences of `length` keys, on average where they are packed."""
     gpu = "" if q.device.type == "cpu" else _device_gpu(q.device.index)
     dims, heads = (q.shape[3], v.shape[3]), (q.shape[1], v.shape[1])
-    return tiles_for(op, mode, arch_of(q), gpu, _DTYPE_NAMES[q.dtype], dims, heads, length, config_words)
+    return tiles_for(op, mode, arch_of(q), gpu, _DTYPE_NAMES[q.dtype], dims, heads, length, config_words, True)
 
 
 def is_nvidia(x: Tensor) -> bool:

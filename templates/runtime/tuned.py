@@ -19,12 +19,17 @@ _NOISE = re.compile(r"nvidia|amd|tesla|geforce|instinct|generation|\d+ ?gi?b|hbm
 
 
 class Tile(NamedTuple):
-    """Block sizes and launch options of one kernel."""
+    """Block sizes and launch options of one kernel of the portable family."""
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
+
+    @property
+    def family(self) -> str:
+        """The family of the kernel."""
+        return "portable"
 
 
 class Problem(NamedTuple):

@@ -1,0 +1,75 @@
+"""What the templates of Hopper's kernels, written in Gluon, need beside the plans of the portable ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from codegen.model import ArgGroup
+from codegen.modes import Mode
+from codegen.plan import VariantPlan
+from codegen.text import words
+
+FORWARD = "hopper_fwd"
+"""File stem of the forward, and its name among the hashes of kernels."""
+
+
+def serves(planned: VariantPlan) -> bool:
+    """Whether a variant has kernels for Hopper in a mode."""
+    return planned.mode is Mode.DENSE and not planned.variant.dropout
+
+
+def visits_long_runs(planned: VariantPlan) -> bool:
+    """Whether the rows of a variant visit one run of keys from the first on, as those of a causal mask do.
+
+    A program of Hopper's works on one block of rows at a time and cannot hide the start and end of a short run behind
+    another program, as the portable ones do.
+    """
+    bounds = planned.fwd.bounds
+    return bounds is not None and bounds.begin == "0" and not bounds.jumps and not bounds.lists
+
+
+_LAYOUTS = {"BLOCK_N": "KEY"}
+"""Size of a block -> the name of the layout of a vector along it."""
+
+
+def gluon(text: str) -> str:
+    """Triton source as Gluon: the same operations, and a layout for each vector of indices.
+
+    >>> gluon("kv_idx = start_n + tl.arange(0, BLOCK_N)")
+    'kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)'
+    """
+    for size, layout in _LAYOUTS.items():
+        text = text.replace(f"tl.arange(0, {size})", f"gl.arange(0, {size}, layout={layout})")
+    text = text.replace("@triton.jit", "@gluon.jit").replace("tl.sigmoid(", "sigmoid(")
+    return re.sub(r"\btl\.", "gl.", text)
+
+
+def names(groups: Sequence[ArgGroup], pattern: str = r"\w+") -> list[str]:
+    """The names of arguments that match a pattern."""
+    return [name for group in groups for name in group.names if re.fullmatch(pattern, name)]
+
+
+def used(candidates: Iterable[str], text: str) -> list[str]:
+    """Those of some names that occur in a piece of source."""
+    found = words(text)
+    return [name for name in candidates if name in found]
+
+
+def needed(lines: Sequence[str], text: str) -> list[str]:
+    """Those of some statements, in order, without which a piece of source has names that nothing defines.
+
+    >>> needed(["a = 1", "b = 2", "c = a + 1"], "f(c)")
+    ['a = 1', 'c = a + 1']
+    """
+    wanted, found = set(words(text)), []
+    for line in reversed(lines):
+        targets, _, value = line.partition(" = ")
+        if wanted & words(targets):
+            wanted |= words(value)
+            found.append(line)
+    return found[::-1]
+
+
+FILTERS = {"gluon": gluon, "names": names, "used": used, "needed": needed}
+"""Filters of the templates under `hopper/`."""

@@ -1,0 +1,516 @@
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
+# template: hopper/fwd.py.jinja
+# hash: 572703cdc13ed466
+"""Forward of `gemma2_local` on Hopper: `o = softmax(score) v`.
+
+    keep   q_idx >= kv_idx and q_idx - kv_idx < 4096
+    score  50.0 * tanh(0.02 * score)
+    q      [B, Hq, Sq, D]
+    k      [B, Hkv, Skv, D]
+    v      [B, Hkv, Skv, Dv]
+    o      [B, Hq, Sq, Dv]
+    lse    [B, Hq, Sq]  fp32, log of the softmax denominator
+
+A program takes one block of query rows after the other. A warp of its own, `produce`, copies the queries, and the keys
+and values of each block that they visit, to shared memory (TMA). Two warpgroups, `consume`, have half of the rows each:
+while the tensor cores add up the values of one block, they take the exponentials of the next (arXiv:2407.08608).
+Otherwise this is the online softmax of arXiv:2205.14135: `row_max` is the largest score so far, `row_sum` the sum of
+exponentials relative to it. Scores are kept times log2(e), so that each exponential is one `exp2`.
+
+A ring is a tuple of tiles, their barriers `full`, which a copy completes, and `empty`, on which consumers arrive.
+"""
+
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+
+LOG2E = gl.constexpr(1.4426950408889634)
+LN2 = gl.constexpr(0.6931471805599453)
+# The name that Triton 3.9 gives it, and the one of before.
+async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+
+
+@gluon.jit
+def tanh(x, HARDWARE: gl.constexpr):
+    if HARDWARE:
+        # One instruction, relative error 2**-11: less than what rounding a score to 16 bits costs.
+        return gl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+    else:
+        far = 1.0 - 2.0 / (gl.exp2(2.8853900817779268 * x) + 1.0)
+        # Near zero the difference above cancels; there a polynomial keeps float32's relative error (Cephes, tanhf).
+        z = x * x
+        poly = ((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z
+        near = x + x * z * ((poly + 1.33314422036e-1) * z - 3.33332819422e-1)
+        return gl.where(gl.abs(x) < 0.625, near, far)
+
+
+@triton.constexpr_function
+def product_layout(COLS):
+    """How a warpgroup holds 64 rows of sums with COLS columns."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLS, 16])
+
+
+@gluon.jit
+def describe(
+    ptr,
+    batch,
+    heads,
+    length,
+    stride_b,
+    stride_h,
+    stride_s,
+    COLS: gl.constexpr,
+    ROWS: gl.constexpr,
+    BLOCK_COLS: gl.constexpr,
+):
+    """`[batch, heads, length, COLS]` in memory, of which tiles of ROWS rows are copied, with zeros beyond its edges."""
+    DTYPE: gl.constexpr = ptr.dtype.element_ty
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, ROWS, BLOCK_COLS], DTYPE)
+    # The strides of batch and head count units of 16 bytes.
+    unit = gl.cast(128 // DTYPE.primitive_bitwidth, gl.int64)
+    return tma.make_tensor_descriptor(
+        ptr,
+        [batch, heads, length, COLS],
+        [stride_b * unit, stride_h * unit, stride_s, 1],
+        [1, 1, ROWS, BLOCK_COLS],
+        LAYOUT,
+    )
+
+
+@gluon.jit
+def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    bars = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(bars.index(i), count=ARRIVALS)
+    return bars
+
+
+@gluon.jit
+def make_ring(desc, COUNT: gl.constexpr, READERS: gl.constexpr, ROWS: gl.constexpr, BLOCK_COLS: gl.constexpr):
+    """Places for COUNT tiles, each of which READERS warpgroups read."""
+    tiles = gl.allocate_shared_memory(desc.dtype, [COUNT, 1, 1, ROWS, BLOCK_COLS], desc.layout)
+    return tiles, barriers(COUNT, 1), barriers(COUNT, READERS)
+
+
+@gluon.jit
+def send(desc, batch_row, head, row, ring, count, STAGES: gl.constexpr):
+    """Copy a tile to the ring's next place, once that is free."""
+    tiles, full, empty = ring
+    stage, lap = count % STAGES, count // STAGES
+    mbarrier.wait(empty.index(stage), (lap & 1) ^ 1)
+    mbarrier.expect(full.index(stage), desc.block_type.nbytes)
+    async_load(desc, [batch_row, head, row, 0], full.index(stage), tiles.index(stage))
+
+
+@gluon.jit
+def receive(ring, count, ROWS: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr):
+    """Tile `count` of a ring, once it is there."""
+    tiles, full, _empty = ring
+    mbarrier.wait(full.index(count % STAGES), (count // STAGES) & 1)
+    return tiles.index(count % STAGES).reshape([ROWS, COLS])
+
+
+@gluon.jit
+def begin_scores(
+    q_tile,
+    k_ring,
+    count,
+    SCORES: gl.constexpr,
+    ROWS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Begin `q k^T` of block `count`."""
+    k_tile = receive(k_ring, count, BLOCK_N, BLOCK_D, STAGES)
+    none = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
+    return warpgroup_mma(q_tile, k_tile.permute((1, 0)), none, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def begin_sums(weights, acc, v_ring, count, BLOCK_N: gl.constexpr, BLOCK_DV: gl.constexpr, STAGES: gl.constexpr):
+    """Begin to add the values of block `count`."""
+    return warpgroup_mma(weights, receive(v_ring, count, BLOCK_N, BLOCK_DV, STAGES), acc, is_async=True)
+
+
+@gluon.jit
+def begin_block(
+    q_tile,
+    weights,
+    acc,
+    k_ring,
+    v_ring,
+    count,
+    SCORES: gl.constexpr,
+    ROWS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    BLOCK_DV: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """The scores of block `count`, while the values of the one before are being added."""
+    qk = begin_scores(q_tile, k_ring, count, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES)
+    acc = begin_sums(weights, acc, v_ring, count - 1, BLOCK_N, BLOCK_DV, STAGES)
+    qk = warpgroup_mma_wait(1, deps=(qk,))
+    mbarrier.arrive(k_ring[2].index(count % STAGES), count=1)
+    return qk, acc
+
+
+@gluon.jit
+def end_block(acc, alpha, v_ring, count, SUMS: gl.constexpr, STAGES: gl.constexpr):
+    """The sums up to the block before `count`, relative to the new maximum."""
+    acc = warpgroup_mma_wait(0, deps=(acc,))
+    mbarrier.arrive(v_ring[2].index((count - 1) % STAGES), count=1)
+    return acc * gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]
+
+
+@gluon.jit
+def produce(
+    q_desc,
+    k_desc,
+    v_desc,
+    q_ring,
+    k_ring,
+    v_ring,
+    q_offset,
+    q_len,
+    kv_len,
+    num_heads,
+    group_size,
+    batch,
+    Q_OFFSET_PER_BATCH: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    num_blocks = gl.cdiv(q_len, BLOCK_M)
+    count, lap = 0, 0
+    for item in range(gl.program_id(0), num_blocks * num_heads * batch, gl.num_programs(0)):
+        head, block = item // num_blocks, item % num_blocks
+        b = (head // num_heads).to(gl.int64)
+        h = (head % num_heads).to(gl.int64)
+        hkv = h // group_size
+        start_m = block * BLOCK_M
+        q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+
+        q_first = start_m + q_shift
+        q_last = gl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
+        kv_begin = gl.maximum(-(-q_first + 4095), 0) // BLOCK_N * BLOCK_N
+        kv_end = gl.minimum(q_last + 1, kv_len)
+        # Blocks from full_begin to full_end need no mask.
+        full_begin = gl.cdiv(gl.maximum(-(-q_last + 4095), kv_begin), BLOCK_N) * BLOCK_N
+        full_begin = gl.minimum(full_begin, gl.cdiv(gl.maximum(kv_end, kv_begin), BLOCK_N) * BLOCK_N)
+        full_end = gl.minimum(q_first + 1, kv_len) // BLOCK_N * BLOCK_N
+        full_end = gl.maximum(full_end, full_begin)
+        gap = full_end - full_begin
+        num_partial = gl.maximum(gl.cdiv(kv_end - gap - kv_begin, BLOCK_N), 0)
+        num_full = (full_end - full_begin) // BLOCK_N
+        # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
+        num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
+
+        batch_row, q_head, kv_head = b.to(gl.int32), h.to(gl.int32), hkv.to(gl.int32)
+        for part in gl.static_range(2):
+            send(q_desc, batch_row, q_head, start_m + part * (BLOCK_M // 2), q_ring, 2 * lap + part, 2)
+        lap ^= 1
+        for i in range(num_partial):
+            start_n = kv_begin + i * BLOCK_N
+            start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
+            start_n = gl.where(start_n < kv_len, start_n, 0)
+
+            send(k_desc, batch_row, kv_head, start_n, k_ring, count, STAGES)
+            send(v_desc, batch_row, kv_head, start_n, v_ring, count, STAGES)
+            count += 1
+        for i in range(num_full):
+            start_n = full_begin + i * BLOCK_N
+
+            send(k_desc, batch_row, kv_head, start_n, k_ring, count, STAGES)
+            send(v_desc, batch_row, kv_head, start_n, v_ring, count, STAGES)
+            count += 1
+
+
+@gluon.jit
+def consume(
+    q_ring,
+    k_ring,
+    v_ring,
+    q_offset,
+    o_ptr,
+    lse_ptr,
+    stride_ob,
+    stride_oh,
+    stride_os,
+    q_len,
+    kv_len,
+    num_heads,
+    scale,
+    batch,
+    Q_OFFSET_PER_BATCH: gl.constexpr,
+    HARDWARE_TANH: gl.constexpr,
+    RAGGED: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    BLOCK_DV: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+    PART: gl.constexpr,
+):
+    DTYPE: gl.constexpr = q_ring[0].dtype
+    ROWS: gl.constexpr = BLOCK_M // 2
+    SCORES: gl.constexpr = product_layout(BLOCK_N)
+    SUMS: gl.constexpr = product_layout(BLOCK_DV)
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2)
+    ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
+    KEY: gl.constexpr = gl.SliceLayout(0, SCORES)
+    q_tiles, q_full, q_empty = q_ring
+    q_tile = q_tiles.index(PART).reshape([ROWS, BLOCK_D])
+    num_blocks = gl.cdiv(q_len, BLOCK_M)
+    count, lap = 0, 0
+    for item in range(gl.program_id(0), num_blocks * num_heads * batch, gl.num_programs(0)):
+        head, block = item // num_blocks, item % num_blocks
+        b = (head // num_heads).to(gl.int64)
+        h = (head % num_heads).to(gl.int64)
+        start_m = block * BLOCK_M
+        q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+
+        rows = start_m + PART * ROWS + gl.arange(0, ROWS, layout=ROW)
+        q_idx = rows + q_shift
+        q_first = start_m + q_shift
+        q_last = gl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
+        kv_begin = gl.maximum(-(-q_first + 4095), 0) // BLOCK_N * BLOCK_N
+        kv_end = gl.minimum(q_last + 1, kv_len)
+        # Blocks from full_begin to full_end need no mask.
+        full_begin = gl.cdiv(gl.maximum(-(-q_last + 4095), kv_begin), BLOCK_N) * BLOCK_N
+        full_begin = gl.minimum(full_begin, gl.cdiv(gl.maximum(kv_end, kv_begin), BLOCK_N) * BLOCK_N)
+        full_end = gl.minimum(q_first + 1, kv_len) // BLOCK_N * BLOCK_N
+        full_end = gl.maximum(full_end, full_begin)
+        gap = full_end - full_begin
+        num_partial = gl.maximum(gl.cdiv(kv_end - gap - kv_begin, BLOCK_N), 0)
+        num_full = (full_end - full_begin) // BLOCK_N
+        # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
+        num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
+
+        row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)
+        row_sum = gl.zeros([ROWS], gl.float32, ROW)
+        acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
+
+        # The first block has none before it to add.
+        mbarrier.wait(q_full.index(PART), lap)
+        qk = warpgroup_mma_wait(0, deps=(begin_scores(q_tile, k_ring, count, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),))
+        mbarrier.arrive(k_ring[2].index(count % STAGES), count=1)
+        start_n = kv_begin
+        start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
+        start_n = gl.where(start_n < kv_len, start_n, 0)
+
+        first_partial = start_n
+        start_n = full_begin
+
+        start_n = gl.where(num_partial > 0, first_partial, start_n)
+        kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+        logit = 72.13475204444816 * tanh(0.02 * scale * qk, HARDWARE_TANH)
+        keep = (q_idx[:, None] >= kv_idx[None, :]) & (q_idx[:, None] - kv_idx[None, :] < 4096)
+        if RAGGED:
+            keep = keep & (kv_idx < kv_len)[None, :]
+        logit = gl.where(keep, logit, float("-inf"))
+        max_new = gl.maximum(row_max, gl.max(logit, 1))
+        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+        max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
+        p = gl.exp2(logit - max_ref[:, None])
+        alpha = gl.exp2(row_max - max_ref)
+        row_sum = row_sum * alpha + gl.sum(p, 1)
+        weights = gl.convert_layout(p.to(DTYPE), WEIGHTS)
+        row_max = max_new
+
+        count += 1
+        for i in range(1, num_partial):
+            start_n = kv_begin + i * BLOCK_N
+            start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
+            start_n = gl.where(start_n < kv_len, start_n, 0)
+
+            qk, acc = begin_block(
+                q_tile, weights, acc, k_ring, v_ring, count, SCORES, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
+            )
+            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+            logit = 72.13475204444816 * tanh(0.02 * scale * qk, HARDWARE_TANH)
+            keep = (q_idx[:, None] >= kv_idx[None, :]) & (q_idx[:, None] - kv_idx[None, :] < 4096)
+            if RAGGED:
+                keep = keep & (kv_idx < kv_len)[None, :]
+            logit = gl.where(keep, logit, float("-inf"))
+            max_new = gl.maximum(row_max, gl.max(logit, 1))
+            # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+            max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
+            p = gl.exp2(logit - max_ref[:, None])
+            alpha = gl.exp2(row_max - max_ref)
+            row_sum = row_sum * alpha + gl.sum(p, 1)
+            weights = gl.convert_layout(p.to(DTYPE), WEIGHTS)
+            row_max = max_new
+
+            acc = end_block(acc, alpha, v_ring, count, SUMS, STAGES)
+            count += 1
+
+        for _ in range(gl.where(num_partial > 0, 0, 1), num_full):
+            qk, acc = begin_block(
+                q_tile, weights, acc, k_ring, v_ring, count, SCORES, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
+            )
+            logit = 72.13475204444816 * tanh(0.02 * scale * qk, HARDWARE_TANH)
+            max_new = gl.maximum(row_max, gl.max(logit, 1))
+            # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+            max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
+            p = gl.exp2(logit - max_ref[:, None])
+            alpha = gl.exp2(row_max - max_ref)
+            row_sum = row_sum * alpha + gl.sum(p, 1)
+            weights = gl.convert_layout(p.to(DTYPE), WEIGHTS)
+            row_max = max_new
+
+            acc = end_block(acc, alpha, v_ring, count, SUMS, STAGES)
+            count += 1
+
+        mbarrier.arrive(q_empty.index(PART), count=1)
+        lap ^= 1
+        acc = begin_sums(weights, acc, v_ring, count - 1, BLOCK_N, BLOCK_DV, STAGES)
+        # A row without any key gives o = 0 and lse = -inf.
+        row_sum = gl.where(row_sum == 0.0, 1.0, row_sum)
+        lse = (row_max + gl.log2(row_sum)) * LN2
+        gl.store(lse_ptr + (b * num_heads + h) * q_len + rows, lse, mask=rows < q_len)
+        inverse = gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, SUMS))
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        mbarrier.arrive(v_ring[2].index((count - 1) % STAGES), count=1)
+        o_rows = start_m + PART * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, SUMS))
+        o_cols = gl.arange(0, BLOCK_DV, layout=gl.SliceLayout(0, SUMS))
+        o_ptrs = o_ptr + b * stride_ob + h * stride_oh + (o_rows.to(gl.int64) * stride_os)[:, None] + o_cols[None, :]
+        o_mask = (o_rows < q_len)[:, None] & (o_cols < HEAD_DIM_V)[None, :]
+        gl.store(o_ptrs, (acc * inverse[:, None]).to(DTYPE), mask=o_mask)
+
+
+@gluon.jit(do_not_specialize=["q_offset", "q_len", "kv_len", "num_heads", "group_size", "batch"])
+def gemma2_local_fwd_hopper(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    q_offset,
+    o_ptr,
+    lse_ptr,
+    stride_qb,
+    stride_qh,
+    stride_qs: gl.constexpr,
+    stride_kb,
+    stride_kh,
+    stride_ks: gl.constexpr,
+    stride_vb,
+    stride_vh,
+    stride_vs: gl.constexpr,
+    stride_ob,
+    stride_oh,
+    stride_os: gl.constexpr,
+    q_len,
+    kv_len,
+    num_heads,
+    group_size,
+    scale,
+    batch,
+    Q_OFFSET_PER_BATCH: gl.constexpr,
+    HARDWARE_TANH: gl.constexpr,
+    RAGGED: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    BLOCK_DV: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    kv_heads = num_heads // group_size
+    q_desc = describe(q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, BLOCK_M // 2, BLOCK_D)
+    k_desc = describe(k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
+    v_desc = describe(v_ptr, batch, kv_heads, kv_len, stride_vb, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, BLOCK_DV)
+    q_ring = make_ring(q_desc, 2, 1, BLOCK_M // 2, BLOCK_D)
+    k_ring = make_ring(k_desc, STAGES, 2, BLOCK_N, BLOCK_D)
+    v_ring = make_ring(v_desc, STAGES, 2, BLOCK_N, BLOCK_DV)
+    gl.warp_specialize(
+        [
+            (
+                consume,
+                (
+                    q_ring,
+                    k_ring,
+                    v_ring,
+                    q_offset,
+                    o_ptr,
+                    lse_ptr,
+                    stride_ob,
+                    stride_oh,
+                    stride_os,
+                    q_len,
+                    kv_len,
+                    num_heads,
+                    scale,
+                    batch,
+                    Q_OFFSET_PER_BATCH,
+                    HARDWARE_TANH,
+                    RAGGED,
+                    HEAD_DIM_V,
+                    BLOCK_D,
+                    BLOCK_DV,
+                    BLOCK_M,
+                    BLOCK_N,
+                    STAGES,
+                    0,
+                ),
+            ),
+            (
+                consume,
+                (
+                    q_ring,
+                    k_ring,
+                    v_ring,
+                    q_offset,
+                    o_ptr,
+                    lse_ptr,
+                    stride_ob,
+                    stride_oh,
+                    stride_os,
+                    q_len,
+                    kv_len,
+                    num_heads,
+                    scale,
+                    batch,
+                    Q_OFFSET_PER_BATCH,
+                    HARDWARE_TANH,
+                    RAGGED,
+                    HEAD_DIM_V,
+                    BLOCK_D,
+                    BLOCK_DV,
+                    BLOCK_M,
+                    BLOCK_N,
+                    STAGES,
+                    1,
+                ),
+            ),
+            (
+                produce,
+                (
+                    q_desc,
+                    k_desc,
+                    v_desc,
+                    q_ring,
+                    k_ring,
+                    v_ring,
+                    q_offset,
+                    q_len,
+                    kv_len,
+                    num_heads,
+                    group_size,
+                    batch,
+                    Q_OFFSET_PER_BATCH,
+                    BLOCK_M,
+                    BLOCK_N,
+                    STAGES,
+                ),
+            ),
+        ],
+        worker_num_warps=[4, 1],
+        # Of each thread: the first consumer gets what is left, as many as the second.
+        worker_num_regs=[240, 24],
+    )

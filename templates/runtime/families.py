@@ -1,0 +1,60 @@
+"""The families of kernels: the portable one runs on every chip; that of Hopper, written in Gluon, on sm_90 alone."""
+
+from .kernels import KERNEL_HASHES, LONG_RUNS
+from .tuned import Tile
+
+PORTABLE, HOPPER = FAMILIES = ("portable", "hopper")
+WARPS = 4
+"""Warps that a kernel of Hopper's is launched with: those of one warpgroup, which specialises the others."""
+
+
+class HopperTile(Tile):
+    """A tile of Hopper's family: `num_warps` are those of two warpgroups, which share its rows.
+
+    There are `num_stages` places for keys and as many for values.
+    """
+
+    __slots__ = ()
+
+    @property
+    def family(self) -> str:
+        return HOPPER
+
+
+# Columns of a tile, those of q and k or of v, whichever are more -> the forward's tile. Its rows are those of two
+# warpgroups, and its keys and stages what fits shared memory.
+_FORWARD = {
+    64: HopperTile(128, 128, 8, 3),
+    128: HopperTile(128, 128, 8, 2),
+    256: HopperTile(128, 64, 8, 2),
+}
+
+
+def columns(head_dim: int) -> int:
+    """The columns of a tile of Hopper's: a power of two, and at least what one copy swizzles."""
+    return max(1 << (head_dim - 1).bit_length(), 64)
+
+
+def hopper_tile(op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int, int], length: int) -> HopperTile | str:
+    """The tile of a call's forward in Hopper's family; where that cannot run it, the reason.
+
+    Args:
+        head_dims: of q and of v. length: how many keys a sequence has.
+    """
+    if arch != "sm_90":
+        return f"its kernels run on sm_90, not on {arch}"
+    if "hopper_fwd" not in KERNEL_HASHES.get(op, {}).get(mode, {}):
+        return f"{op} has no kernel of it for {mode} calls"
+    if dtype == "float32":
+        return "its kernels take float16 and bfloat16, not float32"
+    if any(4 * head_dim < 3 * columns(head_dim) for head_dim in head_dims):
+        # What pads a tile to a power of two is computed like the rest; the portable kernels take two parts.
+        return f"of head_dims {head_dims} less than three quarters would fill a tile's columns"
+    if length == 0:
+        return "a copy by TMA needs at least one key"
+    return _FORWARD[max(columns(head_dim) for head_dim in head_dims)]
+
+
+def is_faster(op: str, head_dims: tuple[int, int]) -> bool:
+    """Whether Hopper's forward is the faster one as a rule, by what was measured: for long runs and wide tiles."""
+    return op in LONG_RUNS and max(columns(head_dim) for head_dim in head_dims) >= 128
