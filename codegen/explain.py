@@ -67,11 +67,27 @@ def answer(out: Path, question: Question) -> list[str]:
     problem = tuned.Problem(mode, dtype, question.head_dim, question.group, question.seq)
     choices = configs.ladder(variant, arch, gpu, problem)
     path = tuned.tuned_path(gpu, variant, out)
-    rows = [("pass", "block_m", "block_n", "num_warps", "num_stages", "from")]
+    families = importlib.import_module(f"{package}._runtime.families")
+    dims = (question.head_dim, question.head_dim)
+    on_hopper = families.hopper_tile(variant, mode, arch, dtype, dims, question.seq)
+    is_faster = families.is_faster(variant, dims)
+    rows = [("pass", "family", "block_m", "block_n", "num_warps", "num_stages", "from")]
     for name in configs.PASSES:
-        rows.append((name, *map(str, choices[name].tile), _reason(choices[name], path, arch)))
+        tile, reason = choices[name].tile, _reason(choices[name], path, arch)
+        if name == "fwd" and is_faster and not isinstance(on_hopper, str):
+            tile, reason = on_hopper, f"default of the family {on_hopper.family}, in torch"
+        rows.append((name, tile.family, *map(str, tile), reason))
     place = f"{gpu} ({arch})" if gpu else arch
-    return [f"{variant} on {place}: {problem}", "", *aligned(rows), "", *_ladder_text(path, gpu)]
+    lines = [f"{variant} on {place}: {problem}", "", *aligned(rows), "", *_family_text(on_hopper, is_faster)]
+    return [*lines, *_ladder_text(path, gpu)]
+
+
+def _family_text(on_hopper: Any, is_faster: bool) -> Iterator[str]:
+    """Why the forward is not of Hopper's family, where it is not."""
+    if isinstance(on_hopper, str):
+        yield f"not of the family hopper: {on_hopper}"
+    elif not is_faster:
+        yield "the family hopper runs it too, as family='hopper', but as a rule not faster"
 
 
 def stale(out: Path) -> list[str]:

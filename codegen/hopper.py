@@ -8,15 +8,43 @@ from collections.abc import Iterable, Sequence
 from codegen.model import ArgGroup
 from codegen.modes import Mode
 from codegen.plan import VariantPlan
+from codegen.spec import TileConfig, Variant
 from codegen.text import words
 
 FORWARD = "hopper_fwd"
 """File stem of the forward, and its name among the hashes of kernels."""
 
 
+FORWARD_TILES = {64: (128, 128, 8, 3), 128: (128, 128, 8, 2), 256: (128, 64, 8, 2)}
+"""Columns of a tile, those of q and k or of v, whichever are more -> block_m, block_n, num_warps and num_stages of the
+forward: 64 rows for each of two warpgroups, and what keys and stages fit shared memory beside them."""
+
+ARCH, FAMILY = "sm_90", "hopper"
+
+
+def forward_tile(head_dim: int) -> TileConfig:
+    """The default tile of the forward."""
+    block_m, block_n, num_warps, num_stages = FORWARD_TILES[_columns(head_dim)]
+    return TileConfig(block_m=block_m, block_n=block_n, num_warps=num_warps, num_stages=num_stages)
+
+
+def serves_head_dim(head_dim: int) -> bool:
+    """Whether a head_dim fills enough of a tile's columns: as `hopper_tile` of the package decides."""
+    return 4 * head_dim >= 3 * _columns(head_dim)
+
+
+def _columns(head_dim: int) -> int:
+    return min(columns for columns in FORWARD_TILES if columns >= head_dim)
+
+
 def serves(planned: VariantPlan) -> bool:
     """Whether a variant has kernels for Hopper in a mode."""
-    return planned.mode is Mode.DENSE and not planned.variant.dropout
+    return serves_variant(planned.variant, planned.mode)
+
+
+def serves_variant(variant: Variant, mode: Mode) -> bool:
+    """Whether a variant has kernels for Hopper in a mode."""
+    return mode is Mode.DENSE and not variant.dropout
 
 
 def visits_long_runs(planned: VariantPlan) -> bool:

@@ -85,7 +85,9 @@ def render(spec: Spec) -> dict[str, str]:
     for framework in Framework:
         files[f"{framework}.py"] = _fill(env, f"ops/{framework}_init.py.jinja", variants=names)
     own = {name: arch_tables(v.archs) for name, v in spec.variants.items() if v.archs}
-    files["_runtime/archs.py"] = _fill(env, "ops/archs.py.jinja", archs=arch_tables(spec.archs), variant_archs=own)
+    files["_runtime/archs.py"] = _fill(
+        env, "ops/archs.py.jinja", archs=arch_tables(spec.archs), variant_archs=own, hopper_forward=hopper.FORWARD_TILES
+    )
     for folder, target in COPIED.items():
         for source in sorted((templates_path() / folder).glob("*.py")):
             files[f"{target}{source.name}"] = source.read_text(encoding="utf-8")

@@ -39,7 +39,7 @@ def run_call(variant: Variant, job: Job, package: str) -> None:
     own = _own_arguments(variant, job.mode)
     op = getattr(importlib.import_module(f"{package}.torch"), variant.name)
     config = {p.value: asdict(tile) for p, tile in job.configs}
-    o, lse = op(q, k, v, **own, **_mode_arguments(job.mode), config=config, return_lse=True)
+    o, lse = op(q, k, v, **own, **_mode_arguments(job.mode), config=config, family=job.family or None, return_lse=True)
     if any(p is not Pass.FWD for p, _ in job.configs):
         leaves = [x for x in (q, k, v, *own.values()) if isinstance(x, Tensor) and x.requires_grad]
         torch.autograd.grad((o, lse), leaves, (torch.zeros_like(o), torch.zeros_like(lse)))

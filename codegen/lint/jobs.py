@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+from codegen import hopper
 from codegen.modes import Mode
 from codegen.spec import ArchSpec, Pass, PassConfigs, Spec, TileConfig, Variant
 
@@ -23,7 +24,10 @@ FAST_ARCH, FAST_DIM = "sm_90", 64
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One call: of a variant, in a mode, on a chip, with these passes compiled for their configs."""
+    """One call: of a variant, in a mode, on a chip, with these passes compiled for their configs.
+
+    `family`: of the forward's kernel, where the call asks for one.
+    """
 
     variant: str
     mode: Mode
@@ -31,6 +35,7 @@ class Job:
     dtype: str
     head_dim: int
     configs: tuple[tuple[Pass, TileConfig], ...]
+    family: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +60,7 @@ def jobs(spec: Spec, selection: Selection) -> list[Job]:
         own = variant.archs.get(arch) or spec.archs[arch]
         for head_dim in selection.head_dims or _head_dims(spec, own, dtype):
             calls = list(_calls(variant, mode, own, dtype, head_dim, selection.passes))
+            calls += _hopper_calls(variant, mode, own, dtype, head_dim, selection.passes)
             found += _fast_part(calls, selection) if selection.fast else calls
     return found
 
@@ -106,7 +112,8 @@ def _fast_part(calls: list[Job], selection: Selection) -> list[Job]:
         return calls
     dims = selection.head_dims or (FAST_DIM,)
     common = (call.arch, call.dtype, call.head_dim) == (FAST_ARCH, selection.dtypes[0], dims[0])
-    return calls[:1] if common else []
+    # Of every variant also what runs on that chip in its own family.
+    return [*calls[:1], *(each for each in calls[1:] if each.family)] if common else []
 
 
 def _head_dims(spec: Spec, arch: ArchSpec, dtype: str) -> list[int]:
@@ -117,6 +124,26 @@ def _head_dims(spec: Spec, arch: ArchSpec, dtype: str) -> list[int]:
 
 def _long(arch: ArchSpec, dtype: str) -> PassConfigs:
     return arch.float32 if dtype == "float32" else arch.half
+
+
+def _hopper_calls(
+    variant: Variant, mode: Mode, arch: ArchSpec, dtype: str, head_dim: int, passes: Sequence[Pass]
+) -> list[Job]:
+    """A call of the forward in Hopper's family, if it has one."""
+    runs = arch.name == hopper.ARCH and dtype != "float32" and hopper.serves_head_dim(head_dim)
+    if not runs or Pass.FWD not in passes or not hopper.serves_variant(variant, mode):
+        return []
+    return [
+        Job(
+            variant=variant.name,
+            mode=mode,
+            arch=arch.name,
+            dtype=dtype,
+            head_dim=head_dim,
+            configs=((Pass.FWD, hopper.forward_tile(head_dim)),),
+            family=hopper.FAMILY,
+        )
+    ]
 
 
 def _calls(

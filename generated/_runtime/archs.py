@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/archs.py.jinja
-# hash: 66807db4e7db5be7
+# hash: 591bb55df776c021
 """Default tiles per architecture and pass, from `archs:` of variants.yaml."""
 
 from typing import TypedDict
@@ -282,6 +282,13 @@ ARCHS: dict[str, Arch] = {
             },
         },
     },
+}
+
+# Columns of a tile -> block_m, block_n, num_warps and num_stages of the forward in Hopper's family.
+HOPPER_FORWARD: dict[int, tuple[int, int, int, int]] = {
+    64: (128, 128, 8, 3),
+    128: (128, 128, 8, 2),
+    256: (128, 64, 8, 2),
 }
 
 # What a variant runs with instead.

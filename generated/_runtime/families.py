@@ -1,5 +1,6 @@
 """The families of kernels: the portable one runs on every chip; that of Hopper, written in Gluon, on sm_90 alone."""
 
+from .archs import HOPPER_FORWARD
 from .kernels import KERNEL_HASHES, LONG_RUNS
 from .tuned import Tile
 
@@ -19,15 +20,6 @@ class HopperTile(Tile):
     @property
     def family(self) -> str:
         return HOPPER
-
-
-# Columns of a tile, those of q and k or of v, whichever are more -> the forward's tile. Its rows are those of two
-# warpgroups, and its keys and stages what fits shared memory.
-_FORWARD = {
-    64: HopperTile(128, 128, 8, 3),
-    128: HopperTile(128, 128, 8, 2),
-    256: HopperTile(128, 64, 8, 2),
-}
 
 
 def columns(head_dim: int) -> int:
@@ -52,7 +44,7 @@ def hopper_tile(op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int,
         return f"of head_dims {head_dims} less than three quarters would fill a tile's columns"
     if length == 0:
         return "a copy by TMA needs at least one key"
-    return _FORWARD[max(columns(head_dim) for head_dim in head_dims)]
+    return HopperTile(*HOPPER_FORWARD[max(columns(head_dim) for head_dim in head_dims)])
 
 
 def is_faster(op: str, head_dims: tuple[int, int]) -> bool:

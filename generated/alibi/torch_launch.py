@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: a2ced42320642c21
+# hash: b4dca63c091b66ab
 """Launches of the kernels of `alibi`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -119,7 +119,7 @@ def _forward(
     )
     if tile.family == "hopper":
         launch_hopper(
-            hopper_fwd.alibi_fwd_hopper,
+            hopper_fwd.alibi_hopper_fwd,
             (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
             *arguments,
             batch,

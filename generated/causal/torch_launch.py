@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: ops/torch_launch.py.jinja
-# hash: 54bfa55869b1db89
+# hash: 29b3d02c57ccaec6
 """Launches of the kernels of `causal`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -105,7 +105,7 @@ def _forward(
     )
     if tile.family == "hopper":
         launch_hopper(
-            hopper_fwd.causal_fwd_hopper,
+            hopper_fwd.causal_hopper_fwd,
             (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
             *arguments,
             batch,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/torch_launch.py.jinja
-# hash: fc9af4d62933849a
+# hash: 85fc52b8973f507b
 """Launches of the kernels of `forgetting`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -128,7 +128,7 @@ def _forward(
     )
     if tile.family == "hopper":
         launch_hopper(
-            hopper_fwd.forgetting_fwd_hopper,
+            hopper_fwd.forgetting_hopper_fwd,
             (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
             *arguments,
             batch,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/torch_launch.py.jinja
-# hash: f48032d351f15b5d
+# hash: 98f73ae1fb28b311
 """Launches of the kernels of `full`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -92,7 +92,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, scale: float, config_words: str) -
     )
     if tile.family == "hopper":
         launch_hopper(
-            hopper_fwd.full_fwd_hopper,
+            hopper_fwd.full_hopper_fwd,
             (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
             *arguments,
             batch,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: ops/torch_launch.py.jinja
-# hash: 396d18b8cace49d9
+# hash: 945866f97a9e8bbf
 """Launches of the kernels of `gemma2_local`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -106,7 +106,7 @@ def _forward(
     )
     if tile.family == "hopper":
         launch_hopper(
-            hopper_fwd.gemma2_local_fwd_hopper,
+            hopper_fwd.gemma2_local_hopper_fwd,
             (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
             *arguments,
             batch,

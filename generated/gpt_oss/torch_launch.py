@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/torch_launch.py.jinja
-# hash: 88fdfa0f7f695777
+# hash: c6084623127f095b
 """Launches of the kernels of `gpt_oss`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -114,7 +114,7 @@ def _forward(
     )
     if tile.family == "hopper":
         launch_hopper(
-            hopper_fwd.gpt_oss_fwd_hopper,
+            hopper_fwd.gpt_oss_hopper_fwd,
             (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
             *arguments,
             batch,

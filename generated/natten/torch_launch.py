@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/torch_launch.py.jinja
-# hash: 00a8a04d65140d36
+# hash: 009dd2548115fc93
 """Launches of the kernels of `natten`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -176,7 +176,7 @@ def _forward(
     )
     if tile.family == "hopper":
         launch_hopper(
-            hopper_fwd.natten_fwd_hopper,
+            hopper_fwd.natten_hopper_fwd,
             (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
             *arguments,
             batch,

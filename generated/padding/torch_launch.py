@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: ops/torch_launch.py.jinja
-# hash: 5eeff0681e451320
+# hash: de9c0e57e0e70c8e
 """Launches of the kernels of `padding`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -96,7 +96,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, length: Tensor, scale: float, conf
     )
     if tile.family == "hopper":
         launch_hopper(
-            hopper_fwd.padding_fwd_hopper,
+            hopper_fwd.padding_hopper_fwd,
             (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
             *arguments,
             batch,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: ops/torch_launch.py.jinja
-# hash: 9fb8ed505a73ee61
+# hash: b91b1438a1e98ccf
 """Launches of the kernels of `prefix_lm`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -114,7 +114,7 @@ def _forward(
     )
     if tile.family == "hopper":
         launch_hopper(
-            hopper_fwd.prefix_lm_fwd_hopper,
+            hopper_fwd.prefix_lm_hopper_fwd,
             (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
             *arguments,
             batch,

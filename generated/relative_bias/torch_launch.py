@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: b7494cc9c9b3b84e
+# hash: b1c4eb0069b9bc9c
 """Launches of the kernels of `relative_bias`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -121,7 +121,7 @@ def _forward(
     )
     if tile.family == "hopper":
         launch_hopper(
-            hopper_fwd.relative_bias_fwd_hopper,
+            hopper_fwd.relative_bias_hopper_fwd,
             (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
             *arguments,
             batch,

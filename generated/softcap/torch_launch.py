@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: ops/torch_launch.py.jinja
-# hash: c29b0ac55453e35c
+# hash: d0be85f1c7685619
 """Launches of the kernels of `softcap`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -106,7 +106,7 @@ def _forward(
     )
     if tile.family == "hopper":
         launch_hopper(
-            hopper_fwd.softcap_fwd_hopper,
+            hopper_fwd.softcap_hopper_fwd,
             (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
             *arguments,
             batch,

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/torch_launch.py.jinja
-# hash: 4c52617cbf45779f
+# hash: 0bf0b16152566d0e
 """Launches of the kernels of `streaming_llm`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -118,7 +118,7 @@ def _forward(
     )
     if tile.family == "hopper":
         launch_hopper(
-            hopper_fwd.streaming_llm_fwd_hopper,
+            hopper_fwd.streaming_llm_hopper_fwd,
             (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
             *arguments,
             batch,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/fwd.py.jinja
-# hash: 6e14bee0bc783203
+# hash: 70531a83c5c9af50
 """Forward of `window` on Hopper: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx and q_idx - kv_idx < size
@@ -35,6 +35,14 @@ async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_gl
 def product_layout(COLS):
     """How a warpgroup holds 64 rows of sums with COLS columns."""
     return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLS, 16])
+
+
+@triton.constexpr_function
+def store_layout(COLS):
+    """How it stores them: 16 bytes a thread. As the tensor cores leave them, each store of a warp meets eight lines."""
+    if COLS > 128:  # the way there leads through shared memory, of which such tiles leave too little
+        return product_layout(COLS)
+    return gl.BlockedLayout([1, 8], [256 // COLS, COLS // 8], [4, 1], [1, 0])
 
 
 @gluon.jit
@@ -248,6 +256,7 @@ def consume(
     SCORES: gl.constexpr = product_layout(BLOCK_N)
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2)
+    STORED: gl.constexpr = store_layout(BLOCK_DV)
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(0, SCORES)
     q_tiles, q_full, q_empty = q_ring
@@ -359,15 +368,16 @@ def consume(
         inverse = gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, SUMS))
         acc = warpgroup_mma_wait(0, deps=(acc,))
         mbarrier.arrive(v_ring[2].index((count - 1) % STAGES), count=1)
-        o_rows = start_m + PART * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, SUMS))
-        o_cols = gl.arange(0, BLOCK_DV, layout=gl.SliceLayout(0, SUMS))
+        o_tile = gl.convert_layout((acc * inverse[:, None]).to(DTYPE), STORED)
+        o_rows = start_m + PART * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, STORED))
+        o_cols = gl.arange(0, BLOCK_DV, layout=gl.SliceLayout(0, STORED))
         o_ptrs = o_ptr + b * stride_ob + h * stride_oh + (o_rows.to(gl.int64) * stride_os)[:, None] + o_cols[None, :]
         o_mask = (o_rows < q_len)[:, None] & (o_cols < HEAD_DIM_V)[None, :]
-        gl.store(o_ptrs, (acc * inverse[:, None]).to(DTYPE), mask=o_mask)
+        gl.store(o_ptrs, o_tile, mask=o_mask)
 
 
 @gluon.jit(do_not_specialize=["q_offset", "size", "q_len", "kv_len", "num_heads", "group_size", "batch"])
-def window_fwd_hopper(
+def window_hopper_fwd(
     q_ptr,
     k_ptr,
     v_ptr,

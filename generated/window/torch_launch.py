@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: ops/torch_launch.py.jinja
-# hash: 74c5e577a3792584
+# hash: af5e7240b84aed23
 """Launches of the kernels of `window`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -114,7 +114,7 @@ def _forward(
     )
     if tile.family == "hopper":
         launch_hopper(
-            hopper_fwd.window_fwd_hopper,
+            hopper_fwd.window_hopper_fwd,
             (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
             *arguments,
             batch,
