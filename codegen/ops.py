@@ -49,7 +49,7 @@ class OpPlan(InMode):
     reads_pairs: bool
     decay: bool
     dropout: bool
-    hopper: bool  # whether the framework launches kernels of Hopper's family
+    hopper: bool  # whether there are kernels of Hopper's family
     positions: Sequence[str]
     formula: str
     reference_score: str
@@ -377,7 +377,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
         reads_pairs=reads_pairs(variant),
         decay=variant.decay,
         dropout=variant.dropout,
-        hopper=framework is Framework.TORCH and hopper.serves(planned),
+        hopper=hopper.serves(planned),
         positions=positions_read(variant) if planned.mode is Mode.SEGMENTED else (),
         formula=formula_of(variant),
         reference_score=reference.score,

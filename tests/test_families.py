@@ -20,10 +20,9 @@ def forward(
     length: int = LENGTH,
     config: object = None,
     family: str | None = None,
-    launches_hopper: bool = True,
 ) -> Tile:
     words = config_text(variant, config, family)
-    return tiles_for(variant, mode, arch, "", dtype, head_dims, (8, 2), length, words, launches_hopper)["fwd"]
+    return tiles_for(variant, mode, arch, "", dtype, head_dims, (8, 2), length, words)["fwd"]
 
 
 def test_long_runs_of_wide_tiles_run_on_hopper() -> None:
@@ -44,7 +43,6 @@ def test_long_runs_of_wide_tiles_run_on_hopper() -> None:
         {"variant": "causal_dropout"},
         {"head_dims": (80, 80)},
         {"length": 0},
-        {"launches_hopper": False},
         {"variant": "window"},
         {"head_dims": (64, 64)},
     ],
@@ -70,7 +68,6 @@ def test_a_call_may_ask_for_hopper_where_it_is_not_the_default() -> None:
         ({"mode": "packed"}, "causal has no kernel of it for packed calls"),
         ({"head_dims": (80, 80)}, "less than three quarters"),
         ({"length": 0}, "at least one key"),
-        ({"launches_hopper": False}, "only torch launches it"),
     ],
     ids=str,
 )

@@ -121,6 +121,30 @@ def test_parameters_are_those_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> 
     assert entry[1].count(".param") == len(parameters) + 2
 
 
+def test_a_kernel_of_hopper_gets_the_memory_it_works_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the pointer behind its parameters, to a result of its own; jaxlib adds two more, of which one is not read."""
+    made: list[Any] = []
+    call = jax.ffi.ffi_call
+    monkeypatch.setattr(jax.ffi, "ffi_call", lambda name, results: made.append(results) or call(name, results))
+    (message,) = messages(monkeypatch, lambda *x: ops.causal(*x, family="hopper"), *arrays())
+    assert message[4] == [b"causal_hopper_fwd"]
+    launched, kernel = fields(message[1][0]), kernel_of(message)
+    programs = launched[2][0]
+    assert programs == SHAPE.batch * SHAPE.heads * SHAPE.seq // 128
+    assert kernel[2] == [12]
+    (results,) = made
+    assert [x.dtype for x in results] == [jnp.bfloat16, jnp.float32, jnp.int8]
+    assert results[-1].size % (programs * 128) == 0
+    parameters = [fields(p) for p in launched[5]]
+    assert 1 in parameters[-1]
+    text = kernel[4][0].decode()
+    entry = re.search(r"\.entry causal_hopper_fwd\((.*?)\)", text, re.DOTALL)
+    assert entry is not None
+    assert entry[1].count(".param") == len(parameters) + 1
+    assert "cp.async.bulk.tensor" in text
+    assert "setmaxnreg" in text
+
+
 @pytest.mark.parametrize("variant", ["causal", "forgetting"])
 def test_the_machine_code_is_that_of_torch(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layout, strides and hints are the same, so that the compiler sees the same kernel."""

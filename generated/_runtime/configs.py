@@ -137,7 +137,6 @@ def tiles_for(
     heads: tuple[int, int],
     length: int,
     config_words: str,
-    launches_hopper: bool = False,
 ) -> Tiles:
     """The tiles of each pass of a call.
 
@@ -146,11 +145,10 @@ def tiles_for(
         arch: the chip, such as sm_90, and `gpu`, the folder of its tuned tiles, empty where the GPU is not there.
         head_dims: of q and of v. heads: of q and of k.
         length: how many keys a sequence has, on average where they are packed.
-        launches_hopper: whether the framework can launch Hopper's family.
     """
     problem = Problem(mode, dtype, max(head_dims, key=padded), heads[0] // heads[1], length)
     tiles = {name: choice.tile for name, choice in ladder(op, arch, gpu, problem, config_words).items()}
-    hopper = _forward_on_hopper(op, mode, arch, dtype, head_dims, length, config_words, launches_hopper)
+    hopper = _forward_on_hopper(op, mode, arch, dtype, head_dims, length, config_words)
     widths = {width for head_dim in head_dims for width in (next_power_of_2(head_dim), block_columns(head_dim))}
     if arch == "sm_90" and dtype != "float32" and len(widths) > 1:
         # Triton 3.6 compiles wrong results where tiles of different width get no pipeline: k's and v's, or their parts.
@@ -166,15 +164,12 @@ def _forward_on_hopper(
     head_dims: tuple[int, int],
     length: int,
     config_words: str,
-    launches_hopper: bool,
 ) -> Tile | None:
     """The tile of a forward that runs in Hopper's family: where it can, unless the call wants another."""
     family, own = asked_family(config_words), parse_config(config_words).get("fwd")
     if family == PORTABLE or (own is not None and family != HOPPER):
         return None
-    found: HopperTile | str = "only torch launches it"
-    if launches_hopper:
-        found = hopper_tile(op, mode, arch, dtype, head_dims, length)
+    found = hopper_tile(op, mode, arch, dtype, head_dims, length)
     if isinstance(found, str):
         if family == HOPPER:
             fail(op, "family", "one that can run this call", f"'{HOPPER}': {found}")

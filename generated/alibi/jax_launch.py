@@ -1,18 +1,19 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/jax_launch.py.jinja
-# hash: 2436d8dd40fd0426
+# hash: 678c239ad4131c3c
 """Launches of the kernels of `alibi`, in JAX."""
 
 from jax import Array
 
 from .._runtime.configs import Tiles, block_columns, cdiv
+from .._runtime.families import WARPS, columns
 from .._runtime.jax_gradients import reduce_gradient
-from .._runtime.jax_kernels import HAS_TRITON, call_tiles, launch
+from .._runtime.jax_kernels import HAS_TRITON, call_tiles, launch, multiprocessors
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
-    from . import bwd_dkdv, bwd_dq, fwd
+    from . import bwd_dkdv, bwd_dq, fwd, hopper_fwd
 
 
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
@@ -42,9 +43,7 @@ def forward(
         return o, lse
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
-    launch(
-        fwd.alibi_fwd,
-        (cdiv(q_len, tile.block_m) * num_heads * batch,),
+    arguments = (
         q,
         k,
         v,
@@ -62,17 +61,40 @@ def forward(
         num_heads,
         group_size,
         scale,
-        Q_OFFSET_PER_BATCH=row_offsets is not None,
-        RAGGED=kv_len % tile.block_n != 0,
-        HEAD_DIM=head_dim,
-        HEAD_DIM_V=head_dim_v,
-        BLOCK_D=block_columns(head_dim),
-        BLOCK_DV=block_columns(head_dim_v),
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
     )
+    if tile.family == "hopper":
+        launch(
+            hopper_fwd.alibi_hopper_fwd,
+            (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
+            *arguments,
+            batch,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            RAGGED=kv_len % tile.block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=columns(head_dim),
+            BLOCK_DV=columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            STAGES=tile.num_stages,
+            num_warps=WARPS,
+        )
+    else:
+        launch(
+            fwd.alibi_fwd,
+            (cdiv(q_len, tile.block_m) * num_heads * batch,),
+            *arguments,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            RAGGED=kv_len % tile.block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
     return o, lse
 
 

@@ -2,16 +2,17 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/jax_launch.py.jinja
-# hash: 02739f71cfda2f18
+# hash: f91a18f871f44acc
 """Launches of the kernels of `document`, in JAX."""
 
 from .._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
-from .._runtime.jax_kernels import HAS_TRITON, call_tiles, launch
+from .._runtime.families import WARPS, columns
+from .._runtime.jax_kernels import HAS_TRITON, call_tiles, launch, multiprocessors
 from .._runtime.jax_tensor import FP32, INT32, Tensor, aligned, empty_like_layout, row_stride, unit_strides
 from .._runtime.schedules import POSITIONS, least_block, pass_table
 
 if HAS_TRITON:
-    from . import block_ranges, bwd_dkdv, bwd_dq, fwd
+    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_fwd
 
 
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
@@ -154,9 +155,7 @@ def forward(
     (ranges,) = pass_table(block_tables, "fwd", 1) or _tables(
         q, k, row_offset, row_offsets, block_extremes, part, tile, False
     )
-    launch(
-        fwd.document_fwd,
-        (cdiv(q_len, tile.block_m) * num_heads * batch,),
+    arguments = (
         q,
         k,
         v,
@@ -177,17 +176,40 @@ def forward(
         num_heads,
         group_size,
         scale,
-        Q_OFFSET_PER_BATCH=row_offsets is not None,
-        RAGGED=kv_len % tile.block_n != 0,
-        HEAD_DIM=head_dim,
-        HEAD_DIM_V=head_dim_v,
-        BLOCK_D=block_columns(head_dim),
-        BLOCK_DV=block_columns(head_dim_v),
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
     )
+    if tile.family == "hopper":
+        launch(
+            hopper_fwd.document_hopper_fwd,
+            (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
+            *arguments,
+            batch,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            RAGGED=kv_len % tile.block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=columns(head_dim),
+            BLOCK_DV=columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            STAGES=tile.num_stages,
+            num_warps=WARPS,
+        )
+    else:
+        launch(
+            fwd.document_fwd,
+            (cdiv(q_len, tile.block_m) * num_heads * batch,),
+            *arguments,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            RAGGED=kv_len % tile.block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
     return o, lse
 
 

@@ -1,17 +1,18 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/jax_launch.py.jinja
-# hash: 60e24a9e2a7e75eb
+# hash: 1d448af73c146f5b
 """Launches of the kernels of `forgetting`, in JAX."""
 
 from jax import Array
 
 from .._runtime.configs import Tiles, block_columns, cdiv
-from .._runtime.jax_kernels import HAS_TRITON, call_tiles, launch
+from .._runtime.families import WARPS, columns
+from .._runtime.jax_kernels import HAS_TRITON, call_tiles, launch, multiprocessors
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
-    from . import bwd_dkdv, bwd_dq, fwd
+    from . import bwd_dkdv, bwd_dq, fwd, hopper_fwd
     from . import decay as decay_kernels
 
 
@@ -53,9 +54,7 @@ def forward(
         num_heads,
         BLOCK=1024,
     )
-    launch(
-        fwd.forgetting_fwd,
-        (cdiv(q_len, tile.block_m) * num_heads * batch,),
+    arguments = (
         q,
         k,
         v,
@@ -74,17 +73,40 @@ def forward(
         num_heads,
         group_size,
         scale,
-        Q_OFFSET_PER_BATCH=row_offsets is not None,
-        RAGGED=kv_len % tile.block_n != 0,
-        HEAD_DIM=head_dim,
-        HEAD_DIM_V=head_dim_v,
-        BLOCK_D=block_columns(head_dim),
-        BLOCK_DV=block_columns(head_dim_v),
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
     )
+    if tile.family == "hopper":
+        launch(
+            hopper_fwd.forgetting_hopper_fwd,
+            (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
+            *arguments,
+            batch,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            RAGGED=kv_len % tile.block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=columns(head_dim),
+            BLOCK_DV=columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            STAGES=tile.num_stages,
+            num_warps=WARPS,
+        )
+    else:
+        launch(
+            fwd.forgetting_fwd,
+            (cdiv(q_len, tile.block_m) * num_heads * batch,),
+            *arguments,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            RAGGED=kv_len % tile.block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
     return o, lse, decay
 
 

@@ -1,15 +1,16 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/jax_launch.py.jinja
-# hash: 41dae204d2c229f3
+# hash: a2443246de3b5ed7
 """Launches of the kernels of `full`, in JAX."""
 
 from .._runtime.configs import Tiles, block_columns, cdiv
-from .._runtime.jax_kernels import HAS_TRITON, call_tiles, launch
+from .._runtime.families import WARPS, columns
+from .._runtime.jax_kernels import HAS_TRITON, call_tiles, launch, multiprocessors
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
-    from . import bwd_dkdv, bwd_dq, fwd
+    from . import bwd_dkdv, bwd_dq, fwd, hopper_fwd
 
 
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
@@ -29,9 +30,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, scale: float, config_words: str) ->
     if o.numel() == 0:
         return o, lse
     q, k, v = aligned(q), aligned(k), aligned(v)
-    launch(
-        fwd.full_fwd,
-        (cdiv(q_len, tile.block_m) * num_heads * batch,),
+    arguments = (
         q,
         k,
         v,
@@ -46,16 +45,38 @@ def forward(q: Tensor, k: Tensor, v: Tensor, scale: float, config_words: str) ->
         num_heads,
         group_size,
         scale,
-        RAGGED=kv_len % tile.block_n != 0,
-        HEAD_DIM=head_dim,
-        HEAD_DIM_V=head_dim_v,
-        BLOCK_D=block_columns(head_dim),
-        BLOCK_DV=block_columns(head_dim_v),
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
     )
+    if tile.family == "hopper":
+        launch(
+            hopper_fwd.full_hopper_fwd,
+            (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
+            *arguments,
+            batch,
+            RAGGED=kv_len % tile.block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=columns(head_dim),
+            BLOCK_DV=columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            STAGES=tile.num_stages,
+            num_warps=WARPS,
+        )
+    else:
+        launch(
+            fwd.full_fwd,
+            (cdiv(q_len, tile.block_m) * num_heads * batch,),
+            *arguments,
+            RAGGED=kv_len % tile.block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
     return o, lse
 
 

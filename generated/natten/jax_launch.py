@@ -1,17 +1,18 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/jax_launch.py.jinja
-# hash: fe64a772bc0a76d5
+# hash: f9e9cd3ff99ca2b5
 """Launches of the kernels of `natten`, in JAX."""
 
 from .._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
-from .._runtime.jax_kernels import HAS_TRITON, call_tiles, launch
+from .._runtime.families import WARPS, columns
+from .._runtime.jax_kernels import HAS_TRITON, call_tiles, launch, multiprocessors
 from .._runtime.jax_schedule import list_blocks
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, row_stride, unit_strides
 from .._runtime.schedules import pass_table
 
 if HAS_TRITON:
-    from . import block_lists, bwd_dkdv, bwd_dq, fwd
+    from . import block_lists, bwd_dkdv, bwd_dq, fwd, hopper_fwd
 
 
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
@@ -98,9 +99,7 @@ def forward(
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
     spans, block_list = pass_table(block_tables, "fwd", 2) or _tables(q, k, row_offset, row_offsets, tile, False)
-    launch(
-        fwd.natten_fwd,
-        (cdiv(q_len, tile.block_m) * num_heads * batch,),
+    arguments = (
         q,
         k,
         v,
@@ -119,17 +118,40 @@ def forward(
         num_heads,
         group_size,
         scale,
-        Q_OFFSET_PER_BATCH=row_offsets is not None,
-        RAGGED=kv_len % tile.block_n != 0,
-        HEAD_DIM=head_dim,
-        HEAD_DIM_V=head_dim_v,
-        BLOCK_D=block_columns(head_dim),
-        BLOCK_DV=block_columns(head_dim_v),
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
     )
+    if tile.family == "hopper":
+        launch(
+            hopper_fwd.natten_hopper_fwd,
+            (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
+            *arguments,
+            batch,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            RAGGED=kv_len % tile.block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=columns(head_dim),
+            BLOCK_DV=columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            STAGES=tile.num_stages,
+            num_warps=WARPS,
+        )
+    else:
+        launch(
+            fwd.natten_fwd,
+            (cdiv(q_len, tile.block_m) * num_heads * batch,),
+            *arguments,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            RAGGED=kv_len % tile.block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
     return o, lse
 
 

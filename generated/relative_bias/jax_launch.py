@@ -2,17 +2,18 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/jax_launch.py.jinja
-# hash: 6796350b1b192723
+# hash: 3b67d92e26b64c36
 """Launches of the kernels of `relative_bias`, in JAX."""
 
 from jax import Array
 
 from .._runtime.configs import Tiles, block_columns, cdiv
-from .._runtime.jax_kernels import HAS_TRITON, call_tiles, is_nvidia, launch
+from .._runtime.families import WARPS, columns
+from .._runtime.jax_kernels import HAS_TRITON, call_tiles, is_nvidia, launch, multiprocessors
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
-    from . import bwd_dkdv, bwd_dq, fwd
+    from . import bwd_dkdv, bwd_dq, fwd, hopper_fwd
 
 
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
@@ -42,9 +43,7 @@ def forward(
         return o, lse
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
-    launch(
-        fwd.relative_bias_fwd,
-        (cdiv(q_len, tile.block_m) * num_heads * batch,),
+    arguments = (
         q,
         k,
         v,
@@ -63,18 +62,42 @@ def forward(
         num_heads,
         group_size,
         scale,
-        Q_OFFSET_PER_BATCH=row_offsets is not None,
-        PTX=is_nvidia(q),
-        RAGGED=kv_len % tile.block_n != 0,
-        HEAD_DIM=head_dim,
-        HEAD_DIM_V=head_dim_v,
-        BLOCK_D=block_columns(head_dim),
-        BLOCK_DV=block_columns(head_dim_v),
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
     )
+    if tile.family == "hopper":
+        launch(
+            hopper_fwd.relative_bias_hopper_fwd,
+            (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
+            *arguments,
+            batch,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            PTX=is_nvidia(q),
+            RAGGED=kv_len % tile.block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=columns(head_dim),
+            BLOCK_DV=columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            STAGES=tile.num_stages,
+            num_warps=WARPS,
+        )
+    else:
+        launch(
+            fwd.relative_bias_fwd,
+            (cdiv(q_len, tile.block_m) * num_heads * batch,),
+            *arguments,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            PTX=is_nvidia(q),
+            RAGGED=kv_len % tile.block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
     return o, lse
 
 

@@ -88,7 +88,22 @@ def call_tiles(op: str, mode: str, q: Tensor, v: Tensor, length: int, config_wor
     arch = arch_of(q)
     gpu = "" if arch == INTERPRETER else _device_gpu(arch)
     dims, heads = (q.shape[3], v.shape[3]), (q.shape[1], v.shape[1])
-    return tiles_for(op, mode, arch, gpu, q.element, dims, heads, length, config_words, False)
+    return tiles_for(op, mode, arch, gpu, q.element, dims, heads, length, config_words)
+
+
+@cache
+def _multiprocessors(arch: str) -> int:
+    try:
+        device = jax.local_devices(backend="gpu")[0]
+    except RuntimeError:
+        device = None
+    # Those of an H100 where there is no GPU, or another chip is meant: fewer programs have more to do each.
+    return int(device.core_count) if device is not None and _capability(device) == arch else 132
+
+
+def multiprocessors(x: Tensor) -> int:
+    """How many programs that fill a multiprocessor run at once."""
+    return _multiprocessors(arch_of(x))
 
 
 def is_nvidia(x: Tensor) -> bool:
@@ -150,14 +165,21 @@ def _compiled_call(
             parameters.append(_scalar_parameter(kind, value))
             if isinstance(value, int) and value % 16 == 0 and not param.do_not_specialize:
                 divisible.append(i)
-    found = _compile(kernel, tuple(signature), tuple(constants), tuple(divisible), num_warps, num_stages, _arch.get())
+    found, scratch = _compile(
+        kernel, tuple(signature), tuple(constants), tuple(divisible), num_warps, num_stages, _arch.get()
+    )
+    results = [jax.ShapeDtypeStruct(x.memory, x.dtype) for x in filled]
+    if scratch:
+        # Memory that the kernel works in comes as one more result: the pointer behind the last parameter, which the
+        # handler of older jaxlibs gives none.
+        parameters.append(_array_parameter(0))
+        results.append(jax.ShapeDtypeStruct((grid[0] * scratch,), "int8"))
     call = _field(1, found) + _field(2, grid[0]) + _field(3, 1) + _field(4, 1)
     call += b"".join(_field(5, parameter) for parameter in parameters)
     opaque = zlib.compress(_field(1, call) + _field(4, kernel.__name__.encode()))
     inputs = [x.array for x in args if isinstance(x, Tensor) and x.array is not None]
-    results = [jax.ShapeDtypeStruct(x.memory, x.dtype) for x in filled]
     called: Sequence[jax.Array] = jax.ffi.ffi_call(HANDLER, results)(*inputs, opaque=opaque)
-    return called
+    return called[: len(filled)]
 
 
 def _type(param: Any, value: Any) -> str:
@@ -178,17 +200,18 @@ def _compile(
     num_warps: int,
     num_stages: int,
     arch: str,
-) -> bytes:
+) -> tuple[bytes, int]:
     """A kernel compiled for one chip, without asking any device, as the part of a message that its calls share.
 
-    Arguments are multiples of 16 where `divisible`.
+    Arguments are multiples of 16 where `divisible`. Beside it how many bytes each program works in.
     """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
 
     capability = int(arch.removeprefix("sm_"))
-    source = ASTSource(
+    source = (GluonASTSource if kernel.is_gluon() else ASTSource)(
         fn=kernel,
         signature=dict(signature),
         constexprs=dict(constants),
@@ -199,12 +222,10 @@ def _compile(
         options["debug"] = True
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     metadata = compiled.metadata
-    if getattr(metadata, "global_scratch_size", 0):
-        raise NotImplementedError(f"{metadata.name} needs scratch memory, which jaxlib's handler may not give")
     name = metadata.name.encode()
     # Newer jaxlibs load Triton's machine code as it is; older ones skip the field and assemble the PTX.
     image = _field(1, compiled.asm["cubin"]) + _field(2, name) + _field(3, metadata.shared)
-    return (
+    message = (
         _field(1, name)
         + _field(2, metadata.num_warps)
         + _field(10, metadata.num_ctas)
@@ -213,6 +234,7 @@ def _compile(
         + _field(6, capability)
         + _field(11, image)
     )
+    return message, metadata.global_scratch_size
 
 
 def _varint(value: int) -> bytes:
