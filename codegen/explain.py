@@ -75,7 +75,7 @@ def answer(out: Path, question: Question) -> list[str]:
     for name in configs.PASSES:
         tile, reason = choices[name].tile, _reason(choices[name], path, arch)
         if name == "fwd" and is_faster and not isinstance(on_hopper, str):
-            tile, reason = on_hopper, f"default of the family {on_hopper.family}"
+            tile, reason = on_hopper, f"default of the family {on_hopper.family}, in torch"
         rows.append((name, tile.family, *map(str, tile), reason))
     place = f"{gpu} ({arch})" if gpu else arch
     lines = [f"{variant} on {place}: {problem}", "", *aligned(rows), "", *_family_text(on_hopper, is_faster)]

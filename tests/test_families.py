@@ -20,9 +20,10 @@ def forward(
     length: int = LENGTH,
     config: object = None,
     family: str | None = None,
+    prefers_hopper: bool = True,
 ) -> Tile:
     words = config_text(variant, config, family)
-    return tiles_for(variant, mode, arch, "", dtype, head_dims, (8, 2), length, words)["fwd"]
+    return tiles_for(variant, mode, arch, "", dtype, head_dims, (8, 2), length, words, prefers_hopper)["fwd"]
 
 
 def test_long_runs_of_wide_tiles_run_on_hopper() -> None:
@@ -43,6 +44,7 @@ def test_long_runs_of_wide_tiles_run_on_hopper() -> None:
         {"variant": "causal_dropout"},
         {"head_dims": (80, 80)},
         {"length": 0},
+        {"prefers_hopper": False},
         {"variant": "window"},
         {"head_dims": (64, 64)},
     ],
@@ -53,6 +55,7 @@ def test_all_else_runs_on_the_portable_family(call: dict[str, object]) -> None:
 
 
 def test_a_call_may_ask_for_hopper_where_it_is_not_the_default() -> None:
+    assert forward(prefers_hopper=False, family="hopper").family == "hopper"
     assert forward(variant="window", family="hopper").family == "hopper"
     assert forward(head_dims=(64, 64), family="hopper") == HopperTile(128, 128, 8, 3)
     own = {"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 4}}

@@ -125,7 +125,12 @@ def test_a_kernel_of_hopper_gets_the_memory_it_works_in(monkeypatch: pytest.Monk
     """As the pointer behind its parameters, to a result of its own; jaxlib adds two more, of which one is not read."""
     made: list[Any] = []
     call = jax.ffi.ffi_call
-    monkeypatch.setattr(jax.ffi, "ffi_call", lambda name, results: made.append(results) or call(name, results))
+
+    def noted(name: str, results: Any) -> Any:
+        made.append(results)
+        return call(name, results)
+
+    monkeypatch.setattr(jax.ffi, "ffi_call", noted)
     (message,) = messages(monkeypatch, lambda *x: ops.causal(*x, family="hopper"), *arrays())
     assert message[4] == [b"causal_hopper_fwd"]
     launched, kernel = fields(message[1][0]), kernel_of(message)

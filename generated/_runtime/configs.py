@@ -137,6 +137,7 @@ def tiles_for(
     heads: tuple[int, int],
     length: int,
     config_words: str,
+    prefers_hopper: bool = False,
 ) -> Tiles:
     """The tiles of each pass of a call.
 
@@ -145,10 +146,11 @@ def tiles_for(
         arch: the chip, such as sm_90, and `gpu`, the folder of its tuned tiles, empty where the GPU is not there.
         head_dims: of q and of v. heads: of q and of k.
         length: how many keys a sequence has, on average where they are packed.
+        prefers_hopper: whether Hopper's family is the default where it is the faster one.
     """
     problem = Problem(mode, dtype, max(head_dims, key=padded), heads[0] // heads[1], length)
     tiles = {name: choice.tile for name, choice in ladder(op, arch, gpu, problem, config_words).items()}
-    hopper = _forward_on_hopper(op, mode, arch, dtype, head_dims, length, config_words)
+    hopper = _forward_on_hopper(op, mode, arch, dtype, head_dims, length, config_words, prefers_hopper)
     widths = {width for head_dim in head_dims for width in (next_power_of_2(head_dim), block_columns(head_dim))}
     if arch == "sm_90" and dtype != "float32" and len(widths) > 1:
         # Triton 3.6 compiles wrong results where tiles of different width get no pipeline: k's and v's, or their parts.
@@ -164,6 +166,7 @@ def _forward_on_hopper(
     head_dims: tuple[int, int],
     length: int,
     config_words: str,
+    prefers_hopper: bool,
 ) -> Tile | None:
     """The tile of a forward that runs in Hopper's family: where it can, unless the call wants another."""
     family, own = asked_family(config_words), parse_config(config_words).get("fwd")
@@ -175,7 +178,7 @@ def _forward_on_hopper(
             fail(op, "family", "one that can run this call", f"'{HOPPER}': {found}")
         return None
     if own is None:
-        return found if family == HOPPER or is_faster(op, head_dims) else None
+        return found if family == HOPPER or (prefers_hopper and is_faster(op, head_dims)) else None
     if (own.block_m, own.num_warps) != (found.block_m, found.num_warps):
         wanted = f"block_m {found.block_m} and num_warps {found.num_warps} in the family '{HOPPER}'"
         fail(op, "config['fwd']", wanted, f"{own.block_m} and {own.num_warps}")
