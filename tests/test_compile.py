@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -40,15 +41,23 @@ def own(names: set[str]) -> set[str]:
     return {name for name in names if "decay" not in name and name != "packed_blocks"}
 
 
-def job_of(spec: Spec, variant: str, mode: Mode, head_dim: int = 64, arch: str = "sm_90") -> Job:
+def jobs_of(spec: Spec, variant: str, mode: Mode, head_dim: int = 64, arch: str = "sm_90") -> list[Job]:
+    """A call with the first config of each pass, and one with the forward of Hopper's family where there is one."""
     selection = Selection(variants=[variant], archs=[arch], dtypes=["bfloat16"], modes=[mode], head_dims=[head_dim])
-    return jobs(spec, selection)[0]
+    first, *others = jobs(spec, selection)
+    return [first, *(job for job in others if job.family)]
+
+
+def job_of(spec: Spec, variant: str, mode: Mode, head_dim: int = 64, arch: str = "sm_90") -> Job:
+    return jobs_of(spec, variant, mode, head_dim, arch)[0]
 
 
 def check(package: Path, variant: str, mode: Mode = Mode.DENSE, head_dim: int = 64) -> None:
     spec = load(package.parent / "spec.yaml")
-    job = job_of(spec, variant, mode, head_dim)
-    findings = look_at(Task(job=job, variant=spec.variants[variant], package=package))
+    tasks = [
+        Task(job=job, variant=spec.variants[variant], package=package) for job in jobs_of(spec, variant, mode, head_dim)
+    ]
+    findings = [finding for task in tasks for finding in look_at(task)]
     assert own({finding.kernel for finding in findings}) == own(kernels_of(package, variant, mode))
     assert [finding for finding in findings if finding.errors] == []
 
@@ -125,9 +134,9 @@ def test_a_linted_call_launches_every_kernel(variant: str, mode: Mode) -> None:
         launched.add(name)
         return False
 
-    job = job_of(LIBRARY, variant, mode)
-    call = lambda: run_call(LIBRARY.variants[variant], job, "generated")  # noqa: E731 - one expression
-    assert compile_launches(call, variant, "sm_90", only=note) == {}
+    for job in jobs_of(LIBRARY, variant, mode):
+        call = partial(run_call, LIBRARY.variants[variant], job, "generated")
+        assert compile_launches(call, variant, "sm_90", only=note) == {}
     assert own(launched) == own(kernels_of(ROOT / "generated", variant, mode))
 
 
