@@ -441,8 +441,20 @@ def test_explain_shows_the_choice_of_each_pass(
     printed = capsys.readouterr().out
     assert "causal on sm_80: dense bfloat16 head_dim 128 group 1 seq 16384" in printed
     default = SPEC.archs["sm_80"].half[Pass.FWD][128]
-    assert f"fwd   {default.block_m:<7}  {default.block_n:<7}" in printed
+    assert f"fwd   portable  {default.block_m:<7}  {default.block_n:<7}" in printed
     assert printed.count("default of sm_80") == 3
+    assert "not of the family hopper: its kernels run on sm_90, not on sm_80" in printed
+
+
+def test_explain_shows_the_family(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for variant, said in (
+        ("causal", "fwd   hopper    128      128"),
+        ("window", "family='hopper', but as a rule not faster"),
+    ):
+        wanted = ["explain", variant, "--gpu", "h100", "--dtype", "bf16", "--head-dim", "128", "--seq", "16384"]
+        assert cli.main(wanted) == cli.EXIT_OK
+        assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("gpu", ["h100", "h200"])

@@ -89,8 +89,8 @@ def tuned_jobs(folder: Path, selection: Selection, known: Sequence[Job]) -> list
     return found
 
 
-def _kernel(job: Job) -> tuple[str, Mode, str, bool, int]:
-    return job.variant, job.mode, job.arch, job.dtype == "float32", job.head_dim
+def _kernel(job: Job) -> tuple[str, Mode, str, bool, int, str]:
+    return job.variant, job.mode, job.arch, job.dtype == "float32", job.head_dim, job.family
 
 
 def _is_selected(job: Job, selection: Selection) -> bool:

@@ -5,7 +5,7 @@ from .kernels import KERNEL_HASHES, LONG_RUNS
 from .tuned import Tile
 
 PORTABLE, HOPPER = FAMILIES = ("portable", "hopper")
-WARPS = 4
+HOPPER_WARPS = 4
 """Warps that a kernel of Hopper's is launched with: those of one warpgroup, which specialises the others."""
 
 
@@ -22,7 +22,7 @@ class HopperTile(Tile):
         return HOPPER
 
 
-def columns(head_dim: int) -> int:
+def tile_columns(head_dim: int) -> int:
     """The columns of a tile of Hopper's: a power of two, and at least what one copy swizzles."""
     return max(1 << (head_dim - 1).bit_length(), 64)
 
@@ -39,14 +39,14 @@ def hopper_tile(op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int,
         return f"{op} has no kernel of it for {mode} calls"
     if dtype == "float32":
         return "its kernels take float16 and bfloat16, not float32"
-    if any(4 * head_dim < 3 * columns(head_dim) for head_dim in head_dims):
+    if any(4 * head_dim < 3 * tile_columns(head_dim) for head_dim in head_dims):
         # What pads a tile to a power of two is computed like the rest; the portable kernels take two parts.
         return f"of head_dims {head_dims} less than three quarters would fill a tile's columns"
     if length == 0:
         return "a copy by TMA needs at least one key"
-    return HopperTile(*HOPPER_FORWARD[max(columns(head_dim) for head_dim in head_dims)])
+    return HopperTile(*HOPPER_FORWARD[max(tile_columns(head_dim) for head_dim in head_dims)])
 
 
 def is_faster(op: str, head_dims: tuple[int, int]) -> bool:
     """Whether Hopper's forward is the faster one as a rule, by what was measured: for long runs and wide tiles."""
-    return op in LONG_RUNS and max(columns(head_dim) for head_dim in head_dims) >= 128
+    return op in LONG_RUNS and max(tile_columns(head_dim) for head_dim in head_dims) >= 128

@@ -1,13 +1,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/jax_launch.py.jinja
-# hash: 678c239ad4131c3c
+# hash: 9065399bcc3ff88a
 """Launches of the kernels of `alibi`, in JAX."""
 
 from jax import Array
 
 from .._runtime.configs import Tiles, block_columns, cdiv
-from .._runtime.families import WARPS, columns
+from .._runtime.families import HOPPER_WARPS, tile_columns
 from .._runtime.jax_gradients import reduce_gradient
 from .._runtime.jax_kernels import HAS_TRITON, call_tiles, launch, multiprocessors
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
@@ -72,12 +72,12 @@ def forward(
             RAGGED=kv_len % tile.block_n != 0,
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
-            BLOCK_D=columns(head_dim),
-            BLOCK_DV=columns(head_dim_v),
+            BLOCK_D=tile_columns(head_dim),
+            BLOCK_DV=tile_columns(head_dim_v),
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
             STAGES=tile.num_stages,
-            num_warps=WARPS,
+            num_warps=HOPPER_WARPS,
         )
     else:
         launch(

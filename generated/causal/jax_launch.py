@@ -1,11 +1,11 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: ops/jax_launch.py.jinja
-# hash: 971f4029a10ce58f
+# hash: a7b8c722c2ebae6a
 """Launches of the kernels of `causal`, in JAX."""
 
 from .._runtime.configs import Tiles, block_columns, cdiv
-from .._runtime.families import WARPS, columns
+from .._runtime.families import HOPPER_WARPS, tile_columns
 from .._runtime.jax_kernels import HAS_TRITON, call_tiles, launch, multiprocessors
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
@@ -60,12 +60,12 @@ def forward(
             RAGGED=kv_len % tile.block_n != 0,
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
-            BLOCK_D=columns(head_dim),
-            BLOCK_DV=columns(head_dim_v),
+            BLOCK_D=tile_columns(head_dim),
+            BLOCK_DV=tile_columns(head_dim_v),
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
             STAGES=tile.num_stages,
-            num_warps=WARPS,
+            num_warps=HOPPER_WARPS,
         )
     else:
         launch(

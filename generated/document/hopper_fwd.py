@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/fwd.py.jinja
-# hash: 21e70ae8a990759f
+# hash: 26641604db5066c8
 """Forward of `document` on Hopper: `o = softmax(score) v`.
 
     keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -14,13 +14,13 @@
     o       [B, Hq, Sq, Dv]
     lse     [B, Hq, Sq]  fp32, log of the softmax denominator
 
-A program takes one block of query rows after the other. A warp of its own, `produce`, copies the queries, and the keys
-and values of each block that they visit, to shared memory (TMA). Two warpgroups, `consume`, have half of the rows each:
+A program takes one block of query rows after the other. A warp of its own, `produce_tiles`, copies the queries, and the keys
+and values of each block that they visit, to shared memory (TMA). Two warpgroups, `consume_tiles`, have half of the rows each:
 while the tensor cores add up the values of one block, they take the exponentials of the next (arXiv:2407.08608).
 Otherwise this is the online softmax of arXiv:2205.14135: `row_max` is the largest score so far, `row_sum` the sum of
 exponentials relative to it. Scores are kept times log2(e), so that each exponential is one `exp2`.
 
-A ring is a tuple of tiles, their barriers `full`, which a copy completes, and `empty`, on which consumers arrive.
+A ring is a tuple of tiles, their make_barriers `full`, which a copy completes, and `empty`, on which consumers arrive.
 """
 
 import triton
@@ -55,7 +55,7 @@ def store_layout(COLS):
 
 
 @gluon.jit
-def describe(
+def describe_rows(
     ptr,
     batch,
     heads,
@@ -82,7 +82,7 @@ def describe(
 
 
 @gluon.jit
-def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+def make_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
     bars = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(COUNT):
         mbarrier.init(bars.index(i), count=ARRIVALS)
@@ -93,58 +93,58 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 def make_ring(desc, COUNT: gl.constexpr, READERS: gl.constexpr, ROWS: gl.constexpr, BLOCK_COLS: gl.constexpr):
     """Places for COUNT tiles, each of which READERS warpgroups read."""
     tiles = gl.allocate_shared_memory(desc.dtype, [COUNT, 1, 1, ROWS, BLOCK_COLS], desc.layout)
-    return tiles, barriers(COUNT, 1), barriers(COUNT, READERS)
+    return tiles, make_barriers(COUNT, 1), make_barriers(COUNT, READERS)
 
 
 @gluon.jit
-def send(desc, batch_row, head, row, ring, count, STAGES: gl.constexpr):
+def send_tile(desc, batch_row, head, row, ring, turn, STAGES: gl.constexpr):
     """Copy a tile to the ring's next place, once that is free."""
     tiles, full, empty = ring
-    stage, lap = count % STAGES, count // STAGES
+    stage, lap = turn % STAGES, turn // STAGES
     mbarrier.wait(empty.index(stage), (lap & 1) ^ 1)
     mbarrier.expect(full.index(stage), desc.block_type.nbytes)
     async_load(desc, [batch_row, head, row, 0], full.index(stage), tiles.index(stage))
 
 
 @gluon.jit
-def receive(ring, count, ROWS: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr):
-    """Tile `count` of a ring, once it is there."""
+def receive_tile(ring, turn, ROWS: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr):
+    """Tile `turn` of a ring, once it is there."""
     tiles, full, _empty = ring
-    mbarrier.wait(full.index(count % STAGES), (count // STAGES) & 1)
-    return tiles.index(count % STAGES).reshape([ROWS, COLS])
+    mbarrier.wait(full.index(turn % STAGES), (turn // STAGES) & 1)
+    return tiles.index(turn % STAGES).reshape([ROWS, COLS])
 
 
 @gluon.jit
 def begin_scores(
     q_tile,
     k_ring,
-    count,
+    turn,
     SCORES: gl.constexpr,
     ROWS: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_D: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Begin `q k^T` of block `count`."""
-    k_tile = receive(k_ring, count, BLOCK_N, BLOCK_D, STAGES)
-    none = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
-    return warpgroup_mma(q_tile, k_tile.permute((1, 0)), none, use_acc=False, is_async=True)
+    """Begin `q k^T` of block `turn`."""
+    k_tile = receive_tile(k_ring, turn, BLOCK_N, BLOCK_D, STAGES)
+    no_scores = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
+    return warpgroup_mma(q_tile, k_tile.permute((1, 0)), no_scores, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def begin_sums(weights, acc, v_ring, count, BLOCK_N: gl.constexpr, BLOCK_DV: gl.constexpr, STAGES: gl.constexpr):
-    """Begin to add the values of block `count`."""
-    return warpgroup_mma(weights, receive(v_ring, count, BLOCK_N, BLOCK_DV, STAGES), acc, is_async=True)
+def begin_sums(p_tile, acc, v_ring, turn, BLOCK_N: gl.constexpr, BLOCK_DV: gl.constexpr, STAGES: gl.constexpr):
+    """Begin to add the values of block `turn`."""
+    return warpgroup_mma(p_tile, receive_tile(v_ring, turn, BLOCK_N, BLOCK_DV, STAGES), acc, is_async=True)
 
 
 @gluon.jit
 def begin_block(
     q_tile,
-    weights,
+    p_tile,
     acc,
     k_ring,
     v_ring,
-    count,
+    turn,
     SCORES: gl.constexpr,
     ROWS: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -152,24 +152,24 @@ def begin_block(
     BLOCK_DV: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """The scores of block `count`, while the values of the one before are being added."""
-    qk = begin_scores(q_tile, k_ring, count, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES)
-    acc = begin_sums(weights, acc, v_ring, count - 1, BLOCK_N, BLOCK_DV, STAGES)
+    """The scores of block `turn`, while the values of the one before are being added."""
+    qk = begin_scores(q_tile, k_ring, turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES)
+    acc = begin_sums(p_tile, acc, v_ring, turn - 1, BLOCK_N, BLOCK_DV, STAGES)
     qk = warpgroup_mma_wait(1, deps=(qk,))
-    mbarrier.arrive(k_ring[2].index(count % STAGES), count=1)
+    mbarrier.arrive(k_ring[2].index(turn % STAGES), count=1)
     return qk, acc
 
 
 @gluon.jit
-def end_block(acc, alpha, v_ring, count, SUMS: gl.constexpr, STAGES: gl.constexpr):
-    """The sums up to the block before `count`, relative to the new maximum."""
+def end_block(acc, alpha, v_ring, turn, SUMS: gl.constexpr, STAGES: gl.constexpr):
+    """The sums up to the block before `turn`, relative to the new maximum."""
     acc = warpgroup_mma_wait(0, deps=(acc,))
-    mbarrier.arrive(v_ring[2].index((count - 1) % STAGES), count=1)
+    mbarrier.arrive(v_ring[2].index((turn - 1) % STAGES), count=1)
     return acc * gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]
 
 
 @gluon.jit
-def produce(
+def produce_tiles(
     q_desc,
     k_desc,
     v_desc,
@@ -188,9 +188,9 @@ def produce(
     STAGES: gl.constexpr,
 ):
     num_blocks = gl.cdiv(q_len, BLOCK_M)
-    count, lap = 0, 0
-    for item in range(gl.program_id(0), num_blocks * num_heads * batch, gl.num_programs(0)):
-        head, block = item // num_blocks, item % num_blocks
+    kv_turn, q_lap = 0, 0
+    for own_work in range(gl.program_id(0), num_blocks * num_heads * batch, gl.num_programs(0)):
+        head, block = own_work // num_blocks, own_work % num_blocks
         b = (head // num_heads).to(gl.int64)
         h = (head % num_heads).to(gl.int64)
         hkv = h // group_size
@@ -208,26 +208,26 @@ def produce(
 
         batch_row, q_head, kv_head = b.to(gl.int32), h.to(gl.int32), hkv.to(gl.int32)
         for part in gl.static_range(2):
-            send(q_desc, batch_row, q_head, start_m + part * (BLOCK_M // 2), q_ring, 2 * lap + part, 2)
-        lap ^= 1
-        for i in range(num_partial):
-            start_n = kv_begin + i * BLOCK_N
+            send_tile(q_desc, batch_row, q_head, start_m + part * (BLOCK_M // 2), q_ring, 2 * q_lap + part, 2)
+        q_lap ^= 1
+        for nth in range(num_partial):
+            start_n = kv_begin + nth * BLOCK_N
             start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
             start_n = gl.where(start_n < kv_len, start_n, 0)
 
-            send(k_desc, batch_row, kv_head, start_n, k_ring, count, STAGES)
-            send(v_desc, batch_row, kv_head, start_n, v_ring, count, STAGES)
-            count += 1
-        for i in range(num_full):
-            start_n = full_begin + i * BLOCK_N
+            send_tile(k_desc, batch_row, kv_head, start_n, k_ring, kv_turn, STAGES)
+            send_tile(v_desc, batch_row, kv_head, start_n, v_ring, kv_turn, STAGES)
+            kv_turn += 1
+        for nth in range(num_full):
+            start_n = full_begin + nth * BLOCK_N
 
-            send(k_desc, batch_row, kv_head, start_n, k_ring, count, STAGES)
-            send(v_desc, batch_row, kv_head, start_n, v_ring, count, STAGES)
-            count += 1
+            send_tile(k_desc, batch_row, kv_head, start_n, k_ring, kv_turn, STAGES)
+            send_tile(v_desc, batch_row, kv_head, start_n, v_ring, kv_turn, STAGES)
+            kv_turn += 1
 
 
 @gluon.jit
-def consume(
+def consume_tiles(
     q_ring,
     k_ring,
     v_ring,
@@ -270,9 +270,9 @@ def consume(
     q_tile = q_tiles.index(PART).reshape([ROWS, BLOCK_D])
     qk_scale = scale * LOG2E
     num_blocks = gl.cdiv(q_len, BLOCK_M)
-    count, lap = 0, 0
-    for item in range(gl.program_id(0), num_blocks * num_heads * batch, gl.num_programs(0)):
-        head, block = item // num_blocks, item % num_blocks
+    kv_turn, q_lap = 0, 0
+    for own_work in range(gl.program_id(0), num_blocks * num_heads * batch, gl.num_programs(0)):
+        head, block = own_work // num_blocks, own_work % num_blocks
         b = (head // num_heads).to(gl.int64)
         h = (head % num_heads).to(gl.int64)
         start_m = block * BLOCK_M
@@ -295,10 +295,12 @@ def consume(
         row_sum = gl.zeros([ROWS], gl.float32, ROW)
         acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
 
-        # The first block has none before it to add.
-        mbarrier.wait(q_full.index(PART), lap)
-        qk = warpgroup_mma_wait(0, deps=(begin_scores(q_tile, k_ring, count, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),))
-        mbarrier.arrive(k_ring[2].index(count % STAGES), count=1)
+        # The first block has no_scores before it to add.
+        mbarrier.wait(q_full.index(PART), q_lap)
+        qk = warpgroup_mma_wait(
+            0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
+        )
+        mbarrier.arrive(k_ring[2].index(kv_turn % STAGES), count=1)
         start_n = kv_begin
         start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
         start_n = gl.where(start_n < kv_len, start_n, 0)
@@ -319,17 +321,17 @@ def consume(
         p = gl.exp2(qk * qk_scale - max_ref[:, None])
         alpha = gl.exp2(row_max - max_ref)
         row_sum = row_sum * alpha + gl.sum(p, 1)
-        weights = gl.convert_layout(p.to(DTYPE), WEIGHTS)
+        p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
         row_max = max_new
 
-        count += 1
-        for i in range(1, num_partial):
-            start_n = kv_begin + i * BLOCK_N
+        kv_turn += 1
+        for nth in range(1, num_partial):
+            start_n = kv_begin + nth * BLOCK_N
             start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
             start_n = gl.where(start_n < kv_len, start_n, 0)
 
             qk, acc = begin_block(
-                q_tile, weights, acc, k_ring, v_ring, count, SCORES, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
+                q_tile, p_tile, acc, k_ring, v_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
             doc_kv = gl.load(doc_ptr + b * stride_doc_0 + clamp_index(kv_idx, doc_size_1).to(gl.int64) * stride_doc_1)
@@ -343,37 +345,37 @@ def consume(
             p = gl.exp2(qk * qk_scale - max_ref[:, None])
             alpha = gl.exp2(row_max - max_ref)
             row_sum = row_sum * alpha + gl.sum(p, 1)
-            weights = gl.convert_layout(p.to(DTYPE), WEIGHTS)
+            p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
             row_max = max_new
 
-            acc = end_block(acc, alpha, v_ring, count, SUMS, STAGES)
-            count += 1
+            acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
+            kv_turn += 1
 
         for _ in range(gl.where(num_partial > 0, 0, 1), num_full):
             qk, acc = begin_block(
-                q_tile, weights, acc, k_ring, v_ring, count, SCORES, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
+                q_tile, p_tile, acc, k_ring, v_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
             max_new = gl.maximum(row_max, gl.max(qk, 1) * qk_scale)
             p = gl.exp2(qk * qk_scale - max_new[:, None])
             alpha = gl.exp2(row_max - max_new)
             row_sum = row_sum * alpha + gl.sum(p, 1)
-            weights = gl.convert_layout(p.to(DTYPE), WEIGHTS)
+            p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
             row_max = max_new
 
-            acc = end_block(acc, alpha, v_ring, count, SUMS, STAGES)
-            count += 1
+            acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
+            kv_turn += 1
 
         mbarrier.arrive(q_empty.index(PART), count=1)
-        lap ^= 1
-        acc = begin_sums(weights, acc, v_ring, count - 1, BLOCK_N, BLOCK_DV, STAGES)
+        q_lap ^= 1
+        acc = begin_sums(p_tile, acc, v_ring, kv_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
         # A row without any key gives o = 0 and lse = -inf.
         row_sum = gl.where(row_sum == 0.0, 1.0, row_sum)
         lse = (row_max + gl.log2(row_sum)) * LN2
         gl.store(lse_ptr + (b * num_heads + h) * q_len + rows, lse, mask=rows < q_len)
-        inverse = gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, SUMS))
+        inv_sum = gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, SUMS))
         acc = warpgroup_mma_wait(0, deps=(acc,))
-        mbarrier.arrive(v_ring[2].index((count - 1) % STAGES), count=1)
-        o_tile = gl.convert_layout((acc * inverse[:, None]).to(DTYPE), STORED)
+        mbarrier.arrive(v_ring[2].index((kv_turn - 1) % STAGES), count=1)
+        o_tile = gl.convert_layout((acc * inv_sum[:, None]).to(DTYPE), STORED)
         o_rows = start_m + PART * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, STORED))
         o_cols = gl.arange(0, BLOCK_DV, layout=gl.SliceLayout(0, STORED))
         o_ptrs = o_ptr + b * stride_ob + h * stride_oh + (o_rows.to(gl.int64) * stride_os)[:, None] + o_cols[None, :]
@@ -435,16 +437,20 @@ def document_hopper_fwd(
     STAGES: gl.constexpr,
 ):
     kv_heads = num_heads // group_size
-    q_desc = describe(q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, BLOCK_M // 2, BLOCK_D)
-    k_desc = describe(k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
-    v_desc = describe(v_ptr, batch, kv_heads, kv_len, stride_vb, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, BLOCK_DV)
+    q_desc = describe_rows(
+        q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, BLOCK_M // 2, BLOCK_D
+    )
+    k_desc = describe_rows(k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
+    v_desc = describe_rows(
+        v_ptr, batch, kv_heads, kv_len, stride_vb, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, BLOCK_DV
+    )
     q_ring = make_ring(q_desc, 2, 1, BLOCK_M // 2, BLOCK_D)
     k_ring = make_ring(k_desc, STAGES, 2, BLOCK_N, BLOCK_D)
     v_ring = make_ring(v_desc, STAGES, 2, BLOCK_N, BLOCK_DV)
     gl.warp_specialize(
         [
             (
-                consume,
+                consume_tiles,
                 (
                     q_ring,
                     k_ring,
@@ -478,7 +484,7 @@ def document_hopper_fwd(
                 ),
             ),
             (
-                consume,
+                consume_tiles,
                 (
                     q_ring,
                     k_ring,
@@ -512,7 +518,7 @@ def document_hopper_fwd(
                 ),
             ),
             (
-                produce,
+                produce_tiles,
                 (
                     q_desc,
                     k_desc,

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_launch.py.jinja
-# hash: 5e7fc3918079aeab
+# hash: 31d153d81b056871
 """Launches of the kernels of `document`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from .._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
-from .._runtime.families import WARPS, columns
+from .._runtime.families import HOPPER_WARPS, tile_columns
 from .._runtime.schedules import POSITIONS, least_block, pass_table
 from .._runtime.torch_replay import launch, launch_hopper, replayed
 from .._runtime.torch_support import (
@@ -243,12 +243,12 @@ def _forward(
             RAGGED=kv_len % tile.block_n != 0,
             HEAD_DIM=head_dim,
             HEAD_DIM_V=head_dim_v,
-            BLOCK_D=columns(head_dim),
-            BLOCK_DV=columns(head_dim_v),
+            BLOCK_D=tile_columns(head_dim),
+            BLOCK_DV=tile_columns(head_dim_v),
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
             STAGES=tile.num_stages,
-            num_warps=WARPS,
+            num_warps=HOPPER_WARPS,
         )
     else:
         launch(
