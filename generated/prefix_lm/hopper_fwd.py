@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: hopper/fwd.py.jinja
-# hash: 43455720b26cb007
+# hash: d6d03460fc02a54f
 """Forward of `prefix_lm` on Hopper: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx or kv_idx < length
@@ -11,9 +11,10 @@
     o     [B, Hq, Sq, Dv]
     lse   [B, Hq, Sq]  fp32, log of the softmax denominator
 
-A program takes one block of query rows after the other. A warp of its own, `produce_tiles`, copies the queries, and the keys
-and values of each block that they visit, to shared memory (TMA). Two warpgroups, `consume_tiles`, have half of the rows each:
-while the tensor cores add up the values of one block, they take the exponentials of the next (arXiv:2407.08608).
+A program takes one block of query rows after the other. A warp of its own, `produce_tiles`, copies the queries, and the
+keys and values of each block that they visit, to shared memory (TMA). Two warpgroups, `consume_tiles`, have half of the
+rows each: while the tensor cores add up the values of one block, they take the exponentials of the next
+(arXiv:2407.08608).
 Otherwise this is the online softmax of arXiv:2205.14135: `row_max` is the largest score so far, `row_sum` the sum of
 exponentials relative to it. Scores are kept times log2(e), so that each exponential is one `exp2`.
 
@@ -88,44 +89,44 @@ def make_ring(desc, COUNT: gl.constexpr, READERS: gl.constexpr, ROWS: gl.constex
 
 
 @gluon.jit
-def send_tile(desc, batch_row, head, row, ring, turn, STAGES: gl.constexpr):
+def send_tile(desc, batch_row, head, row, ring, ring_turn, STAGES: gl.constexpr):
     """Copy a tile to the ring's next place, once that is free."""
     tiles, full, empty = ring
-    stage, lap = turn % STAGES, turn // STAGES
+    stage, lap = ring_turn % STAGES, ring_turn // STAGES
     mbarrier.wait(empty.index(stage), (lap & 1) ^ 1)
     mbarrier.expect(full.index(stage), desc.block_type.nbytes)
     async_load(desc, [batch_row, head, row, 0], full.index(stage), tiles.index(stage))
 
 
 @gluon.jit
-def receive_tile(ring, turn, ROWS: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr):
-    """Tile `turn` of a ring, once it is there."""
+def receive_tile(ring, ring_turn, ROWS: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr):
+    """Tile `ring_turn` of a ring, once it is there."""
     tiles, full, _empty = ring
-    mbarrier.wait(full.index(turn % STAGES), (turn // STAGES) & 1)
-    return tiles.index(turn % STAGES).reshape([ROWS, COLS])
+    mbarrier.wait(full.index(ring_turn % STAGES), (ring_turn // STAGES) & 1)
+    return tiles.index(ring_turn % STAGES).reshape([ROWS, COLS])
 
 
 @gluon.jit
 def begin_scores(
     q_tile,
     k_ring,
-    turn,
+    ring_turn,
     SCORES: gl.constexpr,
     ROWS: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_D: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Begin `q k^T` of block `turn`."""
-    k_tile = receive_tile(k_ring, turn, BLOCK_N, BLOCK_D, STAGES)
+    """Begin `q k^T` of block `ring_turn`."""
+    k_tile = receive_tile(k_ring, ring_turn, BLOCK_N, BLOCK_D, STAGES)
     no_scores = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
     return warpgroup_mma(q_tile, k_tile.permute((1, 0)), no_scores, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def begin_sums(p_tile, acc, v_ring, turn, BLOCK_N: gl.constexpr, BLOCK_DV: gl.constexpr, STAGES: gl.constexpr):
-    """Begin to add the values of block `turn`."""
-    return warpgroup_mma(p_tile, receive_tile(v_ring, turn, BLOCK_N, BLOCK_DV, STAGES), acc, is_async=True)
+def begin_sums(p_tile, acc, v_ring, ring_turn, BLOCK_N: gl.constexpr, BLOCK_DV: gl.constexpr, STAGES: gl.constexpr):
+    """Begin to add the values of block `ring_turn`."""
+    return warpgroup_mma(p_tile, receive_tile(v_ring, ring_turn, BLOCK_N, BLOCK_DV, STAGES), acc, is_async=True)
 
 
 @gluon.jit
@@ -135,7 +136,7 @@ def begin_block(
     acc,
     k_ring,
     v_ring,
-    turn,
+    ring_turn,
     SCORES: gl.constexpr,
     ROWS: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -143,19 +144,19 @@ def begin_block(
     BLOCK_DV: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """The scores of block `turn`, while the values of the one before are being added."""
-    qk = begin_scores(q_tile, k_ring, turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES)
-    acc = begin_sums(p_tile, acc, v_ring, turn - 1, BLOCK_N, BLOCK_DV, STAGES)
+    """The scores of block `ring_turn`, while the values of the one before are being added."""
+    qk = begin_scores(q_tile, k_ring, ring_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES)
+    acc = begin_sums(p_tile, acc, v_ring, ring_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
     qk = warpgroup_mma_wait(1, deps=(qk,))
-    mbarrier.arrive(k_ring[2].index(turn % STAGES), count=1)
+    mbarrier.arrive(k_ring[2].index(ring_turn % STAGES), count=1)
     return qk, acc
 
 
 @gluon.jit
-def end_block(acc, alpha, v_ring, turn, SUMS: gl.constexpr, STAGES: gl.constexpr):
-    """The sums up to the block before `turn`, relative to the new maximum."""
+def end_block(acc, alpha, v_ring, ring_turn, SUMS: gl.constexpr, STAGES: gl.constexpr):
+    """The sums up to the block before `ring_turn`, relative to the new maximum."""
     acc = warpgroup_mma_wait(0, deps=(acc,))
-    mbarrier.arrive(v_ring[2].index((turn - 1) % STAGES), count=1)
+    mbarrier.arrive(v_ring[2].index((ring_turn - 1) % STAGES), count=1)
     return acc * gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]
 
 
