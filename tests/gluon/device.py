@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import linecache
 import math
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as real
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier as real_mbarrier
 
-from .partitions import Partition, Scheduler, Wait, lines_of_stack
+from .partitions import Partition, Scheduler, Wait, place_in
 from .values import DTYPES, NAMES, Operand, Pointer, Value, check
 
 SHARED_BYTES = 227 * 1024
@@ -61,11 +60,9 @@ class Barrier:
         """Whether the phase before the present one has this parity."""
         return self.phases % 2 != parity
 
-    def wait(self, parity: int) -> Wait:
+    def check_wait(self, parity: int) -> None:
         check(self._arrivals > 0, f"{self.name} was not initialised")
         check(parity in (0, 1), f"{self.name}: parity {parity}")
-        text = f"parity {parity} of {self}"
-        return Wait(text, lambda: self.is_past(parity))
 
     def __str__(self) -> str:
         return f"{self.name} (phase {self.phases}, {self._missing} arrivals and {self._bytes} bytes short)"
@@ -195,6 +192,7 @@ class Program:
     source: str
     copies: deque[Copy] = field(default_factory=deque)
     shared_bytes: int = 0
+    allocations: int = 0
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.source, self._land_oldest)
@@ -213,9 +211,10 @@ class Program:
 
     def _allocation(self) -> str:
         """What an allocation is called: after the variable that it goes to, and where it is made."""
-        place = lines_of_stack(sys._getframe(), self.source)
+        place = place_in(self.source)
         outermost = linecache.getline(self.source, int(place.split(" > ")[0].rpartition(":")[2]))
-        return f"{outermost.partition(' = ')[0].strip()} ({place})"
+        self.allocations += 1
+        return f"allocation {self.allocations}, {outermost.partition(' = ')[0].strip()} ({place})"
 
     def allocate_shared_memory(self, dtype: Any, shape: list[int], layout: Any) -> Tile | Barriers:
         name = self._allocation()
@@ -245,9 +244,11 @@ class Program:
         check(not self.copies, f"the program ended before {len(self.copies)} copies did")
 
     def wait(self, barrier: Barrier, parity: Operand) -> None:
-        wait = barrier.wait(int(parity))
-        if not wait.is_over():
-            self.scheduler.yield_turn(wait)
+        awaited = int(parity)
+        barrier.check_wait(awaited)
+        if not barrier.is_past(awaited):
+            describe = lambda: f"parity {awaited} of {barrier}"  # noqa: E731 - one expression
+            self.scheduler.yield_turn(Wait(describe, lambda: barrier.is_past(awaited), place_in(self.source)))
         self.partition.seen[barrier] = barrier.phases
 
     def expect(self, barrier: Barrier, size: int) -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -23,11 +24,13 @@ class _Abandoned(BaseException):
     """Ends the partitions of a program that failed."""
 
 
+@dataclass(frozen=True)
 class Wait:
-    """What a partition waits for."""
+    """What a partition waits for, as text when it is asked for, and where it does."""
 
-    def __init__(self, text: str, is_over: Callable[[], bool]) -> None:
-        self.text, self.is_over = text, is_over
+    describe: Callable[[], str]
+    is_over: Callable[[], bool]
+    place: str
 
 
 class Partition:
@@ -62,20 +65,15 @@ class Partition:
         assert self._thread is not None
         self._thread.join()
 
-    def frame(self) -> FrameType | None:
-        """Where it is."""
-        assert self._thread is not None
-        return sys._current_frames().get(self._thread.ident or 0)
-
 
 def _lines(frames: Iterable[tuple[FrameType, int]], source: str) -> str:
     """The functions and lines of those frames that are in the file `source`."""
     return " > ".join(f"{frame.f_code.co_name}:{line}" for frame, line in frames if frame.f_code.co_filename == source)
 
 
-def lines_of_stack(frame: FrameType | None, source: str) -> str:
-    """Where a frame is, from the outermost of those that called it."""
-    return _lines(reversed(list(traceback.walk_stack(frame))), source)
+def place_in(source: str) -> str:
+    """Where in the file `source` this thread is, from the outermost function."""
+    return _lines(reversed(list(traceback.walk_stack(sys._getframe()))), source)
 
 
 class Scheduler:
@@ -145,9 +143,6 @@ class Scheduler:
                 raise DeadlockError(self._stuck())
 
     def _stuck(self) -> str:
-        lines = ["no partition can go on:"]
-        for each in self._partitions:
-            if each.waits_for is not None and not each.is_done:
-                place = lines_of_stack(each.frame(), self._source)
-                lines.append(f"  {each.name} waits for {each.waits_for.text}, {place}")
-        return "\n".join(lines)
+        waits = [(each.name, each.waits_for) for each in self._partitions if not each.is_done]
+        lines = [f"  {name} waits for {wait.describe()}, {wait.place}" for name, wait in waits if wait is not None]
+        return "\n".join(["no partition can go on:", *lines])

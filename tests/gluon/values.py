@@ -212,12 +212,14 @@ class Pointer:
 
 
 def load(pointer: Pointer, mask: Operand | None = None, other: Number | None = None) -> Value:
-    """What is not loaded and has no `other` is undefined: NaN, or an int far from any other."""
+    """What is not loaded and has no `other` is undefined: NaN, or the smallest int."""
     offsets, keep = pointer.places(mask)
     elements = pointer.memory.elements
-    undefined = float("nan") if elements.is_floating_point() else torch.iinfo(elements.dtype).min // 2 - 77
-    filler = torch.full((), undefined if other is None else other, dtype=elements.dtype)
-    return Value(torch.where(keep, elements[torch.where(keep, offsets.data, 0)], filler), offsets.layout)
+    found = elements[torch.where(keep, offsets.data, 0)]
+    if not keep.all():
+        undefined = float("nan") if elements.is_floating_point() else -(2 ** (8 * elements.element_size() - 1))
+        found = found.masked_fill(~keep, undefined if other is None else other)
+    return Value(found, offsets.layout)
 
 
 def store(pointer: Pointer, value: Operand, mask: Operand | None = None) -> None:

@@ -7,7 +7,8 @@ These run in Triton's interpreter.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,14 @@ from torch import Tensor
 
 from bench import golden
 from bench.golden import Inputs
-from generated._runtime import torch_support
 from tests.gluon import DeadlockError, EmulationError, Kernel, Timing
 
 from .cases import Shape, draw, variants_where
+from .library_formulas import FORMULAS
 
-VARIANTS = variants_where(lambda variant: importlib.util.find_spec(f"generated.{variant}.hopper_fwd") is not None)
+PACKAGE = "generated"
+LIBRARY = Path(__file__).parents[2] / "library.yaml"
+VARIANTS = variants_where(lambda variant: importlib.util.find_spec(f"{PACKAGE}.{variant}.hopper_fwd") is not None)
 PROGRAMS = 3
 """So many run at once here: each takes several blocks, and not all equally many."""
 
@@ -41,8 +44,9 @@ class Call:
     transposed: bool = False
     positions: int = 0
 
-    def inputs(self, variant: str) -> Inputs:
-        inputs = draw(variant, self.shape, positions=self.positions)
+    def inputs(self, variant: str, package: str) -> Inputs:
+        manifest = golden.load_manifest(package)
+        inputs = draw(variant, self.shape, positions=self.positions, manifest=manifest)
         axes = (0, 2, 1, 3) if self.transposed else (0, 1, 2, 3)
         q, k, v = (x.detach().permute(axes).contiguous().permute(axes) for x in (inputs.q, inputs.k, inputs.v))
         return replace(inputs, q=q, k=k, v=v)
@@ -71,26 +75,32 @@ with_timings = pytest.mark.parametrize("timing", list(Timing), ids=lambda timing
 
 
 def emulate(
-    monkeypatch: pytest.MonkeyPatch, variant: str, timing: Timing, mutate: Callable[[str], str] = lambda source: source
+    monkeypatch: pytest.MonkeyPatch,
+    variant: str,
+    timing: Timing,
+    mutate: Callable[[str], str] = lambda source: source,
+    package: str = PACKAGE,
 ) -> Kernel:
     """Calls of `variant` launch the kernel returned, as on an sm_90 of PROGRAMS multiprocessors."""
-    module = importlib.import_module(f"generated.{variant}.hopper_fwd")
+    module = importlib.import_module(f"{package}.{variant}.hopper_fwd")
     assert module.__file__ is not None
     name = f"{variant}_fwd_hopper"
     kernel = Kernel(mutate(Path(module.__file__).read_text(encoding="utf-8")), name, timing)
     monkeypatch.setattr(module, name, kernel)
-    launcher = importlib.import_module(f"generated.{variant}.torch_launch")
-    monkeypatch.setattr(launcher, "multiprocessors", lambda _: PROGRAMS)
-    monkeypatch.setattr(torch_support, "arch_of", lambda _: "sm_90")
+    monkeypatch.setattr(f"{package}.{variant}.torch_launch.multiprocessors", lambda _: PROGRAMS)
+    monkeypatch.setattr(f"{package}._runtime.torch_support.arch_of", lambda _: "sm_90")
     return kernel
 
 
-def check(variant: str, call: Call) -> None:
-    """Compare o and lse with float64."""
-    inputs = call.inputs(variant)
+def check(variant: str, call: Call, package: str = PACKAGE, *, positive: bool = False) -> None:
+    """Compare o and lse with float64; `positive`: q and k have no element below zero."""
+    inputs = call.inputs(variant, package)
+    if positive:
+        inputs = replace(inputs, q=inputs.q.abs(), k=inputs.k.abs())
+    op, reference = golden.load_op(variant, package), golden.load_reference(variant, package=package)
     with torch.no_grad():
-        o, lse = inputs.call(golden.load_op(variant), return_lse=True, family="hopper", **call.options())
-        want, want_lse = inputs.double().call(golden.load_reference(variant), return_lse=True, **call.options())
+        o, lse = inputs.call(op, return_lse=True, family="hopper", **call.options())
+        want, want_lse = inputs.double().call(reference, return_lse=True, **call.options())
     check_lse(lse, want_lse)
     check_output(o, want, want_lse)
 
@@ -115,6 +125,29 @@ def check_lse(lse: Tensor, want: Tensor) -> None:
 def test_forward(monkeypatch: pytest.MonkeyPatch, variant: str, name: str, timing: Timing) -> None:
     kernel = emulate(monkeypatch, variant, timing)
     check(variant, CALLS[name])
+    assert kernel.launches == 1
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The name of an importable package of the variants of library.yaml."""
+    pytest.importorskip("ruff", reason="rendering needs ruff, the formatter")
+    from codegen import cli
+
+    package, folder = "library_on_hopper", tmp_path_factory.mktemp("library")
+    assert cli.main(["render", "--variants", str(LIBRARY), "--out", str(folder / package)]) == 0
+    sys.path.insert(0, str(folder))
+    yield package
+    sys.path.remove(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "timing"), [("an offset per row", Timing.EARLY_PRODUCTS), ("five blocks", Timing.LATE_PRODUCTS)]
+)
+@pytest.mark.parametrize("variant", FORMULAS)
+def test_library(monkeypatch: pytest.MonkeyPatch, library: str, variant: str, name: str, timing: Timing) -> None:
+    kernel = emulate(monkeypatch, variant, timing, package=library)
+    check(variant, CALLS[name], library, positive=FORMULAS[variant].positive)
     assert kernel.launches == 1
 
 
