@@ -10,7 +10,8 @@ mbarriers, TMA and wgmma, `partitions` the warps that run side by side. Programs
 It raises an error where a kernel
 
 - accesses what is not in its tensors, or combines blocks of different layouts;
-- reads a tile without having waited for its copy, or copies to one that a wgmma may still read;
+- reads a tile without having waited for its copy, or copies to one without having waited for its readers, whatever the
+  order in which the partitions happen to run here;
 - uses sums without having waited for their wgmma;
 - arrives too often at a barrier, or waits for what never comes.
 

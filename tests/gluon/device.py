@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as real
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier as real_mbarrier
 
-from .partitions import Partition, Scheduler, Wait, place_in
+from .partitions import Known, Partition, Scheduler, Wait, learn, place_in
 from .values import DTYPES, NAMES, Operand, Pointer, Value, check
 
 SHARED_BYTES = 227 * 1024
@@ -35,16 +35,19 @@ class Barrier:
     def __init__(self, name: str) -> None:
         self.name = name
         self.phases = 0  # complete so far
+        self.known: Known = {}  # to those who wait for it
+        self._arriving: Known = {}
         self._arrivals = self._missing = self._bytes = 0
 
     def init(self, arrivals: int) -> None:
         check(self._arrivals == 0 and arrivals > 0, f"{self.name}: init({arrivals}) of a barrier with {self._arrivals}")
         self._arrivals = self._missing = arrivals
 
-    def arrive(self, arrivals: int, more_bytes: int = 0) -> None:
+    def arrive(self, arrivals: int, known: Known, more_bytes: int = 0) -> None:
         self._missing -= arrivals
         check(self._missing >= 0, f"{self.name}: more than {self._arrivals} arrivals in phase {self.phases}")
         self._bytes += more_bytes
+        learn(self._arriving, known)
         self._complete()
 
     def receive(self, landed: int) -> None:
@@ -55,6 +58,8 @@ class Barrier:
         if self._missing == 0 and self._bytes == 0:
             self.phases += 1
             self._missing = self._arrivals
+            learn(self.known, self._arriving)
+            self._arriving = {}
 
     def is_past(self, parity: int) -> bool:
         """Whether the phase before the present one has this parity."""
@@ -82,11 +87,12 @@ class Barriers:
 
 @dataclass
 class Slot:
-    """What is known of one tile's place: the copy that filled it last, and how many products still read it."""
+    """What is known of one tile's place."""
 
     name: str
-    copy: Copy | None = None
-    readers: int = 0
+    copy: Copy | None = None  # that filled it last
+    readers: int = 0  # products in flight
+    reads: Known = field(default_factory=dict)  # since that copy: the arrival of each reader that tells of its last
 
 
 class Tile:
@@ -250,12 +256,13 @@ class Program:
             describe = lambda: f"parity {awaited} of {barrier}"  # noqa: E731 - one expression
             self.scheduler.yield_turn(Wait(describe, lambda: barrier.is_past(awaited), place_in(self.source)))
         self.partition.seen[barrier] = barrier.phases
+        learn(self.partition.known, barrier.known)
 
     def expect(self, barrier: Barrier, size: int) -> None:
-        barrier.arrive(1, size)
+        barrier.arrive(1, self.partition.arrive(), size)
 
     def arrive(self, barrier: Barrier, *, count: int = 1) -> None:
-        barrier.arrive(count)
+        barrier.arrive(count, self.partition.arrive())
         # Whoever waited for this does at once all that it now may.
         self.scheduler.yield_turn()
 
@@ -278,6 +285,10 @@ class Program:
         check(list(tile.data.shape) == desc.block_type.shape, f"{desc.block_type.shape} for {list(tile.data.shape)}")
         check(tile.layout == desc.layout and tile.dtype == desc.dtype, "a tile unlike its descriptor")
         check(slot.readers == 0, f"{slot.name} is overwritten while a wgmma may still read it")
+        for reader, arrival in slot.reads.items():
+            known = self.partition.known.get(reader, -1) >= arrival
+            check(known, f"{slot.name} is overwritten without a wait for the reads of partition {reader.name}")
+        slot.reads.clear()
         data = desc.tile_at([int(x) for x in coordinates])
         slot.copy = Copy(data, tile, barrier, barrier.phases)
         self.copies.append(slot.copy)
@@ -294,12 +305,11 @@ class Program:
         check(a.data.dtype == b.data.dtype, f"{a.data.dtype} times {b.data.dtype}")
         self._check_layouts(a, acc.layout, shape)
         slots = [self._readable(x) for x in (a, b) if isinstance(x, Tile)]
-        # A product reads a tile when it is computed, a register when it is issued.
-        left = a if isinstance(a, Tile) else Value(a.data.clone(), a.layout)
         added = acc if use_acc else None
 
         def compute() -> Tensor:
-            result = left.data.float() @ b.data.float()
+            # What the tiles hold by now; a value never changes.
+            result = a.data.float() @ b.data.float()
             if added is None:
                 return result
             before = added.result if isinstance(added, Product) else added.data
@@ -340,5 +350,6 @@ class Program:
             product.is_done = True
             for slot in product.reads:
                 slot.readers -= 1
+                slot.reads[self.partition] = self.partition.arrivals
         results = tuple(x.value() if isinstance(x, Product) else x for x in deps)
         return results[0] if len(results) == 1 else results

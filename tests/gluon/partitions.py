@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 from .values import EmulationError
 
@@ -33,6 +33,15 @@ class Wait:
     place: str
 
 
+Known: TypeAlias = dict["Partition", int]
+"""Of each partition the last of its arrivals after which somebody runs, directly or through others."""
+
+
+def learn(known: Known, more: Known) -> None:
+    for partition, arrival in more.items():
+        known[partition] = max(known.get(partition, -1), arrival)
+
+
 class Partition:
     """A function of a program, run by `warps` warps of their own."""
 
@@ -42,10 +51,19 @@ class Partition:
         """How many phases of a barrier it knows to be complete."""
         self.products: list[Any] = []
         """The wgmma in flight, from the oldest."""
+        self.arrivals = 0
+        """Its own, each the end of a stretch of its work."""
+        self.known: Known = {}
         self.waits_for: Wait | None = None
         self.is_done = False
         self._turn = threading.Semaphore(0)
         self._thread: threading.Thread | None = None
+
+    def arrive(self) -> Known:
+        """What whoever sees it arrive knows."""
+        self.known[self] = self.arrivals
+        self.arrivals += 1
+        return self.known
 
     def start(self, body: Callable[[], None]) -> None:
         def run() -> None:

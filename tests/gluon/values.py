@@ -1,18 +1,20 @@
 """Scalars, blocks and pointers of a Gluon kernel, as torch tensors on the CPU.
 
-Types follow Triton's rules: a Python number takes the type of what it meets, integers wrap at their width, `//` and `%`
-round towards zero. As in the compiler, blocks meet in one layout only.
+Types are found by Triton's own function: a Python number takes the type of what it meets. Integers wrap at their width,
+`//` and `%` round towards zero. As in the compiler, blocks meet in one layout only.
 """
 
 from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from triton.experimental.gluon import language as real
+from triton.language.semantic import TritonSemantic
 
 DTYPES: dict[Any, torch.dtype] = {
     real.int1: torch.bool,
@@ -38,18 +40,17 @@ def check(holds: bool, message: str) -> None:
 
 
 Function: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Operator: TypeAlias = Callable[["Value", "Operand"], "Value"]
 
 
-def _arithmetic(function: Function, a: Operand, b: Operand) -> Value:
-    for x in (a, b):
-        check(isinstance(x, Value | int | float), f"arithmetic on a {type(x).__name__}")
-    x, y = _together(a, b)
+def _arithmetic(function: Function, a: Operand, b: Operand, divides: bool = False) -> Value:
+    x, y = _together(a, b, divides)
     return Value(function(x.data, y.data), x.layout)
 
 
-def _operators(function: Function) -> tuple[Callable[[Value, Operand], Value], Callable[[Value, Operand], Value]]:
+def _operators(function: Function, divides: bool = False) -> tuple[Operator, Operator]:
     """An operator, and the same with its operands the other way round."""
-    return (lambda a, b: _arithmetic(function, a, b)), (lambda a, b: _arithmetic(function, b, a))
+    return lambda a, b: _arithmetic(function, a, b, divides), lambda a, b: _arithmetic(function, b, a, divides)
 
 
 def _truncated_quotient(a: Tensor, b: Tensor) -> Tensor:
@@ -101,9 +102,9 @@ class Value:
     __add__, __radd__ = _operators(torch.add)
     __sub__, __rsub__ = _operators(torch.sub)
     __mul__, __rmul__ = _operators(torch.mul)
-    __truediv__, __rtruediv__ = _operators(torch.true_divide)
-    __floordiv__, __rfloordiv__ = _operators(_truncated_quotient)
-    __mod__, __rmod__ = _operators(torch.fmod)
+    __truediv__, __rtruediv__ = _operators(torch.true_divide, divides=True)
+    __floordiv__, __rfloordiv__ = _operators(_truncated_quotient, divides=True)
+    __mod__, __rmod__ = _operators(torch.fmod, divides=True)
     __and__, __rand__ = _operators(torch.bitwise_and)
     __or__, __ror__ = _operators(torch.bitwise_or)
     __xor__, __rxor__ = _operators(torch.bitwise_xor)
@@ -128,22 +129,20 @@ def scalar(number: Operand) -> Value:
     return Value(torch.tensor(number, dtype=torch.float32))
 
 
-def _like(number: Number, other: Value) -> Value:
-    """A number in the type that it takes beside `other`."""
-    own = scalar(number)
-    ranks = [(x.is_floating_point, x != torch.bool) for x in (own.data.dtype, other.data.dtype)]
-    wider = ranks[0] > ranks[1] or (ranks[0] == ranks[1] and own.data.dtype == torch.int64)
-    return own if wider else Value(own.data.to(other.data.dtype))
+@cache
+def _common_type(a: Any, a_is_number: bool, b: Any, b_is_number: bool, divides: bool) -> Any:
+    """Triton's own rule."""
+    return TritonSemantic(None).computation_type_impl(a, a_is_number, b, b_is_number, divides)
 
 
-def _together(*operands: Operand) -> list[Value]:
-    """Operands in one type, and where there are blocks in one shape and layout."""
-    known = [x for x in operands if isinstance(x, Value)] or [scalar(operands[0])]
-    values = [x if isinstance(x, Value) else _like(x, known[0]) for x in operands]
-    dtype = values[0].data.dtype
-    for x in values[1:]:
-        dtype = torch.promote_types(dtype, x.data.dtype)
-    return [Value(x.data.to(dtype), x.layout) for x in broadcast(*values)]
+def _together(a: Operand, b: Operand, divides: bool = False) -> tuple[Value, Value]:
+    """Two operands in one type, and where there are blocks in one shape and layout."""
+    for operand in (a, b):
+        check(isinstance(operand, Value | int | float), f"arithmetic on a {type(operand).__name__}")
+    x, y = scalar(a), scalar(b)
+    dtype = _common_type(x.dtype, not isinstance(a, Value), y.dtype, not isinstance(b, Value), divides)
+    x, y = broadcast(x.to(dtype), y.to(dtype))
+    return x, y
 
 
 def broadcast(*values: Value) -> list[Value]:
@@ -202,8 +201,8 @@ class Pointer:
         """The offsets, and which of them are accessed, all of these inside the memory."""
         given = scalar(True if mask is None else mask)
         check(given.data.dtype == torch.bool, f"a mask of {given.data.dtype}")
-        check(given.layout is None or self.offsets.layout is not None, "a block as the mask of one pointer")
         offsets, keep = broadcast(self.offsets, given)
+        check(offsets.shape == self.offsets.shape, f"pointers {self.offsets.shape} and a mask {given.shape}")
         outside = keep.data & ((offsets.data < 0) | (offsets.data >= len(self.memory.elements)))
         if outside.any():
             first = int(offsets.data[outside].flatten()[0])
@@ -226,8 +225,8 @@ def store(pointer: Pointer, value: Operand, mask: Operand | None = None) -> None
     offsets, keep = pointer.places(mask)
     elements = pointer.memory.elements
     placed = scalar(value)
-    check(placed.layout is None or offsets.layout is not None, "a block is stored through one pointer")
     data = broadcast(offsets, placed)[1].data.to(elements.dtype)
+    check(data.shape == offsets.data.shape, f"pointers {offsets.shape} and values {placed.shape}")
     elements[offsets.data[keep]] = data[keep]
 
 
@@ -254,11 +253,12 @@ def convert_layout(x: Value, layout: Any) -> Value:
 
 
 def where(condition: Operand, a: Operand, b: Operand) -> Value:
-    x, y = _together(a, b)
-    keep, x, y = broadcast(scalar(condition), x, y)
+    keep, x, y = broadcast(scalar(condition), *_together(a, b))
+    check(keep.data.dtype == torch.bool, f"a condition of {keep.dtype}")
     return Value(torch.where(keep.data, x.data, y.data), keep.layout)
 
 
+# NaN if either is, where the device's gives the other: what is undefined stays in sight.
 def minimum(a: Operand, b: Operand) -> Value:
     return _arithmetic(torch.minimum, a, b)
 
@@ -269,7 +269,7 @@ def maximum(a: Operand, b: Operand) -> Value:
 
 def cdiv(a: Operand, b: Operand) -> Operand:
     """As Triton has it, rounded towards zero where `a` is negative."""
-    return (a + b - 1) // b
+    return (a + (b - 1)) // b
 
 
 def reduction(function: Callable[[Tensor, int], Tensor]) -> Callable[[Value, int], Value]:

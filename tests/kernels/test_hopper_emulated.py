@@ -200,6 +200,12 @@ MUTATIONS = {
         error=EmulationError,
         message="overwritten while a wgmma may still read it",
     ),
+    "v sent once k is read": Mutation(
+        old="send(v_desc, batch_row, kv_head, start_n, v_ring, count, STAGES)",
+        new="send(v_desc, batch_row, kv_head, start_n, (v_ring[0], v_ring[1], k_ring[2]), count, STAGES)",
+        error=EmulationError,
+        message="overwritten|more than 1 arrivals|no partition",
+    ),
     "q never released": Mutation(
         old="mbarrier.arrive(q_empty.index(PART), count=1)", new="pass", error=DeadlockError, message="no partition"
     ),
