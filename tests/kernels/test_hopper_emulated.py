@@ -32,7 +32,16 @@ PROGRAMS = 3
 
 EMPTY = float("-inf")
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """torch computes in one thread: for tiles more take longer."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True, kw_only=True)
