@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,13 +63,15 @@ def draw(
     magnitude: float = 1.0,
     scalars: dict[str, int | float] | None = None,
     positions: int = 0,
+    manifest: Mapping[str, Any] = MANIFEST,
 ) -> Inputs:
     """Arguments of one call. `bench.golden` draws self-attention; a call of any other shape is cut from one.
 
     `positions`: how far the variant's own tensors reach, where an offset takes the queries beyond both lengths.
+    `manifest`: that of the variant's package.
     """
     whole = golden.draw_inputs(
-        MANIFEST[variant],
+        manifest[variant],
         golden.Shape(
             batch=shape.batch,
             heads=shape.kv_heads * shape.group,

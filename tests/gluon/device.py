@@ -1,0 +1,355 @@
+"""What a program of a Hopper kernel has beside its registers: shared memory, mbarriers, TMA and wgmma."""
+
+from __future__ import annotations
+
+import linecache
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as real
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier as real_mbarrier
+
+from .partitions import Known, Partition, Scheduler, Wait, learn, place_in
+from .values import DTYPES, NAMES, Operand, Pointer, Value, check
+
+SHARED_BYTES = 227 * 1024
+"""Shared memory of a program on sm_90."""
+
+
+class Timing(Enum):
+    """When the asynchronous happens, within what the hardware may do. Each shows bugs that the other hides."""
+
+    EARLY_PRODUCTS = "products at their issue, copies when nothing else can go on"
+    LATE_PRODUCTS = "copies at their issue, products when they are waited for"
+
+
+class Barrier:
+    """An mbarrier: a phase completes once all have arrived and all bytes expected have come."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.phases = 0  # complete so far
+        self.known: Known = {}  # to those who wait for it
+        self._arriving: Known = {}
+        self._arrivals = self._missing = self._bytes = 0
+
+    def init(self, arrivals: int) -> None:
+        check(self._arrivals == 0 and arrivals > 0, f"{self.name}: init({arrivals}) of a barrier with {self._arrivals}")
+        self._arrivals = self._missing = arrivals
+
+    def arrive(self, arrivals: int, known: Known, more_bytes: int = 0) -> None:
+        self._missing -= arrivals
+        check(self._missing >= 0, f"{self.name}: more than {self._arrivals} arrivals in phase {self.phases}")
+        self._bytes += more_bytes
+        learn(self._arriving, known)
+        self._complete()
+
+    def receive(self, landed: int) -> None:
+        self._bytes -= landed
+        self._complete()
+
+    def _complete(self) -> None:
+        if self._missing == 0 and self._bytes == 0:
+            self.phases += 1
+            self._missing = self._arrivals
+            learn(self.known, self._arriving)
+            self._arriving = {}
+
+    def is_past(self, parity: int) -> bool:
+        """Whether the phase before the present one has this parity."""
+        return self.phases % 2 != parity
+
+    def check_wait(self, parity: int) -> None:
+        check(self._arrivals > 0, f"{self.name} was not initialised")
+        check(parity in (0, 1), f"{self.name}: parity {parity}")
+
+    def __str__(self) -> str:
+        return f"{self.name} (phase {self.phases}, {self._missing} arrivals and {self._bytes} bytes short)"
+
+
+class Barriers:
+    """An allocation of barriers."""
+
+    def __init__(self, barriers: list[Barrier]) -> None:
+        self._barriers = barriers
+
+    def index(self, i: Operand) -> Barrier:
+        place = int(i)
+        check(0 <= place < len(self._barriers), f"barrier {place} of {len(self._barriers)}")
+        return self._barriers[place]
+
+
+@dataclass
+class Slot:
+    """What is known of one tile's place."""
+
+    name: str
+    copy: Copy | None = None  # that filled it last
+    readers: int = 0  # products in flight
+    reads: Known = field(default_factory=dict)  # since that copy: the arrival of each reader that tells of its last
+
+
+class Tile:
+    """A view of shared memory."""
+
+    def __init__(self, data: Tensor, layout: Any, slots: Sequence[Slot]) -> None:
+        self.data, self.layout, self._slots = data, layout, slots
+
+    @property
+    def dtype(self) -> Any:
+        return NAMES[self.data.dtype]
+
+    @property
+    def slot(self) -> Slot:
+        check(len(self._slots) == 1, "all tiles of an allocation at once")
+        return self._slots[0]
+
+    def index(self, i: Operand) -> Tile:
+        place = int(i)
+        check(0 <= place < len(self._slots), f"tile {place} of {len(self._slots)}")
+        return Tile(self.data[place], self.layout, [self._slots[place]])
+
+    def reshape(self, shape: list[int]) -> Tile:
+        return Tile(self.data.view(shape), self.layout, self._slots)
+
+    def permute(self, order: Sequence[int]) -> Tile:
+        return Tile(self.data.permute(*order), self.layout, self._slots)
+
+
+@dataclass(frozen=True)
+class BlockType:
+    element_ty: Any
+    shape: list[int]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * int(self.element_ty.primitive_bitwidth) // 8
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """A tensor in global memory of which TMA copies tiles."""
+
+    tensor: Tensor
+    block_type: BlockType
+    layout: Any
+
+    @property
+    def dtype(self) -> Any:
+        return self.block_type.element_ty
+
+    def tile_at(self, coordinates: Sequence[int]) -> Tensor:
+        """The tile that begins there, zero beyond the tensor's edges."""
+        tile = torch.zeros(self.block_type.shape, dtype=self.tensor.dtype)
+        source, target = [], []
+        for first, size, length in zip(coordinates, self.block_type.shape, self.tensor.shape, strict=True):
+            begin, end = min(max(first, 0), length), max(min(first + size, length), 0)
+            source.append(slice(begin, max(begin, end)))
+            target.append(slice(begin - first, max(begin, end) - first))
+        tile[tuple(target)] = self.tensor[tuple(source)]
+        return tile
+
+
+@dataclass(eq=False)
+class Copy:
+    """A copy by TMA; its data is there for those who saw phase `phase` of its barrier complete."""
+
+    data: Tensor
+    tile: Tile
+    barrier: Barrier
+    phase: int
+
+    def land(self) -> None:
+        self.tile.data.copy_(self.data)
+        self.barrier.receive(self.data.numel() * self.data.element_size())
+
+
+@dataclass(eq=False)
+class Product:
+    """A wgmma: `a @ b`, added to the sums so far."""
+
+    compute: Callable[[], Tensor]
+    layout: Any
+    shape: list[int]
+    reads: list[Slot]
+    result: Tensor | None = None
+    is_done: bool = False
+
+    def value(self) -> Value:
+        check(self.is_done and self.result is not None, "the sums of a wgmma that may still run are used")
+        assert self.result is not None
+        return Value(self.result, self.layout)
+
+
+@dataclass
+class Program:
+    """One program of a grid."""
+
+    number: int
+    grid: int
+    warps: int
+    timing: Timing
+    source: str
+    copies: deque[Copy] = field(default_factory=deque)
+    shared_bytes: int = 0
+    allocations: int = 0
+
+    def __post_init__(self) -> None:
+        self.scheduler = Scheduler(self.source, self._land_oldest)
+
+    @property
+    def partition(self) -> Partition:
+        check(self.scheduler.current is not None, "outside of the partitions of a program")
+        assert self.scheduler.current is not None
+        return self.scheduler.current
+
+    def _land_oldest(self) -> bool:
+        if not self.copies:
+            return False
+        self.copies.popleft().land()
+        return True
+
+    def _allocation(self) -> str:
+        """What an allocation is called: after the variable that it goes to, and where it is made."""
+        place = place_in(self.source)
+        outermost = linecache.getline(self.source, int(place.split(" > ")[0].rpartition(":")[2]))
+        self.allocations += 1
+        return f"allocation {self.allocations}, {outermost.partition(' = ')[0].strip()} ({place})"
+
+    def allocate_shared_memory(self, dtype: Any, shape: list[int], layout: Any) -> Tile | Barriers:
+        name = self._allocation()
+        self.shared_bytes += math.prod(shape) * int(dtype.primitive_bitwidth) // 8
+        check(self.shared_bytes <= SHARED_BYTES, f"{self.shared_bytes} bytes of shared memory, of {SHARED_BYTES}")
+        if isinstance(layout, real_mbarrier.MBarrierLayout):
+            check(dtype == real.int64 and shape[1:] == [1], f"barriers as {shape} of {dtype}")
+            return Barriers([Barrier(f"barrier {i} of {name}") for i in range(shape[0])])
+        slots = [Slot(f"tile {i} of {name}") for i in range(shape[0])]
+        # Whatever is read before it is written is NaN.
+        return Tile(torch.full(shape, float("nan"), dtype=DTYPES[dtype]), layout, slots)
+
+    def warp_specialize(
+        self, functions: list[tuple[Any, tuple[Any, ...]]], worker_num_warps: list[int], worker_num_regs: list[int]
+    ) -> None:
+        check(
+            len(worker_num_warps) == len(worker_num_regs) == len(functions) - 1, "one worker per function but the first"
+        )
+        warps = [self.warps, *worker_num_warps]
+        partitions = [
+            Partition(f"{i} ({function.__name__}) of program {self.number}", warps[i])
+            for i, (function, _) in enumerate(functions)
+        ]
+        self.scheduler.run(partitions, [lambda f=f, args=args: f(*args) for f, args in functions])  # type: ignore[misc]
+        for partition in partitions:
+            check(not partition.products, f"{partition.name} ended before its wgmma did")
+        check(not self.copies, f"the program ended before {len(self.copies)} copies did")
+
+    def wait(self, barrier: Barrier, parity: Operand) -> None:
+        awaited = int(parity)
+        barrier.check_wait(awaited)
+        if not barrier.is_past(awaited):
+            describe = lambda: f"parity {awaited} of {barrier}"  # noqa: E731 - one expression
+            self.scheduler.yield_turn(Wait(describe, lambda: barrier.is_past(awaited), place_in(self.source)))
+        self.partition.seen[barrier] = barrier.phases
+        learn(self.partition.known, barrier.known)
+
+    def expect(self, barrier: Barrier, size: int) -> None:
+        barrier.arrive(1, self.partition.arrive(), size)
+
+    def arrive(self, barrier: Barrier, *, count: int = 1) -> None:
+        barrier.arrive(count, self.partition.arrive())
+        # Whoever waited for this does at once all that it now may.
+        self.scheduler.yield_turn()
+
+    def make_tensor_descriptor(
+        self, base: Pointer, shape: list[Operand], strides: list[Operand], block_shape: list[int], layout: Any
+    ) -> Descriptor:
+        sizes, steps = [int(x) for x in shape], [int(x) for x in strides]
+        elements, itemsize = base.memory.elements, base.memory.elements.element_size()
+        check(base.memory.align % 16 == 0 and int(base.offsets) == 0, "TMA reads from multiples of 16 bytes")
+        check(steps[-1] == 1 and all(x * itemsize % 16 == 0 for x in steps[:-1]), f"strides {steps} for TMA")
+        check(all(0 < size < 2**32 for size in sizes), f"sizes {sizes} for TMA")
+        check(all(size <= 256 for size in block_shape), f"a tile of {block_shape} for TMA")
+        last = sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
+        check(last < len(elements), f"a tensor of {sizes} and strides {steps} in memory of {len(elements)} elements")
+        block_type = BlockType(NAMES[elements.dtype], list(block_shape))
+        return Descriptor(elements.as_strided(sizes, steps), block_type, layout)
+
+    def async_load(self, desc: Descriptor, coordinates: list[Operand], barrier: Barrier, tile: Tile) -> None:
+        slot = tile.slot
+        check(list(tile.data.shape) == desc.block_type.shape, f"{desc.block_type.shape} for {list(tile.data.shape)}")
+        check(tile.layout == desc.layout and tile.dtype == desc.dtype, "a tile unlike its descriptor")
+        check(slot.readers == 0, f"{slot.name} is overwritten while a wgmma may still read it")
+        for reader, arrival in slot.reads.items():
+            known = self.partition.known.get(reader, -1) >= arrival
+            check(known, f"{slot.name} is overwritten without a wait for the reads of partition {reader.name}")
+        slot.reads.clear()
+        data = desc.tile_at([int(x) for x in coordinates])
+        slot.copy = Copy(data, tile, barrier, barrier.phases)
+        self.copies.append(slot.copy)
+        if self.timing is Timing.LATE_PRODUCTS:
+            self._land_oldest()
+
+    def warpgroup_mma(
+        self, a: Value | Tile, b: Tile, acc: Value | Product, *, use_acc: bool = True, is_async: bool = False
+    ) -> Product:
+        check(is_async, "only asynchronous wgmma are emulated")
+        shape = [a.data.shape[0], b.data.shape[1]]
+        acc_shape = acc.shape if isinstance(acc, Product) else list(acc.data.shape)
+        check(a.data.shape[1] == b.data.shape[0] and shape == acc_shape, f"a product of {shape} for {acc_shape}")
+        check(a.data.dtype == b.data.dtype, f"{a.data.dtype} times {b.data.dtype}")
+        self._check_layouts(a, acc.layout, shape)
+        slots = [self._readable(x) for x in (a, b) if isinstance(x, Tile)]
+        added = acc if use_acc else None
+
+        def compute() -> Tensor:
+            # What the tiles hold by now; a value never changes.
+            result = a.data.float() @ b.data.float()
+            if added is None:
+                return result
+            before = added.result if isinstance(added, Product) else added.data
+            assert before is not None
+            return result + before
+
+        product = Product(compute, acc.layout, shape, slots)
+        if self.timing is Timing.EARLY_PRODUCTS:
+            product.result = compute()
+        for slot in slots:
+            slot.readers += 1
+        self.partition.products.append(product)
+        return product
+
+    def _check_layouts(self, a: Value | Tile, layout: Any, shape: list[int]) -> None:
+        check(isinstance(layout, real.NVMMADistributedLayout), f"sums in {layout}")
+        check(math.prod(layout.warps_per_cta) == self.partition.warps == 4, f"{layout.warps_per_cta} warps for wgmma")
+        check(shape[0] % 64 == 0 and shape[1] % layout.instr_shape[1] == 0, f"sums of {shape} in {layout}")
+        if isinstance(a, Value):
+            wanted = real.DotOperandLayout(operand_index=0, parent=layout, k_width=32 // a.dtype.primitive_bitwidth)
+            check(a.layout == wanted, f"an operand in {a.layout}, not {wanted}")
+
+    def _readable(self, tile: Tile) -> Slot:
+        slot = tile.slot
+        check(slot.copy is not None, f"{slot.name} is read before anything is copied to it")
+        assert slot.copy is not None
+        seen = self.partition.seen.get(slot.copy.barrier, 0)
+        check(seen > slot.copy.phase, f"{slot.name} is read without a wait for {slot.copy.barrier}")
+        return slot
+
+    def warpgroup_mma_wait(self, num_outstanding: int = 0, deps: tuple[Value | Product, ...] = ()) -> Any:
+        check(len(deps) > 0, "a wait for wgmma has deps")
+        products = self.partition.products
+        while len(products) > num_outstanding:
+            product = products.pop(0)
+            if product.result is None:
+                product.result = product.compute()
+            product.is_done = True
+            for slot in product.reads:
+                slot.readers -= 1
+                slot.reads[self.partition] = self.partition.arrivals
+        results = tuple(x.value() if isinstance(x, Product) else x for x in deps)
+        return results[0] if len(results) == 1 else results

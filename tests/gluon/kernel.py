@@ -1,0 +1,139 @@
+"""A kernel's source, executed with the emulation's names in place of Triton's."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import linecache
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as real
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier as real_mbarrier
+
+from . import values
+from .device import Program, Timing
+from .values import EmulationError, Memory, Pointer, Value, check, scalar
+
+LAUNCH_OPTIONS = ("num_warps",)
+
+
+class Kernel:
+    """`kernel[grid](*arguments, **constants)`, as of a jitted function."""
+
+    def __init__(self, source: str, name: str, timing: Timing) -> None:
+        self.launches = 0
+        self._timing, self._file = timing, f"<emulated {name}>"
+        self._program: Program | None = None
+        # With its text in the cache, tracebacks show the kernel's lines.
+        linecache.cache[self._file] = (len(source), None, source.splitlines(keepends=True), self._file)
+        space: dict[str, Any] = {"__name__": name, "__builtins__": self._builtins()}
+        exec(compile(source, self._file, "exec", dont_inherit=True), space)
+        self._function: Callable[..., None] = space[name]
+
+    def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+        def launch(*arguments: Any, num_warps: int, **constants: Any) -> None:
+            bound = inspect.signature(self._function).bind(*arguments, **constants)
+            annotations = self._function.__annotations__
+            given = {
+                name: x if annotations.get(name) is _constexpr else _argument(x) for name, x in bound.arguments.items()
+            }
+            for number in range(grid[0]):
+                self._program = Program(number, grid[0], num_warps, self._timing, self._file)
+                self._function(**given)
+            self._program = None
+            self.launches += 1
+
+        return launch
+
+    def _running(self) -> Program:
+        check(self._program is not None, "no program runs")
+        assert self._program is not None
+        return self._program
+
+    def _of_program(self, name: str) -> Callable[..., Any]:
+        """A method of the program that runs."""
+        return lambda *args, **options: getattr(self._running(), name)(*args, **options)
+
+    def _builtins(self) -> dict[str, Any]:
+        """Python's, but that `range` counts in 32 bits, and that what is imported is emulated."""
+        modules = self._modules()
+
+        def find(
+            name: str, _globals: Any = None, _locals: Any = None, _names: Sequence[str] = (), _level: int = 0
+        ) -> Any:
+            if name not in modules:
+                raise EmulationError(f"a kernel imports {name}")
+            return modules[name]
+
+        return {**vars(builtins), "range": values.device_range, "__import__": find}
+
+    def _modules(self) -> Mapping[str, Any]:
+        method = self._of_program
+        language = SimpleNamespace(
+            **{name: getattr(values, name) for name in _FUNCTIONS},
+            **{name: getattr(real, name) for name in _REAL},
+            **{name: values.elementwise(getattr(torch, name)) for name in _ELEMENTWISE},
+            max=values.reduction(torch.amax),
+            sum=values.reduction(torch.sum),
+            constexpr=_constexpr,
+            static_range=range,
+            program_id=lambda axis: scalar(self._running().number if axis == 0 else 0),
+            num_programs=lambda axis: scalar(self._running().grid if axis == 0 else 1),
+            allocate_shared_memory=method("allocate_shared_memory"),
+            warp_specialize=method("warp_specialize"),
+        )
+        mbarrier = SimpleNamespace(
+            MBarrierLayout=real_mbarrier.MBarrierLayout,
+            init=lambda barrier, *, count: barrier.init(count),
+            expect=method("expect"),
+            arrive=method("arrive"),
+            wait=method("wait"),
+        )
+        tma = SimpleNamespace(
+            make_tensor_descriptor=method("make_tensor_descriptor"), async_copy_global_to_shared=method("async_load")
+        )
+        hopper = SimpleNamespace(
+            mbarrier=mbarrier,
+            tma=tma,
+            warpgroup_mma=method("warpgroup_mma"),
+            warpgroup_mma_wait=method("warpgroup_mma_wait"),
+        )
+        gluon = SimpleNamespace(jit=_jit, language=language)
+        return {
+            "triton": SimpleNamespace(constexpr_function=lambda function: function),
+            "triton.experimental": SimpleNamespace(gluon=gluon),
+            "triton.experimental.gluon": gluon,
+            "triton.experimental.gluon.language.nvidia.hopper": hopper,
+        }
+
+
+# What `values` has under the name that Gluon gives it; what is Gluon's own; and what torch computes under that name.
+_FUNCTIONS = (
+    *("arange", "cast", "cdiv", "convert_layout", "full", "inline_asm_elementwise", "load", "maximum", "minimum"),
+    *("store", "where", "zeros"),
+)
+_REAL = (
+    *("BlockedLayout", "DotOperandLayout", "NVMMADistributedLayout", "NVMMASharedLayout", "SliceLayout"),
+    *("bfloat16", "float16", "float32", "int1", "int8", "int16", "int32", "int64"),
+)
+_ELEMENTWISE = ("abs", "cos", "exp", "exp2", "log", "log2", "rsqrt", "sin", "sqrt")
+
+
+def _constexpr(value: Any) -> Any:
+    """Marks a parameter, and is its value."""
+    return value
+
+
+def _jit(function: Callable[..., Any] | None = None, **_: Any) -> Any:
+    return (lambda decorated: decorated) if function is None else function
+
+
+def _argument(x: Any) -> Any:
+    """An argument as a kernel gets it."""
+    if isinstance(x, Tensor):
+        return Pointer(Memory.of(x), Value(torch.tensor(0)))
+    return scalar(x) if isinstance(x, int | float) else x

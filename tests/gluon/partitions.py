@@ -1,0 +1,166 @@
+"""The partitions of a program, each a thread, of which one runs at a time: until it waits, or lets the others go first.
+
+What runs is therefore the same each time, and a deadlock is seen at once: no partition can go on.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, TypeAlias
+
+from .values import EmulationError
+
+
+class DeadlockError(EmulationError):
+    """Every partition waits for another."""
+
+
+class _Abandoned(BaseException):
+    """Ends the partitions of a program that failed."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What a partition waits for, as text when it is asked for, and where it does."""
+
+    describe: Callable[[], str]
+    is_over: Callable[[], bool]
+    place: str
+
+
+Known: TypeAlias = dict["Partition", int]
+"""Of each partition the last of its arrivals after which somebody runs, directly or through others."""
+
+
+def learn(known: Known, more: Known) -> None:
+    for partition, arrival in more.items():
+        known[partition] = max(known.get(partition, -1), arrival)
+
+
+class Partition:
+    """A function of a program, run by `warps` warps of their own."""
+
+    def __init__(self, name: str, warps: int) -> None:
+        self.name, self.warps = name, warps
+        self.seen: dict[Any, int] = {}
+        """How many phases of a barrier it knows to be complete."""
+        self.products: list[Any] = []
+        """The wgmma in flight, from the oldest."""
+        self.arrivals = 0
+        """Its own, each the end of a stretch of its work."""
+        self.known: Known = {}
+        self.waits_for: Wait | None = None
+        self.is_done = False
+        self._turn = threading.Semaphore(0)
+        self._thread: threading.Thread | None = None
+
+    def arrive(self) -> Known:
+        """What whoever sees it arrive knows."""
+        self.known[self] = self.arrivals
+        self.arrivals += 1
+        return self.known
+
+    def start(self, body: Callable[[], None]) -> None:
+        def run() -> None:
+            self._turn.acquire()
+            body()
+
+        self._thread = threading.Thread(target=run, name=self.name, daemon=True)
+        self._thread.start()
+
+    def go_on(self) -> None:
+        self._turn.release()
+
+    def sleep(self) -> None:
+        self._turn.acquire()
+
+    def join(self) -> None:
+        assert self._thread is not None
+        self._thread.join()
+
+
+def _lines(frames: Iterable[tuple[FrameType, int]], source: str) -> str:
+    """The functions and lines of those frames that are in the file `source`."""
+    return " > ".join(f"{frame.f_code.co_name}:{line}" for frame, line in frames if frame.f_code.co_filename == source)
+
+
+def place_in(source: str) -> str:
+    """Where in the file `source` this thread is, from the outermost function."""
+    return _lines(reversed(list(traceback.walk_stack(sys._getframe()))), source)
+
+
+class Scheduler:
+    """Takes turns among partitions."""
+
+    def __init__(self, source: str, land_copy: Callable[[], bool]) -> None:
+        """`land_copy` completes what the device does by itself, if there is anything, once no partition can go on."""
+        self._source, self._land_copy = source, land_copy
+        self._partitions: list[Partition] = []
+        self._failure: BaseException | None = None
+        self.current: Partition | None = None
+
+    def run(self, partitions: Sequence[Partition], bodies: Sequence[Callable[[], None]]) -> None:
+        """Run every partition to its end."""
+        self._partitions = list(partitions)
+        for partition, body in zip(partitions, bodies, strict=True):
+            partition.start(lambda partition=partition, body=body: self._run(partition, body))  # type: ignore[misc]
+        self.current = self._partitions[0]
+        self.current.go_on()
+        for partition in partitions:
+            partition.join()
+        self.current = None
+        if self._failure is not None:
+            raise self._failure
+
+    def yield_turn(self, wait: Wait | None = None) -> None:
+        """Let the others go first; go on once `wait` is over."""
+        me = self.current
+        assert me is not None
+        me.waits_for = wait
+        chosen = self._next(me)
+        if chosen is not me:
+            chosen.go_on()
+            me.sleep()
+            if self._failure is not None:
+                raise _Abandoned
+        me.waits_for = None
+
+    def _run(self, partition: Partition, body: Callable[[], None]) -> None:
+        try:
+            if self._failure is not None:
+                return
+            body()
+            partition.is_done = True
+            if not all(each.is_done for each in self._partitions):
+                self._next(partition).go_on()
+        except _Abandoned:
+            pass
+        except BaseException as error:
+            lines = _lines(traceback.walk_tb(error.__traceback__), self._source)
+            if lines and not isinstance(error, DeadlockError):
+                error.add_note(f"in partition {partition.name}, {lines}")
+            self._failure = error
+            for other in self._partitions:
+                if other is not partition:
+                    other.go_on()
+
+    def _next(self, after: Partition) -> Partition:
+        first = self._partitions.index(after) + 1
+        order = self._partitions[first:] + self._partitions[:first]
+        while True:
+            for partition in order:
+                if not partition.is_done and (partition.waits_for is None or partition.waits_for.is_over()):
+                    self.current = partition
+                    return partition
+            if not self._land_copy():
+                raise DeadlockError(self._stuck())
+
+    def _stuck(self) -> str:
+        waits = [(each.name, each.waits_for) for each in self._partitions if not each.is_done]
+        lines = [f"  {name} waits for {wait.describe()}, {wait.place}" for name, wait in waits if wait is not None]
+        return "\n".join(["no partition can go on:", *lines])

@@ -1,0 +1,303 @@
+"""Scalars, blocks and pointers of a Gluon kernel, as torch tensors on the CPU.
+
+Types are found by Triton's own function: a Python number takes the type of what it meets. Integers wrap at their width,
+`//` and `%` round towards zero. As in the compiler, blocks meet in one layout only.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as real
+from triton.language.semantic import TritonSemantic
+
+DTYPES: dict[Any, torch.dtype] = {
+    real.int1: torch.bool,
+    real.int8: torch.int8,
+    real.int16: torch.int16,
+    real.int32: torch.int32,
+    real.int64: torch.int64,
+    real.float16: torch.float16,
+    real.bfloat16: torch.bfloat16,
+    real.float32: torch.float32,
+    real.float64: torch.float64,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class EmulationError(Exception):
+    """What a compiler would refuse, or what is undefined on the device."""
+
+
+def check(holds: bool, message: str) -> None:
+    if not holds:
+        raise EmulationError(message)
+
+
+Function: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Operator: TypeAlias = Callable[["Value", "Operand"], "Value"]
+
+
+def _arithmetic(function: Function, a: Operand, b: Operand, divides: bool = False) -> Value:
+    x, y = _together(a, b, divides)
+    return Value(function(x.data, y.data), x.layout)
+
+
+def _operators(function: Function, divides: bool = False) -> tuple[Operator, Operator]:
+    """An operator, and the same with its operands the other way round."""
+    return lambda a, b: _arithmetic(function, a, b, divides), lambda a, b: _arithmetic(function, b, a, divides)
+
+
+def _truncated_quotient(a: Tensor, b: Tensor) -> Tensor:
+    check(not a.is_floating_point(), "// of floats")
+    return torch.div(a, b, rounding_mode="trunc")
+
+
+class Value:
+    """A scalar, or a block in a layout."""
+
+    __slots__ = ("data", "layout")
+
+    def __init__(self, data: Tensor, layout: Any = None) -> None:
+        check(layout is not None or data.dim() == 0, f"a block {list(data.shape)} without a layout")
+        self.data, self.layout = data, layout
+
+    @property
+    def dtype(self) -> Any:
+        return NAMES[self.data.dtype]
+
+    @property
+    def shape(self) -> list[int]:
+        return list(self.data.shape)
+
+    def to(self, dtype: Any, bitcast: bool = False) -> Value:
+        wanted = DTYPES[dtype]
+        return Value(self.data.view(wanted) if bitcast else self.data.to(wanted), self.layout)
+
+    def __getitem__(self, key: tuple[slice | None, ...]) -> Value:
+        x = self
+        for axis, index in enumerate(key):
+            if index is None:
+                x = _expanded(x, axis)
+            else:
+                check(index == slice(None), f"index {index}: only `:` and None")
+        return x
+
+    def __index__(self) -> int:
+        check(self.data.dim() == 0 and not self.data.is_floating_point(), "a block or a float where an int must be")
+        return int(self.data)
+
+    def __bool__(self) -> bool:
+        check(self.data.dim() == 0, "a block as a condition")
+        return bool(self.data)
+
+    def __neg__(self) -> Value:
+        return Value(-self.data, self.layout)
+
+    __add__, __radd__ = _operators(torch.add)
+    __sub__, __rsub__ = _operators(torch.sub)
+    __mul__, __rmul__ = _operators(torch.mul)
+    __truediv__, __rtruediv__ = _operators(torch.true_divide, divides=True)
+    __floordiv__, __rfloordiv__ = _operators(_truncated_quotient, divides=True)
+    __mod__, __rmod__ = _operators(torch.fmod, divides=True)
+    __and__, __rand__ = _operators(torch.bitwise_and)
+    __or__, __ror__ = _operators(torch.bitwise_or)
+    __xor__, __rxor__ = _operators(torch.bitwise_xor)
+    __lt__, __gt__ = _operators(torch.lt)[0], _operators(torch.gt)[0]
+    __le__, __ge__ = _operators(torch.le)[0], _operators(torch.ge)[0]
+    __eq__, __ne__ = _operators(torch.eq)[0], _operators(torch.ne)[0]  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]
+
+
+Number: TypeAlias = bool | int | float
+Operand: TypeAlias = Value | Number
+
+
+def scalar(number: Operand) -> Value:
+    """A number as an argument of a kernel: an int of 32 bits, where it fits them, or a float of 32."""
+    if isinstance(number, Value):
+        return number
+    if isinstance(number, bool):
+        return Value(torch.tensor(number))
+    if isinstance(number, int):
+        return Value(torch.tensor(number, dtype=torch.int32 if -(2**31) <= number < 2**31 else torch.int64))
+    return Value(torch.tensor(number, dtype=torch.float32))
+
+
+@cache
+def _common_type(a: Any, a_is_number: bool, b: Any, b_is_number: bool, divides: bool) -> Any:
+    """Triton's own rule."""
+    return TritonSemantic(None).computation_type_impl(a, a_is_number, b, b_is_number, divides)
+
+
+def _together(a: Operand, b: Operand, divides: bool = False) -> tuple[Value, Value]:
+    """Two operands in one type, and where there are blocks in one shape and layout."""
+    for operand in (a, b):
+        check(isinstance(operand, Value | int | float), f"arithmetic on a {type(operand).__name__}")
+    x, y = scalar(a), scalar(b)
+    dtype = _common_type(x.dtype, not isinstance(a, Value), y.dtype, not isinstance(b, Value), divides)
+    x, y = broadcast(x.to(dtype), y.to(dtype))
+    return x, y
+
+
+def broadcast(*values: Value) -> list[Value]:
+    """Values in the shape and layout that they have in common."""
+    blocks = [x for x in values if x.layout is not None]
+    if not blocks:
+        return list(values)
+    layout = blocks[0].layout
+    for x in blocks:
+        check(x.data.dim() == blocks[0].data.dim(), f"blocks of {x.shape} and {blocks[0].shape} elements meet")
+        check(x.layout == layout, f"blocks in two layouts meet: {x.layout} and {layout}")
+    shape = torch.broadcast_shapes(*(x.data.shape for x in blocks))
+    return [Value(x.data.expand(shape), layout) for x in values]
+
+
+def _expanded(x: Value, axis: int) -> Value:
+    check(isinstance(x.layout, real.SliceLayout), f"an axis is added to a block in {x.layout}")
+    check(x.layout.dim == axis, f"axis {axis} is added to a slice of axis {x.layout.dim}")
+    return Value(x.data.unsqueeze(axis), x.layout.parent)
+
+
+class Memory(NamedTuple):
+    """What a kernel may read and write through a pointer argument: a tensor from its first element to its last."""
+
+    elements: Tensor
+    align: int
+
+    @staticmethod
+    def of(x: Tensor) -> Memory:
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+        flat = x.detach().as_strided((extent if x.numel() else 0,), (1,))
+        return Memory(flat, x.data_ptr() & -x.data_ptr())
+
+
+class PointerType(NamedTuple):
+    element_ty: Any
+
+
+class Pointer:
+    """Addresses in one memory: offsets, in elements, of its first."""
+
+    def __init__(self, memory: Memory, offsets: Value) -> None:
+        self.memory, self.offsets = memory, offsets
+
+    @property
+    def dtype(self) -> PointerType:
+        return PointerType(NAMES[self.memory.elements.dtype])
+
+    def __add__(self, other: Operand) -> Pointer:
+        step = scalar(other)
+        check(not step.data.is_floating_point(), "a float is added to a pointer")
+        # The step itself was computed, and may have wrapped, in its own width.
+        return Pointer(self.memory, self.offsets + step.to(real.int64))
+
+    def places(self, mask: Operand | None) -> tuple[Value, Tensor]:
+        """The offsets, and which of them are accessed, all of these inside the memory."""
+        given = scalar(True if mask is None else mask)
+        check(given.data.dtype == torch.bool, f"a mask of {given.data.dtype}")
+        offsets, keep = broadcast(self.offsets, given)
+        check(offsets.shape == self.offsets.shape, f"pointers {self.offsets.shape} and a mask {given.shape}")
+        outside = keep.data & ((offsets.data < 0) | (offsets.data >= len(self.memory.elements)))
+        if outside.any():
+            first = int(offsets.data[outside].flatten()[0])
+            raise EmulationError(f"element {first} is accessed of a tensor that spans {len(self.memory.elements)}")
+        return offsets, keep.data
+
+
+def load(pointer: Pointer, mask: Operand | None = None, other: Number | None = None) -> Value:
+    """What is not loaded and has no `other` is undefined: NaN, or the smallest int."""
+    offsets, keep = pointer.places(mask)
+    elements = pointer.memory.elements
+    found = elements[torch.where(keep, offsets.data, 0)]
+    if not keep.all():
+        undefined = float("nan") if elements.is_floating_point() else -(2 ** (8 * elements.element_size() - 1))
+        found = found.masked_fill(~keep, undefined if other is None else other)
+    return Value(found, offsets.layout)
+
+
+def store(pointer: Pointer, value: Operand, mask: Operand | None = None) -> None:
+    offsets, keep = pointer.places(mask)
+    elements = pointer.memory.elements
+    placed = scalar(value)
+    data = broadcast(offsets, placed)[1].data.to(elements.dtype)
+    check(data.shape == offsets.data.shape, f"pointers {offsets.shape} and values {placed.shape}")
+    elements[offsets.data[keep]] = data[keep]
+
+
+def arange(start: int, end: int, layout: Any) -> Value:
+    check((end - start) & (end - start - 1) == 0, f"{end - start} elements are no power of two")
+    return Value(torch.arange(start, end, dtype=torch.int32), layout)
+
+
+def full(shape: list[int], value: Number, dtype: Any, layout: Any) -> Value:
+    return Value(torch.full(shape, value, dtype=DTYPES[dtype]), layout)
+
+
+def zeros(shape: list[int], dtype: Any, layout: Any) -> Value:
+    return full(shape, 0, dtype, layout)
+
+
+def cast(x: Operand, dtype: Any) -> Value:
+    return scalar(x).to(dtype)
+
+
+def convert_layout(x: Value, layout: Any) -> Value:
+    check(x.layout is not None, "a scalar has no layout")
+    return Value(x.data, layout)
+
+
+def where(condition: Operand, a: Operand, b: Operand) -> Value:
+    keep, x, y = broadcast(scalar(condition), *_together(a, b))
+    check(keep.data.dtype == torch.bool, f"a condition of {keep.dtype}")
+    return Value(torch.where(keep.data, x.data, y.data), keep.layout)
+
+
+# NaN if either is, where the device's gives the other: what is undefined stays in sight.
+def minimum(a: Operand, b: Operand) -> Value:
+    return _arithmetic(torch.minimum, a, b)
+
+
+def maximum(a: Operand, b: Operand) -> Value:
+    return _arithmetic(torch.maximum, a, b)
+
+
+def cdiv(a: Operand, b: Operand) -> Operand:
+    """As Triton has it, rounded towards zero where `a` is negative."""
+    return (a + (b - 1)) // b
+
+
+def reduction(function: Callable[[Tensor, int], Tensor]) -> Callable[[Value, int], Value]:
+    return lambda x, axis: Value(function(x.data, axis), real.SliceLayout(axis, x.layout))
+
+
+def elementwise(function: Callable[[Tensor], Tensor]) -> Callable[[Value], Value]:
+    return lambda x: Value(function(x.data), x.layout)
+
+
+def device_range(*bounds: Operand) -> Iterator[Value]:
+    """`range` of a kernel: its counter is an int of 32 bits, `//` of which is not Python's."""
+    return map(scalar, builtins.range(*(int(x) for x in bounds)))
+
+
+ASSEMBLY: dict[str, Callable[[Any], Value]] = {
+    "tanh.approx.f32 $0, $1;": elementwise(torch.tanh),
+    "ld.global.nc.b32 $0, [$1];": lambda pointer: load(pointer).to(real.int32, bitcast=True),
+    "ld.global.nc.b64 $0, [$1];": lambda pointer: load(pointer).to(real.int64, bitcast=True),
+}
+"""What each instruction that a kernel spells out does."""
+
+
+def inline_asm_elementwise(
+    asm: str, constraints: str, args: list[Any], dtype: Any, *, is_pure: bool, pack: int
+) -> Value:
+    check(asm in ASSEMBLY, f"no emulation of the instruction {asm!r}")
+    check(len(args) == 1 and constraints.count(",") == 1 and pack == 1 and is_pure, f"{asm!r} takes one argument")
+    result = ASSEMBLY[asm](args[0])
+    check(result.dtype == dtype, f"{asm!r} gives {result.dtype}, not {dtype}")
+    return result

@@ -1,0 +1,273 @@
+"""Hopper's family without a GPU: the ops launch its kernels, which run in the emulation of Gluon of `tests.gluon`.
+
+Everything else of a call is what it is on the device: its tiles, its strides, the kernels that make tables of blocks.
+These run in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bench import golden
+from bench.golden import Inputs
+from tests.gluon import DeadlockError, EmulationError, Kernel, Timing
+
+from .cases import Shape, draw, variants_where
+from .library_formulas import FORMULAS
+
+PACKAGE = "generated"
+LIBRARY = Path(__file__).parents[2] / "library.yaml"
+VARIANTS = variants_where(lambda variant: importlib.util.find_spec(f"{PACKAGE}.{variant}.hopper_fwd") is not None)
+PROGRAMS = 3
+"""So many run at once here: each takes several blocks, and not all equally many."""
+
+EMPTY = float("-inf")
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """torch computes in one thread: for tiles more take longer."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A call of an op, whatever the variant."""
+
+    shape: Shape
+    q_offset: int | str | tuple[int, ...] = 0
+    transposed: bool = False
+    positions: int = 0
+
+    def inputs(self, variant: str, package: str) -> Inputs:
+        manifest = golden.load_manifest(package)
+        inputs = draw(variant, self.shape, positions=self.positions, manifest=manifest)
+        axes = (0, 2, 1, 3) if self.transposed else (0, 1, 2, 3)
+        q, k, v = (x.detach().permute(axes).contiguous().permute(axes) for x in (inputs.q, inputs.k, inputs.v))
+        return replace(inputs, q=q, k=k, v=v)
+
+    def options(self) -> dict[str, Any]:
+        offset = self.q_offset
+        return {"q_offset": torch.tensor(offset, dtype=torch.int32) if isinstance(offset, tuple) else offset}
+
+
+# Tiles have 128 rows and keys, or 64 keys where head_dim is above 128.
+CALLS = {
+    "cut blocks": Call(shape=Shape(q_len=200, kv_len=333)),
+    "short keys": Call(shape=Shape(q_len=130, kv_len=40)),
+    "one query": Call(shape=Shape(q_len=1, kv_len=333, batch=2), q_offset="end"),
+    "the end": Call(shape=Shape(q_len=200, kv_len=333, kv_heads=2, group=1), q_offset="end"),
+    "rows without keys": Call(shape=Shape(q_len=300, kv_len=256), q_offset=-150),
+    "an offset per row": Call(shape=Shape(q_len=150, kv_len=260, batch=2, group=1), q_offset=(-70, 90)),
+    "five blocks": Call(shape=Shape(q_len=640, kv_len=640, group=1), transposed=True),
+    "six blocks of keys": Call(shape=Shape(q_len=256, kv_len=768, group=3), q_offset=500, positions=768),
+    "a far window": Call(shape=Shape(q_len=200, kv_len=400, group=1), q_offset=4096 - 50, positions=4300),
+    "padded columns": Call(shape=Shape(q_len=140, kv_len=270, dim=96, dim_v=64)),
+    "wide columns": Call(shape=Shape(q_len=130, kv_len=200, group=1, dim=64, dim_v=256)),
+}
+
+with_timings = pytest.mark.parametrize("timing", list(Timing), ids=lambda timing: timing.name.lower())
+
+
+def emulate(
+    monkeypatch: pytest.MonkeyPatch,
+    variant: str,
+    timing: Timing,
+    mutate: Callable[[str], str] = lambda source: source,
+    package: str = PACKAGE,
+) -> Kernel:
+    """Calls of `variant` launch the kernel returned, as on an sm_90 of PROGRAMS multiprocessors."""
+    module = importlib.import_module(f"{package}.{variant}.hopper_fwd")
+    assert module.__file__ is not None
+    name = f"{variant}_hopper_fwd"
+    kernel = Kernel(mutate(Path(module.__file__).read_text(encoding="utf-8")), name, timing)
+    monkeypatch.setattr(module, name, kernel)
+    monkeypatch.setattr(f"{package}.{variant}.torch_launch.multiprocessors", lambda _: PROGRAMS)
+    monkeypatch.setattr(f"{package}._runtime.torch_support.arch_of", lambda _: "sm_90")
+    return kernel
+
+
+def check(variant: str, call: Call, package: str = PACKAGE, *, positive: bool = False) -> None:
+    """Compare o and lse with float64; `positive`: q and k have no element below zero."""
+    inputs = call.inputs(variant, package)
+    if positive:
+        inputs = replace(inputs, q=inputs.q.abs(), k=inputs.k.abs())
+    op, reference = golden.load_op(variant, package), golden.load_reference(variant, package=package)
+    with torch.no_grad():
+        o, lse = inputs.call(op, return_lse=True, family="hopper", **call.options())
+        want, want_lse = inputs.double().call(reference, return_lse=True, **call.options())
+    check_lse(lse, want_lse)
+    check_output(o, want, want_lse)
+
+
+def check_output(o: Tensor, want: Tensor, lse: Tensor) -> None:
+    assert not o.isnan().any(), f"o: {int(o.isnan().sum())} of {o.numel()} are NaN"
+    assert (o[lse == EMPTY] == 0).all(), "o: not 0 in a row without keys"
+    error = (o.double() - want).abs().max().item()
+    assert error <= golden.BOUND[torch.float16] * want.abs().max().item(), f"o: largest error {error:.1e}"
+
+
+def check_lse(lse: Tensor, want: Tensor) -> None:
+    assert torch.equal(lse == EMPTY, want == EMPTY), "lse: -inf in the wrong rows"
+    finite = want != EMPTY
+    error = (lse.double() - want)[finite].abs()
+    assert (error <= golden.BOUND[torch.float32] * want[finite].abs().clamp(min=1)).all(), "lse: too far off"
+
+
+@with_timings
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_forward(monkeypatch: pytest.MonkeyPatch, variant: str, name: str, timing: Timing) -> None:
+    kernel = emulate(monkeypatch, variant, timing)
+    check(variant, CALLS[name])
+    assert kernel.launches == 1
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The name of an importable package of the variants of library.yaml."""
+    pytest.importorskip("ruff", reason="rendering needs ruff, the formatter")
+    from codegen import cli
+
+    package, folder = "library_on_hopper", tmp_path_factory.mktemp("library")
+    assert cli.main(["render", "--variants", str(LIBRARY), "--out", str(folder / package)]) == 0
+    sys.path.insert(0, str(folder))
+    yield package
+    sys.path.remove(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "timing"), [("an offset per row", Timing.EARLY_PRODUCTS), ("five blocks", Timing.LATE_PRODUCTS)]
+)
+@pytest.mark.parametrize("variant", FORMULAS)
+def test_library(monkeypatch: pytest.MonkeyPatch, library: str, variant: str, name: str, timing: Timing) -> None:
+    kernel = emulate(monkeypatch, variant, timing, package=library)
+    check(variant, CALLS[name], library, positive=FORMULAS[variant].positive)
+    assert kernel.launches == 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutation:
+    """A bug: text of a kernel's source that is replaced, everywhere, and the error that this gives."""
+
+    old: str
+    new: str
+    error: type[Exception]
+    message: str
+    variant: str = "causal"
+    call: str = "six blocks of keys"
+
+    def of(self, source: str) -> str:
+        assert self.old in source, "the kernel has changed: so must this mutation"
+        return source.replace(self.old, self.new)
+
+
+ARRIVE_FOR_V = "    mbarrier.arrive(v_ring[2].index((ring_turn - 1) % STAGES), count=1)\n"
+WAIT_FOR_SUMS = "    acc = warpgroup_mma_wait(0, deps=(acc,))\n"
+MUTATIONS = {
+    "no wait for v": Mutation(
+        old="receive_tile(v_ring, ring_turn, BLOCK_N, BLOCK_DV, STAGES)",
+        new="v_ring[0].index(ring_turn % STAGES).reshape([BLOCK_N, BLOCK_DV])",
+        error=EmulationError,
+        message="read without a wait|read before anything is copied",
+    ),
+    "no wait for q": Mutation(
+        old="mbarrier.wait(q_full.index(PART), q_lap)",
+        new="pass",
+        error=EmulationError,
+        message="read without a wait|read before anything is copied",
+    ),
+    "consumers wait for the other phase": Mutation(
+        old="(ring_turn // STAGES) & 1)",
+        new="((ring_turn // STAGES) & 1) ^ 1)",
+        error=EmulationError,
+        message="read|go on",
+    ),
+    "the producer waits for the other phase": Mutation(
+        old="(lap & 1) ^ 1)", new="lap & 1)", error=DeadlockError, message=r"produce_tiles\) .* send_tile:\d+"
+    ),
+    "the producer does not wait": Mutation(
+        old="mbarrier.wait(empty.index(stage), (lap & 1) ^ 1)",
+        new="pass",
+        error=EmulationError,
+        message="more than 1 arrivals|no partition",
+    ),
+    "v released while it is read": Mutation(
+        old=WAIT_FOR_SUMS + ARRIVE_FOR_V,
+        new=ARRIVE_FOR_V + WAIT_FOR_SUMS,
+        error=EmulationError,
+        message="overwritten while a wgmma may still read it",
+    ),
+    "v sent once k is read": Mutation(
+        old="send_tile(v_desc, batch_row, kv_head, start_n, v_ring, kv_turn, STAGES)",
+        new="send_tile(v_desc, batch_row, kv_head, start_n, (v_ring[0], v_ring[1], k_ring[2]), kv_turn, STAGES)",
+        error=EmulationError,
+        message="overwritten|more than 1 arrivals|no partition",
+    ),
+    "q never released": Mutation(
+        old="mbarrier.arrive(q_empty.index(PART), count=1)", new="pass", error=DeadlockError, message="no partition"
+    ),
+    "q released twice": Mutation(
+        old="mbarrier.arrive(q_empty.index(PART), count=1)",
+        new="mbarrier.arrive(q_empty.index(PART), count=2)",
+        error=EmulationError,
+        message="more than 1 arrivals",
+    ),
+    "too few bytes expected": Mutation(
+        old="desc.block_type.nbytes", new="desc.block_type.nbytes // 2", error=DeadlockError, message="bytes short"
+    ),
+    "scores used before they are there": Mutation(
+        old="warpgroup_mma_wait(1, deps=(qk,))",
+        new="warpgroup_mma_wait(2, deps=(qk,))",
+        error=EmulationError,
+        message="may still run",
+    ),
+    "sums not rescaled": Mutation(
+        old="return acc * gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]",
+        new="return acc",
+        error=AssertionError,
+        message="largest error",
+    ),
+    "a factor in the layout of scores": Mutation(
+        old="gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]",
+        new="alpha[:, None]",
+        error=EmulationError,
+        message="two layouts",
+    ),
+    "no mask": Mutation(
+        old="qk = gl.where(keep, qk, ", new="qk = gl.where(True, qk, ", error=AssertionError, message="lse"
+    ),
+    "keys beyond the last": Mutation(
+        old="if RAGGED:", new="if False:", error=AssertionError, message="lse", variant="full", call="cut blocks"
+    ),
+    "rows beyond the last": Mutation(
+        old="gl.store(lse_ptr + (b * num_heads + h) * q_len + rows, lse, mask=rows < q_len)",
+        new="gl.store(lse_ptr + (b * num_heads + h) * q_len + rows, lse)",
+        error=EmulationError,
+        message="is accessed of a tensor",
+        call="cut blocks",
+    ),
+}
+
+
+@with_timings
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_bugs_are_seen(monkeypatch: pytest.MonkeyPatch, name: str, timing: Timing) -> None:
+    mutation = MUTATIONS[name]
+    emulate(monkeypatch, mutation.variant, timing, mutation.of)
+    with pytest.raises(mutation.error, match=mutation.message):
+        check(mutation.variant, CALLS[mutation.call])
