@@ -567,7 +567,7 @@ def test_training_with_either_attention() -> None:
     flax = train(size, nnx.dot_product_attention, lambda *_: None, 3)
     np.testing.assert_allclose(run.losses, flax.losses, atol=1e-4)
     assert run.held_out == pytest.approx(flax.held_out, abs=1e-4)
-    # An untrained model knows nothing: up to what its first logits make of the text, which differs with Python's version.
+    # An untrained model knows nothing, up to what its first logits make of the text; each Python has another.
     assert run.losses[0] == pytest.approx(math.log(256), abs=1.0)
     assert run.losses[-1] < run.losses[0]
     assert [step for step, _ in reports] == [3, 6]
