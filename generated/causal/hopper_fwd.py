@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/fwd.py.jinja
-# hash: e0109b57b40b8d3f
+# hash: b6af7c85926e3359
 """Forward of `causal` on Hopper: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx
@@ -201,7 +201,7 @@ def produce_tiles(
             full_end = gl.minimum(q_first + 1, kv_len) // BLOCK_N * BLOCK_N
             full_end = gl.maximum(full_end, 0)
             num_partial = gl.maximum(gl.cdiv(kv_end - full_end, BLOCK_N), 0)
-            num_full = (full_end - 0) // BLOCK_N
+            num_full = full_end // BLOCK_N
             # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
             num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
 
@@ -211,13 +211,11 @@ def produce_tiles(
             q_lap ^= 1
             for nth in range(num_partial):
                 start_n = full_end + nth * BLOCK_N
-
                 send_tile(k_desc, batch_row, kv_head, start_n, k_ring, kv_turn, STAGES)
                 send_tile(v_desc, batch_row, kv_head, start_n, v_ring, kv_turn, STAGES)
                 kv_turn += 1
             for nth in range(num_full):
                 start_n = nth * BLOCK_N
-
                 send_tile(k_desc, batch_row, kv_head, start_n, k_ring, kv_turn, STAGES)
                 send_tile(v_desc, batch_row, kv_head, start_n, v_ring, kv_turn, STAGES)
                 kv_turn += 1
@@ -283,7 +281,7 @@ def consume_tiles(
             full_end = gl.minimum(q_first + 1, kv_len) // BLOCK_N * BLOCK_N
             full_end = gl.maximum(full_end, 0)
             num_partial = gl.maximum(gl.cdiv(kv_end - full_end, BLOCK_N), 0)
-            num_full = (full_end - 0) // BLOCK_N
+            num_full = full_end // BLOCK_N
             # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
             num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
 
@@ -291,18 +289,14 @@ def consume_tiles(
             row_sum = gl.zeros([ROWS], gl.float32, ROW)
             acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
 
-            # The first block has no_scores before it to add.
+            # The first block has none before it to add.
             mbarrier.wait(q_full.index(PART), q_lap)
             qk = warpgroup_mma_wait(
                 0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
             )
             mbarrier.arrive(k_ring[2].index(kv_turn % STAGES), count=1)
             start_n = full_end
-
-            first_partial = start_n
-            start_n = 0
-
-            start_n = gl.where(num_partial > 0, first_partial, start_n)
+            start_n = gl.where(num_partial > 0, start_n, 0)
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
             keep = q_idx[:, None] >= kv_idx[None, :]
             if RAGGED:
@@ -316,11 +310,9 @@ def consume_tiles(
             row_sum = row_sum * alpha + gl.sum(p, 1)
             p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
             row_max = max_new
-
             kv_turn += 1
             for nth in range(1, num_partial):
                 start_n = full_end + nth * BLOCK_N
-
                 qk, acc = begin_block(
                     q_tile, p_tile, acc, k_ring, v_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
                 )
@@ -337,7 +329,6 @@ def consume_tiles(
                 row_sum = row_sum * alpha + gl.sum(p, 1)
                 p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
                 row_max = max_new
-
                 acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
                 kv_turn += 1
 
@@ -351,7 +342,6 @@ def consume_tiles(
                 row_sum = row_sum * alpha + gl.sum(p, 1)
                 p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
                 row_max = max_new
-
                 acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
                 kv_turn += 1
 

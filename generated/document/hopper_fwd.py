@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/fwd.py.jinja
-# hash: 8bd2d77ba504fe1a
+# hash: 01a278a781d80fa7
 """Forward of `document` on Hopper: `o = softmax(score) v`.
 
     keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -215,13 +215,11 @@ def produce_tiles(
             start_n = kv_begin + nth * BLOCK_N
             start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
             start_n = gl.where(start_n < kv_len, start_n, 0)
-
             send_tile(k_desc, batch_row, kv_head, start_n, k_ring, kv_turn, STAGES)
             send_tile(v_desc, batch_row, kv_head, start_n, v_ring, kv_turn, STAGES)
             kv_turn += 1
         for nth in range(num_full):
             start_n = full_begin + nth * BLOCK_N
-
             send_tile(k_desc, batch_row, kv_head, start_n, k_ring, kv_turn, STAGES)
             send_tile(v_desc, batch_row, kv_head, start_n, v_ring, kv_turn, STAGES)
             kv_turn += 1
@@ -296,7 +294,7 @@ def consume_tiles(
         row_sum = gl.zeros([ROWS], gl.float32, ROW)
         acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
 
-        # The first block has no_scores before it to add.
+        # The first block has none before it to add.
         mbarrier.wait(q_full.index(PART), q_lap)
         qk = warpgroup_mma_wait(
             0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
@@ -305,10 +303,8 @@ def consume_tiles(
         start_n = kv_begin
         start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
         start_n = gl.where(start_n < kv_len, start_n, 0)
-
         first_partial = start_n
         start_n = full_begin
-
         start_n = gl.where(num_partial > 0, first_partial, start_n)
         kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
         doc_kv = gl.load(doc_ptr + b * stride_doc_0 + clamp_index(kv_idx, doc_size_1).to(gl.int64) * stride_doc_1)
@@ -324,13 +320,11 @@ def consume_tiles(
         row_sum = row_sum * alpha + gl.sum(p, 1)
         p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
         row_max = max_new
-
         kv_turn += 1
         for nth in range(1, num_partial):
             start_n = kv_begin + nth * BLOCK_N
             start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
             start_n = gl.where(start_n < kv_len, start_n, 0)
-
             qk, acc = begin_block(
                 q_tile, p_tile, acc, k_ring, v_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
@@ -348,7 +342,6 @@ def consume_tiles(
             row_sum = row_sum * alpha + gl.sum(p, 1)
             p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
             row_max = max_new
-
             acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
             kv_turn += 1
 
@@ -362,7 +355,6 @@ def consume_tiles(
             row_sum = row_sum * alpha + gl.sum(p, 1)
             p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
             row_max = max_new
-
             acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
             kv_turn += 1
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: hopper/fwd.py.jinja
-# hash: a484d9fae9cf567b
+# hash: ebfc8d869f928730
 """Forward of `full` on Hopper: `o = softmax(score) v`.
 
     q    [B, Hq, Sq, D]
@@ -188,7 +188,7 @@ def produce_tiles(
         # Blocks before full_end need no mask.
         full_end = kv_len // BLOCK_N * BLOCK_N
         num_partial = gl.maximum(gl.cdiv(kv_len - full_end, BLOCK_N), 0)
-        num_full = (full_end - 0) // BLOCK_N
+        num_full = full_end // BLOCK_N
 
         batch_row, q_head, kv_head = b.to(gl.int32), h.to(gl.int32), hkv.to(gl.int32)
         for part in gl.static_range(2):
@@ -196,13 +196,11 @@ def produce_tiles(
         q_lap ^= 1
         for nth in range(num_partial):
             start_n = full_end + nth * BLOCK_N
-
             send_tile(k_desc, batch_row, kv_head, start_n, k_ring, kv_turn, STAGES)
             send_tile(v_desc, batch_row, kv_head, start_n, v_ring, kv_turn, STAGES)
             kv_turn += 1
         for nth in range(num_full):
             start_n = nth * BLOCK_N
-
             send_tile(k_desc, batch_row, kv_head, start_n, k_ring, kv_turn, STAGES)
             send_tile(v_desc, batch_row, kv_head, start_n, v_ring, kv_turn, STAGES)
             kv_turn += 1
@@ -255,24 +253,20 @@ def consume_tiles(
         # Blocks before full_end need no mask.
         full_end = kv_len // BLOCK_N * BLOCK_N
         num_partial = gl.maximum(gl.cdiv(kv_len - full_end, BLOCK_N), 0)
-        num_full = (full_end - 0) // BLOCK_N
+        num_full = full_end // BLOCK_N
 
         row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)
         row_sum = gl.zeros([ROWS], gl.float32, ROW)
         acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
 
-        # The first block has no_scores before it to add.
+        # The first block has none before it to add.
         mbarrier.wait(q_full.index(PART), q_lap)
         qk = warpgroup_mma_wait(
             0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
         )
         mbarrier.arrive(k_ring[2].index(kv_turn % STAGES), count=1)
         start_n = full_end
-
-        first_partial = start_n
-        start_n = 0
-
-        start_n = gl.where(num_partial > 0, first_partial, start_n)
+        start_n = gl.where(num_partial > 0, start_n, 0)
         kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
         if RAGGED:
             qk = gl.where((kv_idx < kv_len)[None, :], qk, float("-inf"))
@@ -284,11 +278,9 @@ def consume_tiles(
         row_sum = row_sum * alpha + gl.sum(p, 1)
         p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
         row_max = max_new
-
         kv_turn += 1
         for nth in range(1, num_partial):
             start_n = full_end + nth * BLOCK_N
-
             qk, acc = begin_block(
                 q_tile, p_tile, acc, k_ring, v_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
@@ -303,7 +295,6 @@ def consume_tiles(
             row_sum = row_sum * alpha + gl.sum(p, 1)
             p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
             row_max = max_new
-
             acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
             kv_turn += 1
 
@@ -317,7 +308,6 @@ def consume_tiles(
             row_sum = row_sum * alpha + gl.sum(p, 1)
             p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
             row_max = max_new
-
             acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
             kv_turn += 1
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: hopper/fwd.py.jinja
-# hash: 778ccd1eab6c6f80
+# hash: 18f57d78e187e342
 """Forward of `gpt_oss` on Hopper: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx and q_idx - kv_idx < 128
@@ -213,13 +213,11 @@ def produce_tiles(
             start_n = kv_begin + nth * BLOCK_N
             start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
             start_n = gl.where(start_n < kv_len, start_n, 0)
-
             send_tile(k_desc, batch_row, kv_head, start_n, k_ring, kv_turn, STAGES)
             send_tile(v_desc, batch_row, kv_head, start_n, v_ring, kv_turn, STAGES)
             kv_turn += 1
         for nth in range(num_full):
             start_n = full_begin + nth * BLOCK_N
-
             send_tile(k_desc, batch_row, kv_head, start_n, k_ring, kv_turn, STAGES)
             send_tile(v_desc, batch_row, kv_head, start_n, v_ring, kv_turn, STAGES)
             kv_turn += 1
@@ -295,7 +293,7 @@ def consume_tiles(
         row_sum = gl.where(row_max == float("-inf"), 0.0, 1.0)
         acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
 
-        # The first block has no_scores before it to add.
+        # The first block has none before it to add.
         mbarrier.wait(q_full.index(PART), q_lap)
         qk = warpgroup_mma_wait(
             0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
@@ -304,10 +302,8 @@ def consume_tiles(
         start_n = kv_begin
         start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
         start_n = gl.where(start_n < kv_len, start_n, 0)
-
         first_partial = start_n
         start_n = full_begin
-
         start_n = gl.where(num_partial > 0, first_partial, start_n)
         kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
         keep = (q_idx[:, None] >= kv_idx[None, :]) & (q_idx[:, None] - kv_idx[None, :] < 128)
@@ -322,13 +318,11 @@ def consume_tiles(
         row_sum = row_sum * alpha + gl.sum(p, 1)
         p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
         row_max = max_new
-
         kv_turn += 1
         for nth in range(1, num_partial):
             start_n = kv_begin + nth * BLOCK_N
             start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
             start_n = gl.where(start_n < kv_len, start_n, 0)
-
             qk, acc = begin_block(
                 q_tile, p_tile, acc, k_ring, v_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
@@ -345,7 +339,6 @@ def consume_tiles(
             row_sum = row_sum * alpha + gl.sum(p, 1)
             p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
             row_max = max_new
-
             acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
             kv_turn += 1
 
@@ -359,7 +352,6 @@ def consume_tiles(
             row_sum = row_sum * alpha + gl.sum(p, 1)
             p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
             row_max = max_new
-
             acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
             kv_turn += 1
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/fwd.py.jinja
-# hash: cdc8981cbb1b06dd
+# hash: 8019e485cd5e49c3
 """Forward of `natten` on Hopper: `o = softmax(score) v`.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -220,14 +220,12 @@ def produce_tiles(
             start_n = (
                 gl.load(block_list_ptr + list_entry, mask=list_entry < partial_end, other=0).to(gl.int32) * BLOCK_N
             )
-
             send_tile(k_desc, batch_row, kv_head, start_n, k_ring, kv_turn, STAGES)
             send_tile(v_desc, batch_row, kv_head, start_n, v_ring, kv_turn, STAGES)
             kv_turn += 1
         for nth in range(num_full):
             list_entry = full_begin + nth
             start_n = gl.load(block_list_ptr + list_entry, mask=list_entry < list_end, other=0).to(gl.int32) * BLOCK_N
-
             send_tile(k_desc, batch_row, kv_head, start_n, k_ring, kv_turn, STAGES)
             send_tile(v_desc, batch_row, kv_head, start_n, v_ring, kv_turn, STAGES)
             kv_turn += 1
@@ -296,7 +294,7 @@ def consume_tiles(
         row_sum = gl.zeros([ROWS], gl.float32, ROW)
         acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
 
-        # The first block has no_scores before it to add.
+        # The first block has none before it to add.
         mbarrier.wait(q_full.index(PART), q_lap)
         qk = warpgroup_mma_wait(
             0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
@@ -304,11 +302,9 @@ def consume_tiles(
         mbarrier.arrive(k_ring[2].index(kv_turn % STAGES), count=1)
         list_entry = list_begin
         start_n = gl.load(block_list_ptr + list_entry, mask=list_entry < partial_end, other=0).to(gl.int32) * BLOCK_N
-
         first_partial = start_n
         list_entry = full_begin
         start_n = gl.load(block_list_ptr + list_entry, mask=list_entry < list_end, other=0).to(gl.int32) * BLOCK_N
-
         start_n = gl.where(num_partial > 0, first_partial, start_n)
         kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
         keep = (
@@ -329,14 +325,12 @@ def consume_tiles(
         row_sum = row_sum * alpha + gl.sum(p, 1)
         p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
         row_max = max_new
-
         kv_turn += 1
         for nth in range(1, num_partial):
             list_entry = list_begin + nth
             start_n = (
                 gl.load(block_list_ptr + list_entry, mask=list_entry < partial_end, other=0).to(gl.int32) * BLOCK_N
             )
-
             qk, acc = begin_block(
                 q_tile, p_tile, acc, k_ring, v_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
@@ -359,7 +353,6 @@ def consume_tiles(
             row_sum = row_sum * alpha + gl.sum(p, 1)
             p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
             row_max = max_new
-
             acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
             kv_turn += 1
 
@@ -373,7 +366,6 @@ def consume_tiles(
             row_sum = row_sum * alpha + gl.sum(p, 1)
             p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
             row_max = max_new
-
             acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
             kv_turn += 1
 

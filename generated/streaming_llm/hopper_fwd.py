@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/fwd.py.jinja
-# hash: 2869e029c8d94606
+# hash: baa6c41f042d6b36
 """Forward of `streaming_llm` on Hopper: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks)
@@ -230,14 +230,12 @@ def produce_tiles(
             start_n += gl.where(start_n >= kv_stop_2, gap_2, 0)
             start_n += gl.where(start_n >= full_begin, gap_3, 0)
             start_n = gl.where(start_n < kv_len, start_n, 0)
-
             send_tile(k_desc, batch_row, kv_head, start_n, k_ring, kv_turn, STAGES)
             send_tile(v_desc, batch_row, kv_head, start_n, v_ring, kv_turn, STAGES)
             kv_turn += 1
         for nth in range(num_full):
             start_n = full_begin_2 + nth * BLOCK_N
             start_n += gl.where(start_n >= full_end_2, full_gap_1, 0)
-
             send_tile(k_desc, batch_row, kv_head, start_n, k_ring, kv_turn, STAGES)
             send_tile(v_desc, batch_row, kv_head, start_n, v_ring, kv_turn, STAGES)
             kv_turn += 1
@@ -325,7 +323,7 @@ def consume_tiles(
         row_sum = gl.zeros([ROWS], gl.float32, ROW)
         acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
 
-        # The first block has no_scores before it to add.
+        # The first block has none before it to add.
         mbarrier.wait(q_full.index(PART), q_lap)
         qk = warpgroup_mma_wait(
             0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
@@ -336,11 +334,9 @@ def consume_tiles(
         start_n += gl.where(start_n >= kv_stop_2, gap_2, 0)
         start_n += gl.where(start_n >= full_begin, gap_3, 0)
         start_n = gl.where(start_n < kv_len, start_n, 0)
-
         first_partial = start_n
         start_n = full_begin_2
         start_n += gl.where(start_n >= full_end_2, full_gap_1, 0)
-
         start_n = gl.where(num_partial > 0, first_partial, start_n)
         kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
         keep = (q_idx[:, None] >= kv_idx[None, :]) & (
@@ -357,7 +353,6 @@ def consume_tiles(
         row_sum = row_sum * alpha + gl.sum(p, 1)
         p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
         row_max = max_new
-
         kv_turn += 1
         for nth in range(1, num_partial):
             start_n = kv_begin_2 + nth * BLOCK_N
@@ -365,7 +360,6 @@ def consume_tiles(
             start_n += gl.where(start_n >= kv_stop_2, gap_2, 0)
             start_n += gl.where(start_n >= full_begin, gap_3, 0)
             start_n = gl.where(start_n < kv_len, start_n, 0)
-
             qk, acc = begin_block(
                 q_tile, p_tile, acc, k_ring, v_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
@@ -384,7 +378,6 @@ def consume_tiles(
             row_sum = row_sum * alpha + gl.sum(p, 1)
             p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
             row_max = max_new
-
             acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
             kv_turn += 1
 
@@ -398,7 +391,6 @@ def consume_tiles(
             row_sum = row_sum * alpha + gl.sum(p, 1)
             p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
             row_max = max_new
-
             acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
             kv_turn += 1
 

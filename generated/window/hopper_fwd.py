@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/fwd.py.jinja
-# hash: e430c96d74a4b9c9
+# hash: 279809b0c2d51a22
 """Forward of `window` on Hopper: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx and q_idx - kv_idx < size
@@ -213,13 +213,11 @@ def produce_tiles(
             start_n = kv_begin + nth * BLOCK_N
             start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
             start_n = gl.where(start_n < kv_len, start_n, 0)
-
             send_tile(k_desc, batch_row, kv_head, start_n, k_ring, kv_turn, STAGES)
             send_tile(v_desc, batch_row, kv_head, start_n, v_ring, kv_turn, STAGES)
             kv_turn += 1
         for nth in range(num_full):
             start_n = full_begin + nth * BLOCK_N
-
             send_tile(k_desc, batch_row, kv_head, start_n, k_ring, kv_turn, STAGES)
             send_tile(v_desc, batch_row, kv_head, start_n, v_ring, kv_turn, STAGES)
             kv_turn += 1
@@ -293,7 +291,7 @@ def consume_tiles(
         row_sum = gl.zeros([ROWS], gl.float32, ROW)
         acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
 
-        # The first block has no_scores before it to add.
+        # The first block has none before it to add.
         mbarrier.wait(q_full.index(PART), q_lap)
         qk = warpgroup_mma_wait(
             0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
@@ -302,10 +300,8 @@ def consume_tiles(
         start_n = kv_begin
         start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
         start_n = gl.where(start_n < kv_len, start_n, 0)
-
         first_partial = start_n
         start_n = full_begin
-
         start_n = gl.where(num_partial > 0, first_partial, start_n)
         kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
         keep = (q_idx[:, None] >= kv_idx[None, :]) & (q_idx[:, None] - kv_idx[None, :] < size)
@@ -320,13 +316,11 @@ def consume_tiles(
         row_sum = row_sum * alpha + gl.sum(p, 1)
         p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
         row_max = max_new
-
         kv_turn += 1
         for nth in range(1, num_partial):
             start_n = kv_begin + nth * BLOCK_N
             start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
             start_n = gl.where(start_n < kv_len, start_n, 0)
-
             qk, acc = begin_block(
                 q_tile, p_tile, acc, k_ring, v_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
@@ -343,7 +337,6 @@ def consume_tiles(
             row_sum = row_sum * alpha + gl.sum(p, 1)
             p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
             row_max = max_new
-
             acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
             kv_turn += 1
 
@@ -357,7 +350,6 @@ def consume_tiles(
             row_sum = row_sum * alpha + gl.sum(p, 1)
             p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
             row_max = max_new
-
             acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
             kv_turn += 1
 
