@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -44,6 +45,7 @@ class _Interpreted:
     """What stands for a compiled kernel: its interpreter, called as a launcher is, with pointers for tensors."""
 
     function = packed_metadata = None
+    metadata = SimpleNamespace(global_scratch_size=0)
 
     def __init__(self, call: Callable[..., Any], pointers: Sequence[bool], memory: _Memory) -> None:
         self._call, self._pointers, self._memory = call, pointers, memory
