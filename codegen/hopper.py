@@ -14,7 +14,6 @@ from codegen.text import words
 FORWARD = "hopper_fwd"
 """File stem of the forward, and its name among the hashes of kernels."""
 
-
 FORWARD_TILES = {64: (128, 128, 8, 3), 128: (128, 128, 8, 2), 256: (128, 64, 8, 2)}
 """Columns of a tile, those of q and k or of v, whichever are more -> block_m, block_n, num_warps and num_stages of the
 forward: 64 rows for each of two warpgroups, and what keys and stages fit shared memory beside them."""
@@ -37,12 +36,7 @@ def _columns(head_dim: int) -> int:
     return min(columns for columns in FORWARD_TILES if columns >= head_dim)
 
 
-def serves(planned: VariantPlan) -> bool:
-    """Whether a variant has kernels for Hopper in a mode."""
-    return serves_variant(planned.variant, planned.mode)
-
-
-def serves_variant(variant: Variant, mode: Mode) -> bool:
+def serves(variant: Variant, mode: Mode) -> bool:
     """Whether a variant has kernels for Hopper in a mode."""
     return mode is Mode.DENSE and not variant.dropout
 
@@ -57,18 +51,13 @@ def visits_long_runs(planned: VariantPlan) -> bool:
     return bounds is not None and bounds.begin == "0" and not bounds.jumps and not bounds.lists
 
 
-_LAYOUTS = {"BLOCK_N": "KEY"}
-"""Size of a block -> the name of the layout of a vector along it."""
-
-
 def gluon(text: str) -> str:
     """Triton source as Gluon: the same operations, and a layout for each vector of indices.
 
     >>> gluon("kv_idx = start_n + tl.arange(0, BLOCK_N)")
     'kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)'
     """
-    for size, layout in _LAYOUTS.items():
-        text = text.replace(f"tl.arange(0, {size})", f"gl.arange(0, {size}, layout={layout})")
+    text = text.replace("tl.arange(0, BLOCK_N)", "gl.arange(0, BLOCK_N, layout=KEY)")
     text = text.replace("@triton.jit", "@gluon.jit").replace("tl.sigmoid(", "sigmoid(")
     return re.sub(r"\btl\.", "gl.", text)
 

@@ -377,7 +377,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
         reads_pairs=reads_pairs(variant),
         decay=variant.decay,
         dropout=variant.dropout,
-        hopper=hopper.serves(planned),
+        hopper=hopper.serves(variant, planned.mode),
         positions=positions_read(variant) if planned.mode is Mode.SEGMENTED else (),
         formula=formula_of(variant),
         reference_score=reference.score,

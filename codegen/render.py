@@ -78,8 +78,12 @@ def render(spec: Spec) -> dict[str, str]:
     """
     env = _environment(templates_path())
     files: dict[str, str] = {}
+    long_runs: list[str] = []
     for name, variant in spec.variants.items():
-        files.update(_variant_files(env, name, {mode: plan(variant, mode) for mode in Mode}))
+        plans = {mode: plan(variant, mode) for mode in Mode}
+        files.update(_variant_files(env, name, plans))
+        if hopper.visits_long_runs(plans[Mode.DENSE]):
+            long_runs.append(name)
     names = list(spec.variants)
     files["__init__.py"] = _fill(env, "ops/package_init.py.jinja", variants=names)
     for framework in Framework:
@@ -96,7 +100,6 @@ def render(spec: Spec) -> dict[str, str]:
     hashes = {
         name: {mode.value: _kernel_hashes(formatted, _mode_folder(name, mode)) for mode in Mode} for name in names
     }
-    long_runs = [name for name, variant in spec.variants.items() if hopper.visits_long_runs(plan(variant))]
     formatted |= _format({KERNELS_FILE: _fill(env, "ops/kernels.py.jinja", hashes=hashes, long_runs=long_runs)})
     return {path: _sign(formatted[path]) for path in sorted(formatted)}
 
@@ -143,7 +146,7 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
         f"{folder}/{stem}.py": _fill(env, f"kernels/{stem}.py.jinja", kernel=getattr(planned, attribute), **context)
         for stem, attribute in KERNELS.items()
     }
-    if hopper.serves(planned):
+    if hopper.serves(planned.variant, planned.mode):
         files[f"{folder}/{hopper.FORWARD}.py"] = _fill(env, "hopper/fwd.py.jinja", kernel=planned.fwd, **context)
     if planned.lists is not None:
         stem = planned.lists.module

@@ -131,7 +131,7 @@ def _hopper_calls(
 ) -> list[Job]:
     """A call of the forward in Hopper's family, if it has one."""
     runs = arch.name == hopper.ARCH and dtype != "float32" and hopper.serves_head_dim(head_dim)
-    if not runs or Pass.FWD not in passes or not hopper.serves_variant(variant, mode):
+    if not runs or Pass.FWD not in passes or not hopper.serves(variant, mode):
         return []
     return [
         Job(

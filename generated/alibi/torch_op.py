@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/torch_op.py.jinja
-# hash: e71b55176b46187f
+# hash: 2f46b232a49b1b5f
 """`alibi` for PyTorch. Attention with linear biases; the slopes may be trained (Press et al., 2022,
 arXiv:2108.12409)."""
 
@@ -160,8 +160,8 @@ def alibi(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
-        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default Hopper's where they can run it
-            and `config` names no tile of it.
+        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default Hopper's where they are the
+            faster ones and `config` names no tile of it.
         schedule: what `alibi.schedule(...)` gave for a call like this one; by default each call makes its own.
 
     Returns:

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/fwd.py.jinja
-# hash: 01a278a781d80fa7
+# hash: 4b3e3b23eeb793cd
 """Forward of `document` on Hopper: `o = softmax(score) v`.
 
     keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -17,11 +17,10 @@
 A program takes one block of query rows after the other. A warp of its own, `produce_tiles`, copies the queries, and the
 keys and values of each block that they visit, to shared memory (TMA). Two warpgroups, `consume_tiles`, have half of the
 rows each: while the tensor cores add up the values of one block, they take the exponentials of the next
-(arXiv:2407.08608).
-Otherwise this is the online softmax of arXiv:2205.14135: `row_max` is the largest score so far, `row_sum` the sum of
-exponentials relative to it. Scores are kept times log2(e), so that each exponential is one `exp2`.
+(arXiv:2407.08608). Otherwise this is the online softmax of arXiv:2205.14135: `row_max` is the largest score so far,
+`row_sum` the sum of exponentials relative to it. Scores are kept times log2(e), so that each exponential is one `exp2`.
 
-A ring is a tuple of tiles, their make_barriers `full`, which a copy completes, and `empty`, on which consumers arrive.
+A ring is a tuple of tiles, their barriers `full`, which a copy completes, and `empty`, on which consumers arrive.
 """
 
 import triton

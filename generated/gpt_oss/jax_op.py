@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/jax_op.py.jinja
-# hash: 20f2249101af7ed6
+# hash: 4104520a52b81293
 """`gpt_oss` for JAX. The sliding-window layers of gpt-oss, a learned sink per head in the denominator
 (arXiv:2508.10925)."""
 
@@ -195,8 +195,7 @@ def gpt_oss(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
-        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default Hopper's where they can run it
-            and `config` names no tile of it.
+        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default the portable ones.
         schedule: what `gpt_oss.schedule(...)` gave for a call like this one; by default each call makes its own.
 
     Returns:

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/fwd.py.jinja
-# hash: 46b16ea7bc91e972
+# hash: dad2fe4e0fa4f5f6
 """Forward of `padding` on Hopper: `o = softmax(score) v`.
 
     keep    kv_idx < length[b]
@@ -15,11 +15,10 @@
 A program takes one block of query rows after the other. A warp of its own, `produce_tiles`, copies the queries, and the
 keys and values of each block that they visit, to shared memory (TMA). Two warpgroups, `consume_tiles`, have half of the
 rows each: while the tensor cores add up the values of one block, they take the exponentials of the next
-(arXiv:2407.08608).
-Otherwise this is the online softmax of arXiv:2205.14135: `row_max` is the largest score so far, `row_sum` the sum of
-exponentials relative to it. Scores are kept times log2(e), so that each exponential is one `exp2`.
+(arXiv:2407.08608). Otherwise this is the online softmax of arXiv:2205.14135: `row_max` is the largest score so far,
+`row_sum` the sum of exponentials relative to it. Scores are kept times log2(e), so that each exponential is one `exp2`.
 
-A ring is a tuple of tiles, their make_barriers `full`, which a copy completes, and `empty`, on which consumers arrive.
+A ring is a tuple of tiles, their barriers `full`, which a copy completes, and `empty`, on which consumers arrive.
 """
 
 import triton

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: ops/torch_op.py.jinja
-# hash: 925ef5b317d3faee
+# hash: 3867566da6d67c96
 """`padding` for PyTorch. Keys from `length[b]` on are padding, which no query attends to (Vaswani et al., 2017,
 arXiv:1706.03762)."""
 
@@ -151,8 +151,8 @@ def padding(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
-        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default Hopper's where they can run it
-            and `config` names no tile of it.
+        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default Hopper's where they are the
+            faster ones and `config` names no tile of it.
         schedule: what `padding.schedule(...)` gave for a call like this one; by default each call makes its own.
 
     Returns:

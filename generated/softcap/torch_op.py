@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: ops/torch_op.py.jinja
-# hash: f0a6e9dab21ae1f9
+# hash: 37f21abd9e5465d6
 """`softcap` for PyTorch. Causal with logits capped at 20 (Bello et al., 2016, arXiv:1611.09940, section 5.1)."""
 
 from torch import Tensor
@@ -156,8 +156,8 @@ def softcap(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
-        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default Hopper's where they can run it
-            and `config` names no tile of it.
+        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default Hopper's where they are the
+            faster ones and `config` names no tile of it.
         schedule: what `softcap.schedule(...)` gave for a call like this one; by default each call makes its own.
 
     Returns:

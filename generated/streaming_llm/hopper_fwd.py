@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/fwd.py.jinja
-# hash: baa6c41f042d6b36
+# hash: 51173f8653a5bf92
 """Forward of `streaming_llm` on Hopper: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks)
@@ -15,11 +15,10 @@
 A program takes one block of query rows after the other. A warp of its own, `produce_tiles`, copies the queries, and the
 keys and values of each block that they visit, to shared memory (TMA). Two warpgroups, `consume_tiles`, have half of the
 rows each: while the tensor cores add up the values of one block, they take the exponentials of the next
-(arXiv:2407.08608).
-Otherwise this is the online softmax of arXiv:2205.14135: `row_max` is the largest score so far, `row_sum` the sum of
-exponentials relative to it. Scores are kept times log2(e), so that each exponential is one `exp2`.
+(arXiv:2407.08608). Otherwise this is the online softmax of arXiv:2205.14135: `row_max` is the largest score so far,
+`row_sum` the sum of exponentials relative to it. Scores are kept times log2(e), so that each exponential is one `exp2`.
 
-A ring is a tuple of tiles, their make_barriers `full`, which a copy completes, and `empty`, on which consumers arrive.
+A ring is a tuple of tiles, their barriers `full`, which a copy completes, and `empty`, on which consumers arrive.
 """
 
 import triton
