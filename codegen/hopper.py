@@ -7,12 +7,15 @@ from collections.abc import Iterable, Sequence
 
 from codegen.model import ArgGroup
 from codegen.modes import Mode
-from codegen.plan import VariantPlan
+from codegen.plan import VariantPlan, sums_by_keys
 from codegen.spec import TileConfig, Variant
 from codegen.text import words
 
 FORWARD = "hopper_fwd"
 """File stem of the forward, and its name among the hashes of kernels."""
+
+BACKWARD, DELTA = "hopper_bwd", "hopper_delta"
+"""The same of the backward, and of what runs before and after it."""
 
 FORWARD_TILES = {64: (128, 128, 8, 3), 128: (128, 128, 8, 2), 256: (128, 64, 8, 2)}
 """Columns of a tile, those of q and k or of v, whichever are more -> block_m, block_n, num_warps and num_stages of the
@@ -51,13 +54,18 @@ def visits_long_runs(planned: VariantPlan) -> bool:
     return bounds is not None and bounds.begin == "0" and not bounds.jumps and not bounds.lists
 
 
-def gluon(text: str) -> str:
-    """Triton source as Gluon: the same operations, and a layout for each vector of indices.
+def fuses_backward(planned: VariantPlan) -> bool:
+    """Whether one kernel can compute dq, dk and dv, with all that the variant gathers besides."""
+    return serves(planned.variant, planned.mode) and sums_by_keys(planned.terms)
+
+
+def gluon(text: str, keys: str = "gl.arange(0, BLOCK_N, layout=KEY)") -> str:
+    """Triton source as Gluon: the same operations, and `keys` for the vector of a block's keys.
 
     >>> gluon("kv_idx = start_n + tl.arange(0, BLOCK_N)")
     'kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)'
     """
-    text = text.replace("tl.arange(0, BLOCK_N)", "gl.arange(0, BLOCK_N, layout=KEY)")
+    text = text.replace("tl.arange(0, BLOCK_N)", keys)
     text = text.replace("@triton.jit", "@gluon.jit").replace("tl.sigmoid(", "sigmoid(")
     return re.sub(r"\btl\.", "gl.", text)
 

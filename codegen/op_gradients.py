@@ -31,18 +31,21 @@ class Grid:
     source: str
 
 
-def buffers(terms: Sequence[GradientTerm], mode: Mode) -> list[Buffer]:
-    """One per term, those with atomics of one tensor together; of no elements where a call does not want them."""
-    found = {t.accumulator: _allocation(t, mode) for t in terms}
+def buffers(terms: Sequence[GradientTerm], mode: Mode, *, in_keys: bool = False) -> list[Buffer]:
+    """One per term, those with atomics of one tensor together; of no elements where a call does not want them.
+
+    `in_keys`: programs of blocks of keys may leave the sums of a head, of which there are `head_parts` then.
+    """
+    found = {t.accumulator: _allocation(t, mode, in_keys=in_keys) for t in terms}
     return [Buffer(name=name, allocate=source) for name, source in found.items()]
 
 
-def _allocation(term: GradientTerm, mode: Mode) -> str:
+def _allocation(term: GradientTerm, mode: Mode, *, in_keys: bool) -> str:
     if term.atomic:
         shape, none = f"{term.tensor}.shape", f"(0,) * {term.tensor}.dim()"
     else:
         batch = "1" if mode is Mode.PACKED else "batch"
-        shape, none = f"({batch}, num_heads, {_sizes(term, mode)})", "(0,)"
+        shape, none = f"({batch}, num_heads, {_sizes(term, mode, in_keys=in_keys)})", "(0,)"
     wanted = f"{shape} if {term.flag.lower()} else {none}" if term.trained else shape
     # Every program stores the sums of its own rows or keys, but there may be more entries than blocks of packed
     # sequences. Pairs in blocks that a mask leaves out are never visited.
@@ -50,8 +53,10 @@ def _allocation(term: GradientTerm, mode: Mode) -> str:
     return f"q.{'new_empty' if whole else 'new_zeros'}({wanted}, dtype=FP32)"
 
 
-def _sizes(term: GradientTerm, mode: Mode) -> str:
+def _sizes(term: GradientTerm, mode: Mode, *, in_keys: bool) -> str:
     if term.kind is GradientKind.HEAD:
+        if in_keys:
+            return "head_parts"
         packed = mode is Mode.PACKED
         return "block_seqs.shape[0]" if packed else 'cdiv(q_len, tiles["dq"].block_m)'
     return {GradientKind.ROW: "q_len", GradientKind.COLUMN: "kv_len", GradientKind.PAIR: "q_len, kv_len"}[term.kind]

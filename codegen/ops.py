@@ -27,6 +27,7 @@ class Launches:
     fwd: str
     dq: str
     dkdv: str
+    hopper_bwd: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,8 @@ class OpPlan(InMode):
     decay: bool
     dropout: bool
     hopper: bool  # whether there are kernels of Hopper's family
+    hopper_bwd: bool  # whether the framework launches those of the backward
+    fuses_backward: bool  # whether its backward may be one kernel
     positions: Sequence[str]
     formula: str
     reference_score: str
@@ -163,6 +166,11 @@ class OpPlan(InMode):
         sources = [*self.gradients.values(), *(g.source for g in self.grids), *(b.allocate for b in self.buffers)]
         used = re.search(r"\bkv_len\b", " ".join([self.launches.dq, self.launches.dkdv, *sources]))
         return not self.packed or self.decay or used is not None
+
+    @property
+    def counts_head_parts(self) -> bool:
+        """Whether how many sums a head has depends on the family of the backward."""
+        return any("head_parts" in b.allocate for b in self.buffers)
 
     @property
     def saved_options(self) -> list[str]:
@@ -357,18 +365,24 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
     reference = reference_text(variant, planned.mode, framework)
     arguments = own_arguments(variant, planned.terms)
     of_mask = mask_arguments(variant, arguments)
+    hopper_bwd = framework is Framework.TORCH and hopper.serves(variant, planned.mode)
+    fuses_backward = hopper_bwd and hopper.fuses_backward(planned)
     return OpPlan(
         framework=framework,
         arguments=arguments,
         name=variant.name,
         symbol=planned.symbol,
         mode=planned.mode,
-        buffers=op_gradients.buffers(planned.terms, planned.mode),
+        buffers=op_gradients.buffers(planned.terms, planned.mode, in_keys=fuses_backward),
         gradients=op_gradients.gradients(variant, planned.terms, planned.mode, framework),
         grids=op_gradients.grids(variant, planned.terms, planned.mode, framework),
         placed=op_gradients.placed(planned.terms),
         launches=Launches(
-            fwd=launch_arguments(planned.fwd), dq=launch_arguments(planned.dq), dkdv=launch_arguments(planned.dkdv)
+            fwd=launch_arguments(planned.fwd),
+            dq=launch_arguments(planned.dq),
+            dkdv=launch_arguments(planned.dkdv),
+            # What it reads of rows is padded to whole blocks.
+            hopper_bwd=re.sub(r"\b(lse|delta)\b", r"row_\1", launch_arguments(planned.hopper_bwd)),
         ),
         mask_arguments=of_mask,
         has_offset=reads_query_position(variant),
@@ -378,6 +392,8 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
         decay=variant.decay,
         dropout=variant.dropout,
         hopper=hopper.serves(variant, planned.mode),
+        hopper_bwd=hopper_bwd,
+        fuses_backward=fuses_backward,
         positions=positions_read(variant) if planned.mode is Mode.SEGMENTED else (),
         formula=formula_of(variant),
         reference_score=reference.score,

@@ -158,6 +158,7 @@ class VariantPlan:
     fwd: KernelPlan
     dq: KernelPlan
     dkdv: KernelPlan
+    hopper_bwd: KernelPlan
     lists: ListsPlan | None
     terms: tuple[GradientTerm, ...]
 
@@ -175,6 +176,7 @@ def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
         fwd=_query_kernel(variant, analysis, sign, backward=False),
         dq=_query_kernel(variant, analysis, sign, backward=True),
         dkdv=_key_kernel(variant, analysis, sign),
+        hopper_bwd=_key_kernel(variant, analysis, sign, hopper=True),
         lists=lists_plan(variant, analysis, sign),
         terms=terms,
     )
@@ -207,22 +209,31 @@ def _query_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signat
     )
 
 
-def _key_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signatures) -> KernelPlan:
+def sums_by_keys(terms: Sequence[GradientTerm]) -> bool:
+    """Whether the programs of blocks of keys can gather all gradients: those of a head are sums of sums."""
+    return all(t.kind in (GradientKind.COLUMN, GradientKind.HEAD) for t in terms)
+
+
+def _key_kernel(
+    variant: Variant, analysis: blocks.BlockAnalysis, sign: Signatures, *, hopper: bool = False
+) -> KernelPlan:
+    """The kernel of dk and dv, or that of Hopper's family, which also gathers what dq needs where it can."""
     builder = KernelBuilder(variant, sign.mode, query_axis=1, walks_heads=True)
-    terms = [t for t in builder.logits.terms if t.kind is GradientKind.COLUMN]
+    gathers_all = hopper and sums_by_keys(builder.logits.terms)
+    terms = [t for t in builder.logits.terms if gathers_all or t.kind is GradientKind.COLUMN]
     full = builder.block(partial=False, terms=terms, backward=True)
     partial = builder.block(partial=True, terms=terms, backward=True)
     bounds = query_bounds(analysis, builder.emitter)
     emitter = builder.emitter
     reads = builder.reads | words(" ".join([*emitter.prologue, *emitter.head_prologue]))
-    if terms:
-        reads |= {builder.key}  # for the place of the sums
-    args = sign.dkdv()
+    if terms or hopper:
+        reads |= {builder.key}  # for the place of the sums, and for the bound of a cut block
+    args = sign.dkdv(terms)
     return KernelPlan(
-        name=f"{sign.symbol}_bwd_dkdv",
+        name=f"{sign.symbol}_{'hopper_bwd' if hopper else 'bwd_dkdv'}",
         mode=sign.mode,
         args=args,
-        constants=sign.dkdv_constants(),
+        constants=sign.dkdv_constants(terms),
         legend=legend(variant, sign.mode, args, terms),
         also=_also(terms),
         linear=builder.logits.linear,

@@ -78,12 +78,14 @@ def render(spec: Spec) -> dict[str, str]:
     """
     env = _environment(templates_path())
     files: dict[str, str] = {}
-    long_runs: list[str] = []
+    kinds: dict[str, list[str]] = {"linear": [], "long_runs": [], "fused_backwards": []}
     for name, variant in spec.variants.items():
         plans = {mode: plan(variant, mode) for mode in Mode}
         files.update(_variant_files(env, name, plans))
-        if hopper.visits_long_runs(plans[Mode.DENSE]):
-            long_runs.append(name)
+        planned = plans[Mode.DENSE]
+        holds = planned.fwd.linear, hopper.visits_long_runs(planned), hopper.fuses_backward(planned)
+        for kind, it_holds in zip(kinds.values(), holds, strict=True):
+            kind += [name] * it_holds
     names = list(spec.variants)
     files["__init__.py"] = _fill(env, "ops/package_init.py.jinja", variants=names)
     for framework in Framework:
@@ -100,7 +102,7 @@ def render(spec: Spec) -> dict[str, str]:
     hashes = {
         name: {mode.value: _kernel_hashes(formatted, _mode_folder(name, mode)) for mode in Mode} for name in names
     }
-    formatted |= _format({KERNELS_FILE: _fill(env, "ops/kernels.py.jinja", hashes=hashes, long_runs=long_runs)})
+    formatted |= _format({KERNELS_FILE: _fill(env, "ops/kernels.py.jinja", hashes=hashes, **kinds)})
     return {path: _sign(formatted[path]) for path in sorted(formatted)}
 
 
@@ -147,7 +149,11 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
         for stem, attribute in KERNELS.items()
     }
     if hopper.serves(planned.variant, planned.mode):
-        files[f"{folder}/{hopper.FORWARD}.py"] = _fill(env, "hopper/fwd.py.jinja", kernel=planned.fwd, **context)
+        plans = {"fwd": planned.fwd, "bwd": planned.hopper_bwd, "delta": planned.dq}
+        files |= {
+            f"{folder}/hopper_{stem}.py": _fill(env, f"hopper/{stem}.py.jinja", kernel=kernel, **context)
+            for stem, kernel in plans.items()
+        }
     if planned.lists is not None:
         stem = planned.lists.module
         files[f"{folder}/{stem}.py"] = _fill(env, f"kernels/{stem}.py.jinja", lists=planned.lists, **context)
@@ -160,7 +166,7 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
 
 def _kernel_hashes(files: Mapping[str, str], folder: str) -> dict[str, str]:
     """Pass -> hash of its kernel's code, of those of one mode."""
-    stems = {**KERNELS, hopper.FORWARD: hopper.FORWARD}
+    stems = {**KERNELS, hopper.FORWARD: hopper.FORWARD, hopper.BACKWARD: hopper.BACKWARD}
     found = {pass_name: files.get(f"{folder}/{stem}.py") for stem, pass_name in stems.items()}
     return {pass_name: code_hash(text) for pass_name, text in found.items() if text is not None}
 

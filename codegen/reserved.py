@@ -50,6 +50,11 @@ _WORDS = """
     product_layout q_desc q_empty q_full q_head q_lap q_ring q_tiles receive_tile ring_turn send_tile
     store_layout tile_columns tma v_desc v_ring warpgroup_mma warpgroup_mma_wait
 
+    KEYS K_SUMS K_WEIGHTS LINES V_SUMS V_WEIGHTS WITH_DQ add_tiles async_add delta_desc describe_lines
+    describe_vector do_desc do_ring dq_desc dq_ring dq_sums dq_tiles ds_full ds_tiles fence_async_shared fused
+    head_parts hopper_bwd hopper_delta in_fragments k_block k_lap k_part k_place lse_desc make_place
+    num_key_blocks own_start q_turn row_delta row_lse send_keys send_rows sum_index
+
     Attention PASSES make_tables tables tiles_of
 
     block_seqs block_sequences check_sequences cols first_entry key_block_list key_block_seqs key_ranges key_spans

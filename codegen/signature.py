@@ -178,27 +178,28 @@ class Signatures:
         sink = [ArgGroup(names=("sink_ptr",), host="sink")] if self.variant.sink else []
         dsink = [ArgGroup(names=("dsink_ptr",), host="dsink_heads")] if self.variant.sink else []
         delta = ArgGroup(names=("delta_ptr",), host="delta")
-        terms = self._gathered(in_dq=True)
+        terms = self._gathered_in_dq
         groups = self._backward(("dq",), terms, inputs=("q", "k", "v", "do", "o"), first=[delta], sums=dsink)
         return [ArgGroup(names=("o_ptr", "dlse_ptr"), host="o, dlse"), *sink, *groups]
 
     def dq_constants(self) -> list[str]:
-        return ["HAS_DLSE", *_flags(self._gathered(in_dq=True)), *self.constants()]
+        return ["HAS_DLSE", *_flags(self._gathered_in_dq), *self.constants()]
 
-    def dkdv(self) -> list[ArgGroup]:
+    def dkdv(self, terms: Sequence[GradientTerm]) -> list[ArgGroup]:
+        """Of a kernel that gathers `terms`."""
         delta = ArgGroup(names=("delta_ptr",), host="delta")
-        terms = self._gathered(in_dq=False)
         groups = self._backward(("dk", "dv"), terms, inputs=("q", "k", "v", "do"), reads=[delta])
         # Its tables are others than those of dq.
         tables = "|".join((*PACKED_TABLES, *self.tables))
         return [replace(g, host=re.sub(rf"\b({tables})\b", r"key_\1", g.host)) for g in groups] if tables else groups
 
-    def dkdv_constants(self) -> list[str]:
-        return [*_flags(self._gathered(in_dq=False)), *self.constants()]
+    def dkdv_constants(self, terms: Sequence[GradientTerm]) -> list[str]:
+        return [*_flags(terms), *self.constants()]
 
-    def _gathered(self, *, in_dq: bool) -> list[GradientTerm]:
-        """The terms that a kernel gathers: column sums in dkdv, all others in dq."""
-        return [t for t in self.terms if (t.kind is not GradientKind.COLUMN) == in_dq]
+    @property
+    def _gathered_in_dq(self) -> list[GradientTerm]:
+        """All terms but the column sums, which dkdv gathers."""
+        return [t for t in self.terms if t.kind is not GradientKind.COLUMN]
 
     def constants(self) -> list[str]:
         offset = ["Q_OFFSET_PER_BATCH"] if self.offset else []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from generated._runtime.checks import ArgumentError
@@ -24,6 +26,51 @@ def forward(
 ) -> Tile:
     words = config_text(variant, config, family)
     return tiles_for(variant, mode, arch, "", dtype, head_dims, (8, 2), length, words, prefers_hopper)["fwd"]
+
+
+def backward(
+    variant: str = "causal",
+    head_dims: tuple[int, int] = (128, 128),
+    config: object = None,
+    family: str | None = "hopper",
+    launches_backward: bool = True,
+) -> tuple[Tile, Tile]:
+    """The tiles of dkdv and dq."""
+    words = config_text(variant, config, family)
+    dtype, heads = "bfloat16", (8, 2)
+    tiles = tiles_for(
+        variant, "dense", "sm_90", "", dtype, head_dims, heads, LENGTH, words, launches_backward, launches_backward
+    )
+    return tiles["dkdv"], tiles["dq"]
+
+
+def families(*args: Any, **options: Any) -> list[str]:
+    return [tile.family for tile in backward(*args, **options)]
+
+
+def test_a_backward_runs_on_hopper_where_it_is_asked_for() -> None:
+    assert backward() == (HopperTile(64, 128, 8, 2),) * 2
+    assert backward(head_dims=(64, 64)) == (HopperTile(128, 128, 8, 2),) * 2
+    assert backward("softcap", (64, 64)) == (HopperTile(64, 128, 8, 2),) * 2
+    assert families() == ["hopper", "hopper"]
+    for family in (None, "portable"):
+        assert families(family=family) == ["portable", "portable"]
+    assert families(launches_backward=False) == ["portable", "portable"]
+    assert families(head_dims=(256, 256)) == ["portable", "portable"]
+
+
+def test_a_portable_dq_beside_a_backward_on_hopper() -> None:
+    for variant in ("forgetting", "relative_bias"):
+        assert families(variant) == ["hopper", "portable"]
+    own = {"dq": {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 2}}
+    assert families(config=own) == ["hopper", "portable"]
+    assert backward(config=own)[1] == Tile(64, 64, 4, 2)
+
+
+def test_a_tile_of_other_keys_is_refused_in_the_backward() -> None:
+    own = {"dkdv": {"block_m": 64, "block_n": 64, "num_warps": 8, "num_stages": 2}}
+    with pytest.raises(ArgumentError, match=r"config\['dkdv'\]: expected block_m 64 or 128, block_n 128"):
+        backward(config=own)
 
 
 def test_long_runs_of_wide_tiles_run_on_hopper() -> None:

@@ -19,7 +19,16 @@ VARIANTS: dict[str, Any] = json.loads((GENERATED / "MANIFEST.json").read_text(en
 # The files that see a variant's own tensors and scalars; decay does not.
 KERNELS = ("fwd.py", "bwd_dq.py", "bwd_dkdv.py", "torch_launch.py", "jax_launch.py")
 MODES = [f"{mode}/{file}" for mode in ("packed", "segmented") for file in KERNELS]
-FILES = (*KERNELS, *MODES, "hopper_fwd.py", "torch_op.py", "torch_reference.py", "jax_op.py", "jax_reference.py")
+FILES = (
+    *KERNELS,
+    *MODES,
+    "hopper_fwd.py",
+    "hopper_bwd.py",
+    "torch_op.py",
+    "torch_reference.py",
+    "jax_op.py",
+    "jax_reference.py",
+)
 
 
 def module_names(tree: ast.Module) -> Iterator[str]:

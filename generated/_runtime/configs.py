@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from .archs import ARCHS, VARIANT_ARCHS, Arch
 from .checks import fail
-from .families import FAMILIES, HOPPER, PORTABLE, HopperTile, hopper_tile, is_faster
+from .families import FAMILIES, HOPPER, PORTABLE, HopperTile, backward_tiles, hopper_tile, is_faster
 from .tuned import Entry, Problem, tuned_entries
 from .tuned import Tile as Tile
 
@@ -138,6 +138,7 @@ def tiles_for(
     length: int,
     config_words: str,
     prefers_hopper: bool = False,
+    launches_backward: bool = False,
 ) -> Tiles:
     """The tiles of each pass of a call.
 
@@ -147,6 +148,7 @@ def tiles_for(
         head_dims: of q and of v. heads: of q and of k.
         length: how many keys a sequence has, on average where they are packed.
         prefers_hopper: whether Hopper's family is the default where it is the faster one.
+        launches_backward: whether the framework launches the backward of Hopper's family.
     """
     problem = Problem(mode, dtype, max(head_dims, key=padded), heads[0] // heads[1], length)
     tiles = {name: choice.tile for name, choice in ladder(op, arch, gpu, problem, config_words).items()}
@@ -155,7 +157,12 @@ def tiles_for(
     if arch == "sm_90" and dtype != "float32" and len(widths) > 1:
         # Triton 3.6 compiles wrong results where tiles of different width get no pipeline: k's and v's, or their parts.
         tiles = {name: tile._replace(num_stages=max(tile.num_stages, 2)) for name, tile in tiles.items()}
-    return tiles if hopper is None else {**tiles, "fwd": hopper}
+    if hopper is None:
+        return tiles
+    if not launches_backward:
+        return {**tiles, "fwd": hopper}
+    backward = _backward_on_hopper(op, mode, arch, dtype, head_dims, length, config_words)
+    return {**tiles, "fwd": hopper, **backward}
 
 
 def _forward_on_hopper(
@@ -183,6 +190,26 @@ def _forward_on_hopper(
         wanted = f"block_m {found.block_m} and num_warps {found.num_warps} in the family '{HOPPER}'"
         fail(op, "config['fwd']", wanted, f"{own.block_m} and {own.num_warps}")
     return HopperTile(*own)
+
+
+def _backward_on_hopper(
+    op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int, int], length: int, config_words: str
+) -> dict[str, HopperTile]:
+    """The tiles of a backward that runs in Hopper's family: where the call asks for it by name.
+
+    One kernel for all gradients adds those of q in any order: no call without the name gets other bits every time. A
+    tile for dq in the call's config is one of the portable kernel, beside which no order changes.
+    """
+    if asked_family(config_words) != HOPPER:
+        return {}
+    found, own = backward_tiles(op, mode, arch, dtype, head_dims, length), parse_config(config_words)
+    if "dkdv" in own and found:
+        tile = found["dkdv"]
+        if own["dkdv"].block_m not in (64, 128) or own["dkdv"][1:3] != tile[1:3]:
+            wanted = f"block_m 64 or 128, block_n {tile.block_n} and num_warps {tile.num_warps}"
+            fail(op, "config['dkdv']", f"{wanted} in the family '{HOPPER}'", str(own["dkdv"][:3]))
+        found = dict.fromkeys(found, HopperTile(*own["dkdv"]))
+    return {name: tile for name, tile in found.items() if name == "dkdv" or name not in own}
 
 
 def checked_tile(op: str, name: str, entry: Any) -> Tile:

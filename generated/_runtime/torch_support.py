@@ -214,7 +214,7 @@ def call_tiles(op: str, mode: str, q: Tensor, v: Tensor, length: int, config_wor
     """The tiles of each pass of a call, of sequences of `length` keys, on average where they are packed."""
     gpu = "" if q.device.type == "cpu" else _device_gpu(q.device.index)
     dims, heads = (q.shape[3], v.shape[3]), (q.shape[1], v.shape[1])
-    return tiles_for(op, mode, arch_of(q), gpu, _DTYPE_NAMES[q.dtype], dims, heads, length, config_words, True)
+    return tiles_for(op, mode, arch_of(q), gpu, _DTYPE_NAMES[q.dtype], dims, heads, length, config_words, True, True)
 
 
 def is_nvidia(x: Tensor) -> bool:

@@ -85,21 +85,34 @@ class Barriers:
         return self._barriers[place]
 
 
+@dataclass(eq=False)
+class Store:
+    """What a partition stored: seen by TMA and wgmma once it is fenced, by others once they waited for an arrival."""
+
+    arrival: int  # the partition's, which tells of it
+    is_fenced: bool = False
+
+
 @dataclass
 class Slot:
     """What is known of one tile's place."""
 
     name: str
     copy: Copy | None = None  # that filled it last
-    readers: int = 0  # products in flight
+    stores: dict[Partition, Store] = field(default_factory=dict)  # or that did
+    readers: int = 0  # products and additions in flight
     reads: Known = field(default_factory=dict)  # since that copy: the arrival of each reader that tells of its last
 
 
 class Tile:
-    """A view of shared memory."""
+    """A view of shared memory, of a program that runs."""
 
-    def __init__(self, data: Tensor, layout: Any, slots: Sequence[Slot]) -> None:
-        self.data, self.layout, self._slots = data, layout, slots
+    def __init__(self, program: Program, data: Tensor, layout: Any, slots: Sequence[Slot]) -> None:
+        self.program, self.data, self.layout, self._slots = program, data, layout, slots
+
+    @property
+    def shape(self) -> list[int]:
+        return list(self.data.shape)
 
     @property
     def dtype(self) -> Any:
@@ -113,13 +126,30 @@ class Tile:
     def index(self, i: Operand) -> Tile:
         place = int(i)
         check(0 <= place < len(self._slots), f"tile {place} of {len(self._slots)}")
-        return Tile(self.data[place], self.layout, [self._slots[place]])
+        return Tile(self.program, self.data[place], self.layout, [self._slots[place]])
 
     def reshape(self, shape: list[int]) -> Tile:
-        return Tile(self.data.view(shape), self.layout, self._slots)
+        return Tile(self.program, self.data.view(shape), self.layout, self._slots)
 
     def permute(self, order: Sequence[int]) -> Tile:
-        return Tile(self.data.permute(*order), self.layout, self._slots)
+        return Tile(self.program, self.data.permute(*order), self.layout, self._slots)
+
+    def slice(self, start: int, length: int, dim: int = 0) -> Tile:
+        check(self.data.dim() == 2, "a slice of what is no tile")
+        check(0 <= start <= self.data.shape[dim] - length, f"{length} from {start} on of {self.shape}")
+        return Tile(self.program, self.data.narrow(dim, start, length), self.layout, self._slots)
+
+    def load(self, layout: Any) -> Value:
+        slot, partition = self.program.readable(self, by_hardware=False), self.program.partition
+        slot.reads[partition] = partition.arrivals
+        return Value(self.data.clone(), layout)
+
+    def store(self, value: Value) -> None:
+        check(value.shape == self.shape and value.dtype == self.dtype, f"{value.shape} stored to {self.shape}")
+        self.program.check_overwrite(self.slot)
+        self.data.copy_(value.data)
+        partition = self.program.partition
+        self.slot.stores[partition] = Store(partition.arrivals)
 
 
 @dataclass(frozen=True)
@@ -171,6 +201,17 @@ class Copy:
 
 
 @dataclass(eq=False)
+class Addition:
+    """A tile that TMA adds to memory."""
+
+    target: Tensor
+    tile: Tile
+
+    def compute(self) -> None:
+        self.target += self.tile.data
+
+
+@dataclass(eq=False)
 class Product:
     """A wgmma: `a @ b`, added to the sums so far."""
 
@@ -202,6 +243,7 @@ class Program:
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.source, self._land_oldest)
+        self._slots: list[Slot] = []
 
     @property
     def partition(self) -> Partition:
@@ -230,8 +272,9 @@ class Program:
             check(dtype == real.int64 and shape[1:] == [1], f"barriers as {shape} of {dtype}")
             return Barriers([Barrier(f"barrier {i} of {name}") for i in range(shape[0])])
         slots = [Slot(f"tile {i} of {name}") for i in range(shape[0])]
+        self._slots += slots
         # Whatever is read before it is written is NaN.
-        return Tile(torch.full(shape, float("nan"), dtype=DTYPES[dtype]), layout, slots)
+        return Tile(self, torch.full(shape, float("nan"), dtype=DTYPES[dtype]), layout, slots)
 
     def warp_specialize(
         self, functions: list[tuple[Any, tuple[Any, ...]]], worker_num_warps: list[int], worker_num_regs: list[int]
@@ -247,6 +290,7 @@ class Program:
         self.scheduler.run(partitions, [lambda f=f, args=args: f(*args) for f, args in functions])  # type: ignore[misc]
         for partition in partitions:
             check(not partition.products, f"{partition.name} ended before its wgmma did")
+            check(not partition.additions, f"{partition.name} ended before its additions did")
         check(not self.copies, f"the program ended before {len(self.copies)} copies did")
 
     def wait(self, barrier: Barrier, parity: Operand) -> None:
@@ -284,16 +328,45 @@ class Program:
         slot = tile.slot
         check(list(tile.data.shape) == desc.block_type.shape, f"{desc.block_type.shape} for {list(tile.data.shape)}")
         check(tile.layout == desc.layout and tile.dtype == desc.dtype, "a tile unlike its descriptor")
-        check(slot.readers == 0, f"{slot.name} is overwritten while a wgmma may still read it")
-        for reader, arrival in slot.reads.items():
-            known = self.partition.known.get(reader, -1) >= arrival
-            check(known, f"{slot.name} is overwritten without a wait for the reads of partition {reader.name}")
+        self.check_overwrite(slot)
         slot.reads.clear()
         data = desc.tile_at([int(x) for x in coordinates])
         slot.copy = Copy(data, tile, barrier, barrier.phases)
         self.copies.append(slot.copy)
         if self.timing is Timing.LATE_PRODUCTS:
             self._land_oldest()
+
+    def check_overwrite(self, slot: Slot) -> None:
+        """That nobody still reads what is in a place, as far as this partition knows."""
+        check(slot.readers == 0, f"{slot.name} is overwritten while a wgmma may still read it")
+        for reader, arrival in slot.reads.items():
+            known = reader is self.partition or self.partition.known.get(reader, -1) >= arrival
+            check(known, f"{slot.name} is overwritten without a wait for the reads of partition {reader.name}")
+
+    def fence_async_shared(self) -> None:
+        for slot in self._slots:
+            if self.partition in slot.stores:
+                slot.stores[self.partition].is_fenced = True
+
+    def async_add(self, desc: Descriptor, coordinates: list[Operand], tile: Tile) -> None:
+        slot = self.readable(tile)
+        check(list(tile.data.shape) == desc.block_type.shape, f"{desc.block_type.shape} for {list(tile.data.shape)}")
+        check(tile.layout == desc.layout and tile.dtype == desc.dtype, "a tile unlike its descriptor")
+        places = [int(x) for x in coordinates]
+        ends = [first + size for first, size in zip(places, tile.shape, strict=True)]
+        inside = all(0 <= x <= size for x, size in zip([*places, *ends], [*desc.tensor.shape] * 2, strict=True))
+        check(inside, f"{places} of {list(desc.tensor.shape)}: an addition beyond the edge")
+        target = desc.tensor[tuple(slice(first, end) for first, end in zip(places, ends, strict=True))]
+        slot.readers += 1
+        self.partition.additions.append(Addition(target, tile))
+
+    def store_wait(self, num_outstanding: int) -> None:
+        additions = self.partition.additions
+        while len(additions) > num_outstanding:
+            addition = additions.pop(0)
+            addition.compute()
+            addition.tile.slot.readers -= 1
+            addition.tile.slot.reads[self.partition] = self.partition.arrivals
 
     def warpgroup_mma(
         self, a: Value | Tile, b: Tile, acc: Value | Product, *, use_acc: bool = True, is_async: bool = False
@@ -304,7 +377,7 @@ class Program:
         check(a.data.shape[1] == b.data.shape[0] and shape == acc_shape, f"a product of {shape} for {acc_shape}")
         check(a.data.dtype == b.data.dtype, f"{a.data.dtype} times {b.data.dtype}")
         self._check_layouts(a, acc.layout, shape)
-        slots = [self._readable(x) for x in (a, b) if isinstance(x, Tile)]
+        slots = [self.readable(x) for x in (a, b) if isinstance(x, Tile)]
         added = acc if use_acc else None
 
         def compute() -> Tensor:
@@ -332,8 +405,15 @@ class Program:
             wanted = real.DotOperandLayout(operand_index=0, parent=layout, k_width=32 // a.dtype.primitive_bitwidth)
             check(a.layout == wanted, f"an operand in {a.layout}, not {wanted}")
 
-    def _readable(self, tile: Tile) -> Slot:
+    def readable(self, tile: Tile, *, by_hardware: bool = True) -> Slot:
+        """The place of a tile that this partition may read, or have read by TMA and wgmma."""
         slot = tile.slot
+        for partition, store in slot.stores.items():
+            check(store.is_fenced or not by_hardware, f"{slot.name} is read without a fence after a store")
+            known = partition is self.partition or self.partition.known.get(partition, -1) >= store.arrival
+            check(known, f"{slot.name} is read without a wait for what partition {partition.name} stored")
+        if slot.stores:
+            return slot
         check(slot.copy is not None, f"{slot.name} is read before anything is copied to it")
         assert slot.copy is not None
         seen = self.partition.seen.get(slot.copy.barrier, 0)

@@ -94,9 +94,12 @@ class Kernel:
             wait=method("wait"),
         )
         tma = SimpleNamespace(
-            make_tensor_descriptor=method("make_tensor_descriptor"), async_copy_global_to_shared=method("async_load")
+            make_tensor_descriptor=method("make_tensor_descriptor"),
+            async_copy_global_to_shared=method("async_load"),
+            store_wait=method("store_wait"),
         )
         hopper = SimpleNamespace(
+            fence_async_shared=method("fence_async_shared"),
             mbarrier=mbarrier,
             tma=tma,
             warpgroup_mma=method("warpgroup_mma"),
@@ -108,13 +111,14 @@ class Kernel:
             "triton.experimental": SimpleNamespace(gluon=gluon),
             "triton.experimental.gluon": gluon,
             "triton.experimental.gluon.language.nvidia.hopper": hopper,
+            "_runtime.hopper_copies": SimpleNamespace(async_load=method("async_load"), async_add=method("async_add")),
         }
 
 
 # What `values` has under the name that Gluon gives it; what is Gluon's own; and what torch computes under that name.
 _FUNCTIONS = (
     *("arange", "cast", "cdiv", "convert_layout", "full", "inline_asm_elementwise", "load", "maximum", "minimum"),
-    *("store", "where", "zeros"),
+    *("permute", "reshape", "store", "where", "zeros"),
 )
 _REAL = (
     *("BlockedLayout", "DotOperandLayout", "NVMMADistributedLayout", "NVMMASharedLayout", "SliceLayout"),

@@ -51,6 +51,8 @@ class Partition:
         """How many phases of a barrier it knows to be complete."""
         self.products: list[Any] = []
         """The wgmma in flight, from the oldest."""
+        self.additions: list[Any] = []
+        """The additions by TMA in flight, from the oldest."""
         self.arrivals = 0
         """Its own, each the end of a stretch of its work."""
         self.known: Known = {}

@@ -273,7 +273,26 @@ def cdiv(a: Operand, b: Operand) -> Operand:
 
 
 def reduction(function: Callable[[Tensor, int], Tensor]) -> Callable[[Value, int], Value]:
-    return lambda x, axis: Value(function(x.data, axis), real.SliceLayout(axis, x.layout))
+    def reduce(x: Value, axis: int) -> Value:
+        found = function(x.data, axis)
+        return Value(found, real.SliceLayout(axis, x.layout) if found.dim() else None)
+
+    return reduce
+
+
+class Derived(NamedTuple):
+    """A layout that the compiler finds for itself, of that of a block to which something was done."""
+
+    of: Any
+    done: tuple[Any, ...]
+
+
+def reshape(x: Value, shape: list[int]) -> Value:
+    return Value(x.data.reshape(shape), Derived(x.layout, ("reshape", *shape)))
+
+
+def permute(x: Value, order: list[int]) -> Value:
+    return Value(x.data.permute(*order), Derived(x.layout, ("permute", *order)))
 
 
 def elementwise(function: Callable[[Tensor], Tensor]) -> Callable[[Value], Value]:
