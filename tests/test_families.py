@@ -1,14 +1,16 @@
-"""Which family of kernels a forward runs in: what Hopper's serves, what a call may ask for, what is said of it."""
+"""Which family of kernels a call runs in: what Hopper's serves, what a call may ask for, what is said of it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+import torch
 
 from generated._runtime.checks import ArgumentError
 from generated._runtime.configs import Tile, config_text, tiles_for
 from generated._runtime.families import HopperTile, hopper_tile, is_faster
+from generated._runtime.torch_support import call_words
 
 LENGTH = 4096
 
@@ -22,25 +24,22 @@ def forward(
     length: int = LENGTH,
     config: object = None,
     family: str | None = None,
-    prefers_hopper: bool = True,
 ) -> Tile:
     words = config_text(variant, config, family)
-    return tiles_for(variant, mode, arch, "", dtype, head_dims, (8, 2), length, words, prefers_hopper)["fwd"]
+    return tiles_for(variant, mode, arch, "", dtype, head_dims, (8, 2), length, words)["fwd"]
 
 
 def backward(
     variant: str = "causal",
     head_dims: tuple[int, int] = (128, 128),
+    length: int = LENGTH,
     config: object = None,
-    family: str | None = "hopper",
-    launches_backward: bool = True,
+    family: str | None = None,
+    deterministic: bool | None = None,
 ) -> tuple[Tile, Tile]:
     """The tiles of dkdv and dq."""
-    words = config_text(variant, config, family)
-    dtype, heads = "bfloat16", (8, 2)
-    tiles = tiles_for(
-        variant, "dense", "sm_90", "", dtype, head_dims, heads, LENGTH, words, launches_backward, launches_backward
-    )
+    words = config_text(variant, config, family, deterministic)
+    tiles = tiles_for(variant, "dense", "sm_90", "", "bfloat16", head_dims, (8, 2), length, words)
     return tiles["dkdv"], tiles["dq"]
 
 
@@ -48,29 +47,67 @@ def families(*args: Any, **options: Any) -> list[str]:
     return [tile.family for tile in backward(*args, **options)]
 
 
-def test_a_backward_runs_on_hopper_where_it_is_asked_for() -> None:
+def test_backwards_of_long_runs_are_one_kernel() -> None:
     assert backward() == (HopperTile(64, 128, 8, 2),) * 2
     assert backward(head_dims=(64, 64)) == (HopperTile(128, 128, 8, 2),) * 2
     assert backward("softcap", (64, 64)) == (HopperTile(64, 128, 8, 2),) * 2
     assert families() == ["hopper", "hopper"]
-    for family in (None, "portable"):
-        assert families(family=family) == ["portable", "portable"]
-    assert families(launches_backward=False) == ["portable", "portable"]
-    assert families(head_dims=(256, 256)) == ["portable", "portable"]
+    assert families(family="portable") == ["portable", "portable"]
 
 
-def test_a_portable_dq_beside_a_backward_on_hopper() -> None:
+@pytest.mark.parametrize("call", [{"variant": "window"}, {"length": 512}], ids=str)
+def test_other_backwards_are_so_where_a_call_asks(call: dict[str, Any]) -> None:
+    assert families(**call) == ["portable", "portable"]
+    assert families(**call, family="hopper") == ["hopper", "hopper"]
+
+
+def test_wide_backwards_are_portable() -> None:
+    assert families(head_dims=(256, 256), family="hopper") == ["portable", "portable"]
+
+
+def test_a_fixed_order_takes_a_portable_dq() -> None:
+    assert families(deterministic=True) == ["hopper", "portable"]
+    assert families(deterministic=True, family="hopper") == ["hopper", "portable"]
+    assert families(deterministic=False) == ["hopper", "hopper"]
     for variant in ("forgetting", "relative_bias"):
         assert families(variant) == ["hopper", "portable"]
-    own = {"dq": {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 2}}
-    assert families(config=own) == ["hopper", "portable"]
-    assert backward(config=own)[1] == Tile(64, 64, 4, 2)
+
+
+OWN = {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 2}
+
+
+def test_a_tile_of_a_call_is_a_portable_one() -> None:
+    assert families(config={"dq": OWN}) == ["portable", "portable"]
+    assert families(config={"dkdv": OWN}) == ["portable", "portable"]
+    assert families(config={"dq": OWN}, family="hopper") == ["hopper", "portable"]
+    assert backward(config={"dq": OWN}, family="hopper")[1] == Tile(64, 64, 4, 2)
+
+
+def test_what_is_added_with_atomics_has_no_fixed_order() -> None:
+    with pytest.raises(ArgumentError, match=r"deterministic: expected None or False, .* with atomics, in any order"):
+        config_text("relative_bias", None, None, True)
+
+
+def test_an_order_is_asked_for_by_a_bool() -> None:
+    with pytest.raises(ArgumentError, match="deterministic: expected None, True or False, got 1"):
+        config_text("causal", None, None, 1)
+
+
+def test_torch_decides_where_a_call_does_not() -> None:
+    assert call_words("causal", None, None, None) == ""
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert call_words("causal", None, None, None) == config_text("causal", None, None, True)
+        assert call_words("causal", None, None, False) == ""
+        assert call_words("relative_bias", None, None, None) == ""
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_a_tile_of_other_keys_is_refused_in_the_backward() -> None:
     own = {"dkdv": {"block_m": 64, "block_n": 64, "num_warps": 8, "num_stages": 2}}
     with pytest.raises(ArgumentError, match=r"config\['dkdv'\]: expected block_m 64 or 128, block_n 128"):
-        backward(config=own)
+        backward(config=own, family="hopper")
 
 
 def test_long_runs_of_wide_tiles_run_on_hopper() -> None:
@@ -91,7 +128,6 @@ def test_long_runs_of_wide_tiles_run_on_hopper() -> None:
         {"variant": "causal_dropout"},
         {"head_dims": (80, 80)},
         {"length": 0},
-        {"prefers_hopper": False},
         {"variant": "window"},
         {"head_dims": (64, 64)},
     ],
@@ -102,7 +138,6 @@ def test_all_else_runs_on_the_portable_family(call: dict[str, object]) -> None:
 
 
 def test_a_call_may_ask_for_hopper_where_it_is_not_the_default() -> None:
-    assert forward(prefers_hopper=False, family="hopper").family == "hopper"
     assert forward(variant="window", family="hopper").family == "hopper"
     assert forward(head_dims=(64, 64), family="hopper") == HopperTile(128, 128, 8, 3)
     own = {"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 4}}

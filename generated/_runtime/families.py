@@ -8,6 +8,9 @@ PORTABLE, HOPPER = FAMILIES = ("portable", "hopper")
 HOPPER_WARPS = 4
 """Warps that a kernel of Hopper's is launched with: those of one warpgroup, which specialises the others."""
 
+FORWARD, BACKWARD = "hopper_fwd", "hopper_bwd"
+"""Its kernels, by their names among the hashes."""
+
 
 class HopperTile(Tile):
     """A tile of Hopper's family: `num_warps` are those of two warpgroups, which share its rows.
@@ -27,6 +30,8 @@ class HopperTile(Tile):
 _BACKWARD = {64: HopperTile(128, 128, 8, 2), 128: HopperTile(64, 128, 8, 2)}
 # Where a score is more than the product scaled, it takes the registers of half of the queries.
 _SCORED_BACKWARD = _BACKWARD | {64: HopperTile(64, 128, 8, 2)}
+# Keys of a sequence from which on the backward is the faster one as a rule.
+_LONG = 1024
 
 
 def tile_columns(head_dim: int) -> int:
@@ -40,7 +45,7 @@ def hopper_tile(op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int,
     Args:
         head_dims: of q and of v. length: how many keys a sequence has.
     """
-    reason = _refusal("hopper_fwd", op, mode, arch, dtype, head_dims, length)
+    reason = refusal(FORWARD, op, mode, arch, dtype, head_dims, length)
     return reason or HopperTile(*HOPPER_FORWARD[max(tile_columns(head_dim) for head_dim in head_dims)])
 
 
@@ -51,13 +56,13 @@ def backward_tiles(
     the portable kernels have to."""
     tiles = _BACKWARD if op in LINEAR else _SCORED_BACKWARD
     tile = tiles.get(max(tile_columns(head_dim) for head_dim in head_dims))
-    if tile is None or _refusal("hopper_bwd", op, mode, arch, dtype, head_dims, length):
+    if tile is None or refusal(BACKWARD, op, mode, arch, dtype, head_dims, length):
         return {}
     return dict.fromkeys(("dkdv", "dq") if op in FUSED_BACKWARDS else ("dkdv",), tile)
 
 
-def _refusal(kernel: str, op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int, int], length: int) -> str:
-    """Why a kernel of Hopper's family cannot run a call; empty where it can."""
+def refusal(kernel: str, op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int, int], length: int) -> str:
+    """Why a kernel of Hopper's family, FORWARD or BACKWARD, cannot run a call; empty where it can."""
     if arch != "sm_90":
         return f"its kernels run on sm_90, not on {arch}"
     if kernel not in KERNEL_HASHES.get(op, {}).get(mode, {}):
@@ -67,6 +72,8 @@ def _refusal(kernel: str, op: str, mode: str, arch: str, dtype: str, head_dims: 
     if any(4 * head_dim < 3 * tile_columns(head_dim) for head_dim in head_dims):
         # What pads a tile to a power of two is computed like the rest; the portable kernels take two parts.
         return f"of head_dims {head_dims} less than three quarters would fill a tile's columns"
+    if kernel == BACKWARD and max(head_dims) > max(_BACKWARD):
+        return f"its backward has tiles of at most {max(_BACKWARD)} columns"
     if length == 0:
         return "a copy by TMA needs at least one key"
     return ""
@@ -75,3 +82,8 @@ def _refusal(kernel: str, op: str, mode: str, arch: str, dtype: str, head_dims: 
 def is_faster(op: str, head_dims: tuple[int, int]) -> bool:
     """Whether Hopper's forward is the faster one as a rule, by what was measured: for long runs and wide tiles."""
     return op in LONG_RUNS and max(tile_columns(head_dim) for head_dim in head_dims) >= 128
+
+
+def backward_is_faster(op: str, length: int) -> bool:
+    """The same of the backward: for long runs, unless a program has too few blocks to hide its start and end."""
+    return op in LONG_RUNS and length >= _LONG

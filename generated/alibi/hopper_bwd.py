@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 3b0e5f9773182713
+# hash: bcf0b3d95e543578
 """Gradients of `alibi` on Hopper with respect to k and v and slope, and where it may be so to q.
 
     keep          q_idx >= kv_idx
@@ -18,8 +18,8 @@
     dslope_heads  [B, Hq, blocks]  fp32, partial sums
 
 Of lse and delta it takes what `alibi_hopper_delta` leaves: padded to whole blocks of rows, lse times log2(e). The
-gradient of q it adds to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, in the order of `in_fragments` and
-without its factor.
+gradient of q it adds to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of
+`in_fragments` and without its factor.
 
 A program takes one block of keys of one key head after the other, half of them for each of two warpgroups,
 `consume_tiles`, which keep the sums of dk and dv over all query heads that share the key head. A warp, `produce_tiles`,
@@ -602,7 +602,6 @@ def consume_tiles(
 
 @gluon.jit(do_not_specialize=["q_offset", "q_len", "kv_len", "num_heads", "group_size", "batch"])
 def alibi_hopper_bwd(
-    dq_sums_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -638,6 +637,7 @@ def alibi_hopper_bwd(
     num_heads,
     group_size,
     scale,
+    dq_sums_ptr,
     batch,
     GRAD_SLOPE: gl.constexpr,
     Q_OFFSET_PER_BATCH: gl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: ops/torch_launch.py.jinja
-# hash: ff9fb6eb01eb33c1
+# hash: bd95fb4140aae9ee
 """Launches of the kernels of `causal`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -208,7 +208,7 @@ def _backward(
         num_blocks = cdiv(q_len, tile.block_m)
         row_lse = q.new_empty((batch, num_heads, num_blocks * tile.block_m), dtype=FP32)
         row_delta = q.new_empty(row_lse.shape, dtype=FP32)
-        dq_sums = q.new_empty(
+        dq_sums = q.new_zeros(
             (batch, num_heads, num_blocks, tile.block_m * tile_columns(head_dim)) if fused else (0,), dtype=FP32
         )
         if dq.numel() > 0:
@@ -222,7 +222,6 @@ def _backward(
                 delta,
                 row_lse,
                 row_delta,
-                dq_sums,
                 *unit_strides(o),
                 *unit_strides(do),
                 q_len,
@@ -230,7 +229,6 @@ def _backward(
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,
-                BLOCK_D=tile_columns(head_dim),
                 BLOCK_DV=tile_columns(head_dim_v),
                 BLOCK_M=tile.block_m,
                 num_warps=4,
@@ -239,7 +237,6 @@ def _backward(
             launch_hopper(
                 hopper_bwd.causal_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, multiprocessors(q)),),
-                dq_sums,
                 q,
                 k,
                 v,
@@ -260,6 +257,7 @@ def _backward(
                 num_heads,
                 group_size,
                 scale,
+                dq_sums,
                 batch,
                 WITH_DQ=fused,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/bwd.py.jinja
-# hash: 5215b6526ca6c802
+# hash: b728eca7a011927f
 """Gradients of `document` on Hopper with respect to k and v, and where it may be so to q.
 
     keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -18,8 +18,8 @@
     dv      [B, Hkv, Skv, Dv]
 
 Of lse and delta it takes what `document_hopper_delta` leaves: padded to whole blocks of rows, lse times log2(e).
-The gradient of q it adds to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, in the order of `in_fragments` and
-without its factor.
+The gradient of q it adds to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of
+`in_fragments` and without its factor.
 
 A program takes one block of keys of one key head after the other, half of them for each of two warpgroups,
 `consume_tiles`, which keep the sums of dk and dv over all query heads that share the key head. A warp, `produce_tiles`,
@@ -558,7 +558,6 @@ def consume_tiles(
     ]
 )
 def document_hopper_bwd(
-    dq_sums_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -597,6 +596,7 @@ def document_hopper_bwd(
     num_heads,
     group_size,
     scale,
+    dq_sums_ptr,
     batch,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     RAGGED: gl.constexpr,

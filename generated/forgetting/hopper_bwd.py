@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/bwd.py.jinja
-# hash: 20deb633462a51c2
+# hash: 2432334761a890a6
 """Gradients of `forgetting` on Hopper with respect to k and v and g, and where it may be so to q.
 
     keep         q_idx >= kv_idx
@@ -17,8 +17,8 @@
     ddecay_cols  [B, Hq, Skv]  fp32, partial sums
 
 Of lse and delta it takes what `forgetting_hopper_delta` leaves: padded to whole blocks of rows, lse times
-log2(e). The gradient of q it adds to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, in the order of
-`in_fragments` and without its factor.
+log2(e). The gradient of q it adds to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order
+of `in_fragments` and without its factor.
 
 A program takes one block of keys of one key head after the other, half of them for each of two warpgroups,
 `consume_tiles`, which keep the sums of dk and dv over all query heads that share the key head. A warp, `produce_tiles`,
@@ -601,7 +601,6 @@ def consume_tiles(
 
 @gluon.jit(do_not_specialize=["q_offset", "decay_size_2", "q_len", "kv_len", "num_heads", "group_size", "batch"])
 def forgetting_hopper_bwd(
-    dq_sums_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -639,6 +638,7 @@ def forgetting_hopper_bwd(
     num_heads,
     group_size,
     scale,
+    dq_sums_ptr,
     batch,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     RAGGED: gl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/torch_launch.py.jinja
-# hash: 01ae68c02fd240b9
+# hash: d0c48b799ab3b49e
 """Launches of the kernels of `forgetting`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -251,7 +251,6 @@ def _backward(
                 delta,
                 row_lse,
                 row_delta,
-                dq_sums,
                 *unit_strides(o),
                 *unit_strides(do),
                 q_len,
@@ -259,7 +258,6 @@ def _backward(
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=False,
                 HEAD_DIM_V=head_dim_v,
-                BLOCK_D=tile_columns(head_dim),
                 BLOCK_DV=tile_columns(head_dim_v),
                 BLOCK_M=tile.block_m,
                 num_warps=4,
@@ -268,7 +266,6 @@ def _backward(
             launch_hopper(
                 hopper_bwd.forgetting_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, multiprocessors(q)),),
-                dq_sums,
                 q,
                 k,
                 v,
@@ -293,6 +290,7 @@ def _backward(
                 num_heads,
                 group_size,
                 scale,
+                dq_sums,
                 batch,
                 WITH_DQ=False,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,

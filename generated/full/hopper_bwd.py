@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: hopper/bwd.py.jinja
-# hash: eabcc28884b5abf5
+# hash: 1ff716dc5d645ca9
 """Gradients of `full` on Hopper with respect to k and v, and where it may be so to q.
 
     q      [B, Hq, Sq, D]
@@ -14,8 +14,8 @@
     dv     [B, Hkv, Skv, Dv]
 
 Of lse and delta it takes what `full_hopper_delta` leaves: padded to whole blocks of rows, lse times log2(e). The
-gradient of q it adds to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, in the order of `in_fragments` and
-without its factor.
+gradient of q it adds to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of
+`in_fragments` and without its factor.
 
 A program takes one block of keys of one key head after the other, half of them for each of two warpgroups,
 `consume_tiles`, which keep the sums of dk and dv over all query heads that share the key head. A warp, `produce_tiles`,
@@ -442,7 +442,6 @@ def consume_tiles(
 
 @gluon.jit(do_not_specialize=["q_len", "kv_len", "num_heads", "group_size", "batch"])
 def full_hopper_bwd(
-    dq_sums_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -474,6 +473,7 @@ def full_hopper_bwd(
     num_heads,
     group_size,
     scale,
+    dq_sums_ptr,
     batch,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,

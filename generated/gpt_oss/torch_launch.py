@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/torch_launch.py.jinja
-# hash: 3ade9f0dfd0cfcc2
+# hash: 9efe8dfba09c3af2
 """Launches of the kernels of `gpt_oss`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -221,7 +221,7 @@ def _backward(
         num_blocks = cdiv(q_len, tile.block_m)
         row_lse = q.new_empty((batch, num_heads, num_blocks * tile.block_m), dtype=FP32)
         row_delta = q.new_empty(row_lse.shape, dtype=FP32)
-        dq_sums = q.new_empty(
+        dq_sums = q.new_zeros(
             (batch, num_heads, num_blocks, tile.block_m * tile_columns(head_dim)) if fused else (0,), dtype=FP32
         )
         if dq.numel() > 0:
@@ -236,7 +236,6 @@ def _backward(
                 delta,
                 row_lse,
                 row_delta,
-                dq_sums,
                 dsink_heads,
                 *unit_strides(o),
                 *unit_strides(do),
@@ -245,7 +244,6 @@ def _backward(
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,
-                BLOCK_D=tile_columns(head_dim),
                 BLOCK_DV=tile_columns(head_dim_v),
                 BLOCK_M=tile.block_m,
                 num_warps=4,
@@ -254,7 +252,6 @@ def _backward(
             launch_hopper(
                 hopper_bwd.gpt_oss_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, multiprocessors(q)),),
-                dq_sums,
                 q,
                 k,
                 v,
@@ -275,6 +272,7 @@ def _backward(
                 num_heads,
                 group_size,
                 scale,
+                dq_sums,
                 batch,
                 WITH_DQ=fused,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/bwd.py.jinja
-# hash: a6f41220aa35a4ae
+# hash: f56c31a6e78cc298
 """Gradients of `natten` on Hopper with respect to k and v, and where it may be so to q.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -18,8 +18,8 @@
     dv          [B, Hkv, Skv, Dv]
 
 Of lse and delta it takes what `natten_hopper_delta` leaves: padded to whole blocks of rows, lse times log2(e).
-The gradient of q it adds to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, in the order of `in_fragments` and
-without its factor.
+The gradient of q it adds to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of
+`in_fragments` and without its factor.
 
 A program takes one block of keys of one key head after the other, half of them for each of two warpgroups,
 `consume_tiles`, which keep the sums of dk and dv over all query heads that share the key head. A warp, `produce_tiles`,
@@ -566,7 +566,6 @@ def consume_tiles(
 
 @gluon.jit(do_not_specialize=["q_offset", "stride_spans_b", "q_len", "kv_len", "num_heads", "group_size", "batch"])
 def natten_hopper_bwd(
-    dq_sums_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -602,6 +601,7 @@ def natten_hopper_bwd(
     num_heads,
     group_size,
     scale,
+    dq_sums_ptr,
     batch,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     RAGGED: gl.constexpr,

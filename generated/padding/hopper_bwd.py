@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/bwd.py.jinja
-# hash: 25b31ab03861f93f
+# hash: 8deac28914dca17b
 """Gradients of `padding` on Hopper with respect to k and v, and where it may be so to q.
 
     keep    kv_idx < length[b]
@@ -16,8 +16,8 @@
     dv      [B, Hkv, Skv, Dv]
 
 Of lse and delta it takes what `padding_hopper_delta` leaves: padded to whole blocks of rows, lse times log2(e).
-The gradient of q it adds to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, in the order of `in_fragments` and
-without its factor.
+The gradient of q it adds to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of
+`in_fragments` and without its factor.
 
 A program takes one block of keys of one key head after the other, half of them for each of two warpgroups,
 `consume_tiles`, which keep the sums of dk and dv over all query heads that share the key head. A warp, `produce_tiles`,
@@ -529,7 +529,6 @@ def consume_tiles(
 
 @gluon.jit(do_not_specialize=["q_len", "kv_len", "num_heads", "group_size", "batch"])
 def padding_hopper_bwd(
-    dq_sums_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -563,6 +562,7 @@ def padding_hopper_bwd(
     num_heads,
     group_size,
     scale,
+    dq_sums_ptr,
     batch,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,

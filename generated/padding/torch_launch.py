@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: ops/torch_launch.py.jinja
-# hash: 80debb3b36b282ed
+# hash: 20669d5d5f17ebb7
 """Launches of the kernels of `padding`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -195,7 +195,7 @@ def _backward(
         num_blocks = cdiv(q_len, tile.block_m)
         row_lse = q.new_empty((batch, num_heads, num_blocks * tile.block_m), dtype=FP32)
         row_delta = q.new_empty(row_lse.shape, dtype=FP32)
-        dq_sums = q.new_empty(
+        dq_sums = q.new_zeros(
             (batch, num_heads, num_blocks, tile.block_m * tile_columns(head_dim)) if fused else (0,), dtype=FP32
         )
         if dq.numel() > 0:
@@ -209,7 +209,6 @@ def _backward(
                 delta,
                 row_lse,
                 row_delta,
-                dq_sums,
                 *unit_strides(o),
                 *unit_strides(do),
                 q_len,
@@ -217,7 +216,6 @@ def _backward(
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,
-                BLOCK_D=tile_columns(head_dim),
                 BLOCK_DV=tile_columns(head_dim_v),
                 BLOCK_M=tile.block_m,
                 num_warps=4,
@@ -226,7 +224,6 @@ def _backward(
             launch_hopper(
                 hopper_bwd.padding_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, multiprocessors(q)),),
-                dq_sums,
                 q,
                 k,
                 v,
@@ -248,6 +245,7 @@ def _backward(
                 num_heads,
                 group_size,
                 scale,
+                dq_sums,
                 batch,
                 WITH_DQ=fused,
                 RAGGED=kv_len % tile.block_n != 0,

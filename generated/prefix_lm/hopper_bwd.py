@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: hopper/bwd.py.jinja
-# hash: 1afc380d586b61f2
+# hash: c6b287a3f682fd00
 """Gradients of `prefix_lm` on Hopper with respect to k and v, and where it may be so to q.
 
     keep   q_idx >= kv_idx or kv_idx < length
@@ -15,8 +15,8 @@
     dv     [B, Hkv, Skv, Dv]
 
 Of lse and delta it takes what `prefix_lm_hopper_delta` leaves: padded to whole blocks of rows, lse times log2(e).
-The gradient of q it adds to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, in the order of `in_fragments` and
-without its factor.
+The gradient of q it adds to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of
+`in_fragments` and without its factor.
 
 A program takes one block of keys of one key head after the other, half of them for each of two warpgroups,
 `consume_tiles`, which keep the sums of dk and dv over all query heads that share the key head. A warp, `produce_tiles`,
@@ -594,7 +594,6 @@ def consume_tiles(
 
 @gluon.jit(do_not_specialize=["q_offset", "length", "q_len", "kv_len", "num_heads", "group_size", "batch"])
 def prefix_lm_hopper_bwd(
-    dq_sums_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -628,6 +627,7 @@ def prefix_lm_hopper_bwd(
     num_heads,
     group_size,
     scale,
+    dq_sums_ptr,
     batch,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     SCALARS_LOADED: gl.constexpr,

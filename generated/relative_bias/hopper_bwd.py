@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 5a79bfb3cb6c77b7
+# hash: 96455f9d110d64dc
 """Gradients of `relative_bias` on Hopper with respect to k and v, and where it may be so to q.
 
     keep   q_idx >= kv_idx
@@ -18,8 +18,8 @@
     dv     [B, Hkv, Skv, Dv]
 
 Of lse and delta it takes what `relative_bias_hopper_delta` leaves: padded to whole blocks of rows, lse times
-log2(e). The gradient of q it adds to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, in the order of
-`in_fragments` and without its factor.
+log2(e). The gradient of q it adds to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order
+of `in_fragments` and without its factor.
 
 A program takes one block of keys of one key head after the other, half of them for each of two warpgroups,
 `consume_tiles`, which keep the sums of dk and dv over all query heads that share the key head. A warp, `produce_tiles`,
@@ -620,7 +620,6 @@ def consume_tiles(
 
 @gluon.jit(do_not_specialize=["q_offset", "bias_size_1", "q_len", "kv_len", "num_heads", "group_size", "batch"])
 def relative_bias_hopper_bwd(
-    dq_sums_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -657,6 +656,7 @@ def relative_bias_hopper_bwd(
     num_heads,
     group_size,
     scale,
+    dq_sums_ptr,
     batch,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     PTX: gl.constexpr,

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: 347eaba9e1079fe6
+# hash: 92338fa5b3306a3b
 """Launches of the kernels of `relative_bias`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -247,7 +247,6 @@ def _backward(
                 delta,
                 row_lse,
                 row_delta,
-                dq_sums,
                 *unit_strides(o),
                 *unit_strides(do),
                 q_len,
@@ -255,7 +254,6 @@ def _backward(
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=False,
                 HEAD_DIM_V=head_dim_v,
-                BLOCK_D=tile_columns(head_dim),
                 BLOCK_DV=tile_columns(head_dim_v),
                 BLOCK_M=tile.block_m,
                 num_warps=4,
@@ -264,7 +262,6 @@ def _backward(
             launch_hopper(
                 hopper_bwd.relative_bias_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, multiprocessors(q)),),
-                dq_sums,
                 q,
                 k,
                 v,
@@ -288,6 +285,7 @@ def _backward(
                 num_heads,
                 group_size,
                 scale,
+                dq_sums,
                 batch,
                 WITH_DQ=False,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,

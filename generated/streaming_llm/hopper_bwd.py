@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/bwd.py.jinja
-# hash: 01af04f9243a5abe
+# hash: c20babd50ef0539e
 """Gradients of `streaming_llm` on Hopper with respect to k and v, and where it may be so to q.
 
     keep   q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks)
@@ -16,8 +16,8 @@
     dv     [B, Hkv, Skv, Dv]
 
 Of lse and delta it takes what `streaming_llm_hopper_delta` leaves: padded to whole blocks of rows, lse times
-log2(e). The gradient of q it adds to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, in the order of
-`in_fragments` and without its factor.
+log2(e). The gradient of q it adds to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order
+of `in_fragments` and without its factor.
 
 A program takes one block of keys of one key head after the other, half of them for each of two warpgroups,
 `consume_tiles`, which keep the sums of dk and dv over all query heads that share the key head. A warp, `produce_tiles`,
@@ -566,7 +566,6 @@ def consume_tiles(
 
 @gluon.jit(do_not_specialize=["q_offset", "size", "sinks", "q_len", "kv_len", "num_heads", "group_size", "batch"])
 def streaming_llm_hopper_bwd(
-    dq_sums_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -601,6 +600,7 @@ def streaming_llm_hopper_bwd(
     num_heads,
     group_size,
     scale,
+    dq_sums_ptr,
     batch,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     SCALARS_LOADED: gl.constexpr,

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/torch_launch.py.jinja
-# hash: 77a33497ae65072a
+# hash: eda96602fc6fece0
 """Launches of the kernels of `streaming_llm`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -228,7 +228,7 @@ def _backward(
         num_blocks = cdiv(q_len, tile.block_m)
         row_lse = q.new_empty((batch, num_heads, num_blocks * tile.block_m), dtype=FP32)
         row_delta = q.new_empty(row_lse.shape, dtype=FP32)
-        dq_sums = q.new_empty(
+        dq_sums = q.new_zeros(
             (batch, num_heads, num_blocks, tile.block_m * tile_columns(head_dim)) if fused else (0,), dtype=FP32
         )
         if dq.numel() > 0:
@@ -242,7 +242,6 @@ def _backward(
                 delta,
                 row_lse,
                 row_delta,
-                dq_sums,
                 *unit_strides(o),
                 *unit_strides(do),
                 q_len,
@@ -250,7 +249,6 @@ def _backward(
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,
-                BLOCK_D=tile_columns(head_dim),
                 BLOCK_DV=tile_columns(head_dim_v),
                 BLOCK_M=tile.block_m,
                 num_warps=4,
@@ -259,7 +257,6 @@ def _backward(
             launch_hopper(
                 hopper_bwd.streaming_llm_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, multiprocessors(q)),),
-                dq_sums,
                 q,
                 k,
                 v,
@@ -282,6 +279,7 @@ def _backward(
                 num_heads,
                 group_size,
                 scale,
+                dq_sums,
                 batch,
                 WITH_DQ=fused,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,

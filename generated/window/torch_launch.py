@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: ops/torch_launch.py.jinja
-# hash: bc777ffdccaa8c6d
+# hash: acd52c5da19d2a0d
 """Launches of the kernels of `window`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -222,7 +222,7 @@ def _backward(
         num_blocks = cdiv(q_len, tile.block_m)
         row_lse = q.new_empty((batch, num_heads, num_blocks * tile.block_m), dtype=FP32)
         row_delta = q.new_empty(row_lse.shape, dtype=FP32)
-        dq_sums = q.new_empty(
+        dq_sums = q.new_zeros(
             (batch, num_heads, num_blocks, tile.block_m * tile_columns(head_dim)) if fused else (0,), dtype=FP32
         )
         if dq.numel() > 0:
@@ -236,7 +236,6 @@ def _backward(
                 delta,
                 row_lse,
                 row_delta,
-                dq_sums,
                 *unit_strides(o),
                 *unit_strides(do),
                 q_len,
@@ -244,7 +243,6 @@ def _backward(
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,
-                BLOCK_D=tile_columns(head_dim),
                 BLOCK_DV=tile_columns(head_dim_v),
                 BLOCK_M=tile.block_m,
                 num_warps=4,
@@ -253,7 +251,6 @@ def _backward(
             launch_hopper(
                 hopper_bwd.window_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, multiprocessors(q)),),
-                dq_sums,
                 q,
                 k,
                 v,
@@ -275,6 +272,7 @@ def _backward(
                 num_heads,
                 group_size,
                 scale,
+                dq_sums,
                 batch,
                 WITH_DQ=fused,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
