@@ -110,7 +110,22 @@ def test_library(monkeypatch: pytest.MonkeyPatch, library: str, variant: str) ->
 
 MUTATIONS = {
     "no fence": Mutation(
-        old="        fence_async_shared()\n", new="", error=EmulationError, message="read without a fence"
+        old="        fence_async_shared()\n        mbarrier.arrive(ds_full, count=1)\n",
+        new="        mbarrier.arrive(ds_full, count=1)\n",
+        error=EmulationError,
+        message="read without a fence",
+    ),
+    "no fence behind what went through the place of v": Mutation(
+        old="            fence_async_shared()\n            mbarrier.arrive(v_ring[2].index(PART), count=1)\n",
+        new="            mbarrier.arrive(v_ring[2].index(PART), count=1)\n",
+        error=EmulationError,
+        message="copied to without a fence",
+    ),
+    "v released before its place is used": Mutation(
+        old="            own_start = start_n + PART * KEYS\n",
+        new="            own_start = start_n + PART * KEYS\n            mbarrier.arrive(v_ring[2].index(PART), count=1)\n",
+        error=EmulationError,
+        message="is overwritten|more than 1 arrivals|without a fence",
     ),
     "no wait for the other half of ds": Mutation(
         old="        mbarrier.wait(ds_full, ring_turn & 1)\n",
