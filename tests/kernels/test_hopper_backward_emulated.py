@@ -121,12 +121,6 @@ MUTATIONS = {
         error=EmulationError,
         message="copied to without a fence",
     ),
-    "v released before its place is used": Mutation(
-        old="            own_start = start_n + PART * KEYS\n",
-        new="            own_start = start_n + PART * KEYS\n            mbarrier.arrive(v_ring[2].index(PART), count=1)\n",
-        error=EmulationError,
-        message="is overwritten|more than 1 arrivals|without a fence",
-    ),
     "no wait for the other half of ds": Mutation(
         old="        mbarrier.wait(ds_full, ring_turn & 1)\n",
         new="",
