@@ -55,10 +55,15 @@ def test_backwards_of_long_runs_are_one_kernel() -> None:
     assert families(family="portable") == ["portable", "portable"]
 
 
-@pytest.mark.parametrize("call", [{"variant": "window"}, {"length": 512}], ids=str)
-def test_other_backwards_are_so_where_a_call_asks(call: dict[str, Any]) -> None:
-    assert families(**call) == ["portable", "portable"]
-    assert families(**call, family="hopper") == ["hopper", "hopper"]
+def test_other_backwards_are_so_where_a_call_asks() -> None:
+    assert families("window") == ["portable", "portable"]
+    assert families("window", family="hopper") == ["hopper", "hopper"]
+
+
+def test_of_short_sequences_dq_has_a_kernel_of_its_own() -> None:
+    assert families(length=512) == ["hopper", "portable"]
+    assert families(head_dims=(64, 64), length=1024) == ["hopper", "portable"]
+    assert families(length=512, family="hopper") == ["hopper", "hopper"]
 
 
 def test_wide_backwards_are_portable() -> None:

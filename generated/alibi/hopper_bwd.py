@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 03b0cafccc87e1b4
+# hash: afc73e7069f8fe98
 """Gradients of `alibi` on Hopper with respect to k and v and slope, and where it may be so to q.
 
     keep          q_idx >= kv_idx
@@ -13,9 +13,9 @@
     lse           [B, Hq, Sq]  fp32, log of the softmax denominator
     delta         [B, Hq, Sq]  fp32, sum(o * do) - dlse
     slope         [h]  float32
+    dslope_heads  [B, Hq, blocks]  fp32, partial sums
     dk            [B, Hkv, Skv, D]
     dv            [B, Hkv, Skv, Dv]
-    dslope_heads  [B, Hq, blocks]  fp32, partial sums
 
 Of lse and delta it takes what `alibi_hopper_delta` leaves: padded to whole blocks of rows, lse times log2(e). The
 gradient of q it adds to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of
@@ -413,9 +413,9 @@ def consume_tiles(
     dq_ring,
     slope_ptr,
     q_offset,
+    dslope_heads_ptr,
     dk_ptr,
     dv_ptr,
-    dslope_heads_ptr,
     stride_dkb,
     stride_dkh,
     stride_dks,
@@ -630,9 +630,9 @@ def alibi_hopper_bwd(
     delta_ptr,
     slope_ptr,
     q_offset,
+    dslope_heads_ptr,
     dk_ptr,
     dv_ptr,
-    dslope_heads_ptr,
     stride_qb,
     stride_qh,
     stride_qs: gl.constexpr,
@@ -712,9 +712,9 @@ def alibi_hopper_bwd(
                         dq_ring,
                         slope_ptr,
                         q_offset,
+                        dslope_heads_ptr,
                         dk_ptr,
                         dv_ptr,
-                        dslope_heads_ptr,
                         stride_dkb,
                         stride_dkh,
                         stride_dks,
@@ -754,9 +754,9 @@ def alibi_hopper_bwd(
                         dq_ring,
                         slope_ptr,
                         q_offset,
+                        dslope_heads_ptr,
                         dk_ptr,
                         dv_ptr,
-                        dslope_heads_ptr,
                         stride_dkb,
                         stride_dkh,
                         stride_dks,
@@ -846,9 +846,9 @@ def alibi_hopper_bwd(
                         None,
                         slope_ptr,
                         q_offset,
+                        dslope_heads_ptr,
                         dk_ptr,
                         dv_ptr,
-                        dslope_heads_ptr,
                         stride_dkb,
                         stride_dkh,
                         stride_dks,
@@ -888,9 +888,9 @@ def alibi_hopper_bwd(
                         None,
                         slope_ptr,
                         q_offset,
+                        dslope_heads_ptr,
                         dk_ptr,
                         dv_ptr,
-                        dslope_heads_ptr,
                         stride_dkb,
                         stride_dkh,
                         stride_dks,

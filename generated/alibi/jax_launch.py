@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/jax_launch.py.jinja
-# hash: 3cdcf2da8cdfa59d
+# hash: b5e2212bf8393930
 """Launches of the kernels of `alibi`, in JAX."""
 
 from jax import Array
@@ -211,9 +211,9 @@ def backward(
                 row_delta,
                 slope,
                 q_offset,
+                dslope_heads,
                 dk,
                 dv,
-                dslope_heads,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: c4354b86cbe646b8
+# hash: 49f6e3e4261f1856
 """Launches of the kernels of `alibi`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -268,9 +268,9 @@ def _backward(
                 row_delta,
                 slope,
                 q_offset,
+                dslope_heads,
                 dk,
                 dv,
-                dslope_heads,
                 *unit_strides(q),
                 *unit_strides(k),
                 *unit_strides(v),

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: hopper/delta.py.jinja
-# hash: 900a24d48faffa33
+# hash: 0c95ed2d950f0b8e
 """What runs before and after the backward of `gpt_oss` on Hopper.
 
 o         [B, Hq, Sq, Dv]
@@ -39,9 +39,9 @@ def gpt_oss_hopper_delta(
     dlse_ptr,
     sink_ptr,
     delta_ptr,
+    dsink_ptr,
     row_lse_ptr,
     row_delta_ptr,
-    dsink_ptr,
     stride_ob,
     stride_oh,
     stride_os: tl.constexpr,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/jax_launch.py.jinja
-# hash: cce976e2151607f6
+# hash: 66e6aaf582c5f3fa
 """Launches of the kernels of `gpt_oss`, in JAX."""
 
 from jax import Array
@@ -180,9 +180,9 @@ def backward(
                 dlse,
                 sink,
                 delta,
+                dsink_heads,
                 row_lse,
                 row_delta,
-                dsink_heads,
                 *unit_strides(o),
                 *unit_strides(do),
                 q_len,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/torch_launch.py.jinja
-# hash: 9efe8dfba09c3af2
+# hash: a0c40afc44c23ec1
 """Launches of the kernels of `gpt_oss`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -234,9 +234,9 @@ def _backward(
                 dlse,
                 sink,
                 delta,
+                dsink_heads,
                 row_lse,
                 row_delta,
-                dsink_heads,
                 *unit_strides(o),
                 *unit_strides(do),
                 q_len,

@@ -14,6 +14,7 @@ from .families import (
     HopperTile,
     backward_is_faster,
     backward_tiles,
+    fusing_is_faster,
     hopper_tile,
     is_faster,
 )
@@ -198,10 +199,10 @@ def _backward_on_hopper(
     the portable kernel computes dq, and one of Hopper's the rest.
     """
     family, own = asked_family(config_words), parse_config(config_words)
-    if family == PORTABLE or (family != HOPPER and ({"dkdv", "dq"} & own.keys() or not backward_is_faster(op, length))):
+    if family == PORTABLE or (family != HOPPER and ({"dkdv", "dq"} & own.keys() or not backward_is_faster(op))):
         return {}
     found = backward_tiles(op, mode, arch, dtype, head_dims, length)
-    if asks_for_order(config_words):
+    if found and (asks_for_order(config_words) or (family != HOPPER and not fusing_is_faster(head_dims, length))):
         found.pop("dq", None)
     if "dkdv" in own and found:
         tile = found["dkdv"]

@@ -30,8 +30,8 @@ class HopperTile(Tile):
 _BACKWARD = {64: HopperTile(128, 128, 8, 2), 128: HopperTile(64, 128, 8, 2)}
 # Where a score is more than the product scaled, it takes the registers of half of the queries.
 _SCORED_BACKWARD = _BACKWARD | {64: HopperTile(64, 128, 8, 2)}
-# Keys of a sequence from which on the backward is the faster one as a rule.
-_LONG = 1024
+# Keys of a sequence, by columns of a tile, from which on one kernel for all gradients is the faster backward.
+_FUSED_FROM = {64: 2048, 128: 1024}
 
 
 def tile_columns(head_dim: int) -> int:
@@ -84,6 +84,14 @@ def is_faster(op: str, head_dims: tuple[int, int]) -> bool:
     return op in LONG_RUNS and max(tile_columns(head_dim) for head_dim in head_dims) >= 128
 
 
-def backward_is_faster(op: str, length: int) -> bool:
-    """The same of the backward: for long runs, unless a program has too few blocks to hide its start and end."""
-    return op in LONG_RUNS and length >= _LONG
+def backward_is_faster(op: str) -> bool:
+    """Whether Hopper's dk and dv are the faster ones as a rule, with a dq in the same kernel or beside them."""
+    return op in LONG_RUNS
+
+
+def fusing_is_faster(head_dims: tuple[int, int], length: int) -> bool:
+    """Whether dq in one kernel with dk and dv is as a rule faster than the portable one beside them.
+
+    What it adds to is cleared and converted, which takes as long for short sequences as for long ones.
+    """
+    return length >= _FUSED_FROM[max(tile_columns(head_dim) for head_dim in head_dims)]
