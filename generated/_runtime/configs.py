@@ -183,9 +183,9 @@ def _forward_on_hopper(
             fail(op, "family", "one that can run this call", f"'{HOPPER}': {found}")
         return {}
     if own is None:
-        return {"fwd": found} if family == HOPPER or is_faster(op, head_dims) else {}
-    if (own.block_m, own.num_warps) != (found.block_m, found.num_warps):
-        wanted = f"block_m {found.block_m} and num_warps {found.num_warps} in the family '{HOPPER}'"
+        return {"fwd": found} if family == HOPPER or is_faster(op, head_dims, length) else {}
+    if (own.block_m, own.num_warps) != (128, 8):
+        wanted = f"block_m 128 and num_warps 8 in the family '{HOPPER}'"
         fail(op, "config['fwd']", wanted, f"{own.block_m} and {own.num_warps}")
     return {"fwd": HopperTile(*own)}
 

@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/kernels.py.jinja
-# hash: f970a5cfcd5ac777
+# hash: cbbf753f0fba35a5
 """What each kernel's code is, as a hash: tuned tiles hold for the code they were measured on."""
 
 # variant -> mode of calls -> pass -> hash of the kernel's file without comments and docstrings
@@ -10,7 +10,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "5f7c13e5d5a62f8e",
             "dq": "23b8073fbb5e7868",
             "dkdv": "46be56b8a6913495",
-            "hopper_fwd": "4808c2b2fd8ec86f",
+            "hopper_fwd": "fb5c43dd8beb7a8e",
             "hopper_bwd": "569de6e030df5d35",
         },
         "packed": {
@@ -29,7 +29,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "f16cf16c79f9793b",
             "dq": "91091985dbd7a606",
             "dkdv": "bfe6e13e1e1452ee",
-            "hopper_fwd": "4045ad4d94010326",
+            "hopper_fwd": "44f56a496a562a0e",
             "hopper_bwd": "b39f4dc054ab5113",
         },
         "packed": {
@@ -65,7 +65,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "cfb5becf5e0a0576",
             "dq": "2b3223153fe342e9",
             "dkdv": "0e7f6537241f818e",
-            "hopper_fwd": "4749464441742b28",
+            "hopper_fwd": "0960a6f7a1509eec",
             "hopper_bwd": "537724f93332d182",
         },
         "packed": {
@@ -84,7 +84,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "0eb33ebfa8a94caf",
             "dq": "92f7a2ad61a7a7ea",
             "dkdv": "0bc282a4975f4f7a",
-            "hopper_fwd": "118c722d28ba05e1",
+            "hopper_fwd": "0b9989a6e7e7671b",
             "hopper_bwd": "e5cd5e25fee47e19",
         },
         "packed": {
@@ -103,7 +103,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "d81e5dd65d1e06d4",
             "dq": "8ee5eade28b29a8d",
             "dkdv": "4f3f874780bb93de",
-            "hopper_fwd": "2c403b4b346a5533",
+            "hopper_fwd": "5aca78e1ce3e1c6e",
             "hopper_bwd": "6fbfdcd615d79910",
         },
         "packed": {
@@ -122,7 +122,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "b8866d8968b90575",
             "dq": "d4ec827b76f4e842",
             "dkdv": "e3ce1d21e8fe8f9a",
-            "hopper_fwd": "16bdddd1d51eb861",
+            "hopper_fwd": "21832a7de72a517e",
             "hopper_bwd": "0c293877c31e4ba7",
         },
         "packed": {
@@ -141,7 +141,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "799fa161a5c29029",
             "dq": "b92370fa8b27e793",
             "dkdv": "857c6273f698da81",
-            "hopper_fwd": "8c9f42b4113b53f4",
+            "hopper_fwd": "ad9129a53675f00d",
             "hopper_bwd": "0f6b77d2fb464626",
         },
         "packed": {
@@ -160,7 +160,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "dbd3e9dac3ae2d22",
             "dq": "a31f3375df7d477d",
             "dkdv": "ad2c712fd49d19fe",
-            "hopper_fwd": "638a61425c2cc14b",
+            "hopper_fwd": "ddff072dee00ac5f",
             "hopper_bwd": "c482147843a850b1",
         },
         "packed": {
@@ -179,7 +179,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "eb0853df72c3abaa",
             "dq": "71f52667034f2477",
             "dkdv": "b24ce5d3d3aba089",
-            "hopper_fwd": "4f8dd53a56bfeb5e",
+            "hopper_fwd": "3c034d71d75b6636",
             "hopper_bwd": "2dc60c2f53a39f99",
         },
         "packed": {
@@ -198,7 +198,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "751c7d505ee07342",
             "dq": "8299ad07ed20d180",
             "dkdv": "6b6d614be71c10b3",
-            "hopper_fwd": "81d0495fc7461ed8",
+            "hopper_fwd": "351d97a7946a779e",
             "hopper_bwd": "ac8e180c34e64f09",
         },
         "packed": {
@@ -217,7 +217,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "0968d229c16d0e2a",
             "dq": "e293a8345ebe9619",
             "dkdv": "1b25ba3b7fc42b46",
-            "hopper_fwd": "5ba1260ce35de757",
+            "hopper_fwd": "7b4939fdf0124558",
             "hopper_bwd": "9e06d8962ab20eda",
         },
         "packed": {
@@ -236,7 +236,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "77d1cd3240236c63",
             "dq": "d7d5fce1c8d29b61",
             "dkdv": "61c7cf4c1215a8f2",
-            "hopper_fwd": "461b73d1fb42bb4e",
+            "hopper_fwd": "c09b12c508ffceb4",
             "hopper_bwd": "afc3cfc6fd392930",
         },
         "packed": {
@@ -255,7 +255,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "c6cb153f2989ee6b",
             "dq": "41b859cb808ec41a",
             "dkdv": "5bce81d44ac8c97d",
-            "hopper_fwd": "7b474a8310f58519",
+            "hopper_fwd": "9d54e72cd3997250",
             "hopper_bwd": "1b6b83c3e5ad855b",
         },
         "packed": {
@@ -274,7 +274,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "286536702430cfdc",
             "dq": "6e041c3d1e84a294",
             "dkdv": "71a622e223a27c3c",
-            "hopper_fwd": "0fc605eb7988340b",
+            "hopper_fwd": "5278bdcf0f2b2b78",
             "hopper_bwd": "37e80fd0dbd63678",
         },
         "packed": {

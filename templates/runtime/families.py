@@ -13,7 +13,7 @@ FORWARD, BACKWARD = "hopper_fwd", "hopper_bwd"
 
 
 class HopperTile(Tile):
-    """A tile of Hopper's family: `num_warps` are those of two warpgroups, which share its rows.
+    """A tile of Hopper's family: `num_warps` are those of the warpgroups that share its rows, or its keys.
 
     There are `num_stages` places for keys and as many for values.
     """
@@ -25,6 +25,9 @@ class HopperTile(Tile):
         return HOPPER
 
 
+# The forward's tile at 64 columns from so many keys of a long run on: three warpgroups hide each other's exponentials,
+# but their rows together meet more blocks that the mask cuts.
+_LONG_FORWARD, _LONG_FROM = HopperTile(192, 128, 12, 2), 8192
 # Columns of a tile, those of q and k or of v, whichever are more -> the backward's tile: its queries, and its keys,
 # which two warpgroups share.
 _BACKWARD = {64: HopperTile(128, 128, 8, 2), 128: HopperTile(64, 128, 8, 2)}
@@ -46,7 +49,10 @@ def hopper_tile(op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int,
         head_dims: of q and of v. length: how many keys a sequence has.
     """
     reason = refusal(FORWARD, op, mode, arch, dtype, head_dims, length)
-    return reason or HopperTile(*HOPPER_FORWARD[max(tile_columns(head_dim) for head_dim in head_dims)])
+    if reason:
+        return reason
+    cols = max(tile_columns(head_dim) for head_dim in head_dims)
+    return _LONG_FORWARD if _is_long_and_narrow(op, cols, length) else HopperTile(*HOPPER_FORWARD[cols])
 
 
 def backward_tiles(
@@ -79,9 +85,17 @@ def refusal(kernel: str, op: str, mode: str, arch: str, dtype: str, head_dims: t
     return ""
 
 
-def is_faster(op: str, head_dims: tuple[int, int]) -> bool:
-    """Whether Hopper's forward is the faster one as a rule, by what was measured: for long runs and wide tiles."""
-    return op in LONG_RUNS and max(tile_columns(head_dim) for head_dim in head_dims) >= 128
+def is_faster(op: str, head_dims: tuple[int, int], length: int) -> bool:
+    """Whether Hopper's forward is the faster one as a rule, by what was measured.
+
+    That is for long runs of keys, and wide tiles or long sequences.
+    """
+    cols = max(tile_columns(head_dim) for head_dim in head_dims)
+    return op in LONG_RUNS and (cols >= 128 or _is_long_and_narrow(op, cols, length))
+
+
+def _is_long_and_narrow(op: str, cols: int, length: int) -> bool:
+    return op in LONG_RUNS and cols == 64 and length >= _LONG_FROM
 
 
 def backward_is_faster(op: str) -> bool:
