@@ -56,7 +56,8 @@ def test_a_backward_runs_on_hopper_where_it_is_asked_for() -> None:
     for family in (None, "portable"):
         assert families(family=family) == ["portable", "portable"]
     assert families(launches_backward=False) == ["portable", "portable"]
-    assert families(head_dims=(256, 256)) == ["portable", "portable"]
+    for head_dims in ((256, 256), (192, 128), (64, 256)):
+        assert backward(head_dims=head_dims) == (HopperTile(64, 64, 8, 2),) * 2
 
 
 def test_a_portable_dq_beside_a_backward_on_hopper() -> None:
@@ -71,6 +72,10 @@ def test_a_tile_of_other_keys_is_refused_in_the_backward() -> None:
     own = {"dkdv": {"block_m": 64, "block_n": 64, "num_warps": 8, "num_stages": 2}}
     with pytest.raises(ArgumentError, match=r"config\['dkdv'\]: expected block_m 64 or 128, block_n 128"):
         backward(config=own)
+    assert backward(head_dims=(256, 256), config=own)[0] == HopperTile(64, 64, 8, 2)
+    own["dkdv"]["block_m"] = 128
+    with pytest.raises(ArgumentError, match=r"config\['dkdv'\]: expected block_m 64, block_n 64"):
+        backward(head_dims=(256, 256), config=own)
 
 
 def test_long_runs_of_wide_tiles_run_on_hopper() -> None:

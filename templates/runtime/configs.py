@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from .archs import ARCHS, VARIANT_ARCHS, Arch
 from .checks import fail
-from .families import FAMILIES, HOPPER, PORTABLE, HopperTile, backward_tiles, hopper_tile, is_faster
+from .families import FAMILIES, HOPPER, PORTABLE, WIDE_KEYS, HopperTile, backward_tiles, hopper_tile, is_faster
 from .tuned import Entry, Problem, tuned_entries
 from .tuned import Tile as Tile
 
@@ -205,8 +205,9 @@ def _backward_on_hopper(
     found, own = backward_tiles(op, mode, arch, dtype, head_dims, length), parse_config(config_words)
     if "dkdv" in own and found:
         tile = found["dkdv"]
-        if own["dkdv"].block_m not in (64, 128) or own["dkdv"][1:3] != tile[1:3]:
-            wanted = f"block_m 64 or 128, block_n {tile.block_n} and num_warps {tile.num_warps}"
+        rows = (64,) if tile.block_n == WIDE_KEYS else (64, 128)
+        if own["dkdv"].block_m not in rows or own["dkdv"][1:3] != tile[1:3]:
+            wanted = f"block_m {' or '.join(map(str, rows))}, block_n {tile.block_n} and num_warps {tile.num_warps}"
             fail(op, "config['dkdv']", f"{wanted} in the family '{HOPPER}'", str(own["dkdv"][:3]))
         found = dict.fromkeys(found, HopperTile(*own["dkdv"]))
     return {name: tile for name, tile in found.items() if name == "dkdv" or name not in own}

@@ -22,9 +22,12 @@ class HopperTile(Tile):
         return HOPPER
 
 
+WIDE_KEYS = 64
+"""Keys of the tiles of the backward's kernel for more than 128 columns, in which both warpgroups have all of them."""
+
 # Columns of a tile, those of q and k or of v, whichever are more -> the backward's tile: its queries, and its keys,
 # which two warpgroups share.
-_BACKWARD = {64: HopperTile(128, 128, 8, 2), 128: HopperTile(64, 128, 8, 2)}
+_BACKWARD = {64: HopperTile(128, 128, 8, 2), 128: HopperTile(64, 128, 8, 2), 256: HopperTile(64, WIDE_KEYS, 8, 2)}
 # Where a score is more than the product scaled, it takes the registers of half of the queries.
 _SCORED_BACKWARD = _BACKWARD | {64: HopperTile(64, 128, 8, 2)}
 

@@ -19,6 +19,7 @@ from .library_formulas import FORMULAS
 from .test_hopper_emulated import PACKAGE, VARIANTS, Call, Mutation, emulate, library
 
 FUSED = importlib.import_module(f"{PACKAGE}._runtime.kernels").FUSED_BACKWARDS
+WIDE = "hopper_bwd_wide"
 PORTABLE_DQ = {"dq": {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 1}}
 """With a tile of its own dq has a kernel of its own."""
 
@@ -26,7 +27,7 @@ __all__ = ["library"]  # a fixture
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
-# Tiles have 128 keys, and 128 queries at 64 columns, 64 at 128.
+# Tiles have 128 keys, and 128 queries at 64 columns, 64 at 128; above that 64 of both, by a kernel of its own.
 CALLS = {
     "cut blocks": Call(shape=Shape(q_len=200, kv_len=333)),
     "one query": Call(shape=Shape(q_len=1, kv_len=333, batch=2), q_offset="end"),
@@ -40,8 +41,14 @@ CALLS = {
     "padded columns": Call(shape=Shape(q_len=140, kv_len=270, dim=96, dim_v=64)),
 }
 
+WIDE_CALLS = {
+    "wide tiles, cut": Call(shape=Shape(q_len=150, kv_len=140, dim=192, dim_v=128), q_offset="end"),
+    "wide tiles, an offset per row": Call(shape=Shape(q_len=100, kv_len=130, batch=2, dim=256), q_offset=(-70, 30)),
+    "wide values": Call(shape=Shape(q_len=100, kv_len=192, group=1, dim=64, dim_v=256), q_offset=60),
+}
 
 EARLY = ("an offset per row", Timing.EARLY_PRODUCTS)
+WIDE_EARLY = ("wide tiles, cut", Timing.EARLY_PRODUCTS)
 
 
 def emulate_backward(
@@ -50,12 +57,13 @@ def emulate_backward(
     timing: Timing,
     mutate: Callable[[str], str] = lambda source: source,
     package: str = PACKAGE,
+    stem: str = "hopper_bwd",
 ) -> Kernel:
     """Calls of `variant` launch the kernel returned in their backward."""
     emulate(monkeypatch, variant, timing, package=package)
-    module = importlib.import_module(f"{package}.{variant}.hopper_bwd")
+    module = importlib.import_module(f"{package}.{variant}.{stem}")
     assert module.__file__ is not None
-    name = f"{variant}_hopper_bwd"
+    name = f"{variant}_{stem}"
     kernel = Kernel(mutate(Path(module.__file__).read_text(encoding="utf-8")), name, timing)
     monkeypatch.setattr(module, name, kernel)
     # The portable dq runs in the interpreter, which has no instructions.
@@ -93,10 +101,24 @@ def test_backward(monkeypatch: pytest.MonkeyPatch, variant: str, name: str, timi
     assert kernel.launches == 1
 
 
+@pytest.mark.parametrize(("name", "timing"), [*((name, Timing.LATE_PRODUCTS) for name in WIDE_CALLS), WIDE_EARLY])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_wide_backward(monkeypatch: pytest.MonkeyPatch, variant: str, name: str, timing: Timing) -> None:
+    kernel = emulate_backward(monkeypatch, variant, timing, stem=WIDE)
+    check(variant, WIDE_CALLS[name])
+    assert kernel.launches == 1
+
+
 @pytest.mark.parametrize("variant", sorted(FUSED))
 def test_behind_the_portable_dq(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
     kernel = emulate_backward(monkeypatch, variant, Timing.LATE_PRODUCTS)
     check(variant, CALLS["cut blocks"], config=PORTABLE_DQ)
+    assert kernel.launches == 1
+
+
+def test_wide_behind_the_portable_dq(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = emulate_backward(monkeypatch, "causal", Timing.LATE_PRODUCTS, stem=WIDE)
+    check("causal", WIDE_CALLS["wide tiles, cut"], config=PORTABLE_DQ)
     assert kernel.launches == 1
 
 
