@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bench import golden
-from tests.gluon import EmulationError, Kernel, Timing
+from tests.gluon import DeadlockError, EmulationError, Kernel, Timing
 
 from .cases import Shape
 from .library_formulas import FORMULAS
@@ -161,6 +161,52 @@ MUTATIONS = {
         old="qk = gl.where(keep, qk, ", new="qk = gl.where(True, qk, ", error=AssertionError, message="largest error"
     ),
 }
+
+SUMS_DONE = "        dv, dq = warpgroup_mma_wait(0, deps=(dv, dq))\n"
+P_READ = (
+    "        mbarrier.arrive(do_ring[3].index(ring_turn % STAGES), count=1)\n"
+    "        mbarrier.arrive(p_ring[2].index(ring_turn & 1), count=1)\n"
+)
+WIDE_MUTATIONS = {
+    "no fence": Mutation(
+        old="    fence_async_shared()\n", new="", error=EmulationError, message="read without a fence"
+    ),
+    "no wait for the reader": Mutation(
+        old="    mbarrier.wait(empty.index(place), lap ^ 1)\n", new="", error=EmulationError, message="is overwritten"
+    ),
+    "no wait for what is handed over": Mutation(
+        old="    mbarrier.wait(ring[1].index(ring_turn & 1), (ring_turn >> 1) & 1)\n",
+        new="",
+        error=EmulationError,
+        message="read without a wait|read before anything|without a fence|more than 1 arrivals",
+    ),
+    "dq added before it is there": Mutation(
+        old="dq = warpgroup_mma_wait(0, deps=(next_dq,))",
+        new="dq = warpgroup_mma_wait(1, deps=(next_dq,))",
+        error=EmulationError,
+        message="still run",
+    ),
+    "p released while it is read": Mutation(
+        old=SUMS_DONE + P_READ, new=P_READ + SUMS_DONE, error=EmulationError, message="is overwritten"
+    ),
+    "q never released by one": Mutation(
+        old="index(stage), count=2)", new="index(stage), count=1)", error=DeadlockError, message="no partition"
+    ),
+    "an addition elsewhere": Mutation(
+        old="(part - 1) * (BLOCK_M * 64)",
+        new="part * (BLOCK_M * 64)",
+        error=AssertionError,
+        message="dq: largest error",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WIDE_MUTATIONS)
+def test_bugs_are_seen_in_wide_tiles(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    mutation = WIDE_MUTATIONS[name]
+    emulate_backward(monkeypatch, mutation.variant, Timing.LATE_PRODUCTS, mutation.of, stem=WIDE)
+    with pytest.raises(mutation.error, match=mutation.message):
+        check(mutation.variant, Call(shape=Shape(q_len=256, kv_len=128, dim=192, dim_v=128), q_offset=128))
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
