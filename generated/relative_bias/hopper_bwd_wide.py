@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd_wide.py.jinja
-# hash: f70f1387afe07070
+# hash: 8f02a801bc237a30
 """Gradients of `relative_bias` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep   q_idx >= kv_idx
@@ -248,10 +248,10 @@ def end_block(
 ):
     """Add block `ring_turn` to dk, and with WITH_DQ hand over its ds."""
     stage = ring_turn % STAGES
+    dk = warpgroup_mma(gl.convert_layout(ds, K_WEIGHTS), q_tile, dk, is_async=True)
     mbarrier.arrive(do_ring[3].index(stage), count=1)
     if WITH_DQ:
         hand_over(ds, ds_ring, ring_turn)
-    dk = warpgroup_mma(gl.convert_layout(ds, K_WEIGHTS), q_tile, dk, is_async=True)
     dk = warpgroup_mma_wait(0, deps=(dk,))
     # For both: the other warpgroup does not read it.
     mbarrier.arrive(q_ring[3].index(stage), count=2)
@@ -283,8 +283,8 @@ def add_block(
     ds_ring,
     do_ring,
     ring_turn,
+    HEAD_DIM: gl.constexpr,
     BLOCK_M: gl.constexpr,
-    BLOCK_D: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     STAGES: gl.constexpr,
     WITH_DQ: gl.constexpr,
@@ -295,17 +295,18 @@ def add_block(
     if WITH_DQ:
         ds_tile = take_over(ds_ring, ring_turn).permute((1, 0))
         none = gl.zeros([BLOCK_M, 64], gl.float32, product_layout(64))
-        # 64 columns at a time: these are added while the next are multiplied.
+        # 64 columns at a time: these are added while the next are multiplied. Those that pad a tile stay zero.
+        PARTS: gl.constexpr = (HEAD_DIM + 63) // 64
         dq = warpgroup_mma(ds_tile, k_tile.slice(0, 64, dim=1), none, use_acc=False, is_async=True)
         dv, dq = warpgroup_mma_wait(0, deps=(dv, dq))
         mbarrier.arrive(do_ring[3].index(ring_turn % STAGES), count=1)
         mbarrier.arrive(p_ring[2].index(ring_turn & 1), count=1)
-        for part in gl.static_range(1, BLOCK_D // 64):
+        for part in gl.static_range(1, PARTS):
             next_dq = warpgroup_mma(ds_tile, k_tile.slice(part * 64, 64, dim=1), none, use_acc=False, is_async=True)
             add_sums(dq_part + (part - 1) * (BLOCK_M * 64), dq)
             dq = warpgroup_mma_wait(0, deps=(next_dq,))
         mbarrier.arrive(ds_ring[2].index(ring_turn & 1), count=1)
-        add_sums(dq_part + (BLOCK_D - 64) * BLOCK_M, dq)
+        add_sums(dq_part + (PARTS - 1) * (BLOCK_M * 64), dq)
     else:
         dv = warpgroup_mma_wait(0, deps=(dv,))
         mbarrier.arrive(do_ring[3].index(ring_turn % STAGES), count=1)
@@ -414,6 +415,7 @@ def sum_tiles(
     group_size,
     batch,
     Q_OFFSET_PER_BATCH: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_DV: gl.constexpr,
@@ -469,8 +471,8 @@ def sum_tiles(
                         ds_ring,
                         do_ring,
                         q_turn,
+                        HEAD_DIM,
                         BLOCK_M,
-                        BLOCK_D,
                         BLOCK_DV,
                         STAGES,
                         WITH_DQ,
@@ -488,8 +490,8 @@ def sum_tiles(
                         ds_ring,
                         do_ring,
                         q_turn,
+                        HEAD_DIM,
                         BLOCK_M,
-                        BLOCK_D,
                         BLOCK_DV,
                         STAGES,
                         WITH_DQ,
@@ -775,6 +777,7 @@ def relative_bias_hopper_bwd_wide(
                     group_size,
                     batch,
                     Q_OFFSET_PER_BATCH,
+                    HEAD_DIM,
                     HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_DV,

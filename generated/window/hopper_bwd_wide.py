@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/bwd_wide.py.jinja
-# hash: d97939399d4c2910
+# hash: 1abdc2c39bcb1d9c
 """Gradients of `window` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < size
@@ -220,10 +220,10 @@ def end_block(
 ):
     """Add block `ring_turn` to dk, and with WITH_DQ hand over its ds."""
     stage = ring_turn % STAGES
+    dk = warpgroup_mma(gl.convert_layout(ds, K_WEIGHTS), q_tile, dk, is_async=True)
     mbarrier.arrive(do_ring[3].index(stage), count=1)
     if WITH_DQ:
         hand_over(ds, ds_ring, ring_turn)
-    dk = warpgroup_mma(gl.convert_layout(ds, K_WEIGHTS), q_tile, dk, is_async=True)
     dk = warpgroup_mma_wait(0, deps=(dk,))
     # For both: the other warpgroup does not read it.
     mbarrier.arrive(q_ring[3].index(stage), count=2)
@@ -255,8 +255,8 @@ def add_block(
     ds_ring,
     do_ring,
     ring_turn,
+    HEAD_DIM: gl.constexpr,
     BLOCK_M: gl.constexpr,
-    BLOCK_D: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     STAGES: gl.constexpr,
     WITH_DQ: gl.constexpr,
@@ -267,17 +267,18 @@ def add_block(
     if WITH_DQ:
         ds_tile = take_over(ds_ring, ring_turn).permute((1, 0))
         none = gl.zeros([BLOCK_M, 64], gl.float32, product_layout(64))
-        # 64 columns at a time: these are added while the next are multiplied.
+        # 64 columns at a time: these are added while the next are multiplied. Those that pad a tile stay zero.
+        PARTS: gl.constexpr = (HEAD_DIM + 63) // 64
         dq = warpgroup_mma(ds_tile, k_tile.slice(0, 64, dim=1), none, use_acc=False, is_async=True)
         dv, dq = warpgroup_mma_wait(0, deps=(dv, dq))
         mbarrier.arrive(do_ring[3].index(ring_turn % STAGES), count=1)
         mbarrier.arrive(p_ring[2].index(ring_turn & 1), count=1)
-        for part in gl.static_range(1, BLOCK_D // 64):
+        for part in gl.static_range(1, PARTS):
             next_dq = warpgroup_mma(ds_tile, k_tile.slice(part * 64, 64, dim=1), none, use_acc=False, is_async=True)
             add_sums(dq_part + (part - 1) * (BLOCK_M * 64), dq)
             dq = warpgroup_mma_wait(0, deps=(next_dq,))
         mbarrier.arrive(ds_ring[2].index(ring_turn & 1), count=1)
-        add_sums(dq_part + (BLOCK_D - 64) * BLOCK_M, dq)
+        add_sums(dq_part + (PARTS - 1) * (BLOCK_M * 64), dq)
     else:
         dv = warpgroup_mma_wait(0, deps=(dv,))
         mbarrier.arrive(do_ring[3].index(ring_turn % STAGES), count=1)
@@ -381,6 +382,7 @@ def sum_tiles(
     group_size,
     batch,
     Q_OFFSET_PER_BATCH: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_DV: gl.constexpr,
@@ -426,7 +428,7 @@ def sum_tiles(
                 row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
                 dq_part = dq_sums_ptr + row_block * (BLOCK_M * BLOCK_D)
                 dv = add_block(
-                    dv, dq_part, k_tile, p_ring, ds_ring, do_ring, q_turn, BLOCK_M, BLOCK_D, BLOCK_DV, STAGES, WITH_DQ
+                    dv, dq_part, k_tile, p_ring, ds_ring, do_ring, q_turn, HEAD_DIM, BLOCK_M, BLOCK_DV, STAGES, WITH_DQ
                 )
                 q_turn += 1
             for nth in range(num_full):
@@ -434,7 +436,7 @@ def sum_tiles(
                 row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
                 dq_part = dq_sums_ptr + row_block * (BLOCK_M * BLOCK_D)
                 dv = add_block(
-                    dv, dq_part, k_tile, p_ring, ds_ring, do_ring, q_turn, BLOCK_M, BLOCK_D, BLOCK_DV, STAGES, WITH_DQ
+                    dv, dq_part, k_tile, p_ring, ds_ring, do_ring, q_turn, HEAD_DIM, BLOCK_M, BLOCK_DV, STAGES, WITH_DQ
                 )
                 q_turn += 1
         mbarrier.arrive(k_ring[2], count=1)
@@ -678,6 +680,7 @@ def window_hopper_bwd_wide(
                     group_size,
                     batch,
                     Q_OFFSET_PER_BATCH,
+                    HEAD_DIM,
                     HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_DV,
