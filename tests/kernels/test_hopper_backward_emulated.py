@@ -122,10 +122,14 @@ def test_wide_behind_the_portable_dq(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernel.launches == 1
 
 
+WIDE_ROWS = Call(shape=Shape(q_len=80, kv_len=140, dim=192, dim_v=128), q_offset="end")
+
+
+@pytest.mark.parametrize(("stem", "call"), [("hopper_bwd", CALLS["cut rows"]), (WIDE, WIDE_ROWS)])
 @pytest.mark.parametrize("variant", FORMULAS)
-def test_library(monkeypatch: pytest.MonkeyPatch, library: str, variant: str) -> None:
-    kernel = emulate_backward(monkeypatch, variant, Timing.LATE_PRODUCTS, package=library)
-    check(variant, CALLS["cut rows"], library, positive=FORMULAS[variant].positive)
+def test_library(monkeypatch: pytest.MonkeyPatch, library: str, variant: str, stem: str, call: Call) -> None:
+    kernel = emulate_backward(monkeypatch, variant, Timing.LATE_PRODUCTS, package=library, stem=stem)
+    check(variant, call, library, positive=FORMULAS[variant].positive)
     assert kernel.launches == 1
 
 
