@@ -154,7 +154,7 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
         for stem, attribute in KERNELS.items()
     }
     if hopper.serves(planned.variant, planned.mode):
-        plans = {"fwd": planned.fwd, "bwd": planned.hopper_bwd, "delta": planned.dq}
+        plans = {"fwd": planned.fwd, "bwd": planned.hopper_bwd, "bwd_wide": planned.hopper_bwd, "delta": planned.dq}
         files |= {
             f"{folder}/hopper_{stem}.py": _fill(env, f"hopper/{stem}.py.jinja", kernel=kernel, **context)
             for stem, kernel in plans.items()

@@ -52,6 +52,8 @@ def test_backwards_of_long_runs_are_one_kernel() -> None:
     assert backward(head_dims=(64, 64)) == (HopperTile(128, 128, 8, 2),) * 2
     assert backward("softcap", (64, 64)) == (HopperTile(64, 128, 8, 2),) * 2
     assert families() == ["hopper", "hopper"]
+    for head_dims in ((256, 256), (64, 256)):
+        assert backward(head_dims=head_dims) == (HopperTile(64, 64, 8, 2),) * 2
     assert families(family="portable") == ["portable", "portable"]
 
 
@@ -66,8 +68,9 @@ def test_of_short_sequences_dq_has_a_kernel_of_its_own() -> None:
     assert families(length=512, family="hopper") == ["hopper", "hopper"]
 
 
-def test_wide_backwards_are_portable() -> None:
-    assert families(head_dims=(256, 256), family="hopper") == ["portable", "portable"]
+def test_backwards_whose_columns_are_mostly_padding_are_portable() -> None:
+    assert families(head_dims=(192, 128)) == ["portable", "portable"]
+    assert families(head_dims=(192, 128), family="hopper") == ["hopper", "hopper"]
 
 
 def test_a_fixed_order_takes_a_portable_dq() -> None:
@@ -113,6 +116,10 @@ def test_a_tile_of_other_keys_is_refused_in_the_backward() -> None:
     own = {"dkdv": {"block_m": 64, "block_n": 64, "num_warps": 8, "num_stages": 2}}
     with pytest.raises(ArgumentError, match=r"config\['dkdv'\]: expected block_m 64 or 128, block_n 128"):
         backward(config=own, family="hopper")
+    assert backward(head_dims=(256, 256), config=own, family="hopper")[0] == HopperTile(64, 64, 8, 2)
+    own["dkdv"]["block_m"] = 128
+    with pytest.raises(ArgumentError, match=r"config\['dkdv'\]: expected block_m 64, block_n 64"):
+        backward(head_dims=(256, 256), config=own, family="hopper")
 
 
 def test_long_runs_of_wide_tiles_run_on_hopper() -> None:

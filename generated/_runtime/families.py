@@ -25,16 +25,19 @@ class HopperTile(Tile):
         return HOPPER
 
 
+WIDE_KEYS = 64
+"""Keys of the tiles of the backward's kernel for more than 128 columns, in which both warpgroups have all of them."""
+
 # The forward's tile at 64 columns from so many keys of a long run on: three warpgroups hide each other's exponentials,
 # but their rows together meet more blocks that the mask cuts.
 _LONG_FORWARD, _LONG_FROM = HopperTile(192, 128, 12, 2), 8192
 # Columns of a tile, those of q and k or of v, whichever are more -> the backward's tile: its queries, and its keys,
 # which two warpgroups share.
-_BACKWARD = {64: HopperTile(128, 128, 8, 2), 128: HopperTile(64, 128, 8, 2)}
+_BACKWARD = {64: HopperTile(128, 128, 8, 2), 128: HopperTile(64, 128, 8, 2), 256: HopperTile(64, WIDE_KEYS, 8, 2)}
 # Where a score is more than the product scaled, it takes the registers of half of the queries.
 _SCORED_BACKWARD = _BACKWARD | {64: HopperTile(64, 128, 8, 2)}
 # Keys of a sequence, by columns of a tile, from which on one kernel for all gradients is the faster backward.
-_FUSED_FROM = {64: 2048, 128: 1024}
+_FUSED_FROM = {64: 2048, 128: 1024, 256: 1024}
 
 
 def tile_columns(head_dim: int) -> int:
@@ -98,9 +101,13 @@ def _is_long_and_narrow(op: str, cols: int, length: int) -> bool:
     return op in LONG_RUNS and cols == 64 and length >= _LONG_FROM
 
 
-def backward_is_faster(op: str) -> bool:
-    """Whether Hopper's dk and dv are the faster ones as a rule, with a dq in the same kernel or beside them."""
-    return op in LONG_RUNS
+def backward_is_faster(op: str, head_dims: tuple[int, int]) -> bool:
+    """Whether Hopper's dk and dv are the faster ones as a rule, with a dq in the same kernel or beside them.
+
+    What pads 192 columns to 256 costs as much as that gains.
+    """
+    widest = max(head_dims)
+    return op in LONG_RUNS and (widest <= 128 or widest > 192)
 
 
 def fusing_is_faster(head_dims: tuple[int, int], length: int) -> bool:

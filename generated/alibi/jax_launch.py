@@ -1,19 +1,19 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/jax_launch.py.jinja
-# hash: b5e2212bf8393930
+# hash: 358f9fd7192c3f74
 """Launches of the kernels of `alibi`, in JAX."""
 
 from jax import Array
 
 from .._runtime.configs import Tiles, block_columns, cdiv
-from .._runtime.families import HOPPER_WARPS, tile_columns
+from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from .._runtime.jax_gradients import reduce_gradient
 from .._runtime.jax_kernels import HAS_TRITON, call_tiles, launch, multiprocessors
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
-    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_delta, hopper_fwd
+    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
 
 
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
@@ -120,8 +120,8 @@ def backward(
     tiles = tiles_of(q, v, config_words)
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
-    # Of each head: of two warpgroups per block of keys, or of one program per block of queries.
-    head_parts = 2 * cdiv(kv_len, tile.block_n) if fused else cdiv(q_len, tiles["dq"].block_m)
+    # Of each head: of a warpgroup per 64 keys, or of one program per block of queries.
+    head_parts = cdiv(kv_len, tile.block_n) * (tile.block_n // 64) if fused else cdiv(q_len, tiles["dq"].block_m)
     delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
@@ -200,8 +200,10 @@ def backward(
                 num_warps=4,
             )
         if dk.numel() > 0:
+            is_wide = tile.block_n == WIDE_KEYS
+            bwd_kernel = hopper_bwd_wide.alibi_hopper_bwd_wide if is_wide else hopper_bwd.alibi_hopper_bwd
             launch(
-                hopper_bwd.alibi_hopper_bwd,
+                bwd_kernel,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, multiprocessors(q)),),
                 q,
                 k,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: 49f6e3e4261f1856
+# hash: ebecc25f9672ea9f
 """Launches of the kernels of `alibi`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from .._runtime.configs import Tiles, block_columns, cdiv
-from .._runtime.families import HOPPER_WARPS, tile_columns
+from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from .._runtime.torch_replay import launch, launch_hopper, replayed
 from .._runtime.torch_support import (
     FP32,
@@ -27,7 +27,7 @@ from .._runtime.torch_support import (
 )
 
 if HAS_TRITON:
-    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_delta, hopper_fwd
+    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
 
 NAME = "alibi"
 # Operators are registered under the name of the package, so that two packages can live in one process.
@@ -176,8 +176,8 @@ def _backward(
     tiles = tiles_of(q, v, config_words)
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
-    # Of each head: of two warpgroups per block of keys, or of one program per block of queries.
-    head_parts = 2 * cdiv(kv_len, tile.block_n) if fused else cdiv(q_len, tiles["dq"].block_m)
+    # Of each head: of a warpgroup per 64 keys, or of one program per block of queries.
+    head_parts = cdiv(kv_len, tile.block_n) * (tile.block_n // 64) if fused else cdiv(q_len, tiles["dq"].block_m)
     dlse = None if dlse is None else dlse.contiguous()
     delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
@@ -257,8 +257,10 @@ def _backward(
                 num_warps=4,
             )
         if dk.numel() > 0:
+            is_wide = tile.block_n == WIDE_KEYS
+            bwd_kernel = hopper_bwd_wide.alibi_hopper_bwd_wide if is_wide else hopper_bwd.alibi_hopper_bwd
             launch_hopper(
-                hopper_bwd.alibi_hopper_bwd,
+                bwd_kernel,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, multiprocessors(q)),),
                 q,
                 k,

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/bwd.py.jinja
-# hash: 4503ec047efb9b6f
+# hash: 4334b4a5d88c5d51
 """Gradients of `document` on Hopper with respect to k and v, and where it may be so to q.
 
     keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -79,7 +79,7 @@ def describe_rows(
     """
     DTYPE: gl.constexpr = ptr.dtype.element_ty
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, ROWS, BLOCK_COLS], DTYPE)
-    # The strides of batch and head ring_turn units of 16 bytes.
+    # The strides of batch and head count units of 16 bytes.
     unit = gl.cast(128 // DTYPE.primitive_bitwidth, gl.int64)
     return tma.make_tensor_descriptor(
         ptr,

@@ -2,17 +2,17 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/jax_launch.py.jinja
-# hash: d319f491452fa3f3
+# hash: d2b5be6fd064352c
 """Launches of the kernels of `document`, in JAX."""
 
 from .._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
-from .._runtime.families import HOPPER_WARPS, tile_columns
+from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from .._runtime.jax_kernels import HAS_TRITON, call_tiles, launch, multiprocessors
 from .._runtime.jax_tensor import FP32, INT32, Tensor, aligned, empty_like_layout, row_stride, unit_strides
 from .._runtime.schedules import POSITIONS, least_block, pass_table
 
 if HAS_TRITON:
-    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_delta, hopper_fwd
+    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
 
 
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
@@ -322,8 +322,10 @@ def backward(
                 num_warps=4,
             )
         if dk.numel() > 0:
+            is_wide = tile.block_n == WIDE_KEYS
+            bwd_kernel = hopper_bwd_wide.document_hopper_bwd_wide if is_wide else hopper_bwd.document_hopper_bwd
             launch(
-                hopper_bwd.document_hopper_bwd,
+                bwd_kernel,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, multiprocessors(q)),),
                 q,
                 k,

@@ -1,18 +1,18 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/jax_launch.py.jinja
-# hash: 9da6da50230c5a77
+# hash: 2c0c496ef05a4191
 """Launches of the kernels of `forgetting`, in JAX."""
 
 from jax import Array
 
 from .._runtime.configs import Tiles, block_columns, cdiv
-from .._runtime.families import HOPPER_WARPS, tile_columns
+from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from .._runtime.jax_kernels import HAS_TRITON, call_tiles, launch, multiprocessors
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
-    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_delta, hopper_fwd
+    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
     from . import decay as decay_kernels
 
 
@@ -209,8 +209,10 @@ def backward(
                 num_warps=4,
             )
         if dk.numel() > 0:
+            is_wide = tile.block_n == WIDE_KEYS
+            bwd_kernel = hopper_bwd_wide.forgetting_hopper_bwd_wide if is_wide else hopper_bwd.forgetting_hopper_bwd
             launch(
-                hopper_bwd.forgetting_hopper_bwd,
+                bwd_kernel,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, multiprocessors(q)),),
                 q,
                 k,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: hopper/bwd.py.jinja
-# hash: b1c72829172d5c82
+# hash: 692646166326c675
 """Gradients of `full` on Hopper with respect to k and v, and where it may be so to q.
 
     q      [B, Hq, Sq, D]
@@ -69,7 +69,7 @@ def describe_rows(
     """
     DTYPE: gl.constexpr = ptr.dtype.element_ty
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, ROWS, BLOCK_COLS], DTYPE)
-    # The strides of batch and head ring_turn units of 16 bytes.
+    # The strides of batch and head count units of 16 bytes.
     unit = gl.cast(128 // DTYPE.primitive_bitwidth, gl.int64)
     return tma.make_tensor_descriptor(
         ptr,

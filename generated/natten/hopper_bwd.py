@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/bwd.py.jinja
-# hash: 8a730d7e2b59662b
+# hash: ca6728f77f8f1d17
 """Gradients of `natten` on Hopper with respect to k and v, and where it may be so to q.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -85,7 +85,7 @@ def describe_rows(
     """
     DTYPE: gl.constexpr = ptr.dtype.element_ty
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, ROWS, BLOCK_COLS], DTYPE)
-    # The strides of batch and head ring_turn units of 16 bytes.
+    # The strides of batch and head count units of 16 bytes.
     unit = gl.cast(128 // DTYPE.primitive_bitwidth, gl.int64)
     return tma.make_tensor_descriptor(
         ptr,

@@ -1,18 +1,18 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/jax_launch.py.jinja
-# hash: 8ed50cef2eb404f4
+# hash: e8896204cede66a4
 """Launches of the kernels of `natten`, in JAX."""
 
 from .._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
-from .._runtime.families import HOPPER_WARPS, tile_columns
+from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from .._runtime.jax_kernels import HAS_TRITON, call_tiles, launch, multiprocessors
 from .._runtime.jax_schedule import list_blocks
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, row_stride, unit_strides
 from .._runtime.schedules import pass_table
 
 if HAS_TRITON:
-    from . import block_lists, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_delta, hopper_fwd
+    from . import block_lists, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
 
 
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
@@ -259,8 +259,10 @@ def backward(
                 num_warps=4,
             )
         if dk.numel() > 0:
+            is_wide = tile.block_n == WIDE_KEYS
+            bwd_kernel = hopper_bwd_wide.natten_hopper_bwd_wide if is_wide else hopper_bwd.natten_hopper_bwd
             launch(
-                hopper_bwd.natten_hopper_bwd,
+                bwd_kernel,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, multiprocessors(q)),),
                 q,
                 k,

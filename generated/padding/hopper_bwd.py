@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/bwd.py.jinja
-# hash: a33a17331c78b0b9
+# hash: 6e5bf269cb563962
 """Gradients of `padding` on Hopper with respect to k and v, and where it may be so to q.
 
     keep    kv_idx < length[b]
@@ -71,7 +71,7 @@ def describe_rows(
     """
     DTYPE: gl.constexpr = ptr.dtype.element_ty
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, ROWS, BLOCK_COLS], DTYPE)
-    # The strides of batch and head ring_turn units of 16 bytes.
+    # The strides of batch and head count units of 16 bytes.
     unit = gl.cast(128 // DTYPE.primitive_bitwidth, gl.int64)
     return tma.make_tensor_descriptor(
         ptr,

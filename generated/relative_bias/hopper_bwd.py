@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: fe11270bc2088f57
+# hash: 5bc60e5cd652e8e9
 """Gradients of `relative_bias` on Hopper with respect to k and v, and where it may be so to q.
 
     keep   q_idx >= kv_idx
@@ -98,7 +98,7 @@ def describe_rows(
     """
     DTYPE: gl.constexpr = ptr.dtype.element_ty
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, ROWS, BLOCK_COLS], DTYPE)
-    # The strides of batch and head ring_turn units of 16 bytes.
+    # The strides of batch and head count units of 16 bytes.
     unit = gl.cast(128 // DTYPE.primitive_bitwidth, gl.int64)
     return tma.make_tensor_descriptor(
         ptr,

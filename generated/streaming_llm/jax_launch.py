@@ -2,16 +2,16 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/jax_launch.py.jinja
-# hash: 2cf4b820d6227f01
+# hash: 108d7222035dbc70
 """Launches of the kernels of `streaming_llm`, in JAX."""
 
 from .._runtime.configs import Tiles, block_columns, cdiv
-from .._runtime.families import HOPPER_WARPS, tile_columns
+from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from .._runtime.jax_kernels import HAS_TRITON, call_tiles, is_loaded, launch, multiprocessors
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
-    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_delta, hopper_fwd
+    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
 
 
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
@@ -197,8 +197,12 @@ def backward(
                 num_warps=4,
             )
         if dk.numel() > 0:
+            is_wide = tile.block_n == WIDE_KEYS
+            bwd_kernel = (
+                hopper_bwd_wide.streaming_llm_hopper_bwd_wide if is_wide else hopper_bwd.streaming_llm_hopper_bwd
+            )
             launch(
-                hopper_bwd.streaming_llm_hopper_bwd,
+                bwd_kernel,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, multiprocessors(q)),),
                 q,
                 k,

@@ -11,6 +11,7 @@ from .families import (
     FAMILIES,
     HOPPER,
     PORTABLE,
+    WIDE_KEYS,
     HopperTile,
     backward_is_faster,
     backward_tiles,
@@ -199,15 +200,18 @@ def _backward_on_hopper(
     the portable kernel computes dq, and one of Hopper's the rest.
     """
     family, own = asked_family(config_words), parse_config(config_words)
-    if family == PORTABLE or (family != HOPPER and ({"dkdv", "dq"} & own.keys() or not backward_is_faster(op))):
+    if family == PORTABLE or (
+        family != HOPPER and ({"dkdv", "dq"} & own.keys() or not backward_is_faster(op, head_dims))
+    ):
         return {}
     found = backward_tiles(op, mode, arch, dtype, head_dims, length)
     if found and (asks_for_order(config_words) or (family != HOPPER and not fusing_is_faster(head_dims, length))):
         found.pop("dq", None)
     if "dkdv" in own and found:
         tile = found["dkdv"]
-        if own["dkdv"].block_m not in (64, 128) or own["dkdv"][1:3] != tile[1:3]:
-            wanted = f"block_m 64 or 128, block_n {tile.block_n} and num_warps {tile.num_warps}"
+        rows = (64,) if tile.block_n == WIDE_KEYS else (64, 128)
+        if own["dkdv"].block_m not in rows or own["dkdv"][1:3] != tile[1:3]:
+            wanted = f"block_m {' or '.join(map(str, rows))}, block_n {tile.block_n} and num_warps {tile.num_warps}"
             fail(op, "config['dkdv']", f"{wanted} in the family '{HOPPER}'", str(own["dkdv"][:3]))
         found = dict.fromkeys(found, HopperTile(*own["dkdv"]))
     return {name: tile for name, tile in found.items() if name == "dkdv" or name not in own}
