@@ -70,7 +70,7 @@ def answer(out: Path, question: Question) -> list[str]:
     families = importlib.import_module(f"{package}._runtime.families")
     dims = (question.head_dim, question.head_dim)
     on_hopper = families.hopper_tile(variant, mode, arch, dtype, dims, question.seq)
-    is_faster = families.is_faster(variant, dims)
+    is_faster = families.is_faster(variant, mode, dims)
     rows = [("pass", "family", "block_m", "block_n", "num_warps", "num_stages", "from")]
     for name in configs.PASSES:
         tile, reason = choices[name].tile, _reason(choices[name], path, arch)

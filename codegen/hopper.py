@@ -40,8 +40,13 @@ def _columns(head_dim: int) -> int:
 
 
 def serves(variant: Variant, mode: Mode) -> bool:
-    """Whether a variant has kernels for Hopper in a mode."""
-    return mode is Mode.DENSE and not variant.dropout
+    """Whether a variant has a forward for Hopper in a mode."""
+    return mode is not Mode.SEGMENTED and not variant.dropout
+
+
+def serves_backward(variant: Variant, mode: Mode) -> bool:
+    """The same of the backward."""
+    return mode is Mode.DENSE and serves(variant, mode)
 
 
 def visits_long_runs(planned: VariantPlan) -> bool:
@@ -56,7 +61,7 @@ def visits_long_runs(planned: VariantPlan) -> bool:
 
 def fuses_backward(planned: VariantPlan) -> bool:
     """Whether one kernel can compute dq, dk and dv, with all that the variant gathers besides."""
-    return serves(planned.variant, planned.mode) and sums_by_keys(planned.terms)
+    return serves_backward(planned.variant, planned.mode) and sums_by_keys(planned.terms)
 
 
 def gluon(text: str, keys: str = "gl.arange(0, BLOCK_N, layout=KEY)") -> str:

@@ -133,7 +133,8 @@ class OpPlan(InMode):
     def table_makers(self) -> list[str]:
         """Those of the runtime's functions that launch kernels of its own, or allocate lists."""
         lists = ["list_blocks"] if self.lists is not None and not self.lists.ranges else []
-        return [*(["block_sequences"] if self.packed else []), *lists]
+        counter = ["work_counter"] if self.packed and self.hopper else []
+        return [*(["block_sequences"] if self.packed else []), *lists, *counter]
 
     @property
     def tiles_tokens(self) -> str:
@@ -365,7 +366,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
     reference = reference_text(variant, planned.mode, framework)
     arguments = own_arguments(variant, planned.terms)
     of_mask = mask_arguments(variant, arguments)
-    hopper_bwd = framework is Framework.TORCH and hopper.serves(variant, planned.mode)
+    hopper_bwd = framework is Framework.TORCH and hopper.serves_backward(variant, planned.mode)
     fuses_backward = hopper_bwd and hopper.fuses_backward(planned)
     return OpPlan(
         framework=framework,

@@ -149,7 +149,9 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
         for stem, attribute in KERNELS.items()
     }
     if hopper.serves(planned.variant, planned.mode):
-        plans = {"fwd": planned.fwd, "bwd": planned.hopper_bwd, "delta": planned.dq}
+        plans = {"fwd": planned.fwd}
+        if hopper.serves_backward(planned.variant, planned.mode):
+            plans |= {"bwd": planned.hopper_bwd, "delta": planned.dq}
         files |= {
             f"{folder}/hopper_{stem}.py": _fill(env, f"hopper/{stem}.py.jinja", kernel=kernel, **context)
             for stem, kernel in plans.items()

@@ -55,6 +55,9 @@ _WORDS = """
     head_parts hopper_bwd hopper_delta in_fragments k_block k_lap k_part k_place lse_desc make_place
     num_key_blocks own_start q_turn row_delta row_lse send_keys send_rows sum_index
 
+    MOST_COUNT MOST_ROWS WRAP_STRIDE hear_work next_work num_work seq_end seq_len sequence_work take_work told_work
+    work_counter work_ring work_turn
+
     Attention PASSES make_tables tables tiles_of
 
     block_seqs block_sequences check_sequences cols first_entry key_block_list key_block_seqs key_ranges key_spans

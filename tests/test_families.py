@@ -88,6 +88,7 @@ def test_long_runs_of_wide_tiles_run_on_hopper() -> None:
         {"arch": "sm_80"},
         {"dtype": "float32"},
         {"mode": "packed"},
+        {"mode": "segmented"},
         {"variant": "causal_dropout"},
         {"head_dims": (80, 80)},
         {"length": 0},
@@ -104,6 +105,7 @@ def test_all_else_runs_on_the_portable_family(call: dict[str, object]) -> None:
 def test_a_call_may_ask_for_hopper_where_it_is_not_the_default() -> None:
     assert forward(prefers_hopper=False, family="hopper").family == "hopper"
     assert forward(variant="window", family="hopper").family == "hopper"
+    assert forward(mode="packed", family="hopper") == HopperTile(128, 128, 8, 2)
     assert forward(head_dims=(64, 64), family="hopper") == HopperTile(128, 128, 8, 3)
     own = {"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 4}}
     assert forward(config=own, family="hopper") == HopperTile(128, 64, 8, 4)
@@ -115,7 +117,7 @@ def test_a_call_may_ask_for_hopper_where_it_is_not_the_default() -> None:
     [
         ({"arch": "sm_100"}, "its kernels run on sm_90, not on sm_100"),
         ({"dtype": "float32"}, "float16 and bfloat16, not float32"),
-        ({"mode": "packed"}, "causal has no kernel of it for packed calls"),
+        ({"mode": "segmented"}, "causal has no kernel of it for segmented calls"),
         ({"head_dims": (80, 80)}, "less than three quarters"),
         ({"length": 0}, "at least one key"),
     ],
@@ -139,7 +141,8 @@ def test_a_family_nobody_knows_is_refused() -> None:
 
 def test_narrow_masks_are_no_long_runs() -> None:
     for variant in ("causal", "full", "alibi", "forgetting", "softcap", "prefix_lm", "padding", "relative_bias"):
-        assert is_faster(variant, (128, 128)), variant
+        assert is_faster(variant, "dense", (128, 128)), variant
+        assert not is_faster(variant, "packed", (128, 128)), variant
     for variant in ("window", "gpt_oss", "natten", "document", "streaming_llm", "gemma2_local"):
-        assert not is_faster(variant, (128, 128)), variant
+        assert not is_faster(variant, "dense", (128, 128)), variant
         assert isinstance(hopper_tile(variant, "dense", "sm_90", "bfloat16", (128, 128), LENGTH), HopperTile)

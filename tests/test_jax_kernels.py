@@ -150,6 +150,19 @@ def test_a_kernel_of_hopper_gets_the_memory_it_works_in(monkeypatch: pytest.Monk
     assert "setmaxnreg" in text
 
 
+def test_a_packed_call_of_hopper_gets_a_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the work that its programs share: 4 bytes that XLA sets to zero, behind o and lse."""
+    q, k, v = (x.reshape(-1, *x.shape[2:]) for x in arrays())
+    begins = jnp.array([0, 100, q.shape[0]], jnp.int32)
+    found = messages(monkeypatch, lambda *x: ops.causal(*x, cu_seqlens_q=begins, family="hopper"), q, k, v)
+    (message,) = (m for m in found if m[4] == [b"causal_packed_hopper_fwd"])
+    parameters = [fields(p) for p in fields(message[1][0])[5]]
+    zeroed = [fields(p[1][0])[1][0] for p in parameters if 1 in p and 1 in fields(p[1][0])]
+    assert zeroed == [4]
+    text = kernel_of(message)[4][0].decode()
+    assert "atom.global.gpu.relaxed.add.u32" in text
+
+
 @pytest.mark.parametrize("variant", ["causal", "forgetting"])
 def test_the_machine_code_is_that_of_torch(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layout, strides and hints are the same, so that the compiler sees the same kernel."""

@@ -24,6 +24,7 @@ FILES = (
     *MODES,
     "hopper_fwd.py",
     "hopper_bwd.py",
+    "packed/hopper_fwd.py",
     "torch_op.py",
     "torch_reference.py",
     "jax_op.py",

@@ -185,7 +185,7 @@ def _forward_on_hopper(
             fail(op, "family", "one that can run this call", f"'{HOPPER}': {found}")
         return None
     if own is None:
-        return found if family == HOPPER or (prefers_hopper and is_faster(op, head_dims)) else None
+        return found if family == HOPPER or (prefers_hopper and is_faster(op, mode, head_dims)) else None
     if (own.block_m, own.num_warps) != (found.block_m, found.num_warps):
         wanted = f"block_m {found.block_m} and num_warps {found.num_warps} in the family '{HOPPER}'"
         fail(op, "config['fwd']", wanted, f"{own.block_m} and {own.num_warps}")

@@ -29,6 +29,10 @@ _BACKWARD = {64: HopperTile(128, 128, 8, 2), 128: HopperTile(64, 128, 8, 2)}
 _SCORED_BACKWARD = _BACKWARD | {64: HopperTile(64, 128, 8, 2)}
 
 
+# The modes of calls in which the forward was measured: in others a call has to ask for it.
+_MEASURED = frozenset({"dense"})
+
+
 def tile_columns(head_dim: int) -> int:
     """The columns of a tile of Hopper's: a power of two, and at least what one copy swizzles."""
     return max(1 << (head_dim - 1).bit_length(), 64)
@@ -72,6 +76,6 @@ def _refusal(kernel: str, op: str, mode: str, arch: str, dtype: str, head_dims: 
     return ""
 
 
-def is_faster(op: str, head_dims: tuple[int, int]) -> bool:
+def is_faster(op: str, mode: str, head_dims: tuple[int, int]) -> bool:
     """Whether Hopper's forward is the faster one as a rule, by what was measured: for long runs and wide tiles."""
-    return op in LONG_RUNS and max(tile_columns(head_dim) for head_dim in head_dims) >= 128
+    return mode in _MEASURED and op in LONG_RUNS and max(tile_columns(head_dim) for head_dim in head_dims) >= 128

@@ -8,7 +8,8 @@ import torch
 from .cases import DEVICE, INTERPRET
 
 # On a GPU the kernels themselves run.
-collect_ignore = [] if INTERPRET else ["test_hopper_emulated.py"]
+_EMULATED = ["test_hopper_emulated.py", "test_hopper_backward_emulated.py", "test_hopper_packed_emulated.py"]
+collect_ignore = [] if INTERPRET else _EMULATED
 
 
 @pytest.fixture(autouse=True)

@@ -1,24 +1,25 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/jax_launch.py.jinja
-# hash: 2ef008879c217181
+# hash: f42baf1ff2e5060e
 """Launches of the kernels of `gpt_oss`, packed sequences, in JAX."""
 
 from jax import Array
 
 from ..._runtime.configs import PASSES, Tile, Tiles, block_columns
-from ..._runtime.jax_kernels import HAS_TRITON, call_tiles, launch
-from ..._runtime.jax_schedule import block_sequences
+from ..._runtime.families import HOPPER_WARPS, tile_columns
+from ..._runtime.jax_kernels import HAS_TRITON, call_tiles, launch, multiprocessors
+from ..._runtime.jax_schedule import block_sequences, work_counter
 from ..._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 from ..._runtime.schedules import pass_table
 
 if HAS_TRITON:
-    from . import bwd_dkdv, bwd_dq, fwd
+    from . import bwd_dkdv, bwd_dq, fwd, hopper_fwd
 
 
 def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
-    length = v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1)
+    length = max(v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1), min(v.shape[2], 1))
     return call_tiles("gpt_oss", "packed", q, v, length, config_words)
 
 
@@ -78,9 +79,7 @@ def forward(
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
     (block_seqs,) = pass_table(block_tables, "fwd", 1) or _tables(q, k, cu_seqlens_q, cu_seqlens_k, tile, False)
-    launch(
-        fwd.gpt_oss_packed_fwd,
-        (block_seqs.shape[0] * num_heads,),
+    arguments = (
         q,
         k,
         v,
@@ -97,16 +96,38 @@ def forward(
         num_heads,
         group_size,
         scale,
-        Q_OFFSET_PER_BATCH=row_offsets is not None,
-        HEAD_DIM=head_dim,
-        HEAD_DIM_V=head_dim_v,
-        BLOCK_D=block_columns(head_dim),
-        BLOCK_DV=block_columns(head_dim_v),
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
     )
+    if tile.family == "hopper":
+        launch(
+            hopper_fwd.gpt_oss_packed_hopper_fwd,
+            (min(block_seqs.shape[0] * num_heads, multiprocessors(q)),),
+            *arguments,
+            work_counter(q),
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=tile_columns(head_dim),
+            BLOCK_DV=tile_columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            STAGES=tile.num_stages,
+            num_warps=HOPPER_WARPS,
+        )
+    else:
+        launch(
+            fwd.gpt_oss_packed_fwd,
+            (block_seqs.shape[0] * num_heads,),
+            *arguments,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
     return o, lse
 
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: ops/torch_launch.py.jinja
-# hash: 97051c92b951c817
+# hash: 899331baa735a5c0
 """Launches of the kernels of `prefix_lm`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,9 +12,10 @@ from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from ..._runtime.configs import PASSES, Tile, Tiles, block_columns
+from ..._runtime.families import HOPPER_WARPS, tile_columns
 from ..._runtime.schedules import pass_table
-from ..._runtime.torch_replay import launch, replayed
-from ..._runtime.torch_schedule import block_sequences
+from ..._runtime.torch_replay import launch, launch_hopper, replayed
+from ..._runtime.torch_schedule import block_sequences, work_counter
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -23,12 +24,13 @@ from ..._runtime.torch_support import (
     call_tiles,
     empty_like_layout,
     launches_directly,
+    multiprocessors,
     packed_rows,
     unit_strides,
 )
 
 if HAS_TRITON:
-    from . import bwd_dkdv, bwd_dq, fwd
+    from . import bwd_dkdv, bwd_dq, fwd, hopper_fwd
 
 NAME = "prefix_lm_packed"
 # Operators are registered under the name of the package, so that two packages can live in one process.
@@ -91,7 +93,7 @@ class Attention(torch.autograd.Function):
 
 def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
-    length = v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1)
+    length = max(v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1), min(v.shape[2], 1))
     return call_tiles("prefix_lm", "packed", q, v, length, config_words)
 
 
@@ -153,9 +155,7 @@ def _forward(
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
     (block_seqs,) = pass_table(block_tables, "fwd", 1) or _tables(q, k, cu_seqlens_q, cu_seqlens_k, tile, False)
-    launch(
-        fwd.prefix_lm_packed_fwd,
-        (block_seqs.shape[0] * num_heads,),
+    arguments = (
         q,
         k,
         v,
@@ -172,17 +172,40 @@ def _forward(
         num_heads,
         group_size,
         scale,
-        Q_OFFSET_PER_BATCH=row_offsets is not None,
-        SCALARS_LOADED=False,
-        HEAD_DIM=head_dim,
-        HEAD_DIM_V=head_dim_v,
-        BLOCK_D=block_columns(head_dim),
-        BLOCK_DV=block_columns(head_dim_v),
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
     )
+    if tile.family == "hopper":
+        launch_hopper(
+            hopper_fwd.prefix_lm_packed_hopper_fwd,
+            (min(block_seqs.shape[0] * num_heads, multiprocessors(q)),),
+            *arguments,
+            work_counter(q),
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            SCALARS_LOADED=False,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=tile_columns(head_dim),
+            BLOCK_DV=tile_columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            STAGES=tile.num_stages,
+            num_warps=HOPPER_WARPS,
+        )
+    else:
+        launch(
+            fwd.prefix_lm_packed_fwd,
+            (block_seqs.shape[0] * num_heads,),
+            *arguments,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            SCALARS_LOADED=False,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
     return packed_rows(o), lse
 
 

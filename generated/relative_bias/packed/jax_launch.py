@@ -2,24 +2,25 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/jax_launch.py.jinja
-# hash: 488af9e403facadd
+# hash: 980c2568c7d60f55
 """Launches of the kernels of `relative_bias`, packed sequences, in JAX."""
 
 from jax import Array
 
 from ..._runtime.configs import PASSES, Tile, Tiles, block_columns
-from ..._runtime.jax_kernels import HAS_TRITON, call_tiles, is_nvidia, launch
-from ..._runtime.jax_schedule import block_sequences
+from ..._runtime.families import HOPPER_WARPS, tile_columns
+from ..._runtime.jax_kernels import HAS_TRITON, call_tiles, is_nvidia, launch, multiprocessors
+from ..._runtime.jax_schedule import block_sequences, work_counter
 from ..._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 from ..._runtime.schedules import pass_table
 
 if HAS_TRITON:
-    from . import bwd_dkdv, bwd_dq, fwd
+    from . import bwd_dkdv, bwd_dq, fwd, hopper_fwd
 
 
 def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
-    length = v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1)
+    length = max(v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1), min(v.shape[2], 1))
     return call_tiles("relative_bias", "packed", q, v, length, config_words)
 
 
@@ -79,9 +80,7 @@ def forward(
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = aligned(q), aligned(k), aligned(v)
     (block_seqs,) = pass_table(block_tables, "fwd", 1) or _tables(q, k, cu_seqlens_q, cu_seqlens_k, tile, False)
-    launch(
-        fwd.relative_bias_packed_fwd,
-        (block_seqs.shape[0] * num_heads,),
+    arguments = (
         q,
         k,
         v,
@@ -100,17 +99,40 @@ def forward(
         num_heads,
         group_size,
         scale,
-        Q_OFFSET_PER_BATCH=row_offsets is not None,
-        PTX=is_nvidia(q),
-        HEAD_DIM=head_dim,
-        HEAD_DIM_V=head_dim_v,
-        BLOCK_D=block_columns(head_dim),
-        BLOCK_DV=block_columns(head_dim_v),
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
     )
+    if tile.family == "hopper":
+        launch(
+            hopper_fwd.relative_bias_packed_hopper_fwd,
+            (min(block_seqs.shape[0] * num_heads, multiprocessors(q)),),
+            *arguments,
+            work_counter(q),
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            PTX=is_nvidia(q),
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=tile_columns(head_dim),
+            BLOCK_DV=tile_columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            STAGES=tile.num_stages,
+            num_warps=HOPPER_WARPS,
+        )
+    else:
+        launch(
+            fwd.relative_bias_packed_fwd,
+            (block_seqs.shape[0] * num_heads,),
+            *arguments,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            PTX=is_nvidia(q),
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
     return o, lse
 
 
