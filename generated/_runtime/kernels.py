@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/kernels.py.jinja
-# hash: c9ff813d7d9666e5
+# hash: 04a5bcc09b704d12
 """What each kernel's code is, as a hash: tuned tiles hold for the code they were measured on."""
 
 # variant -> mode of calls -> pass -> hash of the kernel's file without comments and docstrings
@@ -17,7 +17,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "91a6cf19c5e99c59",
             "dq": "018b5b33f7d8deb9",
             "dkdv": "b254008df5b983a0",
-            "hopper_fwd": "affe3e68e2594974",
+            "hopper_fwd": "21280ce3024d9741",
         },
         "segmented": {
             "fwd": "a14d3099d522751d",
@@ -37,7 +37,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "b6e418a3a3ba2f5d",
             "dq": "f012c30ad7b29242",
             "dkdv": "c20540f939402544",
-            "hopper_fwd": "6a2b1d23ba277ec4",
+            "hopper_fwd": "218e8245ecd3748d",
         },
         "segmented": {
             "fwd": "b1e2c18ec069b0c8",
@@ -74,7 +74,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "9b10cc5a5ec7eb8c",
             "dq": "f42747ebcc07e309",
             "dkdv": "3837a6a99a03b567",
-            "hopper_fwd": "8ff0fff56e24b46a",
+            "hopper_fwd": "74b0f55ee13254cb",
         },
         "segmented": {
             "fwd": "ed8959a7ee626ba9",
@@ -94,7 +94,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "0516465877167b82",
             "dq": "dbd06f2a91f3bd28",
             "dkdv": "55be522a4adc169a",
-            "hopper_fwd": "1745f655168c15d6",
+            "hopper_fwd": "cad92183c8fb0896",
         },
         "segmented": {
             "fwd": "bf6dd8acaf2d3634",
@@ -114,7 +114,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "975cfdf7149bf077",
             "dq": "8ad3256dd9a807e7",
             "dkdv": "fabbd70475409e4d",
-            "hopper_fwd": "f8d32daf84910f00",
+            "hopper_fwd": "9d080d3a0c2c6b4c",
         },
         "segmented": {
             "fwd": "af687c239f26b295",
@@ -134,7 +134,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "b6113b0c7c0a4745",
             "dq": "9a98810d5de356ea",
             "dkdv": "eb2a6cfc6284c069",
-            "hopper_fwd": "fa3ae0e05e77c55a",
+            "hopper_fwd": "dccdd026a6dd18cd",
         },
         "segmented": {
             "fwd": "3d0a17bd8cf4fbeb",
@@ -154,7 +154,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "fdc53be2493ec8ce",
             "dq": "19afddaee5b2c01d",
             "dkdv": "22e6cb47dfb187ff",
-            "hopper_fwd": "004e3fa026d4e141",
+            "hopper_fwd": "3014cf213f60d7da",
         },
         "segmented": {
             "fwd": "3de5f2862c47ad3c",
@@ -174,7 +174,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "51e72e1ca9ea6010",
             "dq": "352bbedf25f01cc9",
             "dkdv": "6e642269dd3b13d8",
-            "hopper_fwd": "b7ea93524d8b4209",
+            "hopper_fwd": "8182a807837ea868",
         },
         "segmented": {
             "fwd": "cbbcb428b9af603b",
@@ -194,7 +194,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "e39e74f3fa8bb91d",
             "dq": "b5a793cdf79ff3de",
             "dkdv": "b4631b17cc2b43a5",
-            "hopper_fwd": "3c328fdde2525ba3",
+            "hopper_fwd": "a59fdcf1fad60130",
         },
         "segmented": {
             "fwd": "8f413b15faebe579",
@@ -214,7 +214,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "37a93964cdd31470",
             "dq": "11f4635c174ccb01",
             "dkdv": "fe118c50ba86a401",
-            "hopper_fwd": "afd4ffa8a1da8d73",
+            "hopper_fwd": "9c686bb6d2ea8e5a",
         },
         "segmented": {
             "fwd": "6951c1a68a76e6f1",
@@ -234,7 +234,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "4141facc7e1e0204",
             "dq": "b4ba577bde698200",
             "dkdv": "6a9f80871bb9fe76",
-            "hopper_fwd": "c0d5c706eaaff62d",
+            "hopper_fwd": "6b7247c681d02f1c",
         },
         "segmented": {
             "fwd": "5927ada9703707b8",
@@ -254,7 +254,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "239fd720b70e11b0",
             "dq": "f9db5cb9a63e45fc",
             "dkdv": "2878b05200f9e628",
-            "hopper_fwd": "88c2d216ed5cbe03",
+            "hopper_fwd": "c4aefffb0cd96164",
         },
         "segmented": {
             "fwd": "45f3c6e07d539593",
@@ -274,7 +274,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "3a90e5af5b9d5e68",
             "dq": "86cebbba95d6948e",
             "dkdv": "268a7fe113dbb955",
-            "hopper_fwd": "7a7a41e53881c3f6",
+            "hopper_fwd": "ba7dc393cb9119e9",
         },
         "segmented": {
             "fwd": "74550898928b8967",
@@ -294,7 +294,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "8b414197f984d4bf",
             "dq": "217f8764b87c566c",
             "dkdv": "a4603d4f56fa695c",
-            "hopper_fwd": "473181c7bca49518",
+            "hopper_fwd": "1e48f0ae52c19986",
         },
         "segmented": {
             "fwd": "5321fbcbd6adfea1",

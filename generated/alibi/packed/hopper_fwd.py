@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: a12ba138ed3ac223
+# hash: 814c1ec0d50ff242
 """Forward of `alibi`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx
@@ -101,8 +101,7 @@ def send_tile(desc, seq_end, seq_len, head, row, ring, ring_turn, STAGES: gl.con
     stage, lap = ring_turn % STAGES, ring_turn // STAGES
     mbarrier.wait(empty.index(stage), (lap & 1) ^ 1)
     mbarrier.expect(full.index(stage), desc.block_type.nbytes)
-    place = [MOST_ROWS, seq_end, head, MOST_ROWS - seq_len + row, 0]
-    async_load(desc, place, full.index(stage), tiles.index(stage))
+    async_load(desc, [MOST_ROWS, seq_end, head, MOST_ROWS - seq_len + row, 0], full.index(stage), tiles.index(stage))
 
 
 @gluon.jit
@@ -467,8 +466,10 @@ def alibi_packed_hopper_fwd(
     q_ring = make_ring(q_desc, 2, 1, BLOCK_M // 2, BLOCK_D)
     k_ring = make_ring(k_desc, STAGES, 2, BLOCK_N, BLOCK_D)
     v_ring = make_ring(v_desc, STAGES, 2, BLOCK_N, BLOCK_DV)
-    told_work = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
-    work_ring = told_work, make_barriers(2, 1)
+    work_ring = (
+        gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0])),
+        make_barriers(2, 1),
+    )
     gl.warp_specialize(
         [
             (

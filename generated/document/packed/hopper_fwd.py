@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/fwd.py.jinja
-# hash: 33c89b1c1fff74d0
+# hash: 2faa9a2b6427881a
 """Forward of `document`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
@@ -108,8 +108,7 @@ def send_tile(desc, seq_end, seq_len, head, row, ring, ring_turn, STAGES: gl.con
     stage, lap = ring_turn % STAGES, ring_turn // STAGES
     mbarrier.wait(empty.index(stage), (lap & 1) ^ 1)
     mbarrier.expect(full.index(stage), desc.block_type.nbytes)
-    place = [MOST_ROWS, seq_end, head, MOST_ROWS - seq_len + row, 0]
-    async_load(desc, place, full.index(stage), tiles.index(stage))
+    async_load(desc, [MOST_ROWS, seq_end, head, MOST_ROWS - seq_len + row, 0], full.index(stage), tiles.index(stage))
 
 
 @gluon.jit
@@ -472,8 +471,10 @@ def document_packed_hopper_fwd(
     q_ring = make_ring(q_desc, 2, 1, BLOCK_M // 2, BLOCK_D)
     k_ring = make_ring(k_desc, STAGES, 2, BLOCK_N, BLOCK_D)
     v_ring = make_ring(v_desc, STAGES, 2, BLOCK_N, BLOCK_DV)
-    told_work = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
-    work_ring = told_work, make_barriers(2, 1)
+    work_ring = (
+        gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0])),
+        make_barriers(2, 1),
+    )
     gl.warp_specialize(
         [
             (

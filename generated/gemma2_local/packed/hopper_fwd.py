@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/fwd.py.jinja
-# hash: d903dcf5b2481fc4
+# hash: be2a28b6b5a6e347
 """Forward of `gemma2_local`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < 4096
@@ -114,8 +114,7 @@ def send_tile(desc, seq_end, seq_len, head, row, ring, ring_turn, STAGES: gl.con
     stage, lap = ring_turn % STAGES, ring_turn // STAGES
     mbarrier.wait(empty.index(stage), (lap & 1) ^ 1)
     mbarrier.expect(full.index(stage), desc.block_type.nbytes)
-    place = [MOST_ROWS, seq_end, head, MOST_ROWS - seq_len + row, 0]
-    async_load(desc, place, full.index(stage), tiles.index(stage))
+    async_load(desc, [MOST_ROWS, seq_end, head, MOST_ROWS - seq_len + row, 0], full.index(stage), tiles.index(stage))
 
 
 @gluon.jit
@@ -485,8 +484,10 @@ def gemma2_local_packed_hopper_fwd(
     q_ring = make_ring(q_desc, 2, 1, BLOCK_M // 2, BLOCK_D)
     k_ring = make_ring(k_desc, STAGES, 2, BLOCK_N, BLOCK_D)
     v_ring = make_ring(v_desc, STAGES, 2, BLOCK_N, BLOCK_DV)
-    told_work = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
-    work_ring = told_work, make_barriers(2, 1)
+    work_ring = (
+        gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0])),
+        make_barriers(2, 1),
+    )
     gl.warp_specialize(
         [
             (
