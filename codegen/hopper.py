@@ -46,7 +46,7 @@ def serves(variant: Variant, mode: Mode) -> bool:
 
 def serves_backward(variant: Variant, mode: Mode) -> bool:
     """The same of the backward."""
-    return mode is Mode.DENSE and serves(variant, mode)
+    return serves(variant, mode)
 
 
 def visits_long_runs(planned: VariantPlan) -> bool:

@@ -375,7 +375,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
         symbol=planned.symbol,
         mode=planned.mode,
         buffers=op_gradients.buffers(planned.terms, planned.mode, in_keys=fuses_backward),
-        gradients=op_gradients.gradients(variant, planned.terms, planned.mode, framework),
+        gradients=op_gradients.gradients(variant, planned.terms, planned.mode, framework, in_keys=fuses_backward),
         grids=op_gradients.grids(variant, planned.terms, planned.mode, framework),
         placed=op_gradients.placed(planned.terms),
         launches=Launches(

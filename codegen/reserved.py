@@ -56,7 +56,7 @@ _WORDS = """
     num_key_blocks own_start q_turn row_delta row_lse send_keys send_rows sum_index
 
     MOST_COUNT MOST_ROWS WRAP_STRIDE hear_work next_work num_work seq_end seq_len sequence_work take_work told_work
-    work_counter work_ring work_turn
+    head_seqs num_row_blocks row_block row_seqs work_counter work_ring work_turn
 
     Attention PASSES make_tables tables tiles_of
 

@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/kernels.py.jinja
-# hash: 04a5bcc09b704d12
+# hash: 85dc9eb648c0e948
 """What each kernel's code is, as a hash: tuned tiles hold for the code they were measured on."""
 
 # variant -> mode of calls -> pass -> hash of the kernel's file without comments and docstrings
@@ -18,6 +18,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "018b5b33f7d8deb9",
             "dkdv": "b254008df5b983a0",
             "hopper_fwd": "21280ce3024d9741",
+            "hopper_bwd": "ec93c948ca6b3946",
         },
         "segmented": {
             "fwd": "a14d3099d522751d",
@@ -38,6 +39,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "f012c30ad7b29242",
             "dkdv": "c20540f939402544",
             "hopper_fwd": "218e8245ecd3748d",
+            "hopper_bwd": "b8b4efdfef097f60",
         },
         "segmented": {
             "fwd": "b1e2c18ec069b0c8",
@@ -75,6 +77,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "f42747ebcc07e309",
             "dkdv": "3837a6a99a03b567",
             "hopper_fwd": "74b0f55ee13254cb",
+            "hopper_bwd": "42fc61b485a02336",
         },
         "segmented": {
             "fwd": "ed8959a7ee626ba9",
@@ -95,6 +98,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "dbd06f2a91f3bd28",
             "dkdv": "55be522a4adc169a",
             "hopper_fwd": "cad92183c8fb0896",
+            "hopper_bwd": "5ef242e99fe3ad80",
         },
         "segmented": {
             "fwd": "bf6dd8acaf2d3634",
@@ -115,6 +119,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "8ad3256dd9a807e7",
             "dkdv": "fabbd70475409e4d",
             "hopper_fwd": "9d080d3a0c2c6b4c",
+            "hopper_bwd": "4322630c63a2c62b",
         },
         "segmented": {
             "fwd": "af687c239f26b295",
@@ -135,6 +140,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "9a98810d5de356ea",
             "dkdv": "eb2a6cfc6284c069",
             "hopper_fwd": "dccdd026a6dd18cd",
+            "hopper_bwd": "4b302039684cdf4d",
         },
         "segmented": {
             "fwd": "3d0a17bd8cf4fbeb",
@@ -155,6 +161,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "19afddaee5b2c01d",
             "dkdv": "22e6cb47dfb187ff",
             "hopper_fwd": "3014cf213f60d7da",
+            "hopper_bwd": "561e60a35289e119",
         },
         "segmented": {
             "fwd": "3de5f2862c47ad3c",
@@ -175,6 +182,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "352bbedf25f01cc9",
             "dkdv": "6e642269dd3b13d8",
             "hopper_fwd": "8182a807837ea868",
+            "hopper_bwd": "2bda258982498544",
         },
         "segmented": {
             "fwd": "cbbcb428b9af603b",
@@ -195,6 +203,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "b5a793cdf79ff3de",
             "dkdv": "b4631b17cc2b43a5",
             "hopper_fwd": "a59fdcf1fad60130",
+            "hopper_bwd": "83017bdf4d5c4808",
         },
         "segmented": {
             "fwd": "8f413b15faebe579",
@@ -215,6 +224,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "11f4635c174ccb01",
             "dkdv": "fe118c50ba86a401",
             "hopper_fwd": "9c686bb6d2ea8e5a",
+            "hopper_bwd": "5088c499cf63fa0a",
         },
         "segmented": {
             "fwd": "6951c1a68a76e6f1",
@@ -235,6 +245,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "b4ba577bde698200",
             "dkdv": "6a9f80871bb9fe76",
             "hopper_fwd": "6b7247c681d02f1c",
+            "hopper_bwd": "9965ac576e11e77c",
         },
         "segmented": {
             "fwd": "5927ada9703707b8",
@@ -255,6 +266,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "f9db5cb9a63e45fc",
             "dkdv": "2878b05200f9e628",
             "hopper_fwd": "c4aefffb0cd96164",
+            "hopper_bwd": "111c7e3082dbb592",
         },
         "segmented": {
             "fwd": "45f3c6e07d539593",
@@ -275,6 +287,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "86cebbba95d6948e",
             "dkdv": "268a7fe113dbb955",
             "hopper_fwd": "ba7dc393cb9119e9",
+            "hopper_bwd": "9190f4b634eca3be",
         },
         "segmented": {
             "fwd": "74550898928b8967",
@@ -295,6 +308,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "217f8764b87c566c",
             "dkdv": "a4603d4f56fa695c",
             "hopper_fwd": "1e48f0ae52c19986",
+            "hopper_bwd": "1b54b015ad4c4d08",
         },
         "segmented": {
             "fwd": "5321fbcbd6adfea1",

@@ -143,6 +143,18 @@ def test_packed_in_jax(variant: str) -> None:
     assert_same(variant, "o", got["o"], evaluate(variant, inputs, family="hopper", **options)["o"])
 
 
+def test_packed_gradients_of_the_portable_dq() -> None:
+    """A tile of its own gives dq its kernel: then all bits are the same each time."""
+    packing = PACKINGS[1]
+    inputs = draw_packed("causal", packing, torch.bfloat16, kv_heads=2, group=2, dim=128)
+    own = {"dq": {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 2}}
+    options: dict[str, Any] = packing.options()
+    got = [evaluate("causal", inputs, family="hopper", config=own, **options) for _ in range(2)]
+    check_results("causal", inputs, got[0], **options)
+    for name, x in got[0].items():
+        assert_same("causal", name, x, got[1][name])
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
 @with_family
 def test_no_sequence_sees_another(variant: str, value: float) -> None:

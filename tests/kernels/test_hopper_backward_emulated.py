@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from bench import golden
 from tests.gluon import EmulationError, Kernel, Timing
@@ -50,17 +51,19 @@ def emulate_backward(
     timing: Timing,
     mutate: Callable[[str], str] = lambda source: source,
     package: str = PACKAGE,
+    mode: str = "",
 ) -> Kernel:
     """Calls of `variant` launch the kernel returned in their backward."""
-    emulate(monkeypatch, variant, timing, package=package)
-    module = importlib.import_module(f"{package}.{variant}.hopper_bwd")
+    emulate(monkeypatch, variant, timing, package=package, mode=mode)
+    folder = f"{package}.{variant}.{mode}".rstrip(".")
+    module = importlib.import_module(f"{folder}.hopper_bwd")
     assert module.__file__ is not None
-    name = f"{variant}_hopper_bwd"
+    name = f"{variant}_{mode}".rstrip("_") + "_hopper_bwd"
     kernel = Kernel(mutate(Path(module.__file__).read_text(encoding="utf-8")), name, timing)
     monkeypatch.setattr(module, name, kernel)
     # The portable dq runs in the interpreter, which has no instructions.
     for choice in ("is_nvidia", "has_tanh_instruction"):
-        monkeypatch.setattr(f"{package}.{variant}.torch_launch.{choice}", lambda _: False, raising=False)
+        monkeypatch.setattr(f"{folder}.torch_launch.{choice}", lambda _: False, raising=False)
     return kernel
 
 
@@ -73,7 +76,10 @@ def check(variant: str, call: Call, package: str = PACKAGE, *, positive: bool = 
         x.requires_grad_()
     op, reference = golden.load_op(variant, package), golden.load_reference(variant, package=package)
     got = golden.evaluate(op, inputs, family="hopper", **call.options(), **options)
-    want = golden.evaluate(reference, inputs.double(), **call.options())
+    check_gradients(got, golden.evaluate(reference, inputs.double(), **call.options()))
+
+
+def check_gradients(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> None:
     for name, gradient in got.items():
         if name in ("o", "lse"):
             continue

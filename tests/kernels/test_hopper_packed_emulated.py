@@ -60,7 +60,7 @@ CALLS = {
     "an offset per sequence": Call(packing=OTHER_LENGTHS, q_offset=(-70, 90, 200), group=1),
     "rows without keys": Call(packing=OTHER_LENGTHS, q_offset=-150, kv_heads=2, group=1),
     "none of some": Call(packing=MIXED, q_offset="end"),
-    "more sequences than keys": Call(packing=Packing(q=(0, 9, 9, 20, 30), k=(0, 0, 3, 3, 3))),
+    "more sequences than keys": Call(packing=Packing(q=(0, 9, 9, 20, 30), k=(0, 2, 2, 3, 3))),
     "padded columns": Call(packing=Packing.of(140, 410), dim=96, dim_v=64),
     "wide columns": Call(packing=Packing.of(130, 200), group=1, dim=64, dim_v=256),
 }
