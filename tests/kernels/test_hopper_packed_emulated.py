@@ -16,11 +16,12 @@ from bench.peers import make_schedule
 from tests.gluon import DeadlockError, EmulationError, Kernel, Timing
 
 from .cases import MANIFEST
+from .library_formulas import FORMULAS
 from .packings import MIXED, Packing, draw_packed, per_sequence
-from .test_hopper_emulated import VARIANTS, Mutation, check_lse, check_output, one_thread, with_timings
+from .test_hopper_emulated import VARIANTS, Mutation, check_lse, check_output, library, one_thread, with_timings
 from .test_hopper_emulated import emulate as emulate_mode
 
-__all__ = ["one_thread"]  # a fixture
+__all__ = ["library", "one_thread"]  # fixtures
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
 
@@ -135,6 +136,48 @@ def test_schedules_and_strides(monkeypatch: pytest.MonkeyPatch, variant: str) ->
     got = computed(variant, moved, **options)
     for x, y in zip(got, want, strict=True):
         torch.testing.assert_close(x, y, rtol=0, atol=0)
+
+
+def library_inputs(package: str, variant: str, packing: Packing) -> Inputs:
+    """Of a variant of library.yaml, whose tensors may have an element per query."""
+    entry = golden.load_manifest(package)[variant]
+    tokens = {"q_idx": packing.q[-1], "kv_idx": packing.k[-1]}
+    shape = golden.Shape(batch=packing.sequences, heads=2, kv_heads=1, seq=max(tokens.values()), dim=64)
+    whole = golden.draw_inputs(entry, shape, dtype=torch.float16, device="cpu")
+    own = {}
+    for name, x in whole.tensors.items():
+        dims = ["b", "kv_idx", "h"] if name == "g" else list(entry["tensors"].get(name, {"dims": ["h"]})["dims"])
+        packed = x.detach()
+        if "b" in dims and tokens.keys() & set(dims):
+            packed = packed.select(dims.index("b"), 0)
+            dims.remove("b")
+        for axis, dim in enumerate(dims):
+            packed = packed.narrow(axis, 0, tokens[dim]) if dim in tokens else packed
+        own[name] = packed.contiguous()
+    q, k, v = (
+        x.detach()[0, :, :length].transpose(0, 1).contiguous()
+        for x, length in zip((whole.q, whole.k, whole.v), (tokens["q_idx"], *[tokens["kv_idx"]] * 2), strict=True)
+    )
+    if FORMULAS[variant].positive:
+        q, k = q.abs(), k.abs()
+    return replace(whole, q=q, k=k, v=v, tensors=own)
+
+
+@pytest.mark.parametrize("variant", FORMULAS)
+def test_library(monkeypatch: pytest.MonkeyPatch, library: str, variant: str) -> None:
+    """As the op's own reference has it, in float32."""
+    packing = Packing(q=(0, 130, 130, 200), k=(0, 140, 150, 333))
+    inputs = library_inputs(library, variant, packing)
+    kernel = emulate_mode(monkeypatch, variant, Timing.LATE_PRODUCTS, package=library, mode="packed")
+    op, options = golden.load_op(variant, library), {"q_offset": "end", "return_lse": True, **packing.options()}
+    with torch.no_grad():
+        o, lse = inputs.call(op, family="hopper", **options)
+        monkeypatch.setattr(f"{library}.{variant}.torch_op.runs_reference", lambda _: True)
+        wide = replace(inputs, q=inputs.q.float(), k=inputs.k.float(), v=inputs.v.float())
+        want, want_lse = wide.call(op, **options)
+    assert kernel.launches == 1
+    check_lse(lse, want_lse)
+    check_output(o, want, want_lse.T)
 
 
 MUTATIONS = {
