@@ -14,13 +14,14 @@ from bench.peers import make_schedule
 from tests.gluon import DeadlockError, EmulationError, Kernel, Timing
 
 from .cases import MANIFEST
+from .library_formulas import FORMULAS
 from .packings import Packing, per_sequence
 from .test_hopper_backward_emulated import FUSED, PORTABLE_DQ, check_gradients, emulate_backward
-from .test_hopper_emulated import VARIANTS, Mutation, one_thread
+from .test_hopper_emulated import VARIANTS, Mutation, library, one_thread
 from .test_hopper_packed_emulated import CALLS as FORWARD_CALLS
-from .test_hopper_packed_emulated import Call
+from .test_hopper_packed_emulated import Call, library_inputs
 
-__all__ = ["one_thread"]  # a fixture
+__all__ = ["library", "one_thread"]  # fixtures
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
 
@@ -95,6 +96,32 @@ def test_no_sequence_sees_another(monkeypatch: pytest.MonkeyPatch, variant: str,
         found.append(torch.autograd.grad(o, leaves, do))
     for got, want in zip(*found, strict=True):
         torch.testing.assert_close(got[70:333], want[70:333], rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("variant", FORMULAS)
+def test_library(monkeypatch: pytest.MonkeyPatch, library: str, variant: str) -> None:
+    """As the op's own reference has it, in float32."""
+    packing = Packing(q=(0, 130, 130, 200), k=(0, 140, 150, 333))
+    inputs = library_inputs(library, variant, packing)
+    kernel = emulate_backward(monkeypatch, variant, Timing.LATE_PRODUCTS, package=library, mode="packed")
+    op, options = golden.load_op(variant, library), {"q_offset": "end", **packing.options()}
+    drawn = golden.load_manifest(library)[variant]["tensors"]
+    trained = [name for name in inputs.tensors if name in ("g", "sink") or drawn[name]["grad"]]
+    found = []
+    for is_reference in (False, True):
+        if is_reference:
+            monkeypatch.setattr(f"{library}.{variant}.torch_op.runs_reference", lambda _: True)
+        qkv = [x.float() if is_reference else x.clone() for x in (inputs.q, inputs.k, inputs.v)]
+        own = {name: inputs.tensors[name].clone() for name in trained}
+        leaves = [x.requires_grad_() for x in (*qkv, *own.values())]
+        call = replace(inputs, q=qkv[0], k=qkv[1], v=qkv[2], tensors={**inputs.tensors, **own})
+        o = call.call(op, **options, **({} if is_reference else {"family": "hopper"}))
+        gradients = torch.autograd.grad(o, leaves, inputs.do.to(o.dtype), allow_unused=is_reference)
+        pairs = zip(leaves, gradients, strict=True)
+        found.append([torch.zeros_like(x) if gradient is None else gradient for x, gradient in pairs])
+    assert kernel.launches == 1
+    names = ["dq", "dk", "dv", *(f"d{name}" for name in trained)]
+    check_gradients(*(dict(zip(names, gradients, strict=True)) for gradients in found))
 
 
 MUTATIONS = {

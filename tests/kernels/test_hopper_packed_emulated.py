@@ -154,13 +154,14 @@ def library_inputs(package: str, variant: str, packing: Packing) -> Inputs:
         for axis, dim in enumerate(dims):
             packed = packed.narrow(axis, 0, tokens[dim]) if dim in tokens else packed
         own[name] = packed.contiguous()
-    q, k, v = (
-        x.detach()[0, :, :length].transpose(0, 1).contiguous()
-        for x, length in zip((whole.q, whole.k, whole.v), (tokens["q_idx"], *[tokens["kv_idx"]] * 2), strict=True)
+    lengths = ("q_idx", "kv_idx", "kv_idx", "q_idx")
+    q, k, v, do = (
+        x.detach()[0, :, : tokens[axis]].transpose(0, 1).contiguous()
+        for x, axis in zip((whole.q, whole.k, whole.v, whole.do), lengths, strict=True)
     )
     if FORMULAS[variant].positive:
         q, k = q.abs(), k.abs()
-    return replace(whole, q=q, k=k, v=v, tensors=own)
+    return replace(whole, q=q, k=k, v=v, do=do, tensors=own)
 
 
 @pytest.mark.parametrize("variant", FORMULAS)
