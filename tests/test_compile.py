@@ -37,8 +37,8 @@ def kernels_of(package: Path, variant: str, mode: Mode) -> set[str]:
 
 
 def own(names: set[str]) -> set[str]:
-    """Without what a mode shares: the sums of a log-decay with dense calls, the table of packed blocks with all."""
-    return {name for name in names if "decay" not in name and name != "packed_blocks"}
+    """Without what a mode shares: the sums of a log-decay with dense calls, what packed sequences take with all."""
+    return {name for name in names if "decay" not in name and name not in ("packed_blocks", "clear_counter")}
 
 
 def jobs_of(spec: Spec, variant: str, mode: Mode, head_dim: int = 64, arch: str = "sm_90") -> list[Job]:
