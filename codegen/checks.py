@@ -23,6 +23,7 @@ OP_ARGUMENTS = (
     "cu_seqlens_k",
     "q_offset",
     "config",
+    "deterministic",
     "family",
     "schedule",
     "sink",

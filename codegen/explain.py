@@ -68,26 +68,32 @@ def answer(out: Path, question: Question) -> list[str]:
     choices = configs.ladder(variant, arch, gpu, problem)
     path = tuned.tuned_path(gpu, variant, out)
     families = importlib.import_module(f"{package}._runtime.families")
-    dims = (question.head_dim, question.head_dim)
-    on_hopper = families.hopper_tile(variant, mode, arch, dtype, dims, question.seq)
-    is_faster = families.is_faster(variant, mode, dims)
+    dims, heads = (question.head_dim, question.head_dim), (question.group, 1)
+    refusals = {
+        name: families.refusal(kernel, variant, mode, arch, dtype, dims, question.seq)
+        for name, kernel in (("fwd", families.FORWARD), ("dkdv", families.BACKWARD))
+    }
+    tiles = configs.tiles_for(variant, mode, arch, gpu, dtype, dims, heads, question.seq, "")
     rows = [("pass", "family", "block_m", "block_n", "num_warps", "num_stages", "from")]
     for name in configs.PASSES:
-        tile, reason = choices[name].tile, _reason(choices[name], path, arch)
-        if name == "fwd" and is_faster and not isinstance(on_hopper, str):
-            tile, reason = on_hopper, f"default of the family {on_hopper.family}, in torch"
+        tile, reason = tiles[name], _reason(choices[name], path, arch)
+        if tile.family != choices[name].tile.family:
+            reason = f"default of the family {tile.family}"
         rows.append((name, tile.family, *map(str, tile), reason))
     place = f"{gpu} ({arch})" if gpu else arch
-    lines = [f"{variant} on {place}: {problem}", "", *aligned(rows), "", *_family_text(on_hopper, is_faster)]
+    lines = [f"{variant} on {place}: {problem}", "", *aligned(rows), "", *_family_text(tiles, refusals)]
     return [*lines, *_ladder_text(path, gpu)]
 
 
-def _family_text(on_hopper: Any, is_faster: bool) -> Iterator[str]:
-    """Why the forward is not of Hopper's family, where it is not."""
-    if isinstance(on_hopper, str):
-        yield f"not of the family hopper: {on_hopper}"
-    elif not is_faster:
-        yield "the family hopper runs it too, as family='hopper', but as a rule not faster"
+def _family_text(tiles: Mapping[str, Any], refusals: Mapping[str, str]) -> Iterator[str]:
+    """Why kernels are not of Hopper's family, where they are not, and what one adds up in any order."""
+    for name, reason in refusals.items():
+        if reason:
+            yield f"{name} not of the family hopper: {reason}"
+        elif tiles[name].family == "portable":
+            yield f"{name} could be of the family hopper, with family='hopper', but as a rule is not faster there"
+    if tiles["dq"].family == "hopper":
+        yield "dq is added up in any order; deterministic=True has the portable kernel compute it"
 
 
 def stale(out: Path) -> list[str]:

@@ -40,13 +40,13 @@ def _columns(head_dim: int) -> int:
 
 
 def serves(variant: Variant, mode: Mode) -> bool:
-    """Whether a variant has a forward for Hopper in a mode."""
+    """Whether a variant has kernels for Hopper in a mode."""
     return mode is not Mode.SEGMENTED and not variant.dropout
 
 
-def serves_backward(variant: Variant, mode: Mode) -> bool:
-    """The same of the backward."""
-    return serves(variant, mode)
+def serves_wide(mode: Mode) -> bool:
+    """Whether their backward has a kernel for more than 128 columns."""
+    return mode is Mode.DENSE
 
 
 def visits_long_runs(planned: VariantPlan) -> bool:
@@ -61,7 +61,7 @@ def visits_long_runs(planned: VariantPlan) -> bool:
 
 def fuses_backward(planned: VariantPlan) -> bool:
     """Whether one kernel can compute dq, dk and dv, with all that the variant gathers besides."""
-    return serves_backward(planned.variant, planned.mode) and sums_by_keys(planned.terms)
+    return serves(planned.variant, planned.mode) and sums_by_keys(planned.terms)
 
 
 def gluon(text: str, keys: str = "gl.arange(0, BLOCK_N, layout=KEY)") -> str:

@@ -51,7 +51,6 @@ class OpPlan(InMode):
     decay: bool
     dropout: bool
     hopper: bool  # whether there are kernels of Hopper's family
-    hopper_bwd: bool  # whether the framework launches those of the backward
     fuses_backward: bool  # whether its backward may be one kernel
     positions: Sequence[str]
     formula: str
@@ -366,8 +365,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
     reference = reference_text(variant, planned.mode, framework)
     arguments = own_arguments(variant, planned.terms)
     of_mask = mask_arguments(variant, arguments)
-    hopper_bwd = framework is Framework.TORCH and hopper.serves_backward(variant, planned.mode)
-    fuses_backward = hopper_bwd and hopper.fuses_backward(planned)
+    fuses_backward = hopper.fuses_backward(planned)
     return OpPlan(
         framework=framework,
         arguments=arguments,
@@ -393,7 +391,6 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
         decay=variant.decay,
         dropout=variant.dropout,
         hopper=hopper.serves(variant, planned.mode),
-        hopper_bwd=hopper_bwd,
         fuses_backward=fuses_backward,
         positions=positions_read(variant) if planned.mode is Mode.SEGMENTED else (),
         formula=formula_of(variant),

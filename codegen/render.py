@@ -78,12 +78,17 @@ def render(spec: Spec) -> dict[str, str]:
     """
     env = _environment(templates_path())
     files: dict[str, str] = {}
-    kinds: dict[str, list[str]] = {"linear": [], "long_runs": [], "fused_backwards": []}
+    kinds: dict[str, list[str]] = {"linear": [], "long_runs": [], "fused_backwards": [], "atomic": []}
     for name, variant in spec.variants.items():
         plans = {mode: plan(variant, mode) for mode in Mode}
         files.update(_variant_files(env, name, plans))
         planned = plans[Mode.DENSE]
-        holds = planned.fwd.linear, hopper.visits_long_runs(planned), hopper.fuses_backward(planned)
+        holds = (
+            planned.fwd.linear,
+            hopper.visits_long_runs(planned),
+            hopper.fuses_backward(planned),
+            not is_deterministic(variant),
+        )
         for kind, it_holds in zip(kinds.values(), holds, strict=True):
             kind += [name] * it_holds
     names = list(spec.variants)
@@ -149,9 +154,9 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
         for stem, attribute in KERNELS.items()
     }
     if hopper.serves(planned.variant, planned.mode):
-        plans = {"fwd": planned.fwd}
-        if hopper.serves_backward(planned.variant, planned.mode):
-            plans |= {"bwd": planned.hopper_bwd, "delta": planned.dq}
+        plans = {"fwd": planned.fwd, "bwd": planned.hopper_bwd, "delta": planned.dq}
+        if hopper.serves_wide(planned.mode):
+            plans["bwd_wide"] = planned.hopper_bwd
         files |= {
             f"{folder}/hopper_{stem}.py": _fill(env, f"hopper/{stem}.py.jinja", kernel=kernel, **context)
             for stem, kernel in plans.items()

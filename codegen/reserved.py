@@ -40,7 +40,7 @@ _WORDS = """
     Any BLOCK_D BLOCK_DV BLOCK_M BLOCK_N DROPOUT FLOAT_DTYPES FP32 HARDWARE_TANH HAS_DLSE HAS_TRITON HEAD_DIM
     HEAD_DIM_V LN2 LOG2E NAME NAMESPACE SEGMENTS Q_OFFSET_PER_BATCH RAGGED Schedule Tensor Tile Tiles UNIT
 
-    CHUNK FILL OWN_ROOM PART PARTS POSITIONS PTX block_lists block_ranges call_sizes list_blocks pass_table
+    CHUNK FILL OWN_ROOM PART PARTS POSITIONS PTX block_lists block_ranges call_sizes call_words list_blocks pass_table
     schedule schedule_tables scheduled
 
     DTYPE HOPPER_WARPS KEY ROW ROWS SCORES STAGES STORED SUMS WEIGHTS async_load begin_block begin_scores
@@ -51,12 +51,15 @@ _WORDS = """
     store_layout tile_columns tma v_desc v_ring warpgroup_mma warpgroup_mma_wait
 
     KEYS K_SUMS K_WEIGHTS LINES V_SUMS V_WEIGHTS WITH_DQ add_tiles async_add delta_desc describe_lines
-    describe_vector do_desc do_ring dq_desc dq_ring dq_sums dq_tiles ds_full ds_tiles fence_async_shared fused
-    head_parts hopper_bwd hopper_delta in_fragments k_block k_lap k_part k_place lse_desc make_place
+    describe_vector do_desc do_ring dq_desc dq_ring dq_sums dq_tiles ds_full ds_tiles fence_async_shared first_row fused
+    head_parts hopper_bwd hopper_delta in_fragments k_block k_lap k_part lse_desc make_places
     num_key_blocks own_start q_turn row_delta row_lse send_keys send_rows sum_index
 
+    FLAT WIDE_KEYS add_block add_sums bwd_kernel dk_start dq_part ds_ring dv_start flat hand_over hopper_bwd_wide
+    is_wide make_hand_over next_dq p_ring row_block score_tiles sum_tiles take_over
+
     MOST_COUNT MOST_ROWS WRAP_STRIDE hear_work next_work num_work seq_end seq_len sequence_work take_work told_work
-    head_seqs num_row_blocks row_block row_seqs work_counter work_ring work_turn
+    head_seqs num_row_blocks row_first row_seqs work_counter work_ring work_turn
 
     Attention PASSES make_tables tables tiles_of
 

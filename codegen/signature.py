@@ -188,7 +188,15 @@ class Signatures:
     def dkdv(self, terms: Sequence[GradientTerm]) -> list[ArgGroup]:
         """Of a kernel that gathers `terms`."""
         delta = ArgGroup(names=("delta_ptr",), host="delta")
-        groups = self._backward(("dk", "dv"), terms, inputs=("q", "k", "v", "do"), reads=[delta])
+        # Where dq has a kernel of its own, that has filled the sums of heads: so they are before what this one fills.
+        heads = dict.fromkeys(t.accumulator for t in terms if t.kind is GradientKind.HEAD)
+        groups = self._backward(
+            ("dk", "dv"),
+            [t for t in terms if t.kind is not GradientKind.HEAD],
+            inputs=("q", "k", "v", "do"),
+            reads=[delta],
+            first=[ArgGroup(names=(f"{x}_ptr",), host=x) for x in heads],
+        )
         # Its tables are others than those of dq.
         tables = "|".join((*PACKED_TABLES, *self.tables))
         return [replace(g, host=re.sub(rf"\b({tables})\b", r"key_\1", g.host)) for g in groups] if tables else groups

@@ -1,14 +1,16 @@
-"""Which family of kernels a forward runs in: what Hopper's serves, what a call may ask for, what is said of it."""
+"""Which family of kernels a call runs in: what Hopper's serves, what a call may ask for, what is said of it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+import torch
 
 from generated._runtime.checks import ArgumentError
 from generated._runtime.configs import Tile, config_text, tiles_for
-from generated._runtime.families import HopperTile, hopper_tile, is_faster
+from generated._runtime.families import BACKWARD, FORWARD, HopperTile, hopper_tile, is_faster, refusal
+from generated._runtime.torch_support import call_words
 
 LENGTH = 4096
 
@@ -22,25 +24,23 @@ def forward(
     length: int = LENGTH,
     config: object = None,
     family: str | None = None,
-    prefers_hopper: bool = True,
 ) -> Tile:
     words = config_text(variant, config, family)
-    return tiles_for(variant, mode, arch, "", dtype, head_dims, (8, 2), length, words, prefers_hopper)["fwd"]
+    return tiles_for(variant, mode, arch, "", dtype, head_dims, (8, 2), length, words)["fwd"]
 
 
 def backward(
     variant: str = "causal",
+    mode: str = "dense",
     head_dims: tuple[int, int] = (128, 128),
+    length: int = LENGTH,
     config: object = None,
-    family: str | None = "hopper",
-    launches_backward: bool = True,
+    family: str | None = None,
+    deterministic: bool | None = None,
 ) -> tuple[Tile, Tile]:
     """The tiles of dkdv and dq."""
-    words = config_text(variant, config, family)
-    dtype, heads = "bfloat16", (8, 2)
-    tiles = tiles_for(
-        variant, "dense", "sm_90", "", dtype, head_dims, heads, LENGTH, words, launches_backward, launches_backward
-    )
+    words = config_text(variant, config, family, deterministic)
+    tiles = tiles_for(variant, mode, "sm_90", "", "bfloat16", head_dims, (8, 2), length, words)
     return tiles["dkdv"], tiles["dq"]
 
 
@@ -48,29 +48,79 @@ def families(*args: Any, **options: Any) -> list[str]:
     return [tile.family for tile in backward(*args, **options)]
 
 
-def test_a_backward_runs_on_hopper_where_it_is_asked_for() -> None:
+def test_backwards_of_long_runs_are_one_kernel() -> None:
     assert backward() == (HopperTile(64, 128, 8, 2),) * 2
     assert backward(head_dims=(64, 64)) == (HopperTile(128, 128, 8, 2),) * 2
-    assert backward("softcap", (64, 64)) == (HopperTile(64, 128, 8, 2),) * 2
+    assert backward("softcap", head_dims=(64, 64)) == (HopperTile(64, 128, 8, 2),) * 2
     assert families() == ["hopper", "hopper"]
-    for family in (None, "portable"):
-        assert families(family=family) == ["portable", "portable"]
-    assert families(launches_backward=False) == ["portable", "portable"]
-    assert families(head_dims=(256, 256)) == ["portable", "portable"]
+    for head_dims in ((256, 256), (64, 256)):
+        assert backward(head_dims=head_dims) == (HopperTile(64, 64, 8, 2),) * 2
+    assert families(family="portable") == ["portable", "portable"]
 
 
-def test_a_portable_dq_beside_a_backward_on_hopper() -> None:
+def test_other_backwards_are_so_where_a_call_asks() -> None:
+    assert families("window") == ["portable", "portable"]
+    assert families("window", family="hopper") == ["hopper", "hopper"]
+
+
+def test_of_short_sequences_dq_has_a_kernel_of_its_own() -> None:
+    assert families(length=512) == ["hopper", "portable"]
+    assert families(head_dims=(64, 64), length=1024) == ["hopper", "portable"]
+    assert families(length=512, family="hopper") == ["hopper", "hopper"]
+
+
+def test_backwards_whose_columns_are_mostly_padding_are_portable() -> None:
+    assert families(head_dims=(192, 128)) == ["portable", "portable"]
+    assert families(head_dims=(192, 128), family="hopper") == ["hopper", "hopper"]
+
+
+def test_a_fixed_order_takes_a_portable_dq() -> None:
+    assert families(deterministic=True) == ["hopper", "portable"]
+    assert families(deterministic=True, family="hopper") == ["hopper", "portable"]
+    assert families(deterministic=False) == ["hopper", "hopper"]
     for variant in ("forgetting", "relative_bias"):
         assert families(variant) == ["hopper", "portable"]
-    own = {"dq": {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 2}}
-    assert families(config=own) == ["hopper", "portable"]
-    assert backward(config=own)[1] == Tile(64, 64, 4, 2)
+
+
+OWN = {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 2}
+
+
+def test_a_tile_of_a_call_is_a_portable_one() -> None:
+    assert families(config={"dq": OWN}) == ["portable", "portable"]
+    assert families(config={"dkdv": OWN}) == ["portable", "portable"]
+    assert families(config={"dq": OWN}, family="hopper") == ["hopper", "portable"]
+    assert backward(config={"dq": OWN}, family="hopper")[1] == Tile(64, 64, 4, 2)
+
+
+def test_what_is_added_with_atomics_has_no_fixed_order() -> None:
+    with pytest.raises(ArgumentError, match=r"deterministic: expected None or False, .* with atomics, in any order"):
+        config_text("relative_bias", None, None, True)
+
+
+def test_an_order_is_asked_for_by_a_bool() -> None:
+    with pytest.raises(ArgumentError, match="deterministic: expected None, True or False, got 1"):
+        config_text("causal", None, None, 1)
+
+
+def test_torch_decides_where_a_call_does_not() -> None:
+    assert call_words("causal", None, None, None) == ""
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert call_words("causal", None, None, None) == config_text("causal", None, None, True)
+        assert call_words("causal", None, None, False) == ""
+        assert call_words("relative_bias", None, None, None) == ""
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_a_tile_of_other_keys_is_refused_in_the_backward() -> None:
     own = {"dkdv": {"block_m": 64, "block_n": 64, "num_warps": 8, "num_stages": 2}}
     with pytest.raises(ArgumentError, match=r"config\['dkdv'\]: expected block_m 64 or 128, block_n 128"):
-        backward(config=own)
+        backward(config=own, family="hopper")
+    assert backward(head_dims=(256, 256), config=own, family="hopper")[0] == HopperTile(64, 64, 8, 2)
+    own["dkdv"]["block_m"] = 128
+    with pytest.raises(ArgumentError, match=r"config\['dkdv'\]: expected block_m 64, block_n 64"):
+        backward(head_dims=(256, 256), config=own, family="hopper")
 
 
 def test_long_runs_of_wide_tiles_run_on_hopper() -> None:
@@ -80,6 +130,37 @@ def test_long_runs_of_wide_tiles_run_on_hopper() -> None:
     assert forward(dtype="float16").family == "hopper"
 
 
+def test_long_sequences_of_narrow_tiles_too() -> None:
+    assert forward(head_dims=(64, 64), length=8192) == HopperTile(192, 128, 12, 2)
+    assert forward(head_dims=(64, 64), length=8191).family == "portable"
+    assert forward(variant="window", head_dims=(64, 64), length=8192).family == "portable"
+    assert forward(variant="document", head_dims=(64, 64), length=8192, family="hopper").block_m == 128
+
+
+def test_packed_calls_run_where_dense_ones_do() -> None:
+    """By the mean length of their sequences."""
+    assert forward(mode="packed") == HopperTile(128, 128, 8, 2)
+    assert forward("window", "packed").family == "portable"
+    assert forward("window", "packed", family="hopper").family == "hopper"
+    assert families(mode="packed") == ["hopper", "hopper"]
+    assert families("window", "packed") == ["portable", "portable"]
+    assert families(mode="packed", length=512) == ["hopper", "portable"]
+    assert families(mode="packed", deterministic=True) == ["hopper", "portable"]
+    assert forward(mode="packed", head_dims=(64, 64), length=8192) == HopperTile(128, 128, 8, 3)
+    assert forward(mode="packed", head_dims=(64, 64), length=8191).family == "portable"
+
+
+def test_packed_backwards_of_wide_columns_are_portable() -> None:
+    for family in (None, "hopper"):
+        for head_dims in ((256, 256), (64, 256), (192, 128)):
+            assert forward(mode="packed", head_dims=head_dims, family=family).family == "hopper"
+            assert families(mode="packed", head_dims=head_dims, family=family) == ["portable", "portable"]
+    reasons = [
+        refusal(kernel, "causal", "packed", "sm_90", "bfloat16", (256, 256), LENGTH) for kernel in (FORWARD, BACKWARD)
+    ]
+    assert reasons == ["", "its backward of packed calls has tiles of at most 128 columns"]
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -87,12 +168,10 @@ def test_long_runs_of_wide_tiles_run_on_hopper() -> None:
         {"config": {"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 3}}},
         {"arch": "sm_80"},
         {"dtype": "float32"},
-        {"mode": "packed"},
         {"mode": "segmented"},
         {"variant": "causal_dropout"},
         {"head_dims": (80, 80)},
         {"length": 0},
-        {"prefers_hopper": False},
         {"variant": "window"},
         {"head_dims": (64, 64)},
     ],
@@ -103,9 +182,7 @@ def test_all_else_runs_on_the_portable_family(call: dict[str, object]) -> None:
 
 
 def test_a_call_may_ask_for_hopper_where_it_is_not_the_default() -> None:
-    assert forward(prefers_hopper=False, family="hopper").family == "hopper"
     assert forward(variant="window", family="hopper").family == "hopper"
-    assert forward(mode="packed", family="hopper") == HopperTile(128, 128, 8, 2)
     assert forward(head_dims=(64, 64), family="hopper") == HopperTile(128, 128, 8, 3)
     own = {"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 4}}
     assert forward(config=own, family="hopper") == HopperTile(128, 64, 8, 4)
@@ -141,8 +218,7 @@ def test_a_family_nobody_knows_is_refused() -> None:
 
 def test_narrow_masks_are_no_long_runs() -> None:
     for variant in ("causal", "full", "alibi", "forgetting", "softcap", "prefix_lm", "padding", "relative_bias"):
-        assert is_faster(variant, "dense", (128, 128)), variant
-        assert not is_faster(variant, "packed", (128, 128)), variant
+        assert is_faster(variant, (128, 128), LENGTH), variant
     for variant in ("window", "gpt_oss", "natten", "document", "streaming_llm", "gemma2_local"):
-        assert not is_faster(variant, "dense", (128, 128)), variant
+        assert not is_faster(variant, (128, 128), LENGTH), variant
         assert isinstance(hopper_tile(variant, "dense", "sm_90", "bfloat16", (128, 128), LENGTH), HopperTile)

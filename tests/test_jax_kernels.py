@@ -150,6 +150,41 @@ def test_a_kernel_of_hopper_gets_the_memory_it_works_in(monkeypatch: pytest.Monk
     assert "setmaxnreg" in text
 
 
+def gradient_kernels(monkeypatch: pytest.MonkeyPatch, variant: str, **options: Any) -> list[str]:
+    """The kernels that a call and its gradients launch on an H100, in order; none is compiled."""
+    # Any image does, of a kernel with no scratch.
+    monkeypatch.setattr(jax_kernels, "_compile", lambda *_: (b"", 0))
+    entry = golden.load_manifest()[variant]
+    import torch
+
+    inputs = golden.draw_inputs(entry, SHAPE, dtype=torch.bfloat16, device="cpu")
+    own = {name: jnp.asarray(x.detach().numpy()) for name, x in inputs.tensors.items()} | inputs.scalars
+
+    def gradients(*x: jax.Array) -> Any:
+        trained = {n: a for n, a in own.items() if hasattr(a, "dtype") and a.dtype == jnp.float32}
+        fixed = {n: a for n, a in own.items() if n not in trained}
+        op = getattr(ops, variant)
+        results, pullback = jax.vjp(lambda own, *x: op(*x, **own, **fixed, return_lse=True, **options), trained, *x)
+        return pullback(results)
+
+    return [m[4][0].decode().removeprefix(f"{variant}_") for m in messages(monkeypatch, gradients, *arrays())]
+
+
+@pytest.mark.parametrize("variant", [name for name, entry in golden.load_manifest().items() if not entry["dropout"]])
+def test_kernels_of_hopper_are_launched(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each argument at its place: what a kernel fills behind what it reads."""
+    found = gradient_kernels(monkeypatch, variant, family="hopper", deterministic=False)
+    backward = ["hopper_delta", "hopper_bwd"]
+    is_fused = "bwd_dq" not in found
+    assert is_fused == (variant not in {"forgetting", "relative_bias"})
+    backward = [*backward, "hopper_dq_rows"] if is_fused else ["bwd_dq", *backward]
+    assert [name for name in found if name.startswith(("hopper", "bwd"))] == ["hopper_fwd", *backward]
+    if variant != "relative_bias":
+        found = gradient_kernels(monkeypatch, variant, family="hopper", deterministic=True)
+        backward = ["hopper_fwd", "bwd_dq", "hopper_delta", "hopper_bwd"]
+        assert [name for name in found if name.startswith(("hopper", "bwd"))] == backward
+
+
 def test_a_packed_call_of_hopper_gets_a_counter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the work that its programs share: 4 bytes that XLA sets to zero, behind o and lse."""
     q, k, v = (x.reshape(-1, *x.shape[2:]) for x in arrays())
@@ -170,13 +205,17 @@ def test_the_machine_code_is_that_of_torch(variant: str, monkeypatch: pytest.Mon
     import torch
 
     inputs = golden.draw_inputs(entry, SHAPE, dtype=torch.bfloat16, device="cpu")
-    compiled = compile_call(variant, "sm_90", inputs, layout="bhsd")
+    compiled = compile_call(variant, "sm_90", inputs, layout="bhsd", family="portable")
     q, k, v = (x.transpose(0, 2, 1, 3) for x in arrays())
     own = {"g": jnp.zeros((SHAPE.batch, SHAPE.seq, SHAPE.heads))} if entry["decay"] else {}
 
     def both(q: jax.Array, k: jax.Array, v: jax.Array, own: Any) -> Any:
         results, pullback = jax.vjp(
-            lambda *x: getattr(ops, variant)(*x[:3], **x[3], layout="bhsd", return_lse=True), q, k, v, own
+            lambda *x: getattr(ops, variant)(*x[:3], **x[3], layout="bhsd", family="portable", return_lse=True),
+            q,
+            k,
+            v,
+            own,
         )
         return pullback(results)
 

@@ -24,6 +24,7 @@ FILES = (
     *MODES,
     "hopper_fwd.py",
     "hopper_bwd.py",
+    "hopper_bwd_wide.py",
     "packed/hopper_fwd.py",
     "packed/hopper_bwd.py",
     "torch_op.py",

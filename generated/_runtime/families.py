@@ -8,9 +8,12 @@ PORTABLE, HOPPER = FAMILIES = ("portable", "hopper")
 HOPPER_WARPS = 4
 """Warps that a kernel of Hopper's is launched with: those of one warpgroup, which specialises the others."""
 
+FORWARD, BACKWARD = "hopper_fwd", "hopper_bwd"
+"""Its kernels, by their names among the hashes."""
+
 
 class HopperTile(Tile):
-    """A tile of Hopper's family: `num_warps` are those of two warpgroups, which share its rows.
+    """A tile of Hopper's family: `num_warps` are those of the warpgroups that share its rows, or its keys.
 
     There are `num_stages` places for keys and as many for values.
     """
@@ -22,15 +25,21 @@ class HopperTile(Tile):
         return HOPPER
 
 
+WIDE_KEYS = 64
+"""Keys of the tiles of the backward's kernel for more than 128 columns, in which both warpgroups have all of them."""
+
+# The forward's tile at 64 columns from so many keys of a long run on: three warpgroups hide each other's exponentials,
+# but their rows together meet more blocks that the mask cuts.
+_LONG_FORWARD, _LONG_FROM = HopperTile(192, 128, 12, 2), 8192
 # Columns of a tile, those of q and k or of v, whichever are more -> the backward's tile: its queries, and its keys,
 # which two warpgroups share.
-_BACKWARD = {64: HopperTile(128, 128, 8, 2), 128: HopperTile(64, 128, 8, 2)}
+_BACKWARD = {64: HopperTile(128, 128, 8, 2), 128: HopperTile(64, 128, 8, 2), 256: HopperTile(64, WIDE_KEYS, 8, 2)}
 # Where a score is more than the product scaled, it takes the registers of half of the queries.
 _SCORED_BACKWARD = _BACKWARD | {64: HopperTile(64, 128, 8, 2)}
-
-
-# The modes of calls in which the forward was measured: in others a call has to ask for it.
-_MEASURED = frozenset({"dense"})
+# The most columns of a tile in modes whose backward has no kernel for wide ones.
+_NARROW = 128
+# Keys of a sequence, by columns of a tile, from which on one kernel for all gradients is the faster backward.
+_FUSED_FROM = {64: 2048, 128: 1024, 256: 1024}
 
 
 def tile_columns(head_dim: int) -> int:
@@ -44,8 +53,12 @@ def hopper_tile(op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int,
     Args:
         head_dims: of q and of v. length: how many keys a sequence has.
     """
-    reason = _refusal("hopper_fwd", op, mode, arch, dtype, head_dims, length)
-    return reason or HopperTile(*HOPPER_FORWARD[max(tile_columns(head_dim) for head_dim in head_dims)])
+    reason = refusal(FORWARD, op, mode, arch, dtype, head_dims, length)
+    if reason:
+        return reason
+    cols = max(tile_columns(head_dim) for head_dim in head_dims)
+    is_long = mode == "dense" and _is_long_and_narrow(op, cols, length)
+    return _LONG_FORWARD if is_long else HopperTile(*HOPPER_FORWARD[cols])
 
 
 def backward_tiles(
@@ -55,13 +68,13 @@ def backward_tiles(
     the portable kernels have to."""
     tiles = _BACKWARD if op in LINEAR else _SCORED_BACKWARD
     tile = tiles.get(max(tile_columns(head_dim) for head_dim in head_dims))
-    if tile is None or _refusal("hopper_bwd", op, mode, arch, dtype, head_dims, length):
+    if tile is None or refusal(BACKWARD, op, mode, arch, dtype, head_dims, length):
         return {}
     return dict.fromkeys(("dkdv", "dq") if op in FUSED_BACKWARDS else ("dkdv",), tile)
 
 
-def _refusal(kernel: str, op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int, int], length: int) -> str:
-    """Why a kernel of Hopper's family cannot run a call; empty where it can."""
+def refusal(kernel: str, op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int, int], length: int) -> str:
+    """Why a kernel of Hopper's family, FORWARD or BACKWARD, cannot run a call; empty where it can."""
     if arch != "sm_90":
         return f"its kernels run on sm_90, not on {arch}"
     if kernel not in KERNEL_HASHES.get(op, {}).get(mode, {}):
@@ -71,11 +84,39 @@ def _refusal(kernel: str, op: str, mode: str, arch: str, dtype: str, head_dims: 
     if any(4 * head_dim < 3 * tile_columns(head_dim) for head_dim in head_dims):
         # What pads a tile to a power of two is computed like the rest; the portable kernels take two parts.
         return f"of head_dims {head_dims} less than three quarters would fill a tile's columns"
+    most = max(_BACKWARD) if mode == "dense" else _NARROW
+    if kernel == BACKWARD and max(head_dims) > most:
+        return f"its backward of {mode} calls has tiles of at most {most} columns"
     if length == 0:
         return "a copy by TMA needs at least one key"
     return ""
 
 
-def is_faster(op: str, mode: str, head_dims: tuple[int, int]) -> bool:
-    """Whether Hopper's forward is the faster one as a rule, by what was measured: for long runs and wide tiles."""
-    return mode in _MEASURED and op in LONG_RUNS and max(tile_columns(head_dim) for head_dim in head_dims) >= 128
+def is_faster(op: str, head_dims: tuple[int, int], length: int) -> bool:
+    """Whether Hopper's forward is the faster one as a rule, by what was measured.
+
+    That is for long runs of keys, and wide tiles or long sequences.
+    """
+    cols = max(tile_columns(head_dim) for head_dim in head_dims)
+    return op in LONG_RUNS and (cols >= 128 or _is_long_and_narrow(op, cols, length))
+
+
+def _is_long_and_narrow(op: str, cols: int, length: int) -> bool:
+    return op in LONG_RUNS and cols == 64 and length >= _LONG_FROM
+
+
+def backward_is_faster(op: str, head_dims: tuple[int, int]) -> bool:
+    """Whether Hopper's dk and dv are the faster ones as a rule, with a dq in the same kernel or beside them.
+
+    What pads 192 columns to 256 costs as much as that gains.
+    """
+    widest = max(head_dims)
+    return op in LONG_RUNS and (widest <= 128 or widest > 192)
+
+
+def fusing_is_faster(head_dims: tuple[int, int], length: int) -> bool:
+    """Whether dq in one kernel with dk and dv is as a rule faster than the portable one beside them.
+
+    What it adds to is cleared and converted, which takes as long for short sequences as for long ones.
+    """
+    return length >= _FUSED_FROM[max(tile_columns(head_dim) for head_dim in head_dims)]

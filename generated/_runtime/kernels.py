@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/kernels.py.jinja
-# hash: 85dc9eb648c0e948
+# hash: fe0772f5434c2e57
 """What each kernel's code is, as a hash: tuned tiles hold for the code they were measured on."""
 
 # variant -> mode of calls -> pass -> hash of the kernel's file without comments and docstrings
@@ -10,15 +10,15 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "5f7c13e5d5a62f8e",
             "dq": "23b8073fbb5e7868",
             "dkdv": "46be56b8a6913495",
-            "hopper_fwd": "4808c2b2fd8ec86f",
-            "hopper_bwd": "64da4e721da10c36",
+            "hopper_fwd": "fb5c43dd8beb7a8e",
+            "hopper_bwd": "569de6e030df5d35",
         },
         "packed": {
             "fwd": "91a6cf19c5e99c59",
             "dq": "018b5b33f7d8deb9",
             "dkdv": "b254008df5b983a0",
-            "hopper_fwd": "21280ce3024d9741",
-            "hopper_bwd": "ec93c948ca6b3946",
+            "hopper_fwd": "beabfcace94f9a4d",
+            "hopper_bwd": "a077e20ae118f999",
         },
         "segmented": {
             "fwd": "a14d3099d522751d",
@@ -31,15 +31,15 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "f16cf16c79f9793b",
             "dq": "91091985dbd7a606",
             "dkdv": "bfe6e13e1e1452ee",
-            "hopper_fwd": "4045ad4d94010326",
-            "hopper_bwd": "2eb9a310a16ed7a3",
+            "hopper_fwd": "44f56a496a562a0e",
+            "hopper_bwd": "b39f4dc054ab5113",
         },
         "packed": {
             "fwd": "b6e418a3a3ba2f5d",
             "dq": "f012c30ad7b29242",
             "dkdv": "c20540f939402544",
-            "hopper_fwd": "218e8245ecd3748d",
-            "hopper_bwd": "b8b4efdfef097f60",
+            "hopper_fwd": "7b079ad7dfebf284",
+            "hopper_bwd": "c34507230efae4f5",
         },
         "segmented": {
             "fwd": "b1e2c18ec069b0c8",
@@ -69,15 +69,15 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "cfb5becf5e0a0576",
             "dq": "2b3223153fe342e9",
             "dkdv": "0e7f6537241f818e",
-            "hopper_fwd": "4749464441742b28",
-            "hopper_bwd": "55ac0150db1ce3cd",
+            "hopper_fwd": "0960a6f7a1509eec",
+            "hopper_bwd": "537724f93332d182",
         },
         "packed": {
             "fwd": "9b10cc5a5ec7eb8c",
             "dq": "f42747ebcc07e309",
             "dkdv": "3837a6a99a03b567",
-            "hopper_fwd": "74b0f55ee13254cb",
-            "hopper_bwd": "42fc61b485a02336",
+            "hopper_fwd": "7b8ce2a5e9b896a4",
+            "hopper_bwd": "b7270e7286b2fa03",
         },
         "segmented": {
             "fwd": "ed8959a7ee626ba9",
@@ -90,15 +90,15 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "0eb33ebfa8a94caf",
             "dq": "92f7a2ad61a7a7ea",
             "dkdv": "0bc282a4975f4f7a",
-            "hopper_fwd": "118c722d28ba05e1",
-            "hopper_bwd": "ec29ff89c0a191aa",
+            "hopper_fwd": "0b9989a6e7e7671b",
+            "hopper_bwd": "e5cd5e25fee47e19",
         },
         "packed": {
             "fwd": "0516465877167b82",
             "dq": "dbd06f2a91f3bd28",
             "dkdv": "55be522a4adc169a",
-            "hopper_fwd": "cad92183c8fb0896",
-            "hopper_bwd": "5ef242e99fe3ad80",
+            "hopper_fwd": "9f3cec53ce7c5819",
+            "hopper_bwd": "6742220ecc9f1a55",
         },
         "segmented": {
             "fwd": "bf6dd8acaf2d3634",
@@ -111,15 +111,15 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "d81e5dd65d1e06d4",
             "dq": "8ee5eade28b29a8d",
             "dkdv": "4f3f874780bb93de",
-            "hopper_fwd": "2c403b4b346a5533",
-            "hopper_bwd": "b45ea2081293e55e",
+            "hopper_fwd": "5aca78e1ce3e1c6e",
+            "hopper_bwd": "6fbfdcd615d79910",
         },
         "packed": {
             "fwd": "975cfdf7149bf077",
             "dq": "8ad3256dd9a807e7",
             "dkdv": "fabbd70475409e4d",
-            "hopper_fwd": "9d080d3a0c2c6b4c",
-            "hopper_bwd": "4322630c63a2c62b",
+            "hopper_fwd": "486c8d058d4376a7",
+            "hopper_bwd": "6d8e4fe35f5e3316",
         },
         "segmented": {
             "fwd": "af687c239f26b295",
@@ -132,15 +132,15 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "b8866d8968b90575",
             "dq": "d4ec827b76f4e842",
             "dkdv": "e3ce1d21e8fe8f9a",
-            "hopper_fwd": "16bdddd1d51eb861",
-            "hopper_bwd": "2e5e7768fa9ea490",
+            "hopper_fwd": "21832a7de72a517e",
+            "hopper_bwd": "0c293877c31e4ba7",
         },
         "packed": {
             "fwd": "b6113b0c7c0a4745",
             "dq": "9a98810d5de356ea",
             "dkdv": "eb2a6cfc6284c069",
-            "hopper_fwd": "dccdd026a6dd18cd",
-            "hopper_bwd": "4b302039684cdf4d",
+            "hopper_fwd": "8fe5faa69e25899b",
+            "hopper_bwd": "eb4d3c9bbfc5e2ee",
         },
         "segmented": {
             "fwd": "3d0a17bd8cf4fbeb",
@@ -153,15 +153,15 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "799fa161a5c29029",
             "dq": "b92370fa8b27e793",
             "dkdv": "857c6273f698da81",
-            "hopper_fwd": "8c9f42b4113b53f4",
-            "hopper_bwd": "2f0ca3e41d5d220e",
+            "hopper_fwd": "ad9129a53675f00d",
+            "hopper_bwd": "0f6b77d2fb464626",
         },
         "packed": {
             "fwd": "fdc53be2493ec8ce",
             "dq": "19afddaee5b2c01d",
             "dkdv": "22e6cb47dfb187ff",
-            "hopper_fwd": "3014cf213f60d7da",
-            "hopper_bwd": "561e60a35289e119",
+            "hopper_fwd": "bb993f31addd5454",
+            "hopper_bwd": "2320163f87f5290f",
         },
         "segmented": {
             "fwd": "3de5f2862c47ad3c",
@@ -174,15 +174,15 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "dbd3e9dac3ae2d22",
             "dq": "a31f3375df7d477d",
             "dkdv": "ad2c712fd49d19fe",
-            "hopper_fwd": "638a61425c2cc14b",
-            "hopper_bwd": "741a3a75ddd02e67",
+            "hopper_fwd": "ddff072dee00ac5f",
+            "hopper_bwd": "c482147843a850b1",
         },
         "packed": {
             "fwd": "51e72e1ca9ea6010",
             "dq": "352bbedf25f01cc9",
             "dkdv": "6e642269dd3b13d8",
-            "hopper_fwd": "8182a807837ea868",
-            "hopper_bwd": "2bda258982498544",
+            "hopper_fwd": "7633710d886ce2d4",
+            "hopper_bwd": "4e1eb3828c28482c",
         },
         "segmented": {
             "fwd": "cbbcb428b9af603b",
@@ -195,15 +195,15 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "eb0853df72c3abaa",
             "dq": "71f52667034f2477",
             "dkdv": "b24ce5d3d3aba089",
-            "hopper_fwd": "4f8dd53a56bfeb5e",
-            "hopper_bwd": "0b066bcd50e82db3",
+            "hopper_fwd": "3c034d71d75b6636",
+            "hopper_bwd": "2dc60c2f53a39f99",
         },
         "packed": {
             "fwd": "e39e74f3fa8bb91d",
             "dq": "b5a793cdf79ff3de",
             "dkdv": "b4631b17cc2b43a5",
-            "hopper_fwd": "a59fdcf1fad60130",
-            "hopper_bwd": "83017bdf4d5c4808",
+            "hopper_fwd": "fbae4d2f3448e426",
+            "hopper_bwd": "d2b83fb2454a07b7",
         },
         "segmented": {
             "fwd": "8f413b15faebe579",
@@ -216,15 +216,15 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "751c7d505ee07342",
             "dq": "8299ad07ed20d180",
             "dkdv": "6b6d614be71c10b3",
-            "hopper_fwd": "81d0495fc7461ed8",
-            "hopper_bwd": "130909db2d403df7",
+            "hopper_fwd": "351d97a7946a779e",
+            "hopper_bwd": "ac8e180c34e64f09",
         },
         "packed": {
             "fwd": "37a93964cdd31470",
             "dq": "11f4635c174ccb01",
             "dkdv": "fe118c50ba86a401",
-            "hopper_fwd": "9c686bb6d2ea8e5a",
-            "hopper_bwd": "5088c499cf63fa0a",
+            "hopper_fwd": "cc9423ae4bff0a97",
+            "hopper_bwd": "d3cbb3a9d058b5bc",
         },
         "segmented": {
             "fwd": "6951c1a68a76e6f1",
@@ -237,15 +237,15 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "0968d229c16d0e2a",
             "dq": "e293a8345ebe9619",
             "dkdv": "1b25ba3b7fc42b46",
-            "hopper_fwd": "5ba1260ce35de757",
-            "hopper_bwd": "32f1a1e33f3a5865",
+            "hopper_fwd": "7b4939fdf0124558",
+            "hopper_bwd": "9e06d8962ab20eda",
         },
         "packed": {
             "fwd": "4141facc7e1e0204",
             "dq": "b4ba577bde698200",
             "dkdv": "6a9f80871bb9fe76",
-            "hopper_fwd": "6b7247c681d02f1c",
-            "hopper_bwd": "9965ac576e11e77c",
+            "hopper_fwd": "b879d8fa6d234cdb",
+            "hopper_bwd": "d9608a22c7936429",
         },
         "segmented": {
             "fwd": "5927ada9703707b8",
@@ -258,15 +258,15 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "77d1cd3240236c63",
             "dq": "d7d5fce1c8d29b61",
             "dkdv": "61c7cf4c1215a8f2",
-            "hopper_fwd": "461b73d1fb42bb4e",
-            "hopper_bwd": "d32bacda07a10094",
+            "hopper_fwd": "c09b12c508ffceb4",
+            "hopper_bwd": "afc3cfc6fd392930",
         },
         "packed": {
             "fwd": "239fd720b70e11b0",
             "dq": "f9db5cb9a63e45fc",
             "dkdv": "2878b05200f9e628",
-            "hopper_fwd": "c4aefffb0cd96164",
-            "hopper_bwd": "111c7e3082dbb592",
+            "hopper_fwd": "1e0a345af58a0654",
+            "hopper_bwd": "d4a51fd5c2a55660",
         },
         "segmented": {
             "fwd": "45f3c6e07d539593",
@@ -279,15 +279,15 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "c6cb153f2989ee6b",
             "dq": "41b859cb808ec41a",
             "dkdv": "5bce81d44ac8c97d",
-            "hopper_fwd": "7b474a8310f58519",
-            "hopper_bwd": "e43beca1a6229d74",
+            "hopper_fwd": "9d54e72cd3997250",
+            "hopper_bwd": "1b6b83c3e5ad855b",
         },
         "packed": {
             "fwd": "3a90e5af5b9d5e68",
             "dq": "86cebbba95d6948e",
             "dkdv": "268a7fe113dbb955",
-            "hopper_fwd": "ba7dc393cb9119e9",
-            "hopper_bwd": "9190f4b634eca3be",
+            "hopper_fwd": "c494c764f564f738",
+            "hopper_bwd": "04cc27bce4a62328",
         },
         "segmented": {
             "fwd": "74550898928b8967",
@@ -300,15 +300,15 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "286536702430cfdc",
             "dq": "6e041c3d1e84a294",
             "dkdv": "71a622e223a27c3c",
-            "hopper_fwd": "0fc605eb7988340b",
-            "hopper_bwd": "35950df632f830dc",
+            "hopper_fwd": "5278bdcf0f2b2b78",
+            "hopper_bwd": "37e80fd0dbd63678",
         },
         "packed": {
             "fwd": "8b414197f984d4bf",
             "dq": "217f8764b87c566c",
             "dkdv": "a4603d4f56fa695c",
-            "hopper_fwd": "1e48f0ae52c19986",
-            "hopper_bwd": "1b54b015ad4c4d08",
+            "hopper_fwd": "e2d8b91d091b0146",
+            "hopper_bwd": "f54b9de028180f6e",
         },
         "segmented": {
             "fwd": "5321fbcbd6adfea1",
@@ -346,6 +346,13 @@ LONG_RUNS = frozenset(
         "alibi",
         "relative_bias",
         "forgetting",
+    }
+)
+
+# Variants with a gradient that is added with atomics, in any order.
+ATOMIC = frozenset(
+    {
+        "relative_bias",
     }
 )
 

@@ -1,4 +1,4 @@
-"""What tells the programs of packed sequences which sequence is theirs: the table, and a counter of pieces of work."""
+"""The table that tells the programs of packed sequences which sequence is theirs."""
 
 import triton
 import triton.language as tl
@@ -69,9 +69,3 @@ def packed_blocks(
     # No more entries are left over than there are sequences.
     if num_blocks + seq < num_entries:
         tl.store(block_seqs_ptr + (num_blocks + seq) * 8, -1)
-
-
-@triton.jit
-def clear_counter(counter_ptr):
-    """Set the one number of `counter` to 0."""
-    tl.store(counter_ptr, 0)

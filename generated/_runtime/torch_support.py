@@ -20,7 +20,8 @@ from .checks import (
     fail,
     sizes_text,
 )
-from .configs import INTERPRETER, Tiles, tiles_for
+from .configs import INTERPRETER, Tiles, config_text, tiles_for
+from .kernels import ATOMIC
 from .settings import HAS_TRITON as HAS_TRITON
 from .settings import INTERPRET as INTERPRET
 from .torch_replay import is_recording
@@ -210,11 +211,18 @@ def _device_gpu(index: int) -> str:
     return gpu_key(torch.cuda.get_device_name(index))
 
 
+def call_words(op: str, config: Any, family: Any, deterministic: Any) -> str:
+    """`config_text` of a call in torch, whose order of additions is by default what torch is told to keep."""
+    if deterministic is None and torch.are_deterministic_algorithms_enabled():
+        deterministic = op not in ATOMIC
+    return config_text(op, config, family, deterministic)
+
+
 def call_tiles(op: str, mode: str, q: Tensor, v: Tensor, length: int, config_words: str) -> Tiles:
     """The tiles of each pass of a call, of sequences of `length` keys, on average where they are packed."""
     gpu = "" if q.device.type == "cpu" else _device_gpu(q.device.index)
     dims, heads = (q.shape[3], v.shape[3]), (q.shape[1], v.shape[1])
-    return tiles_for(op, mode, arch_of(q), gpu, _DTYPE_NAMES[q.dtype], dims, heads, length, config_words, True, True)
+    return tiles_for(op, mode, arch_of(q), gpu, _DTYPE_NAMES[q.dtype], dims, heads, length, config_words)
 
 
 def is_nvidia(x: Tensor) -> bool:
@@ -302,7 +310,8 @@ def sums_by_sequence(sums: Tensor, block_seqs: Tensor, num_seqs: int) -> Tensor:
 
     Each block may have more than one, side by side.
     """
-    sums = sums.unflatten(2, (block_seqs.shape[0], -1)).sum(3)
+    num_blocks = block_seqs.shape[0]
+    sums = sums.view(*sums.shape[:2], num_blocks, sums.shape[2] // max(num_blocks, 1)).sum(3)
     total = sums.new_zeros((num_seqs, sums.shape[1]))
     return total.index_put_((block_seqs[:, 0].clamp(min=0).long(),), sums[0].T, accumulate=True)
 

@@ -1,13 +1,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/torch_op.py.jinja
-# hash: 2f46b232a49b1b5f
+# hash: 4a1c22d9575d5e93
 """`alibi` for PyTorch. Attention with linear biases; the slopes may be trained (Press et al., 2022,
 arXiv:2108.12409)."""
 
 from torch import Tensor
 
-from .._runtime.configs import PASSES, config_text
+from .._runtime.configs import PASSES
 from .._runtime.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.sequences import check_alone
 from .._runtime.torch_replay import apply, replayed
@@ -16,6 +16,7 @@ from .._runtime.torch_sequences import Tokens, check_packed, check_tokens, packe
 from .._runtime.torch_support import (
     autocast_inputs,
     batch_row,
+    call_words,
     check_inputs,
     check_tensor,
     interpreter_dtype,
@@ -49,6 +50,7 @@ def _schedule(
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
+    deterministic: bool | None = None,
     backward: bool = True,
 ) -> Schedule:
     """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
@@ -56,7 +58,7 @@ def _schedule(
     The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
     the backward needs. Without a schedule a call makes its own.
     """
-    config_words = config_text(NAME, config, family)
+    config_words = call_words(NAME, config, family, deterministic)
     tables: list[Tensor] = []
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
@@ -130,6 +132,7 @@ def alibi(
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
+    deterministic: bool | None = None,
     schedule: Schedule | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention with linear biases; the slopes may be trained (Press et al., 2022, arXiv:2108.12409).
@@ -160,8 +163,11 @@ def alibi(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
-        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default Hopper's where they are the
-            faster ones and `config` names no tile of it.
+        family: `"portable"` or `"hopper"`, of which kernels are; by default Hopper's where they are the faster ones and
+            `config` names no tile of theirs.
+        deterministic: whether equal inputs must give gradients of equal bits, by default what
+            `torch.use_deterministic_algorithms` says. On Hopper GPUs the fastest backward adds up dq in any
+            order.
         schedule: what `alibi.schedule(...)` gave for a call like this one; by default each call makes its own.
 
     Returns:
@@ -186,6 +192,7 @@ def alibi(
             cu_seqlens_k,
             config,
             family,
+            deterministic,
             schedule,
         )
     check_inputs(NAME, q, k, v, scale, layout)
@@ -199,7 +206,7 @@ def alibi(
     kv_len = k.shape[2] if kv_lengths is None else kv_lengths
     row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
     slope = check_tensor(NAME, "slope", slope, (q.shape[1],), ("float32",), q)
-    config_words = config_text(NAME, config, family)
+    config_words = call_words(NAME, config, family, deterministic)
     block_tables: list[Tensor] = []
     if schedule is not None:
         tiles = None
@@ -264,13 +271,14 @@ def _packed(
     cu_seqlens_k: Tensor | None,
     config: dict[str, dict[str, int]] | None,
     family: str | None,
+    deterministic: bool | None,
     schedule: Schedule | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The packed call: q, k and v are `[total, H, D]`."""
     cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, scale, cu_seqlens_q, cu_seqlens_k)
     row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
     slope = check_tensor(NAME, "slope", slope, (q.shape[1],), ("float32",), q)
-    config_words = config_text(NAME, config, family)
+    config_words = call_words(NAME, config, family, deterministic)
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
     dtype = q.dtype

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/jax_op.py.jinja
-# hash: 6ea32705d589aabf
+# hash: 2e04f98e4feefbe8
 """`causal_dropout` for JAX. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section 5.4)."""
 
 from jax import Array
@@ -119,6 +119,7 @@ def _schedule(
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
+    deterministic: bool | None = None,
     backward: bool = True,
 ) -> Schedule:
     """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
@@ -145,6 +146,7 @@ def _schedule(
         padding_id,
         config,
         family,
+        deterministic,
     )
 
     return schedule_of(DENSE, PACKED, SEGMENTED, arguments, backward)
@@ -172,6 +174,7 @@ def causal_dropout(
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
+    deterministic: bool | None = None,
     schedule: Schedule | None = None,
 ) -> Array | tuple[Array, Array]:
     """Causal attention with dropout on the probabilities (Vaswani et al., 2017, section 5.4).
@@ -204,7 +207,10 @@ def causal_dropout(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
-        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default the portable ones.
+        family: `"portable"` or `"hopper"`, of which kernels are; by default Hopper's where they are the faster ones and
+            `config` names no tile of theirs.
+        deterministic: whether equal inputs must give gradients of equal bits, by default not. On Hopper GPUs the
+            fastest backward adds up dq in any order.
         schedule: what `causal_dropout.schedule(...)` gave for a call like this one; by default each call makes
             its own.
 
@@ -234,6 +240,7 @@ def causal_dropout(
         padding_id,
         config,
         family,
+        deterministic,
     )
 
     arguments.dropout_p = check_dropout_p(NAME, dropout_p)

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/jax_op.py.jinja
-# hash: 65fd0d43476d2d55
+# hash: 06dd92fae1dd62e1
 """`document` for JAX. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from jax import Array
@@ -116,6 +116,7 @@ def _schedule(
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
+    deterministic: bool | None = None,
     backward: bool = True,
 ) -> Schedule:
     """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
@@ -142,6 +143,7 @@ def _schedule(
         padding_id,
         config,
         family,
+        deterministic,
     )
     if arguments.packed:
         arguments.tensors = {
@@ -185,6 +187,7 @@ def document(
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
+    deterministic: bool | None = None,
     schedule: Schedule | None = None,
 ) -> Array | tuple[Array, Array]:
     """Causal within each document of a packed row; `doc` numbers them, in any order.
@@ -214,7 +217,10 @@ def document(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
-        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default the portable ones.
+        family: `"portable"` or `"hopper"`, of which kernels are; by default Hopper's where they are the faster ones and
+            `config` names no tile of theirs.
+        deterministic: whether equal inputs must give gradients of equal bits, by default not. On Hopper GPUs the
+            fastest backward adds up dq in any order.
         schedule: what `document.schedule(...)` gave for a call like this one; by default each call makes its own.
 
     Returns:
@@ -243,6 +249,7 @@ def document(
         padding_id,
         config,
         family,
+        deterministic,
     )
     if arguments.packed:
         arguments.tensors = {

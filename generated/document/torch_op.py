@@ -2,13 +2,13 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_op.py.jinja
-# hash: 5d7894583682bfde
+# hash: 6e6f9eeac657472b
 """`document` for PyTorch. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from torch import Tensor
 
 from .._runtime.checks import at_least
-from .._runtime.configs import PASSES, config_text
+from .._runtime.configs import PASSES
 from .._runtime.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.sequences import check_alone
 from .._runtime.torch_replay import apply, replayed
@@ -17,6 +17,7 @@ from .._runtime.torch_sequences import Tokens, check_packed, check_tokens, packe
 from .._runtime.torch_support import (
     autocast_inputs,
     batch_row,
+    call_words,
     check_inputs,
     check_tensor,
     interpreter_dtype,
@@ -51,6 +52,7 @@ def _schedule(
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
+    deterministic: bool | None = None,
     backward: bool = True,
 ) -> Schedule:
     """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
@@ -58,7 +60,7 @@ def _schedule(
     The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
     the backward needs. Without a schedule a call makes its own.
     """
-    config_words = config_text(NAME, config, family)
+    config_words = call_words(NAME, config, family, deterministic)
     tables: list[Tensor] = []
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
@@ -141,6 +143,7 @@ def document(
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
+    deterministic: bool | None = None,
     schedule: Schedule | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Causal within each document of a packed row; `doc` numbers them, in any order.
@@ -170,8 +173,11 @@ def document(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
-        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default Hopper's where they are the
-            faster ones and `config` names no tile of it.
+        family: `"portable"` or `"hopper"`, of which kernels are; by default Hopper's where they are the faster ones and
+            `config` names no tile of theirs.
+        deterministic: whether equal inputs must give gradients of equal bits, by default what
+            `torch.use_deterministic_algorithms` says. On Hopper GPUs the fastest backward adds up dq in any
+            order.
         schedule: what `document.schedule(...)` gave for a call like this one; by default each call makes its own.
 
     Returns:
@@ -196,6 +202,7 @@ def document(
             cu_seqlens_k,
             config,
             family,
+            deterministic,
             schedule,
         )
     check_inputs(NAME, q, k, v, scale, layout)
@@ -211,7 +218,7 @@ def document(
     doc = check_tensor(
         NAME, "doc", doc, (q.shape[0], at_least(max(row_offset + q.shape[2], k.shape[2]))), ("int32",), q
     )
-    config_words = config_text(NAME, config, family)
+    config_words = call_words(NAME, config, family, deterministic)
     block_tables: list[Tensor] = []
     if schedule is not None:
         tiles = None
@@ -276,13 +283,14 @@ def _packed(
     cu_seqlens_k: Tensor | None,
     config: dict[str, dict[str, int]] | None,
     family: str | None,
+    deterministic: bool | None,
     schedule: Schedule | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The packed call: q, k and v are `[total, H, D]`."""
     cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, scale, cu_seqlens_q, cu_seqlens_k)
     row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
     doc = check_tensor(NAME, "doc", doc, (k.shape[0],), ("int32",), q)
-    config_words = config_text(NAME, config, family)
+    config_words = call_words(NAME, config, family, deterministic)
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
     dtype = q.dtype

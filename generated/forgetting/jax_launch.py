@@ -1,18 +1,18 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/jax_launch.py.jinja
-# hash: a610187383a7df00
+# hash: 2c0c496ef05a4191
 """Launches of the kernels of `forgetting`, in JAX."""
 
 from jax import Array
 
 from .._runtime.configs import Tiles, block_columns, cdiv
-from .._runtime.families import HOPPER_WARPS, tile_columns
+from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from .._runtime.jax_kernels import HAS_TRITON, call_tiles, launch, multiprocessors
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
-    from . import bwd_dkdv, bwd_dq, fwd, hopper_fwd
+    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
     from . import decay as decay_kernels
 
 
@@ -130,6 +130,7 @@ def backward(
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, config_words)
+    tile = tiles["dkdv"]
     delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
@@ -180,7 +181,79 @@ def backward(
             num_warps=tiles["dq"].num_warps,
             num_stages=tiles["dq"].num_stages,
         )
-    if dk.numel() > 0:
+    if tile.family == "hopper":
+        num_blocks = cdiv(q_len, tile.block_m)
+        row_lse = q.new_empty((batch, num_heads, num_blocks * tile.block_m), dtype=FP32)
+        row_delta = q.new_empty(row_lse.shape, dtype=FP32)
+        dq_sums = q.new_empty((0,), dtype=FP32)
+        if dq.numel() > 0:
+            launch(
+                hopper_delta.forgetting_hopper_delta,
+                (num_blocks * num_heads * batch,),
+                o,
+                do,
+                lse,
+                dlse,
+                delta,
+                row_lse,
+                row_delta,
+                *unit_strides(o),
+                *unit_strides(do),
+                q_len,
+                num_heads,
+                HAS_DLSE=dlse is not None,
+                WITH_DQ=False,
+                HEAD_DIM_V=head_dim_v,
+                BLOCK_DV=tile_columns(head_dim_v),
+                BLOCK_M=tile.block_m,
+                num_warps=4,
+            )
+        if dk.numel() > 0:
+            is_wide = tile.block_n == WIDE_KEYS
+            bwd_kernel = hopper_bwd_wide.forgetting_hopper_bwd_wide if is_wide else hopper_bwd.forgetting_hopper_bwd
+            launch(
+                bwd_kernel,
+                (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, multiprocessors(q)),),
+                q,
+                k,
+                v,
+                do,
+                row_lse,
+                row_delta,
+                decay,
+                q_offset,
+                dk,
+                dv,
+                ddecay_cols,
+                *unit_strides(q),
+                *unit_strides(k),
+                *unit_strides(v),
+                *unit_strides(do),
+                *dk.stride()[:3],
+                *dv.stride()[:3],
+                *decay.stride()[:2],
+                decay.shape[2],
+                q_len,
+                kv_len,
+                num_heads,
+                group_size,
+                scale,
+                dq_sums,
+                batch,
+                WITH_DQ=False,
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
+                RAGGED=kv_len % tile.block_n != 0,
+                HEAD_DIM=head_dim,
+                HEAD_DIM_V=head_dim_v,
+                BLOCK_D=tile_columns(head_dim),
+                BLOCK_DV=tile_columns(head_dim_v),
+                BLOCK_M=tile.block_m,
+                BLOCK_N=tile.block_n,
+                STAGES=tile.num_stages,
+                num_warps=HOPPER_WARPS,
+            )
+
+    elif dk.numel() > 0:
         launch(
             bwd_dkdv.forgetting_bwd_dkdv,
             (cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,),

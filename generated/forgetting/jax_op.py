@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/jax_op.py.jinja
-# hash: b16715be6484d632
+# hash: 75482aa50c275ceb
 """`forgetting` for JAX. Forgetting attention, a log-decay per position and head (Lin et al., 2025,
 arXiv:2503.02130)."""
 
@@ -114,6 +114,7 @@ def _schedule(
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
+    deterministic: bool | None = None,
     backward: bool = True,
 ) -> Schedule:
     """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
@@ -140,6 +141,7 @@ def _schedule(
         padding_id,
         config,
         family,
+        deterministic,
     )
 
     return schedule_of(DENSE, PACKED, SEGMENTED, arguments, backward)
@@ -166,6 +168,7 @@ def forgetting(
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
+    deterministic: bool | None = None,
     schedule: Schedule | None = None,
 ) -> Array | tuple[Array, Array]:
     """Forgetting attention, a log-decay per position and head (Lin et al., 2025, arXiv:2503.02130).
@@ -197,7 +200,10 @@ def forgetting(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
-        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default the portable ones.
+        family: `"portable"` or `"hopper"`, of which kernels are; by default Hopper's where they are the faster ones and
+            `config` names no tile of theirs.
+        deterministic: whether equal inputs must give gradients of equal bits, by default not. On Hopper GPUs the
+            fastest backward adds up dq in any order.
         schedule: what `forgetting.schedule(...)` gave for a call like this one; by default each call makes its
             own.
 
@@ -227,6 +233,7 @@ def forgetting(
         padding_id,
         config,
         family,
+        deterministic,
     )
     if arguments.packed:
         arguments.tensors = {

@@ -1,14 +1,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/torch_op.py.jinja
-# hash: 4a8f0ef50fb26802
+# hash: 9296375e4ee8547b
 """`forgetting` for PyTorch. Forgetting attention, a log-decay per position and head (Lin et al., 2025,
 arXiv:2503.02130)."""
 
 from torch import Tensor
 
 from .._runtime.checks import FLOAT_DTYPES, at_least
-from .._runtime.configs import PASSES, config_text
+from .._runtime.configs import PASSES
 from .._runtime.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.sequences import check_alone
 from .._runtime.torch_replay import apply, replayed
@@ -17,6 +17,7 @@ from .._runtime.torch_sequences import Tokens, check_packed, check_tokens, packe
 from .._runtime.torch_support import (
     autocast_inputs,
     batch_row,
+    call_words,
     check_inputs,
     check_tensor,
     interpreter_dtype,
@@ -50,6 +51,7 @@ def _schedule(
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
+    deterministic: bool | None = None,
     backward: bool = True,
 ) -> Schedule:
     """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
@@ -57,7 +59,7 @@ def _schedule(
     The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
     the backward needs. Without a schedule a call makes its own.
     """
-    config_words = config_text(NAME, config, family)
+    config_words = call_words(NAME, config, family, deterministic)
     tables: list[Tensor] = []
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
@@ -131,6 +133,7 @@ def forgetting(
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
+    deterministic: bool | None = None,
     schedule: Schedule | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Forgetting attention, a log-decay per position and head (Lin et al., 2025, arXiv:2503.02130).
@@ -162,8 +165,11 @@ def forgetting(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
-        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default Hopper's where they are the
-            faster ones and `config` names no tile of it.
+        family: `"portable"` or `"hopper"`, of which kernels are; by default Hopper's where they are the faster ones and
+            `config` names no tile of theirs.
+        deterministic: whether equal inputs must give gradients of equal bits, by default what
+            `torch.use_deterministic_algorithms` says. On Hopper GPUs the fastest backward adds up dq in any
+            order.
         schedule: what `forgetting.schedule(...)` gave for a call like this one; by default each call makes its
             own.
 
@@ -189,6 +195,7 @@ def forgetting(
             cu_seqlens_k,
             config,
             family,
+            deterministic,
             schedule,
         )
     check_inputs(NAME, q, k, v, scale, layout)
@@ -204,7 +211,7 @@ def forgetting(
     g = check_tensor(
         NAME, "g", g, (q.shape[0], at_least(max(row_offset + q.shape[2], k.shape[2])), q.shape[1]), FLOAT_DTYPES, q
     )
-    config_words = config_text(NAME, config, family)
+    config_words = call_words(NAME, config, family, deterministic)
     block_tables: list[Tensor] = []
     if schedule is not None:
         tiles = None
@@ -269,13 +276,14 @@ def _packed(
     cu_seqlens_k: Tensor | None,
     config: dict[str, dict[str, int]] | None,
     family: str | None,
+    deterministic: bool | None,
     schedule: Schedule | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The packed call: q, k and v are `[total, H, D]`."""
     cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, scale, cu_seqlens_q, cu_seqlens_k)
     row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
     g = check_tensor(NAME, "g", g, (k.shape[0], q.shape[1]), FLOAT_DTYPES, q)
-    config_words = config_text(NAME, config, family)
+    config_words = call_words(NAME, config, family, deterministic)
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
     dtype = q.dtype

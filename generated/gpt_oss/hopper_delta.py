@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: hopper/delta.py.jinja
-# hash: 9c00a54f4000aa10
+# hash: 0c95ed2d950f0b8e
 """What runs before and after the backward of `gpt_oss` on Hopper.
 
 o         [B, Hq, Sq, Dv]
@@ -39,10 +39,9 @@ def gpt_oss_hopper_delta(
     dlse_ptr,
     sink_ptr,
     delta_ptr,
+    dsink_ptr,
     row_lse_ptr,
     row_delta_ptr,
-    dq_sums_ptr,
-    dsink_ptr,
     stride_ob,
     stride_oh,
     stride_os: tl.constexpr,
@@ -54,11 +53,10 @@ def gpt_oss_hopper_delta(
     HAS_DLSE: tl.constexpr,
     WITH_DQ: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
-    BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """lse and delta as copies of whole blocks need them, and sums of dq to begin with.
+    """lse and delta as copies of whole blocks need them.
 
     Without WITH_DQ another kernel has dq, and left delta.
     """
@@ -83,9 +81,6 @@ def gpt_oss_hopper_delta(
         p_sink = tl.where(lse == float("-inf"), 0.0, tl.exp2(tl.load(sink_ptr + h) * LOG2E - lse))
         dsink = -tl.sum(tl.where(in_rows, p_sink * delta, 0.0), 0)
         tl.store(dsink_ptr + (b * num_heads + h) * num_blocks + block, dsink)
-        size: tl.constexpr = BLOCK_M * BLOCK_D
-        sums = ((b * num_heads + h) * num_blocks + block) * size + tl.arange(0, size)
-        tl.store(dq_sums_ptr + sums, tl.zeros([size], tl.float32))
     else:
         delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     padded_offs = ((b * num_heads + h) * num_blocks + block) * BLOCK_M + tl.arange(0, BLOCK_M)

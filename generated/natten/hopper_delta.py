@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/delta.py.jinja
-# hash: da8660ad7a73995e
+# hash: e2b827cbf578c122
 """What runs before and after the backward of `natten` on Hopper.
 
 o         [B, Hq, Sq, Dv]
@@ -38,7 +38,6 @@ def natten_hopper_delta(
     delta_ptr,
     row_lse_ptr,
     row_delta_ptr,
-    dq_sums_ptr,
     stride_ob,
     stride_oh,
     stride_os: tl.constexpr,
@@ -50,11 +49,10 @@ def natten_hopper_delta(
     HAS_DLSE: tl.constexpr,
     WITH_DQ: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
-    BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """lse and delta as copies of whole blocks need them, and sums of dq to begin with.
+    """lse and delta as copies of whole blocks need them.
 
     Without WITH_DQ another kernel has dq, and left delta.
     """
@@ -75,9 +73,6 @@ def natten_hopper_delta(
         delta = tl.sum(o_tile * do_tile, 1)
         if HAS_DLSE:
             delta -= tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0)
-        size: tl.constexpr = BLOCK_M * BLOCK_D
-        sums = ((b * num_heads + h) * num_blocks + block) * size + tl.arange(0, size)
-        tl.store(dq_sums_ptr + sums, tl.zeros([size], tl.float32))
     else:
         delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     padded_offs = ((b * num_heads + h) * num_blocks + block) * BLOCK_M + tl.arange(0, BLOCK_M)

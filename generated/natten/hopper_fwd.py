@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/fwd.py.jinja
-# hash: 5f66ee858d918bfc
+# hash: 60a5e5c62873cdf4
 """Forward of `natten` on Hopper: `o = softmax(score) v`.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -30,6 +30,8 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
+# Of a block, those of each warpgroup.
+ROWS = gl.constexpr(64)
 # The name that Triton 3.9 gives it, and the one of before.
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 
@@ -193,6 +195,7 @@ def produce_tiles(
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
 ):
+    PARTS: gl.constexpr = BLOCK_M // ROWS
     num_blocks = gl.cdiv(q_len, BLOCK_M)
     kv_turn, q_lap = 0, 0
     for own_work in range(gl.program_id(0), num_blocks * num_heads * batch, gl.num_programs(0)):
@@ -211,8 +214,8 @@ def produce_tiles(
         num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
 
         batch_row, q_head, kv_head = b.to(gl.int32), h.to(gl.int32), hkv.to(gl.int32)
-        for part in gl.static_range(2):
-            send_tile(q_desc, batch_row, q_head, start_m + part * (BLOCK_M // 2), q_ring, 2 * q_lap + part, 2)
+        for part in gl.static_range(PARTS):
+            send_tile(q_desc, batch_row, q_head, start_m + part * ROWS, q_ring, PARTS * q_lap + part, PARTS)
         q_lap ^= 1
         for nth in range(num_partial):
             list_entry = list_begin + nth
@@ -260,7 +263,6 @@ def consume_tiles(
     PART: gl.constexpr,
 ):
     DTYPE: gl.constexpr = q_ring[0].dtype
-    ROWS: gl.constexpr = BLOCK_M // 2
     SCORES: gl.constexpr = product_layout(BLOCK_N)
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2)
@@ -426,103 +428,224 @@ def natten_hopper_fwd(
     STAGES: gl.constexpr,
 ):
     kv_heads = num_heads // group_size
-    q_desc = describe_rows(
-        q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, BLOCK_M // 2, BLOCK_D
-    )
+    PARTS: gl.constexpr = BLOCK_M // ROWS
+    q_desc = describe_rows(q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, ROWS, BLOCK_D)
     k_desc = describe_rows(k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
     v_desc = describe_rows(
         v_ptr, batch, kv_heads, kv_len, stride_vb, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, BLOCK_DV
     )
-    q_ring = make_ring(q_desc, 2, 1, BLOCK_M // 2, BLOCK_D)
-    k_ring = make_ring(k_desc, STAGES, 2, BLOCK_N, BLOCK_D)
-    v_ring = make_ring(v_desc, STAGES, 2, BLOCK_N, BLOCK_DV)
-    gl.warp_specialize(
-        [
-            (
-                consume_tiles,
+    q_ring = make_ring(q_desc, PARTS, 1, ROWS, BLOCK_D)
+    k_ring = make_ring(k_desc, STAGES, PARTS, BLOCK_N, BLOCK_D)
+    v_ring = make_ring(v_desc, STAGES, PARTS, BLOCK_N, BLOCK_DV)
+    # Registers are those of each thread: the first consumer gets what is left, as many as the others.
+    if PARTS == 3:
+        gl.warp_specialize(
+            [
                 (
-                    q_ring,
-                    k_ring,
-                    v_ring,
-                    spans_ptr,
-                    block_list_ptr,
-                    q_offset,
-                    o_ptr,
-                    lse_ptr,
-                    stride_ob,
-                    stride_oh,
-                    stride_os,
-                    stride_spans_b,
-                    q_len,
-                    kv_len,
-                    num_heads,
-                    scale,
-                    batch,
-                    Q_OFFSET_PER_BATCH,
-                    RAGGED,
-                    HEAD_DIM_V,
-                    BLOCK_D,
-                    BLOCK_DV,
-                    BLOCK_M,
-                    BLOCK_N,
-                    STAGES,
-                    0,
+                    consume_tiles,
+                    (
+                        q_ring,
+                        k_ring,
+                        v_ring,
+                        spans_ptr,
+                        block_list_ptr,
+                        q_offset,
+                        o_ptr,
+                        lse_ptr,
+                        stride_ob,
+                        stride_oh,
+                        stride_os,
+                        stride_spans_b,
+                        q_len,
+                        kv_len,
+                        num_heads,
+                        scale,
+                        batch,
+                        Q_OFFSET_PER_BATCH,
+                        RAGGED,
+                        HEAD_DIM_V,
+                        BLOCK_D,
+                        BLOCK_DV,
+                        BLOCK_M,
+                        BLOCK_N,
+                        STAGES,
+                        0,
+                    ),
                 ),
-            ),
-            (
-                consume_tiles,
                 (
-                    q_ring,
-                    k_ring,
-                    v_ring,
-                    spans_ptr,
-                    block_list_ptr,
-                    q_offset,
-                    o_ptr,
-                    lse_ptr,
-                    stride_ob,
-                    stride_oh,
-                    stride_os,
-                    stride_spans_b,
-                    q_len,
-                    kv_len,
-                    num_heads,
-                    scale,
-                    batch,
-                    Q_OFFSET_PER_BATCH,
-                    RAGGED,
-                    HEAD_DIM_V,
-                    BLOCK_D,
-                    BLOCK_DV,
-                    BLOCK_M,
-                    BLOCK_N,
-                    STAGES,
-                    1,
+                    consume_tiles,
+                    (
+                        q_ring,
+                        k_ring,
+                        v_ring,
+                        spans_ptr,
+                        block_list_ptr,
+                        q_offset,
+                        o_ptr,
+                        lse_ptr,
+                        stride_ob,
+                        stride_oh,
+                        stride_os,
+                        stride_spans_b,
+                        q_len,
+                        kv_len,
+                        num_heads,
+                        scale,
+                        batch,
+                        Q_OFFSET_PER_BATCH,
+                        RAGGED,
+                        HEAD_DIM_V,
+                        BLOCK_D,
+                        BLOCK_DV,
+                        BLOCK_M,
+                        BLOCK_N,
+                        STAGES,
+                        1,
+                    ),
                 ),
-            ),
-            (
-                produce_tiles,
                 (
-                    q_desc,
-                    k_desc,
-                    v_desc,
-                    q_ring,
-                    k_ring,
-                    v_ring,
-                    spans_ptr,
-                    block_list_ptr,
-                    stride_spans_b,
-                    q_len,
-                    num_heads,
-                    group_size,
-                    batch,
-                    BLOCK_M,
-                    BLOCK_N,
-                    STAGES,
+                    consume_tiles,
+                    (
+                        q_ring,
+                        k_ring,
+                        v_ring,
+                        spans_ptr,
+                        block_list_ptr,
+                        q_offset,
+                        o_ptr,
+                        lse_ptr,
+                        stride_ob,
+                        stride_oh,
+                        stride_os,
+                        stride_spans_b,
+                        q_len,
+                        kv_len,
+                        num_heads,
+                        scale,
+                        batch,
+                        Q_OFFSET_PER_BATCH,
+                        RAGGED,
+                        HEAD_DIM_V,
+                        BLOCK_D,
+                        BLOCK_DV,
+                        BLOCK_M,
+                        BLOCK_N,
+                        STAGES,
+                        2,
+                    ),
                 ),
-            ),
-        ],
-        worker_num_warps=[4, 1],
-        # Of each thread: the first consumer gets what is left, as many as the second.
-        worker_num_regs=[240, 24],
-    )
+                (
+                    produce_tiles,
+                    (
+                        q_desc,
+                        k_desc,
+                        v_desc,
+                        q_ring,
+                        k_ring,
+                        v_ring,
+                        spans_ptr,
+                        block_list_ptr,
+                        stride_spans_b,
+                        q_len,
+                        num_heads,
+                        group_size,
+                        batch,
+                        BLOCK_M,
+                        BLOCK_N,
+                        STAGES,
+                    ),
+                ),
+            ],
+            worker_num_warps=[4, 4, 1],
+            worker_num_regs=[160, 160, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (
+                    consume_tiles,
+                    (
+                        q_ring,
+                        k_ring,
+                        v_ring,
+                        spans_ptr,
+                        block_list_ptr,
+                        q_offset,
+                        o_ptr,
+                        lse_ptr,
+                        stride_ob,
+                        stride_oh,
+                        stride_os,
+                        stride_spans_b,
+                        q_len,
+                        kv_len,
+                        num_heads,
+                        scale,
+                        batch,
+                        Q_OFFSET_PER_BATCH,
+                        RAGGED,
+                        HEAD_DIM_V,
+                        BLOCK_D,
+                        BLOCK_DV,
+                        BLOCK_M,
+                        BLOCK_N,
+                        STAGES,
+                        0,
+                    ),
+                ),
+                (
+                    consume_tiles,
+                    (
+                        q_ring,
+                        k_ring,
+                        v_ring,
+                        spans_ptr,
+                        block_list_ptr,
+                        q_offset,
+                        o_ptr,
+                        lse_ptr,
+                        stride_ob,
+                        stride_oh,
+                        stride_os,
+                        stride_spans_b,
+                        q_len,
+                        kv_len,
+                        num_heads,
+                        scale,
+                        batch,
+                        Q_OFFSET_PER_BATCH,
+                        RAGGED,
+                        HEAD_DIM_V,
+                        BLOCK_D,
+                        BLOCK_DV,
+                        BLOCK_M,
+                        BLOCK_N,
+                        STAGES,
+                        1,
+                    ),
+                ),
+                (
+                    produce_tiles,
+                    (
+                        q_desc,
+                        k_desc,
+                        v_desc,
+                        q_ring,
+                        k_ring,
+                        v_ring,
+                        spans_ptr,
+                        block_list_ptr,
+                        stride_spans_b,
+                        q_len,
+                        num_heads,
+                        group_size,
+                        batch,
+                        BLOCK_M,
+                        BLOCK_N,
+                        STAGES,
+                    ),
+                ),
+            ],
+            worker_num_warps=[4, 1],
+            worker_num_regs=[240, 24],
+        )

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/bwd.py.jinja
-# hash: 25b31ab03861f93f
+# hash: 6e5bf269cb563962
 """Gradients of `padding` on Hopper with respect to k and v, and where it may be so to q.
 
     keep    kv_idx < length[b]
@@ -16,8 +16,8 @@
     dv      [B, Hkv, Skv, Dv]
 
 Of lse and delta it takes what `padding_hopper_delta` leaves: padded to whole blocks of rows, lse times log2(e).
-The gradient of q it adds to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, in the order of `in_fragments` and
-without its factor.
+The gradient of q it adds to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of
+`in_fragments` and without its factor.
 
 A program takes one block of keys of one key head after the other, half of them for each of two warpgroups,
 `consume_tiles`, which keep the sums of dk and dv over all query heads that share the key head. A warp, `produce_tiles`,
@@ -71,7 +71,7 @@ def describe_rows(
     """
     DTYPE: gl.constexpr = ptr.dtype.element_ty
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, ROWS, BLOCK_COLS], DTYPE)
-    # The strides of batch and head ring_turn units of 16 bytes.
+    # The strides of batch and head count units of 16 bytes.
     unit = gl.cast(128 // DTYPE.primitive_bitwidth, gl.int64)
     return tma.make_tensor_descriptor(
         ptr,
@@ -105,10 +105,10 @@ def make_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 @gluon.jit
-def make_place(desc, ROWS: gl.constexpr, BLOCK_COLS: gl.constexpr):
-    """A place for one tile, which both warpgroups read, and its barriers."""
-    tile = gl.allocate_shared_memory(desc.dtype, [1, 1, ROWS, BLOCK_COLS], desc.layout)
-    return tile, make_barriers(1, 1).index(0), make_barriers(1, 2).index(0)
+def make_places(desc, COUNT: gl.constexpr, READERS: gl.constexpr, ROWS: gl.constexpr, BLOCK_COLS: gl.constexpr):
+    """Places for COUNT tiles of keys, each of which READERS warpgroups read, and their barriers."""
+    tiles = gl.allocate_shared_memory(desc.dtype, [COUNT, 1, 1, ROWS, BLOCK_COLS], desc.layout)
+    return tiles, make_barriers(COUNT, 1), make_barriers(COUNT, READERS)
 
 
 @gluon.jit
@@ -120,11 +120,12 @@ def make_ring(desc, vector_desc, COUNT: gl.constexpr, ROWS: gl.constexpr, BLOCK_
 
 
 @gluon.jit
-def send_keys(desc, batch_row, head, row, k_place, lap):
+def send_keys(desc, batch_row, head, row, places, part, lap):
     """Copy a tile to its place, once that is free."""
-    mbarrier.wait(k_place[2], lap ^ 1)
-    mbarrier.expect(k_place[1], desc.block_type.nbytes)
-    async_load(desc, [batch_row, head, row, 0], k_place[1], k_place[0])
+    tiles, full, empty = places
+    mbarrier.wait(empty.index(part), lap ^ 1)
+    mbarrier.expect(full.index(part), desc.block_type.nbytes)
+    async_load(desc, [batch_row, head, row, 0], full.index(part), tiles.index(part))
 
 
 @gluon.jit
@@ -232,9 +233,23 @@ def end_block(
     return dk, dv
 
 
+@triton.constexpr_function
+def store_layout(COLS):
+    """How a warpgroup stores rows: 16 bytes a thread, so that a warp's store fills the lines that it meets."""
+    return gl.BlockedLayout([1, 8], [256 // COLS, COLS // 8], [4, 1], [1, 0])
+
+
 @gluon.jit
-def store_tile(ptr, tile, start, length, stride_row, COLS: gl.constexpr, LAYOUT: gl.constexpr):
-    """Write `tile` over the rows from `start` on of a `[length, COLS]` matrix, nothing beyond its edges."""
+def store_tile(ptr, tile, shared, start, length, stride_row, COLS: gl.constexpr, SUMS: gl.constexpr):
+    """Write `tile` over the rows from `start` on of a `[length, COLS]` matrix, nothing beyond its edges.
+
+    It changes its layout in `shared`, where that has the room.
+    """
+    FITS: gl.constexpr = shared.shape[1] == tile.shape[1]
+    LAYOUT: gl.constexpr = store_layout(tile.shape[1]) if FITS else SUMS
+    if FITS:
+        shared.store(tile)
+        tile = shared.load(LAYOUT)
     row = start + gl.arange(0, tile.shape[0], layout=gl.SliceLayout(1, LAYOUT))
     col = gl.arange(0, tile.shape[1], layout=gl.SliceLayout(0, LAYOUT))
     ptrs = ptr + (row.to(gl.int64) * stride_row)[:, None] + col[None, :]
@@ -249,8 +264,8 @@ def produce_tiles(
     do_desc,
     lse_desc,
     delta_desc,
-    k_tile,
-    v_tile,
+    k_ring,
+    v_ring,
     q_ring,
     do_ring,
     length_ptr,
@@ -272,8 +287,9 @@ def produce_tiles(
         b = (head // num_kv_heads).to(gl.int64)
         hkv = (head % num_kv_heads).to(gl.int64)
         batch_row = b.to(gl.int32)
-        send_keys(k_desc, batch_row, hkv.to(gl.int32), start_n, k_tile, k_lap)
-        send_keys(v_desc, batch_row, hkv.to(gl.int32), start_n, v_tile, k_lap)
+        send_keys(k_desc, batch_row, hkv.to(gl.int32), start_n, k_ring, 0, k_lap)
+        for part in gl.static_range(2):
+            send_keys(v_desc, batch_row, hkv.to(gl.int32), start_n + part * (BLOCK_N // 2), v_ring, part, k_lap)
         num_blocks = gl.cdiv(q_len, BLOCK_M)
         length_val = gl.load(length_ptr + b * stride_length_0)
         kv_first = start_n
@@ -409,9 +425,9 @@ def consume_tiles(
     V_SUMS: gl.constexpr = product_layout(BLOCK_DV)
     K_WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=K_SUMS, k_width=2)
     V_WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=V_SUMS, k_width=2)
-    k_block = k_ring[0].reshape([BLOCK_N, BLOCK_D])
+    k_block = k_ring[0].index(0).reshape([BLOCK_N, BLOCK_D])
     k_tile = k_block.slice(PART * KEYS, KEYS)
-    v_tile = v_ring[0].reshape([BLOCK_N, BLOCK_DV]).slice(PART * KEYS, KEYS)
+    v_tile = v_ring[0].index(PART).reshape([KEYS, BLOCK_DV])
     # A warpgroup's part of dq has 64 rows: half of them, or all and half of the columns.
     k_part = k_block.slice(PART * (BLOCK_D // 2), BLOCK_D // 2, dim=1) if BLOCK_M == 64 else k_block
     qk_scale = scale * LOG2E
@@ -426,8 +442,8 @@ def consume_tiles(
         length_val = gl.load(length_ptr + b * stride_length_0)
         dk = gl.zeros([KEYS, BLOCK_D], gl.float32, K_SUMS)
         dv = gl.zeros([KEYS, BLOCK_DV], gl.float32, V_SUMS)
-        mbarrier.wait(k_ring[1], k_lap)
-        mbarrier.wait(v_ring[1], k_lap)
+        mbarrier.wait(k_ring[1].index(0), k_lap)
+        mbarrier.wait(v_ring[1].index(PART), k_lap)
         kv_first = start_n
         kv_last = gl.minimum(start_n + BLOCK_N, kv_len) - 1
         row_end = gl.where(kv_first < length_val, q_len, 0)
@@ -509,27 +525,36 @@ def consume_tiles(
                     PART,
                 )
                 q_turn += 1
-        mbarrier.arrive(k_ring[2], count=1)
-        mbarrier.arrive(v_ring[2], count=1)
+        mbarrier.arrive(k_ring[2].index(0), count=1)
         own_start = start_n + PART * KEYS
+        # Through the place of v, whose last reader this was.
+        store_tile(
+            dv_ptr + b * stride_dvb + hkv * stride_dvh,
+            dv.to(DTYPE),
+            v_tile,
+            own_start,
+            kv_len,
+            stride_dvs,
+            HEAD_DIM_V,
+            V_SUMS,
+        )
         store_tile(
             dk_ptr + b * stride_dkb + hkv * stride_dkh,
             (dk * scale).to(DTYPE),
+            v_tile,
             own_start,
             kv_len,
             stride_dks,
             HEAD_DIM,
             K_SUMS,
         )
-        store_tile(
-            dv_ptr + b * stride_dvb + hkv * stride_dvh, dv.to(DTYPE), own_start, kv_len, stride_dvs, HEAD_DIM_V, V_SUMS
-        )
+        fence_async_shared()
+        mbarrier.arrive(v_ring[2].index(PART), count=1)
         k_lap ^= 1
 
 
 @gluon.jit(do_not_specialize=["q_len", "kv_len", "num_heads", "group_size", "batch"])
 def padding_hopper_bwd(
-    dq_sums_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -563,6 +588,7 @@ def padding_hopper_bwd(
     num_heads,
     group_size,
     scale,
+    dq_sums_ptr,
     batch,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
@@ -582,13 +608,14 @@ def padding_hopper_bwd(
         k_ptr, batch, num_kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D
     )
     v_desc = describe_rows(
-        v_ptr, batch, num_kv_heads, kv_len, stride_vb, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, BLOCK_DV
+        v_ptr, batch, num_kv_heads, kv_len, stride_vb, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N // 2, BLOCK_DV
     )
     do_desc = describe_rows(
         do_ptr, batch, num_heads, q_len, stride_dob, stride_doh, stride_dos, HEAD_DIM_V, BLOCK_M, BLOCK_DV
     )
     lse_desc, delta_desc = describe_vector(lse_ptr, num_rows, BLOCK_M), describe_vector(delta_ptr, num_rows, BLOCK_M)
-    k_tile, v_tile = make_place(k_desc, BLOCK_N, BLOCK_D), make_place(v_desc, BLOCK_N, BLOCK_DV)
+    k_ring = make_places(k_desc, 1, 2, BLOCK_N, BLOCK_D)
+    v_ring = make_places(v_desc, 2, 1, BLOCK_N // 2, BLOCK_DV)
     q_ring = make_ring(q_desc, lse_desc, STAGES, BLOCK_M, BLOCK_D)
     do_ring = make_ring(do_desc, delta_desc, STAGES, BLOCK_M, BLOCK_DV)
     if WITH_DQ:
@@ -605,8 +632,8 @@ def padding_hopper_bwd(
                 (
                     consume_tiles,
                     (
-                        k_tile,
-                        v_tile,
+                        k_ring,
+                        v_ring,
                         q_ring,
                         do_ring,
                         ds_tiles,
@@ -643,8 +670,8 @@ def padding_hopper_bwd(
                 (
                     consume_tiles,
                     (
-                        k_tile,
-                        v_tile,
+                        k_ring,
+                        v_ring,
                         q_ring,
                         do_ring,
                         ds_tiles,
@@ -687,8 +714,8 @@ def padding_hopper_bwd(
                         do_desc,
                         lse_desc,
                         delta_desc,
-                        k_tile,
-                        v_tile,
+                        k_ring,
+                        v_ring,
                         q_ring,
                         do_ring,
                         length_ptr,
@@ -731,8 +758,8 @@ def padding_hopper_bwd(
                 (
                     consume_tiles,
                     (
-                        k_tile,
-                        v_tile,
+                        k_ring,
+                        v_ring,
                         q_ring,
                         do_ring,
                         None,
@@ -769,8 +796,8 @@ def padding_hopper_bwd(
                 (
                     consume_tiles,
                     (
-                        k_tile,
-                        v_tile,
+                        k_ring,
+                        v_ring,
                         q_ring,
                         do_ring,
                         None,
@@ -813,8 +840,8 @@ def padding_hopper_bwd(
                         do_desc,
                         lse_desc,
                         delta_desc,
-                        k_tile,
-                        v_tile,
+                        k_ring,
+                        v_ring,
                         q_ring,
                         do_ring,
                         length_ptr,

@@ -1,13 +1,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: ops/torch_op.py.jinja
-# hash: 3867566da6d67c96
+# hash: 573aaae76745ac56
 """`padding` for PyTorch. Keys from `length[b]` on are padding, which no query attends to (Vaswani et al., 2017,
 arXiv:1706.03762)."""
 
 from torch import Tensor
 
-from .._runtime.configs import PASSES, config_text
+from .._runtime.configs import PASSES
 from .._runtime.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.sequences import check_alone
 from .._runtime.torch_replay import apply, replayed
@@ -16,6 +16,7 @@ from .._runtime.torch_sequences import Tokens, check_packed, check_tokens, packe
 from .._runtime.torch_support import (
     autocast_inputs,
     batch_row,
+    call_words,
     check_inputs,
     check_tensor,
     interpreter_dtype,
@@ -50,6 +51,7 @@ def _schedule(
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
+    deterministic: bool | None = None,
     backward: bool = True,
 ) -> Schedule:
     """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
@@ -57,7 +59,7 @@ def _schedule(
     The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
     the backward needs. Without a schedule a call makes its own.
     """
-    config_words = config_text(NAME, config, family)
+    config_words = call_words(NAME, config, family, deterministic)
     tables: list[Tensor] = []
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
@@ -122,6 +124,7 @@ def padding(
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
+    deterministic: bool | None = None,
     schedule: Schedule | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Keys from `length[b]` on are padding, which no query attends to (Vaswani et al., 2017, arXiv:1706.03762).
@@ -151,8 +154,11 @@ def padding(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
-        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default Hopper's where they are the
-            faster ones and `config` names no tile of it.
+        family: `"portable"` or `"hopper"`, of which kernels are; by default Hopper's where they are the faster ones and
+            `config` names no tile of theirs.
+        deterministic: whether equal inputs must give gradients of equal bits, by default what
+            `torch.use_deterministic_algorithms` says. On Hopper GPUs the fastest backward adds up dq in any
+            order.
         schedule: what `padding.schedule(...)` gave for a call like this one; by default each call makes its own.
 
     Returns:
@@ -177,6 +183,7 @@ def padding(
             cu_seqlens_k,
             config,
             family,
+            deterministic,
             schedule,
         )
     check_inputs(NAME, q, k, v, scale, layout)
@@ -190,7 +197,7 @@ def padding(
     kv_len = k.shape[2] if kv_lengths is None else kv_lengths
     row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
     length = check_tensor(NAME, "length", length, (q.shape[0],), ("int32",), q)
-    config_words = config_text(NAME, config, family)
+    config_words = call_words(NAME, config, family, deterministic)
     block_tables: list[Tensor] = []
     if schedule is not None:
         tiles = None
@@ -252,13 +259,14 @@ def _packed(
     cu_seqlens_k: Tensor | None,
     config: dict[str, dict[str, int]] | None,
     family: str | None,
+    deterministic: bool | None,
     schedule: Schedule | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The packed call: q, k and v are `[total, H, D]`."""
     cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, scale, cu_seqlens_q, cu_seqlens_k)
     row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
     length = check_tensor(NAME, "length", length, (cu_seqlens_q.shape[0] - 1,), ("int32",), q)
-    config_words = config_text(NAME, config, family)
+    config_words = call_words(NAME, config, family, deterministic)
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
     dtype = q.dtype

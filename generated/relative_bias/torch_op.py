@@ -2,14 +2,14 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/torch_op.py.jinja
-# hash: 89b14fc4605cbbc7
+# hash: 30657ad53e350b2f
 """`relative_bias` for PyTorch. A learned bias per head and distance; those beyond the table have its last (Raffel et
 al., 2020, arXiv:1910.10683)."""
 
 from torch import Tensor
 
 from .._runtime.checks import at_least
-from .._runtime.configs import PASSES, config_text
+from .._runtime.configs import PASSES
 from .._runtime.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.sequences import check_alone
 from .._runtime.torch_replay import apply, replayed
@@ -18,6 +18,7 @@ from .._runtime.torch_sequences import Tokens, check_packed, check_tokens, packe
 from .._runtime.torch_support import (
     autocast_inputs,
     batch_row,
+    call_words,
     check_inputs,
     check_tensor,
     interpreter_dtype,
@@ -51,6 +52,7 @@ def _schedule(
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
+    deterministic: bool | None = None,
     backward: bool = True,
 ) -> Schedule:
     """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
@@ -58,7 +60,7 @@ def _schedule(
     The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
     the backward needs. Without a schedule a call makes its own.
     """
-    config_words = config_text(NAME, config, family)
+    config_words = call_words(NAME, config, family, deterministic)
     tables: list[Tensor] = []
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
@@ -132,6 +134,7 @@ def relative_bias(
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
+    deterministic: bool | None = None,
     schedule: Schedule | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """A learned bias per head and distance; those beyond the table have its last (Raffel et al., 2020,
@@ -164,8 +167,11 @@ def relative_bias(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
-        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default Hopper's where they are the
-            faster ones and `config` names no tile of it.
+        family: `"portable"` or `"hopper"`, of which kernels are; by default Hopper's where they are the faster ones and
+            `config` names no tile of theirs.
+        deterministic: whether equal inputs must give gradients of equal bits, by default what
+            `torch.use_deterministic_algorithms` says. On Hopper GPUs the fastest backward adds up dq in any
+            order.
         schedule: what `relative_bias.schedule(...)` gave for a call like this one; by default each call makes its
             own.
 
@@ -191,6 +197,7 @@ def relative_bias(
             cu_seqlens_k,
             config,
             family,
+            deterministic,
             schedule,
         )
     check_inputs(NAME, q, k, v, scale, layout)
@@ -204,7 +211,7 @@ def relative_bias(
     kv_len = k.shape[2] if kv_lengths is None else kv_lengths
     row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
     bias = check_tensor(NAME, "bias", bias, (q.shape[1], at_least(1)), ("float32",), q, tile_axes=(1,))
-    config_words = config_text(NAME, config, family)
+    config_words = call_words(NAME, config, family, deterministic)
     block_tables: list[Tensor] = []
     if schedule is not None:
         tiles = None
@@ -269,13 +276,14 @@ def _packed(
     cu_seqlens_k: Tensor | None,
     config: dict[str, dict[str, int]] | None,
     family: str | None,
+    deterministic: bool | None,
     schedule: Schedule | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The packed call: q, k and v are `[total, H, D]`."""
     cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, scale, cu_seqlens_q, cu_seqlens_k)
     row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
     bias = check_tensor(NAME, "bias", bias, (q.shape[1], at_least(1)), ("float32",), q, tile_axes=(1,))
-    config_words = config_text(NAME, config, family)
+    config_words = call_words(NAME, config, family, deterministic)
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
     dtype = q.dtype

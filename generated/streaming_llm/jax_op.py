@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/jax_op.py.jinja
-# hash: 853e0ed931df15b0
+# hash: 809fec836898ca21
 """`streaming_llm` for JAX. A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et al., 2024,
 arXiv:2309.17453)."""
 
@@ -122,6 +122,7 @@ def _schedule(
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
+    deterministic: bool | None = None,
     backward: bool = True,
 ) -> Schedule:
     """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
@@ -148,6 +149,7 @@ def _schedule(
         padding_id,
         config,
         family,
+        deterministic,
     )
     arguments.scalars = {
         "size": check_int(NAME, "size", size, minimum=1),
@@ -179,6 +181,7 @@ def streaming_llm(
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
+    deterministic: bool | None = None,
     schedule: Schedule | None = None,
 ) -> Array | tuple[Array, Array]:
     """A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et al., 2024, arXiv:2309.17453).
@@ -209,7 +212,10 @@ def streaming_llm(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
-        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default the portable ones.
+        family: `"portable"` or `"hopper"`, of which kernels are; by default Hopper's where they are the faster ones and
+            `config` names no tile of theirs.
+        deterministic: whether equal inputs must give gradients of equal bits, by default not. On Hopper GPUs the
+            fastest backward adds up dq in any order.
         schedule: what `streaming_llm.schedule(...)` gave for a call like this one; by default each call makes its
             own.
 
@@ -239,6 +245,7 @@ def streaming_llm(
         padding_id,
         config,
         family,
+        deterministic,
     )
     arguments.scalars = {
         "size": check_int(NAME, "size", size, minimum=1),

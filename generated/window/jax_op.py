@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: ops/jax_op.py.jinja
-# hash: e29a513d8ccbd137
+# hash: b0f366f41347fef1
 """`window` for JAX. Causal with a window of `size` keys, the query's own included (Mistral 7B, arXiv:2310.06825)."""
 
 from jax import Array
@@ -107,6 +107,7 @@ def _schedule(
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
+    deterministic: bool | None = None,
     backward: bool = True,
 ) -> Schedule:
     """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
@@ -133,6 +134,7 @@ def _schedule(
         padding_id,
         config,
         family,
+        deterministic,
     )
     arguments.scalars = {
         "size": check_int(NAME, "size", size, minimum=1),
@@ -162,6 +164,7 @@ def window(
     padding_id: int = -1,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
+    deterministic: bool | None = None,
     schedule: Schedule | None = None,
 ) -> Array | tuple[Array, Array]:
     """Causal with a window of `size` keys, the query's own included (Mistral 7B, arXiv:2310.06825).
@@ -191,7 +194,10 @@ def window(
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
-        family: `"portable"` or `"hopper"`, of which kernels the forward is; by default the portable ones.
+        family: `"portable"` or `"hopper"`, of which kernels are; by default Hopper's where they are the faster ones and
+            `config` names no tile of theirs.
+        deterministic: whether equal inputs must give gradients of equal bits, by default not. On Hopper GPUs the
+            fastest backward adds up dq in any order.
         schedule: what `window.schedule(...)` gave for a call like this one; by default each call makes its own.
 
     Returns:
@@ -220,6 +226,7 @@ def window(
         padding_id,
         config,
         family,
+        deterministic,
     )
     arguments.scalars = {
         "size": check_int(NAME, "size", size, minimum=1),

@@ -7,13 +7,26 @@ from typing import Any, NamedTuple
 
 from .archs import ARCHS, VARIANT_ARCHS, Arch
 from .checks import fail
-from .families import FAMILIES, HOPPER, PORTABLE, HopperTile, backward_tiles, hopper_tile, is_faster
+from .families import (
+    FAMILIES,
+    HOPPER,
+    PORTABLE,
+    WIDE_KEYS,
+    HopperTile,
+    backward_is_faster,
+    backward_tiles,
+    fusing_is_faster,
+    hopper_tile,
+    is_faster,
+)
+from .kernels import ATOMIC
 from .tuned import Entry, Problem, tuned_entries
 from .tuned import Tile as Tile
 
 PASSES = ("fwd", "dkdv", "dq")
 INTERPRETER = "interpreter"
 NOT_SHORT = 2**31
+_FIXED_ORDER = "order fixed"
 # Chips without an entry of their own that run another's tiles: same instructions, no less shared memory.
 SAME_TILES = {"sm_86": "sm_89", "sm_87": "sm_80", "sm_103": "sm_100", "sm_121": "sm_120"}
 
@@ -137,8 +150,6 @@ def tiles_for(
     heads: tuple[int, int],
     length: int,
     config_words: str,
-    prefers_hopper: bool = False,
-    launches_backward: bool = False,
 ) -> Tiles:
     """The tiles of each pass of a call.
 
@@ -147,66 +158,60 @@ def tiles_for(
         arch: the chip, such as sm_90, and `gpu`, the folder of its tuned tiles, empty where the GPU is not there.
         head_dims: of q and of v. heads: of q and of k.
         length: how many keys a sequence has, on average where they are packed.
-        prefers_hopper: whether Hopper's family is the default where it is the faster one.
-        launches_backward: whether the framework launches the backward of Hopper's family.
+        config_words: a text of `config_text`.
     """
     problem = Problem(mode, dtype, max(head_dims, key=padded), heads[0] // heads[1], length)
     tiles = {name: choice.tile for name, choice in ladder(op, arch, gpu, problem, config_words).items()}
-    hopper = _forward_on_hopper(op, mode, arch, dtype, head_dims, length, config_words, prefers_hopper)
+    forward = _forward_on_hopper(op, mode, arch, dtype, head_dims, length, config_words)
+    backward = _backward_on_hopper(op, mode, arch, dtype, head_dims, length, config_words)
     widths = {width for head_dim in head_dims for width in (next_power_of_2(head_dim), block_columns(head_dim))}
     if arch == "sm_90" and dtype != "float32" and len(widths) > 1:
         # Triton 3.6 compiles wrong results where tiles of different width get no pipeline: k's and v's, or their parts.
         tiles = {name: tile._replace(num_stages=max(tile.num_stages, 2)) for name, tile in tiles.items()}
-    if hopper is None:
-        return tiles
-    if not launches_backward:
-        return {**tiles, "fwd": hopper}
-    backward = _backward_on_hopper(op, mode, arch, dtype, head_dims, length, config_words)
-    return {**tiles, "fwd": hopper, **backward}
+    return {**tiles, **forward, **backward}
 
 
 def _forward_on_hopper(
-    op: str,
-    mode: str,
-    arch: str,
-    dtype: str,
-    head_dims: tuple[int, int],
-    length: int,
-    config_words: str,
-    prefers_hopper: bool,
-) -> Tile | None:
+    op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int, int], length: int, config_words: str
+) -> dict[str, HopperTile]:
     """The tile of a forward that runs in Hopper's family: where it can, unless the call wants another."""
     family, own = asked_family(config_words), parse_config(config_words).get("fwd")
     if family == PORTABLE or (own is not None and family != HOPPER):
-        return None
+        return {}
     found = hopper_tile(op, mode, arch, dtype, head_dims, length)
     if isinstance(found, str):
         if family == HOPPER:
             fail(op, "family", "one that can run this call", f"'{HOPPER}': {found}")
-        return None
+        return {}
     if own is None:
-        return found if family == HOPPER or (prefers_hopper and is_faster(op, mode, head_dims)) else None
-    if (own.block_m, own.num_warps) != (found.block_m, found.num_warps):
-        wanted = f"block_m {found.block_m} and num_warps {found.num_warps} in the family '{HOPPER}'"
+        return {"fwd": found} if family == HOPPER or is_faster(op, head_dims, length) else {}
+    if (own.block_m, own.num_warps) != (128, 8):
+        wanted = f"block_m 128 and num_warps 8 in the family '{HOPPER}'"
         fail(op, "config['fwd']", wanted, f"{own.block_m} and {own.num_warps}")
-    return HopperTile(*own)
+    return {"fwd": HopperTile(*own)}
 
 
 def _backward_on_hopper(
     op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int, int], length: int, config_words: str
 ) -> dict[str, HopperTile]:
-    """The tiles of a backward that runs in Hopper's family: where the call asks for it by name.
+    """The tiles of a backward that runs in Hopper's family: where it can, unless the call wants another.
 
-    One kernel for all gradients adds those of q in any order: no call without the name gets other bits every time. A
-    tile for dq in the call's config is one of the portable kernel, beside which no order changes.
+    One kernel for all gradients adds those of q in any order. Where the call wants a fixed one, or has a tile for dq,
+    the portable kernel computes dq, and one of Hopper's the rest.
     """
-    if asked_family(config_words) != HOPPER:
+    family, own = asked_family(config_words), parse_config(config_words)
+    if family == PORTABLE or (
+        family != HOPPER and ({"dkdv", "dq"} & own.keys() or not backward_is_faster(op, head_dims))
+    ):
         return {}
-    found, own = backward_tiles(op, mode, arch, dtype, head_dims, length), parse_config(config_words)
+    found = backward_tiles(op, mode, arch, dtype, head_dims, length)
+    if found and (asks_for_order(config_words) or (family != HOPPER and not fusing_is_faster(head_dims, length))):
+        found.pop("dq", None)
     if "dkdv" in own and found:
         tile = found["dkdv"]
-        if own["dkdv"].block_m not in (64, 128) or own["dkdv"][1:3] != tile[1:3]:
-            wanted = f"block_m 64 or 128, block_n {tile.block_n} and num_warps {tile.num_warps}"
+        rows = (64,) if tile.block_n == WIDE_KEYS else (64, 128)
+        if own["dkdv"].block_m not in rows or own["dkdv"][1:3] != tile[1:3]:
+            wanted = f"block_m {' or '.join(map(str, rows))}, block_n {tile.block_n} and num_warps {tile.num_warps}"
             fail(op, "config['dkdv']", f"{wanted} in the family '{HOPPER}'", str(own["dkdv"][:3]))
         found = dict.fromkeys(found, HopperTile(*own["dkdv"]))
     return {name: tile for name, tile in found.items() if name == "dkdv" or name not in own}
@@ -227,13 +232,23 @@ def checked_tile(op: str, name: str, entry: Any) -> Tile:
     return Tile(**entry)
 
 
-def config_text(op: str, config: Any, family: Any = None) -> str:
-    """`config` and `family` as the string that a custom operator can carry: `family hopper;fwd 128 64 8 3`."""
+def config_text(op: str, config: Any, family: Any = None, deterministic: Any = None) -> str:
+    """What a call says of its kernels as the string that a custom operator can carry.
+
+    >>> config_text("causal", {"fwd": dict(block_m=128, block_n=64, num_warps=8, num_stages=3)}, "hopper", True)
+    'family hopper;order fixed;fwd 128 64 8 3'
+    """
     if family is not None and family not in FAMILIES:
         fail(op, "family", f"None or one of {', '.join(map(repr, FAMILIES))}", repr(family))
+    if deterministic is not None and not isinstance(deterministic, bool):
+        fail(op, "deterministic", "None, True or False", repr(deterministic))
+    if deterministic and op in ATOMIC:
+        fail(op, "deterministic", "None or False, as one of its gradients is added with atomics, in any order", "True")
     asked = [f"family {family}"] if family is not None else []
+    if deterministic:
+        asked.append(_FIXED_ORDER)
     if config is None:
-        return "".join(asked)
+        return ";".join(asked)
     if not isinstance(config, dict):
         fail(op, "config", "None or a dict of pass name -> tile", repr(config))
     tiles = {name: checked_tile(op, name, entry) for name, entry in config.items()}
@@ -246,6 +261,11 @@ def asked_family(text: str) -> str:
     """The family that a call wants, empty where it names none."""
     first = text.partition(";")[0].split()
     return first[1] if first[:1] == ["family"] else ""
+
+
+def asks_for_order(text: str) -> bool:
+    """Whether a call wants its gradients added up in a fixed order."""
+    return _FIXED_ORDER in text
 
 
 @cache

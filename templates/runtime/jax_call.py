@@ -65,9 +65,10 @@ class Arguments:
         padding_id: int,
         config: Any,
         family: Any,
+        deterministic: Any,
     ) -> "Arguments":
         """Check all that every op takes."""
-        words = config_text(op, config, family)
+        words = config_text(op, config, family, deterministic)
         tokens = None
         if cu_seqlens_q is not None or cu_seqlens_k is not None:
             check_alone(op, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)

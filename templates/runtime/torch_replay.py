@@ -50,12 +50,14 @@ _ALLOCATIONS = {
     torch.ops.aten.new_empty.default,
     torch.ops.aten.new_empty_strided.default,
 }
+_ZEROS = {torch.ops.aten.new_zeros.default}
 
 
 class _Allocation(NamedTuple):
     size: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
+    zeroed: bool
 
 
 class _Launch(NamedTuple):
@@ -83,7 +85,10 @@ class _Plan(NamedTuple):
 
     def __call__(self, pointers: list[int]) -> Any:
         device, allocations, launches, results, returns_tuple, takes_scratch = self
-        made = [torch.empty_strided(size, stride, dtype=dtype, device=device) for size, stride, dtype in allocations]
+        made = []
+        for size, stride, dtype, zeroed in allocations:
+            x = torch.empty_strided(size, stride, dtype=dtype, device=device)
+            made.append(x.zero_() if zeroed else x)
         pointers += [x.data_ptr() for x in made]
         stream = _stream(device)
         token = _allocation._allocator.set(_scratch) if takes_scratch else None
@@ -148,15 +153,17 @@ class _Recording(TorchDispatchMode):
         for number, pointer in enumerate(pointers):
             self._numbers.setdefault(pointer, number)
         self._made: list[Tensor] = []  # Kept alive: no two have one pointer.
+        self._zeroed: list[bool] = []
         self._launches: list[_Launch] = []
         self.applied: list[tuple[Any, Sequence[Any], tuple[Tensor, Tensor]]] = []
         self.forwards: list[Any] = []  # What the forwards of these returned.
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in _ALLOCATIONS:
+        if func in _ALLOCATIONS or func in _ZEROS:
             self._numbers.setdefault(result.data_ptr(), self._num_given + len(self._made))
             self._made.append(result)
+            self._zeroed.append(func in _ZEROS)
         elif not func.is_view or not isinstance(result, Tensor) or result.data_ptr() != args[0].data_ptr():
             self._is_whole = False
         return result
@@ -184,7 +191,10 @@ class _Recording(TorchDispatchMode):
 
     def plan(self, returned: Any) -> _Plan | None:
         """What to do in the place of such a call; None where it did something else as well."""
-        allocations = [_Allocation(tuple(x.shape), x.stride(), x.dtype) for x in self._made]
+        allocations = [
+            _Allocation(tuple(x.shape), x.stride(), x.dtype, zeroed)
+            for x, zeroed in zip(self._made, self._zeroed, strict=True)
+        ]
         results: list[int] = []
         for x in returned if isinstance(returned, tuple) else (returned,):
             made = self._numbers.get(x.data_ptr(), -1) - self._num_given
@@ -195,7 +205,7 @@ class _Recording(TorchDispatchMode):
             ):
                 return None
             # What is returned as a view, its axes in another order, is allocated like that.
-            allocations[made] = _Allocation(tuple(x.shape), x.stride(), x.dtype)
+            allocations[made] = _Allocation(tuple(x.shape), x.stride(), x.dtype, self._zeroed[made])
             results.append(made)
         devices = {x.device for x in self._made}
         if not self._is_whole or len(devices) != 1:
@@ -347,7 +357,8 @@ def _kind_of(
     if not values or type(values[0]) not in _PLAIN or not _is_current(values[0]) or forward_ad._current_level >= 0:
         return None
     differentiates = torch.is_grad_enabled()
-    kind: list[Any] = [*names, torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None]
+    autocast_dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+    kind: list[Any] = [*names, autocast_dtype, torch.are_deterministic_algorithms_enabled()]
     pending = list(values)
     low_bits = 0
     try:

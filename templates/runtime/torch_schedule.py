@@ -15,7 +15,7 @@ from .torch_sequences import Tokens, values_are_checked
 from .torch_support import HAS_TRITON, launches_directly
 
 if HAS_TRITON:
-    from .packed_blocks import clear_counter, packed_blocks
+    from .packed_blocks import packed_blocks
 
 Launch = Callable[[Tensor, Tensor, bool, bool], object]
 """Launches a list kernel on (spans, blocks), with its flags OWN_ROOM and FILL."""
@@ -95,13 +95,8 @@ def block_sequences(
 
 
 def work_counter(like: Tensor) -> Tensor:
-    """How many pieces of work the programs of a kernel took beside the first of each: 0.
-
-    A launch of its own sets it: a call that has torch fill memory is not replayed.
-    """
-    counter = like.new_empty((1,), dtype=torch.int32)
-    launch(clear_counter, (1,), counter)
-    return counter
+    """How many pieces of work the programs of a kernel took beside the first of each: 0."""
+    return like.new_zeros((1,), dtype=torch.int32)
 
 
 def check_sequences(op: str, schedule: Schedule, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> None:

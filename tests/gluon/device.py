@@ -350,6 +350,11 @@ class Program:
         check(list(tile.data.shape) == desc.block_type.shape, f"{desc.block_type.shape} for {list(tile.data.shape)}")
         check(tile.layout == desc.layout and tile.dtype == desc.dtype, "a tile unlike its descriptor")
         self.check_overwrite(slot)
+        for partition, store in slot.stores.items():
+            check(store.is_fenced, f"{slot.name} is copied to without a fence after a store")
+            known = self.partition.known.get(partition, -1) >= store.arrival
+            check(known, f"{slot.name} is overwritten without a wait for what partition {partition.name} stored")
+        slot.stores.clear()
         slot.reads.clear()
         data = desc.tile_at([int(x) for x in coordinates])
         slot.copy = Copy(data, tile, barrier, barrier.phases)

@@ -313,10 +313,20 @@ def device_range(*bounds: Operand) -> Iterator[Value]:
     return map(scalar, builtins.range(*(int(x) for x in bounds)))
 
 
-ASSEMBLY: dict[str, Callable[[Any], Value]] = {
+def _add_four(pointer: Pointer, bits: Value) -> Value:
+    """Add to memory 16 bytes at a time: of each four addresses the first alone is given to the instruction."""
+    offsets = pointer.places(None)[0].data.view(-1, 4)
+    check(bool((offsets == offsets[:, :1] + torch.arange(4)).all()), "an addition of four to what is not in a row")
+    check(bool((offsets[:, 0] % 4 == 0).all()) and pointer.memory.align % 16 == 0, "an addition across 16 bytes")
+    pointer.memory.elements.index_add_(0, offsets.flatten(), bits.to(real.float32, bitcast=True).data)
+    return zeros(bits.shape, real.int8, bits.layout)
+
+
+ASSEMBLY: dict[str, Callable[..., Value]] = {
     "tanh.approx.f32 $0, $1;": elementwise(torch.tanh),
     "ld.global.nc.b32 $0, [$1];": lambda pointer: load(pointer).to(real.int32, bitcast=True),
     "ld.global.nc.b64 $0, [$1];": lambda pointer: load(pointer).to(real.int64, bitcast=True),
+    "red.relaxed.gpu.global.add.v4.f32 [$1], {$5, $6, $7, $8}; mov.b32 $0, 0;": _add_four,
 }
 """What each instruction that a kernel spells out does."""
 
@@ -325,7 +335,9 @@ def inline_asm_elementwise(
     asm: str, constraints: str, args: list[Any], dtype: Any, *, is_pure: bool, pack: int
 ) -> Value:
     check(asm in ASSEMBLY, f"no emulation of the instruction {asm!r}")
-    check(len(args) == 1 and constraints.count(",") == 1 and pack == 1 and is_pure, f"{asm!r} takes one argument")
-    result = ASSEMBLY[asm](args[0])
+    adds = ASSEMBLY[asm] is _add_four
+    check(pack == (4 if adds else 1) and is_pure != adds, f"{asm!r} of {pack} elements, is_pure={is_pure}")
+    check(constraints.count(",") == pack * len(args), f"{constraints!r} for {pack * len(args)} operands")
+    result = ASSEMBLY[asm](*args)
     check(result.dtype == dtype, f"{asm!r} gives {result.dtype}, not {dtype}")
     return result

@@ -9,7 +9,7 @@ import torch
 
 from bench import golden
 from bench.peers import make_schedule
-from generated._runtime.kernels import KERNEL_HASHES
+from generated._runtime.kernels import ATOMIC, KERNEL_HASHES
 from generated._runtime.torch_support import arch_of
 
 from .cases import DEVICE, VARIANTS, Shape, assert_same, draw, evaluate
@@ -52,12 +52,30 @@ def test_shapes(variant: str, shape: Shape, dtype: torch.dtype) -> None:
     check_results(variant, inputs, evaluate(variant, inputs, family="hopper"))
 
 
+@pytest.mark.parametrize("dim", [64, 128])
 @with_family
-def test_in_jax(variant: str) -> None:
-    inputs = draw(variant, Shape(q_len=700, batch=2, kv_heads=2, group=3, dim=128), torch.bfloat16)
-    got = evaluate(variant, inputs, framework="jax", family="hopper")
+def test_a_fixed_order(variant: str, dim: int) -> None:
+    """Behind a dq of its own every gradient has the same bits each time."""
+    inputs = draw(variant, Shape(q_len=1100, kv_len=1000, batch=2, kv_heads=2, dim=dim), torch.bfloat16)
+    # What has an atomic gradient besides takes no order, and has a portable dq in any case.
+    order = {} if variant in ATOMIC else {"deterministic": True}
+    got = evaluate(variant, inputs, family="hopper", **order)
     check_results(variant, inputs, got)
-    assert_same(variant, "o", got["o"], evaluate(variant, inputs, family="hopper")["o"])
+    again = evaluate(variant, inputs, family="hopper", **order)
+    for name in ("dq", "dk", "dv"):
+        assert_same(variant, name, again[name], got[name])
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@with_family
+def test_in_jax(variant: str, dim: int) -> None:
+    inputs = draw(variant, Shape(q_len=700, batch=2, kv_heads=2, group=3, dim=dim), torch.bfloat16)
+    for deterministic in (False,) if variant in ATOMIC else (False, True):
+        got = evaluate(variant, inputs, framework="jax", family="hopper", deterministic=deterministic)
+        check_results(variant, inputs, got)
+    in_torch = evaluate(variant, inputs, family="hopper")
+    for name in ("o", "dk", "dv"):
+        assert_same(variant, name, got[name], in_torch[name])
 
 
 @pytest.mark.parametrize("offset", [-200, 77, "end"], ids=str)
@@ -103,6 +121,15 @@ def test_replays_and_graphs(variant: str) -> None:
             captured = inputs.call(op, family="hopper")
         graph.replay()
         assert_same(variant, "o", captured, got)
+
+
+@with_family
+def test_replayed_gradients(variant: str) -> None:
+    """What adds up dq starts from zeros each time."""
+    op, shape = golden.load_op(variant), Shape(q_len=520, batch=2, kv_heads=2, dim=64)
+    for _ in range(4):
+        inputs = draw(variant, shape, torch.bfloat16)
+        check_results(variant, inputs, golden.evaluate(op, inputs, family="hopper"))
 
 
 PACKINGS = [

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from bench import golden
-from tests.gluon import EmulationError, Kernel, Timing
+from tests.gluon import DeadlockError, EmulationError, Kernel, Timing
 
 from .cases import Shape
 from .library_formulas import FORMULAS
 from .test_hopper_emulated import PACKAGE, VARIANTS, Call, Mutation, emulate, library
 
 FUSED = importlib.import_module(f"{PACKAGE}._runtime.kernels").FUSED_BACKWARDS
+WIDE = "hopper_bwd_wide"
 PORTABLE_DQ = {"dq": {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 1}}
 """With a tile of its own dq has a kernel of its own."""
 
@@ -27,7 +28,7 @@ __all__ = ["library"]  # a fixture
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
-# Tiles have 128 keys, and 128 queries at 64 columns, 64 at 128.
+# Tiles have 128 keys, and 128 queries at 64 columns, 64 at 128; above that 64 of both, by a kernel of its own.
 CALLS = {
     "cut blocks": Call(shape=Shape(q_len=200, kv_len=333)),
     "one query": Call(shape=Shape(q_len=1, kv_len=333, batch=2), q_offset="end"),
@@ -41,8 +42,14 @@ CALLS = {
     "padded columns": Call(shape=Shape(q_len=140, kv_len=270, dim=96, dim_v=64)),
 }
 
+WIDE_CALLS = {
+    "wide tiles, cut": Call(shape=Shape(q_len=150, kv_len=140, dim=192, dim_v=128), q_offset="end"),
+    "wide tiles, an offset per row": Call(shape=Shape(q_len=100, kv_len=130, batch=2, dim=256), q_offset=(-70, 30)),
+    "wide values": Call(shape=Shape(q_len=100, kv_len=192, group=1, dim=64, dim_v=256), q_offset=60),
+}
 
 EARLY = ("an offset per row", Timing.EARLY_PRODUCTS)
+WIDE_EARLY = ("wide tiles, cut", Timing.EARLY_PRODUCTS)
 
 
 def emulate_backward(
@@ -51,14 +58,15 @@ def emulate_backward(
     timing: Timing,
     mutate: Callable[[str], str] = lambda source: source,
     package: str = PACKAGE,
+    stem: str = "hopper_bwd",
     mode: str = "",
 ) -> Kernel:
     """Calls of `variant` launch the kernel returned in their backward."""
     emulate(monkeypatch, variant, timing, package=package, mode=mode)
     folder = f"{package}.{variant}.{mode}".rstrip(".")
-    module = importlib.import_module(f"{folder}.hopper_bwd")
+    module = importlib.import_module(f"{folder}.{stem}")
     assert module.__file__ is not None
-    name = f"{variant}_{mode}".rstrip("_") + "_hopper_bwd"
+    name = f"{variant}_{mode}".rstrip("_") + f"_{stem}"
     kernel = Kernel(mutate(Path(module.__file__).read_text(encoding="utf-8")), name, timing)
     monkeypatch.setattr(module, name, kernel)
     # The portable dq runs in the interpreter, which has no instructions.
@@ -75,7 +83,8 @@ def check(variant: str, call: Call, package: str = PACKAGE, *, positive: bool = 
     for x in (inputs.q, inputs.k, inputs.v):
         x.requires_grad_()
     op, reference = golden.load_op(variant, package), golden.load_reference(variant, package=package)
-    got = golden.evaluate(op, inputs, family="hopper", **call.options(), **options)
+    # The poison is torch's deterministic mode, in which dq would be computed apart.
+    got = golden.evaluate(op, inputs, family="hopper", deterministic=False, **call.options(), **options)
     check_gradients(got, golden.evaluate(reference, inputs.double(), **call.options()))
 
 
@@ -99,6 +108,14 @@ def test_backward(monkeypatch: pytest.MonkeyPatch, variant: str, name: str, timi
     assert kernel.launches == 1
 
 
+@pytest.mark.parametrize(("name", "timing"), [*((name, Timing.LATE_PRODUCTS) for name in WIDE_CALLS), WIDE_EARLY])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_wide_backward(monkeypatch: pytest.MonkeyPatch, variant: str, name: str, timing: Timing) -> None:
+    kernel = emulate_backward(monkeypatch, variant, timing, stem=WIDE)
+    check(variant, WIDE_CALLS[name])
+    assert kernel.launches == 1
+
+
 @pytest.mark.parametrize("variant", sorted(FUSED))
 def test_behind_the_portable_dq(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
     kernel = emulate_backward(monkeypatch, variant, Timing.LATE_PRODUCTS)
@@ -106,16 +123,35 @@ def test_behind_the_portable_dq(monkeypatch: pytest.MonkeyPatch, variant: str) -
     assert kernel.launches == 1
 
 
+def test_wide_behind_the_portable_dq(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = emulate_backward(monkeypatch, "causal", Timing.LATE_PRODUCTS, stem=WIDE)
+    check("causal", WIDE_CALLS["wide tiles, cut"], config=PORTABLE_DQ)
+    assert kernel.launches == 1
+
+
+WIDE_ROWS = Call(shape=Shape(q_len=80, kv_len=140, dim=192, dim_v=128), q_offset="end")
+
+
+@pytest.mark.parametrize(("stem", "call"), [("hopper_bwd", CALLS["cut rows"]), (WIDE, WIDE_ROWS)])
 @pytest.mark.parametrize("variant", FORMULAS)
-def test_library(monkeypatch: pytest.MonkeyPatch, library: str, variant: str) -> None:
-    kernel = emulate_backward(monkeypatch, variant, Timing.LATE_PRODUCTS, package=library)
-    check(variant, CALLS["cut rows"], library, positive=FORMULAS[variant].positive)
+def test_library(monkeypatch: pytest.MonkeyPatch, library: str, variant: str, stem: str, call: Call) -> None:
+    kernel = emulate_backward(monkeypatch, variant, Timing.LATE_PRODUCTS, package=library, stem=stem)
+    check(variant, call, library, positive=FORMULAS[variant].positive)
     assert kernel.launches == 1
 
 
 MUTATIONS = {
     "no fence": Mutation(
-        old="        fence_async_shared()\n", new="", error=EmulationError, message="read without a fence"
+        old="        fence_async_shared()\n        mbarrier.arrive(ds_full, count=1)\n",
+        new="        mbarrier.arrive(ds_full, count=1)\n",
+        error=EmulationError,
+        message="read without a fence",
+    ),
+    "no fence behind what went through the place of v": Mutation(
+        old="            fence_async_shared()\n            mbarrier.arrive(v_ring[2].index(PART), count=1)\n",
+        new="            mbarrier.arrive(v_ring[2].index(PART), count=1)\n",
+        error=EmulationError,
+        message="copied to without a fence",
     ),
     "no wait for the other half of ds": Mutation(
         old="        mbarrier.wait(ds_full, ring_turn & 1)\n",
@@ -145,6 +181,52 @@ MUTATIONS = {
         old="qk = gl.where(keep, qk, ", new="qk = gl.where(True, qk, ", error=AssertionError, message="largest error"
     ),
 }
+
+SUMS_DONE = "        dv, dq = warpgroup_mma_wait(0, deps=(dv, dq))\n"
+P_READ = (
+    "        mbarrier.arrive(do_ring[3].index(ring_turn % STAGES), count=1)\n"
+    "        mbarrier.arrive(p_ring[2].index(ring_turn & 1), count=1)\n"
+)
+WIDE_MUTATIONS = {
+    "no fence": Mutation(
+        old="    fence_async_shared()\n", new="", error=EmulationError, message="read without a fence"
+    ),
+    "no wait for the reader": Mutation(
+        old="    mbarrier.wait(empty.index(place), lap ^ 1)\n", new="", error=EmulationError, message="is overwritten"
+    ),
+    "no wait for what is handed over": Mutation(
+        old="    mbarrier.wait(ring[1].index(ring_turn & 1), (ring_turn >> 1) & 1)\n",
+        new="",
+        error=EmulationError,
+        message="read without a wait|read before anything|without a fence|more than 1 arrivals",
+    ),
+    "dq added before it is there": Mutation(
+        old="dq = warpgroup_mma_wait(0, deps=(next_dq,))",
+        new="dq = warpgroup_mma_wait(1, deps=(next_dq,))",
+        error=EmulationError,
+        message="still run",
+    ),
+    "p released while it is read": Mutation(
+        old=SUMS_DONE + P_READ, new=P_READ + SUMS_DONE, error=EmulationError, message="is overwritten"
+    ),
+    "q never released by one": Mutation(
+        old="index(stage), count=2)", new="index(stage), count=1)", error=DeadlockError, message="no partition"
+    ),
+    "an addition elsewhere": Mutation(
+        old="(part - 1) * (BLOCK_M * 64)",
+        new="part * (BLOCK_M * 64)",
+        error=AssertionError,
+        message="dq: largest error",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WIDE_MUTATIONS)
+def test_bugs_are_seen_in_wide_tiles(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    mutation = WIDE_MUTATIONS[name]
+    emulate_backward(monkeypatch, mutation.variant, Timing.LATE_PRODUCTS, mutation.of, stem=WIDE)
+    with pytest.raises(mutation.error, match=mutation.message):
+        check(mutation.variant, Call(shape=Shape(q_len=256, kv_len=128, dim=192, dim_v=128), q_offset=128))
 
 
 @pytest.mark.parametrize("name", MUTATIONS)

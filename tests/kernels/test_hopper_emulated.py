@@ -6,6 +6,7 @@ These run in Triton's interpreter.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +27,8 @@ from .library_formulas import FORMULAS
 
 PACKAGE = "generated"
 LIBRARY = Path(__file__).parents[2] / "library.yaml"
+LONG_RUNS = importlib.import_module(f"{PACKAGE}._runtime.kernels").LONG_RUNS
+tiles_for = importlib.import_module(f"{PACKAGE}._runtime.configs").tiles_for
 VARIANTS = variants_where(lambda variant: importlib.util.find_spec(f"{PACKAGE}.{variant}.hopper_fwd") is not None)
 PROGRAMS = 3
 """So many run at once here: each takes several blocks, and not all equally many."""
@@ -136,6 +139,20 @@ def check_lse(lse: Tensor, want: Tensor) -> None:
 def test_forward(monkeypatch: pytest.MonkeyPatch, variant: str, name: str, timing: Timing) -> None:
     kernel = emulate(monkeypatch, variant, timing)
     check(variant, CALLS[name])
+    assert kernel.launches == 1
+
+
+@pytest.mark.parametrize("name", ["cut blocks", "rows without keys", "five blocks"])
+@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant in LONG_RUNS])
+def test_three_warpgroups(monkeypatch: pytest.MonkeyPatch, variant: str, name: str) -> None:
+    """As long sequences of 64 columns have them."""
+    monkeypatch.setattr(f"{PACKAGE}._runtime.families._LONG_FROM", 0)
+    kernel = emulate(monkeypatch, variant, Timing.LATE_PRODUCTS)
+    tiles_for.cache_clear()
+    try:
+        check(variant, CALLS[name])
+    finally:
+        tiles_for.cache_clear()
     assert kernel.launches == 1
 
 

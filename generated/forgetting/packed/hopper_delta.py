@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/delta.py.jinja
-# hash: 14624dba72c14187
+# hash: 919ea0e0a90327e5
 """What runs before and after the backward of `forgetting`, packed sequences on Hopper.
 
 o         [total_q, Hq, Dv]
@@ -40,7 +40,6 @@ def forgetting_packed_hopper_delta(
     delta_ptr,
     row_lse_ptr,
     row_delta_ptr,
-    dq_sums_ptr,
     stride_oh,
     stride_os: tl.constexpr,
     stride_doh,
@@ -51,11 +50,10 @@ def forgetting_packed_hopper_delta(
     HAS_DLSE: tl.constexpr,
     WITH_DQ: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
-    BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """lse and delta as copies of whole blocks need them, and sums of dq to begin with.
+    """lse and delta as copies of whole blocks need them.
 
     Without WITH_DQ another kernel has dq, and left delta.
     """
@@ -82,9 +80,6 @@ def forgetting_packed_hopper_delta(
         delta = tl.sum(o_tile * do_tile, 1)
         if HAS_DLSE:
             delta -= tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0)
-        size: tl.constexpr = BLOCK_M * BLOCK_D
-        sums = row_block * size + tl.arange(0, size)
-        tl.store(dq_sums_ptr + sums, tl.zeros([size], tl.float32))
     else:
         delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     padded_offs = row_block * BLOCK_M + tl.arange(0, BLOCK_M)

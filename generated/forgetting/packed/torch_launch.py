@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/torch_launch.py.jinja
-# hash: dec1ab17f9d93da0
+# hash: d3904d606366c91c
 """Launches of the kernels of `forgetting`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -322,7 +322,6 @@ def _backward(
                 delta,
                 row_lse,
                 row_delta,
-                dq_sums,
                 *unit_strides(o)[1:],
                 *unit_strides(do)[1:],
                 q_len,
@@ -331,16 +330,15 @@ def _backward(
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=False,
                 HEAD_DIM_V=head_dim_v,
-                BLOCK_D=tile_columns(head_dim),
                 BLOCK_DV=tile_columns(head_dim_v),
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
         if dk.numel() > 0:
+            bwd_kernel = hopper_bwd.forgetting_packed_hopper_bwd
             launch_hopper(
-                hopper_bwd.forgetting_packed_hopper_bwd,
+                bwd_kernel,
                 (min(key_block_seqs.shape[0] * num_kv_heads, multiprocessors(q)),),
-                dq_sums,
                 q,
                 k,
                 v,
@@ -365,6 +363,7 @@ def _backward(
                 num_heads,
                 group_size,
                 scale,
+                dq_sums,
                 cu_seqlens_q.shape[0] - 1,
                 work_counter(q),
                 WITH_DQ=False,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: ops/torch_launch.py.jinja
-# hash: b413f7a875f26180
+# hash: f51e8498eee442ef
 """Launches of the kernels of `prefix_lm`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -296,7 +296,7 @@ def _backward(
         num_row_blocks = q_len // tile.block_m + cu_seqlens_q.shape[0] - 1
         row_lse = q.new_empty((num_heads, num_row_blocks * tile.block_m), dtype=FP32)
         row_delta = q.new_empty(row_lse.shape, dtype=FP32)
-        dq_sums = q.new_empty(
+        dq_sums = q.new_zeros(
             (num_heads, num_row_blocks, tile.block_m * tile_columns(head_dim)) if fused else (0,), dtype=FP32
         )
         if dq.numel() > 0:
@@ -311,7 +311,6 @@ def _backward(
                 delta,
                 row_lse,
                 row_delta,
-                dq_sums,
                 *unit_strides(o)[1:],
                 *unit_strides(do)[1:],
                 q_len,
@@ -320,16 +319,15 @@ def _backward(
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,
-                BLOCK_D=tile_columns(head_dim),
                 BLOCK_DV=tile_columns(head_dim_v),
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
         if dk.numel() > 0:
+            bwd_kernel = hopper_bwd.prefix_lm_packed_hopper_bwd
             launch_hopper(
-                hopper_bwd.prefix_lm_packed_hopper_bwd,
+                bwd_kernel,
                 (min(key_block_seqs.shape[0] * num_kv_heads, multiprocessors(q)),),
-                dq_sums,
                 q,
                 k,
                 v,
@@ -351,6 +349,7 @@ def _backward(
                 num_heads,
                 group_size,
                 scale,
+                dq_sums,
                 cu_seqlens_q.shape[0] - 1,
                 work_counter(q),
                 WITH_DQ=fused,

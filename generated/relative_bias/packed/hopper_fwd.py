@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: c6869cad5f88c6ad
+# hash: 6af85a4f98670929
 """Forward of `relative_bias`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx
@@ -35,6 +35,8 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
+# Of a block, those of each warpgroup.
+ROWS = gl.constexpr(64)
 # Of sequences as `describe_rows` has them: rows at most; steps at most of the axes that move them; 2**64 bytes in
 # MOST_ROWS steps, in 16-bit elements.
 MOST_ROWS = gl.constexpr(2**30)
@@ -233,6 +235,7 @@ def produce_tiles(
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
 ):
+    PARTS: gl.constexpr = BLOCK_M // ROWS
     kv_turn, q_lap = 0, 0
     # A block of rows of one head is a piece of work, after the first for whichever program is free.
     num_work = gl.load(block_seqs_ptr + 6) * num_heads
@@ -266,8 +269,8 @@ def produce_tiles(
 
         q_head, kv_head = h.to(gl.int32), hkv.to(gl.int32)
         q_end, k_end = q_start.to(gl.int32) + q_len, kv_start.to(gl.int32) + kv_len
-        for part in gl.static_range(2):
-            send_tile(q_desc, q_end, q_len, q_head, start_m + part * (BLOCK_M // 2), q_ring, 2 * q_lap + part, 2)
+        for part in gl.static_range(PARTS):
+            send_tile(q_desc, q_end, q_len, q_head, start_m + part * ROWS, q_ring, PARTS * q_lap + part, PARTS)
         q_lap ^= 1
         for nth in range(num_partial):
             start_n = full_end + nth * BLOCK_N
@@ -314,7 +317,6 @@ def consume_tiles(
     PART: gl.constexpr,
 ):
     DTYPE: gl.constexpr = q_ring[0].dtype
-    ROWS: gl.constexpr = BLOCK_M // 2
     SCORES: gl.constexpr = product_layout(BLOCK_N)
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2)
@@ -504,16 +506,18 @@ def relative_bias_packed_hopper_fwd(
     STAGES: gl.constexpr,
 ):
     kv_heads = num_heads // group_size
-    q_desc = describe_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, BLOCK_M // 2, BLOCK_D)
+    PARTS: gl.constexpr = BLOCK_M // ROWS
+    q_desc = describe_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, ROWS, BLOCK_D)
     k_desc = describe_rows(k_ptr, kv_heads, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
     v_desc = describe_rows(v_ptr, kv_heads, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, BLOCK_DV)
-    q_ring = make_ring(q_desc, 2, 1, BLOCK_M // 2, BLOCK_D)
-    k_ring = make_ring(k_desc, STAGES, 2, BLOCK_N, BLOCK_D)
-    v_ring = make_ring(v_desc, STAGES, 2, BLOCK_N, BLOCK_DV)
+    q_ring = make_ring(q_desc, PARTS, 1, ROWS, BLOCK_D)
+    k_ring = make_ring(k_desc, STAGES, PARTS, BLOCK_N, BLOCK_D)
+    v_ring = make_ring(v_desc, STAGES, PARTS, BLOCK_N, BLOCK_DV)
     work_ring = (
         gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0])),
         make_barriers(2, 1),
     )
+    # Registers are those of each thread: the first consumer gets what is left, as many as the others.
     gl.warp_specialize(
         [
             (
@@ -601,6 +605,5 @@ def relative_bias_packed_hopper_fwd(
             ),
         ],
         worker_num_warps=[4, 1],
-        # Of each thread: the first consumer gets what is left, as many as the second.
         worker_num_regs=[240, 24],
     )

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: c79dc70faf1b783d
+# hash: 9dbc54c769d76f64
 """Launches of the kernels of `relative_bias`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -316,7 +316,6 @@ def _backward(
                 delta,
                 row_lse,
                 row_delta,
-                dq_sums,
                 *unit_strides(o)[1:],
                 *unit_strides(do)[1:],
                 q_len,
@@ -325,16 +324,15 @@ def _backward(
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=False,
                 HEAD_DIM_V=head_dim_v,
-                BLOCK_D=tile_columns(head_dim),
                 BLOCK_DV=tile_columns(head_dim_v),
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
         if dk.numel() > 0:
+            bwd_kernel = hopper_bwd.relative_bias_packed_hopper_bwd
             launch_hopper(
-                hopper_bwd.relative_bias_packed_hopper_bwd,
+                bwd_kernel,
                 (min(key_block_seqs.shape[0] * num_kv_heads, multiprocessors(q)),),
-                dq_sums,
                 q,
                 k,
                 v,
@@ -358,6 +356,7 @@ def _backward(
                 num_heads,
                 group_size,
                 scale,
+                dq_sums,
                 cu_seqlens_q.shape[0] - 1,
                 work_counter(q),
                 WITH_DQ=False,

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/torch_launch.py.jinja
-# hash: 5948b2500492741f
+# hash: 92ca0553b09478a7
 """Launches of the kernels of `streaming_llm`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -303,7 +303,7 @@ def _backward(
         num_row_blocks = q_len // tile.block_m + cu_seqlens_q.shape[0] - 1
         row_lse = q.new_empty((num_heads, num_row_blocks * tile.block_m), dtype=FP32)
         row_delta = q.new_empty(row_lse.shape, dtype=FP32)
-        dq_sums = q.new_empty(
+        dq_sums = q.new_zeros(
             (num_heads, num_row_blocks, tile.block_m * tile_columns(head_dim)) if fused else (0,), dtype=FP32
         )
         if dq.numel() > 0:
@@ -318,7 +318,6 @@ def _backward(
                 delta,
                 row_lse,
                 row_delta,
-                dq_sums,
                 *unit_strides(o)[1:],
                 *unit_strides(do)[1:],
                 q_len,
@@ -327,16 +326,15 @@ def _backward(
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,
-                BLOCK_D=tile_columns(head_dim),
                 BLOCK_DV=tile_columns(head_dim_v),
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
         if dk.numel() > 0:
+            bwd_kernel = hopper_bwd.streaming_llm_packed_hopper_bwd
             launch_hopper(
-                hopper_bwd.streaming_llm_packed_hopper_bwd,
+                bwd_kernel,
                 (min(key_block_seqs.shape[0] * num_kv_heads, multiprocessors(q)),),
-                dq_sums,
                 q,
                 k,
                 v,
@@ -359,6 +357,7 @@ def _backward(
                 num_heads,
                 group_size,
                 scale,
+                dq_sums,
                 cu_seqlens_q.shape[0] - 1,
                 work_counter(q),
                 WITH_DQ=fused,
