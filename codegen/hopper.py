@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from codegen.model import ArgGroup
 from codegen.modes import Mode
@@ -21,12 +22,30 @@ FORWARD_TILES = {64: (128, 128, 8, 3), 128: (128, 128, 8, 2), 256: (128, 64, 8, 
 """Columns of a tile, those of q and k or of v, whichever are more -> block_m, block_n, num_warps and num_stages of the
 forward: 64 rows for each of two warpgroups, and what keys and stages fit shared memory beside them."""
 
+BACKWARD_TILES = {64: (128, 128, 8, 2), 128: (64, 128, 8, 2), 256: (64, 64, 8, 2)}
+"""The same of the backward, whose two warpgroups share the keys. Where a score is more than the product scaled, block_m
+is at most SCORED_ROWS, for the score takes the registers of half of the queries."""
+SCORED_ROWS = 64
+
+NARROW_COLUMNS = 128
+"""The most columns of a tile that the backward's first kernel serves; dense calls have another for more."""
+
 ARCH, FAMILY = "sm_90", "hopper"
 
 
 def forward_tile(head_dim: int) -> TileConfig:
     """The default tile of the forward."""
-    block_m, block_n, num_warps, num_stages = FORWARD_TILES[_columns(head_dim)]
+    return _tile(FORWARD_TILES[_columns(head_dim)])
+
+
+def backward_tile(planned: VariantPlan, head_dim: int) -> TileConfig:
+    """The tile of the backward."""
+    tile = _tile(BACKWARD_TILES[_columns(head_dim)])
+    return tile if planned.fwd.linear else replace(tile, block_m=min(tile.block_m, SCORED_ROWS))
+
+
+def _tile(numbers: tuple[int, int, int, int]) -> TileConfig:
+    block_m, block_n, num_warps, num_stages = numbers
     return TileConfig(block_m=block_m, block_n=block_n, num_warps=num_warps, num_stages=num_stages)
 
 
@@ -45,8 +64,13 @@ def serves(variant: Variant, mode: Mode) -> bool:
 
 
 def serves_wide(mode: Mode) -> bool:
-    """Whether their backward has a kernel for more than 128 columns."""
+    """Whether their backward has a kernel for more than NARROW_COLUMNS."""
     return mode is Mode.DENSE
+
+
+def serves_backward(mode: Mode, head_dim: int) -> bool:
+    """Whether their backward has a kernel for such a head_dim."""
+    return serves_wide(mode) or head_dim <= NARROW_COLUMNS
 
 
 def visits_long_runs(planned: VariantPlan) -> bool:

@@ -97,7 +97,7 @@ def render(spec: Spec) -> dict[str, str]:
         files[f"{framework}.py"] = _fill(env, f"ops/{framework}_init.py.jinja", variants=names)
     own = {name: arch_tables(v.archs) for name, v in spec.variants.items() if v.archs}
     files["_runtime/archs.py"] = _fill(
-        env, "ops/archs.py.jinja", archs=arch_tables(spec.archs), variant_archs=own, hopper_forward=hopper.FORWARD_TILES
+        env, "ops/archs.py.jinja", archs=arch_tables(spec.archs), variant_archs=own, hopper=hopper
     )
     for folder, target in COPIED.items():
         for source in sorted((templates_path() / folder).glob("*.py")):
@@ -158,7 +158,9 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
         if hopper.serves_wide(planned.mode):
             plans["bwd_wide"] = planned.hopper_bwd
         files |= {
-            f"{folder}/hopper_{stem}.py": _fill(env, f"hopper/{stem}.py.jinja", kernel=kernel, **context)
+            f"{folder}/hopper_{stem}.py": _fill(
+                env, f"hopper/{stem}.py.jinja", kernel=kernel, fuses_backward=hopper.fuses_backward(planned), **context
+            )
             for stem, kernel in plans.items()
         }
     if planned.lists is not None:

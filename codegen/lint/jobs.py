@@ -10,6 +10,7 @@ from pathlib import Path
 
 from codegen import hopper
 from codegen.modes import Mode
+from codegen.plan import plan
 from codegen.spec import ArchSpec, Pass, PassConfigs, Spec, TileConfig, Variant
 
 HALF_DTYPE = "bfloat16"
@@ -26,7 +27,7 @@ FAST_ARCH, FAST_DIM = "sm_90", 64
 class Job:
     """One call: of a variant, in a mode, on a chip, with these passes compiled for their configs.
 
-    `family`: of the forward's kernel, where the call asks for one.
+    `family`: of the kernels, where the call asks for one.
     """
 
     variant: str
@@ -112,8 +113,9 @@ def _fast_part(calls: list[Job], selection: Selection) -> list[Job]:
         return calls
     dims = selection.head_dims or (FAST_DIM,)
     common = (call.arch, call.dtype, call.head_dim) == (FAST_ARCH, selection.dtypes[0], dims[0])
-    # Of every variant also what runs on that chip in its own family.
-    return [*calls[:1], *(each for each in calls[1:] if each.family)] if common else []
+    # Of every variant also the forward that runs on that chip in its own family; its backward takes long to compile.
+    own = [each for each in calls[1:] if each.family and each.configs[0][0] is Pass.FWD]
+    return [*calls[:1], *own] if common else []
 
 
 def _head_dims(spec: Spec, arch: ArchSpec, dtype: str) -> list[int]:
@@ -129,10 +131,13 @@ def _long(arch: ArchSpec, dtype: str) -> PassConfigs:
 def _hopper_calls(
     variant: Variant, mode: Mode, arch: ArchSpec, dtype: str, head_dim: int, passes: Sequence[Pass]
 ) -> list[Job]:
-    """A call of the forward in Hopper's family, if it has one."""
+    """A call of the forward in Hopper's family, and one of the backward, if it has them."""
     runs = arch.name == hopper.ARCH and dtype != "float32" and hopper.serves_head_dim(head_dim)
-    if not runs or Pass.FWD not in passes or not hopper.serves(variant, mode):
+    if not runs or not hopper.serves(variant, mode):
         return []
+    tiles = {Pass.FWD: hopper.forward_tile(head_dim)}
+    if hopper.serves_backward(mode, head_dim):
+        tiles[Pass.DKDV] = hopper.backward_tile(plan(variant, mode), head_dim)
     return [
         Job(
             variant=variant.name,
@@ -140,9 +145,11 @@ def _hopper_calls(
             arch=arch.name,
             dtype=dtype,
             head_dim=head_dim,
-            configs=((Pass.FWD, hopper.forward_tile(head_dim)),),
+            configs=((each, tile),),
             family=hopper.FAMILY,
         )
+        for each, tile in tiles.items()
+        if each in passes
     ]
 
 

@@ -68,7 +68,10 @@ def failed(kernel: str, job: Job, error: Exception) -> Finding:
 def main_kernel(job: Job) -> str:
     """The name of the kernel of the first of a job's passes."""
     mode = "" if job.mode is Mode.DENSE else f"_{job.mode}"
-    return f"{job.variant}{mode}{KERNEL_ENDINGS[job.configs[0][0]]}"
+    ending = KERNEL_ENDINGS[job.configs[0][0]]
+    if job.family:
+        ending = f"_{job.family}{ending.removesuffix('_dkdv')}"
+    return f"{job.variant}{mode}{ending}"
 
 
 def _finding(name: str, job: Job, kernel: Compiled) -> Finding:
@@ -90,4 +93,7 @@ def _config(name: str, job: Job) -> TileConfig | None:
 
 def pass_of(name: str) -> Pass | None:
     """The pass of the kernel of this name; None of a small one."""
+    # dq is in Hopper's backward, too.
+    if name.endswith(("_hopper_bwd", "_hopper_bwd_wide")):
+        return Pass.DKDV
     return next((p for p, ending in KERNEL_ENDINGS.items() if name.endswith(ending)), None)

@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/archs.py.jinja
-# hash: 591bb55df776c021
+# hash: 85d9db5970e3b7b2
 """Default tiles per architecture and pass, from `archs:` of variants.yaml."""
 
 from typing import TypedDict
@@ -290,6 +290,15 @@ HOPPER_FORWARD: dict[int, tuple[int, int, int, int]] = {
     128: (128, 128, 8, 2),
     256: (128, 64, 8, 2),
 }
+# The same of the backward, of whose block_m at most so many where a score is more than the product scaled.
+HOPPER_BACKWARD: dict[int, tuple[int, int, int, int]] = {
+    64: (128, 128, 8, 2),
+    128: (64, 128, 8, 2),
+    256: (64, 64, 8, 2),
+}
+SCORED_ROWS = 64
+# The most columns of its tiles in packed calls.
+NARROW_COLUMNS = 128
 
 # What a variant runs with instead.
 VARIANT_ARCHS: dict[str, dict[str, Arch]] = {

@@ -1,6 +1,6 @@
 """The families of kernels: the portable one runs on every chip; that of Hopper, written in Gluon, on sm_90 alone."""
 
-from .archs import HOPPER_FORWARD
+from .archs import HOPPER_BACKWARD, HOPPER_FORWARD, NARROW_COLUMNS, SCORED_ROWS
 from .kernels import FUSED_BACKWARDS, KERNEL_HASHES, LINEAR, LONG_RUNS
 from .tuned import Tile
 
@@ -31,13 +31,6 @@ WIDE_KEYS = 64
 # The forward's tile at 64 columns from so many keys of a long run on: three warpgroups hide each other's exponentials,
 # but their rows together meet more blocks that the mask cuts.
 _LONG_FORWARD, _LONG_FROM = HopperTile(192, 128, 12, 2), 8192
-# Columns of a tile, those of q and k or of v, whichever are more -> the backward's tile: its queries, and its keys,
-# which two warpgroups share.
-_BACKWARD = {64: HopperTile(128, 128, 8, 2), 128: HopperTile(64, 128, 8, 2), 256: HopperTile(64, WIDE_KEYS, 8, 2)}
-# Where a score is more than the product scaled, it takes the registers of half of the queries.
-_SCORED_BACKWARD = _BACKWARD | {64: HopperTile(64, 128, 8, 2)}
-# The most columns of a tile in modes whose backward has no kernel for wide ones.
-_NARROW = 128
 # Keys of a sequence, by columns of a tile, from which on one kernel for all gradients is the faster backward.
 _FUSED_FROM = {64: 2048, 128: 1024, 256: 1024}
 
@@ -66,10 +59,11 @@ def backward_tiles(
 ) -> dict[str, HopperTile]:
     """The tiles of a call's backward in Hopper's family by pass: of both where one kernel computes all, of none where
     the portable kernels have to."""
-    tiles = _BACKWARD if op in LINEAR else _SCORED_BACKWARD
-    tile = tiles.get(max(tile_columns(head_dim) for head_dim in head_dims))
-    if tile is None or refusal(BACKWARD, op, mode, arch, dtype, head_dims, length):
+    if refusal(BACKWARD, op, mode, arch, dtype, head_dims, length):
         return {}
+    tile = HopperTile(*HOPPER_BACKWARD[max(tile_columns(head_dim) for head_dim in head_dims)])
+    if op not in LINEAR:
+        tile = HopperTile(min(tile.block_m, SCORED_ROWS), *tile[1:])
     return dict.fromkeys(("dkdv", "dq") if op in FUSED_BACKWARDS else ("dkdv",), tile)
 
 
@@ -84,7 +78,7 @@ def refusal(kernel: str, op: str, mode: str, arch: str, dtype: str, head_dims: t
     if any(4 * head_dim < 3 * tile_columns(head_dim) for head_dim in head_dims):
         # What pads a tile to a power of two is computed like the rest; the portable kernels take two parts.
         return f"of head_dims {head_dims} less than three quarters would fill a tile's columns"
-    most = max(_BACKWARD) if mode == "dense" else _NARROW
+    most = max(HOPPER_BACKWARD) if mode == "dense" else NARROW_COLUMNS
     if kernel == BACKWARD and max(head_dims) > most:
         return f"its backward of {mode} calls has tiles of at most {most} columns"
     if length == 0:
