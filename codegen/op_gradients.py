@@ -62,12 +62,15 @@ def _sizes(term: GradientTerm, mode: Mode, *, in_keys: bool) -> str:
     return {GradientKind.ROW: "q_len", GradientKind.COLUMN: "kv_len", GradientKind.PAIR: "q_len, kv_len"}[term.kind]
 
 
-def gradients(variant: Variant, terms: Sequence[GradientTerm], mode: Mode, framework: Framework) -> dict[str, str]:
+def gradients(
+    variant: Variant, terms: Sequence[GradientTerm], mode: Mode, framework: Framework, *, in_keys: bool = False
+) -> dict[str, str]:
     """Source of each tensor's gradient, where a call wants it, from its buffers."""
     found = {}
     for spec in variant.tensors.values():
         if spec.grad:
-            parts = {_part(variant, t, mode, framework): None for t in terms if t.tensor == spec.name}
+            own = [t for t in terms if t.tensor == spec.name]
+            parts = {_part(variant, t, mode, framework, in_keys=in_keys): None for t in own}
             total = " + ".join(parts) or framework.zeros(spec.name)
             found[spec.name] = framework.cast(f"({total})" if len(parts) > 1 else total, f"{spec.name}.dtype")
     if variant.decay:
@@ -77,7 +80,7 @@ def gradients(variant: Variant, terms: Sequence[GradientTerm], mode: Mode, frame
     return found
 
 
-def _part(variant: Variant, term: GradientTerm, mode: Mode, framework: Framework) -> str:
+def _part(variant: Variant, term: GradientTerm, mode: Mode, framework: Framework, *, in_keys: bool) -> str:
     """Source of the gradient through one read, float32 of the tensor's shape."""
     sums = framework.filled(term.accumulator)
     if term.atomic:
@@ -86,7 +89,8 @@ def _part(variant: Variant, term: GradientTerm, mode: Mode, framework: Framework
         return f'place_pairs({sums}, {term.tensor}.shape, "{_axes(term)}", q_offset)'
     if term.kind is GradientKind.HEAD:
         by_sequence = mode is Mode.PACKED and "b" in expr.names(term.load)
-        sums = f"sums_by_sequence({sums}, block_seqs, num_seqs)" if by_sequence else f"{sums}.sum(-1)"
+        table = "head_seqs" if in_keys else "block_seqs"
+        sums = f"sums_by_sequence({sums}, {table}, num_seqs)" if by_sequence else f"{sums}.sum(-1)"
     if term.direct:
         length = f", {term.tensor}.shape[{term.axis}]" if term.kind is GradientKind.COLUMN else ""
         return f'reduce_gradient({sums}, "{_axes(term)}", num_kv_heads{length})'

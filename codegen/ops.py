@@ -132,7 +132,8 @@ class OpPlan(InMode):
     def table_makers(self) -> list[str]:
         """Those of the runtime's functions that launch kernels of its own, or allocate lists."""
         lists = ["list_blocks"] if self.lists is not None and not self.lists.ranges else []
-        return [*(["block_sequences"] if self.packed else []), *lists]
+        counter = ["work_counter"] if self.packed and self.hopper else []
+        return [*(["block_sequences"] if self.packed else []), *lists, *counter]
 
     @property
     def tiles_tokens(self) -> str:
@@ -372,7 +373,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
         symbol=planned.symbol,
         mode=planned.mode,
         buffers=op_gradients.buffers(planned.terms, planned.mode, in_keys=fuses_backward),
-        gradients=op_gradients.gradients(variant, planned.terms, planned.mode, framework),
+        gradients=op_gradients.gradients(variant, planned.terms, planned.mode, framework, in_keys=fuses_backward),
         grids=op_gradients.grids(variant, planned.terms, planned.mode, framework),
         placed=op_gradients.placed(planned.terms),
         launches=Launches(

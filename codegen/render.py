@@ -154,7 +154,9 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
         for stem, attribute in KERNELS.items()
     }
     if hopper.serves(planned.variant, planned.mode):
-        plans = {"fwd": planned.fwd, "bwd": planned.hopper_bwd, "bwd_wide": planned.hopper_bwd, "delta": planned.dq}
+        plans = {"fwd": planned.fwd, "bwd": planned.hopper_bwd, "delta": planned.dq}
+        if hopper.serves_wide(planned.mode):
+            plans["bwd_wide"] = planned.hopper_bwd
         files |= {
             f"{folder}/hopper_{stem}.py": _fill(
                 env, f"hopper/{stem}.py.jinja", kernel=kernel, fuses_backward=hopper.fuses_backward(planned), **context

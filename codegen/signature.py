@@ -56,7 +56,7 @@ PACKED_SHAPES = {
     "cu_seqlens_q": "[n + 1]  int32, where the sequences of queries begin",
     "cu_seqlens_k": "[n + 1]  int32, where those of keys begin",
     "block_seqs": "[entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length "
-    "of its queries, and of its keys",
+    "of its queries, and of its keys; how many blocks there are",
     "spans": "[H, entries, 4]  int32, first, partial end, full begin and end of a block's list",
     "ranges": "[H, entries, 4]  int32, first visited, first full, end of full and end of visited blocks",
 }

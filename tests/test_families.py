@@ -9,7 +9,7 @@ import torch
 
 from generated._runtime.checks import ArgumentError
 from generated._runtime.configs import Tile, config_text, tiles_for
-from generated._runtime.families import HopperTile, hopper_tile, is_faster
+from generated._runtime.families import BACKWARD, FORWARD, HopperTile, hopper_tile, is_faster, refusal
 from generated._runtime.torch_support import call_words
 
 LENGTH = 4096
@@ -31,6 +31,7 @@ def forward(
 
 def backward(
     variant: str = "causal",
+    mode: str = "dense",
     head_dims: tuple[int, int] = (128, 128),
     length: int = LENGTH,
     config: object = None,
@@ -39,7 +40,7 @@ def backward(
 ) -> tuple[Tile, Tile]:
     """The tiles of dkdv and dq."""
     words = config_text(variant, config, family, deterministic)
-    tiles = tiles_for(variant, "dense", "sm_90", "", "bfloat16", head_dims, (8, 2), length, words)
+    tiles = tiles_for(variant, mode, "sm_90", "", "bfloat16", head_dims, (8, 2), length, words)
     return tiles["dkdv"], tiles["dq"]
 
 
@@ -50,7 +51,7 @@ def families(*args: Any, **options: Any) -> list[str]:
 def test_backwards_of_long_runs_are_one_kernel() -> None:
     assert backward() == (HopperTile(64, 128, 8, 2),) * 2
     assert backward(head_dims=(64, 64)) == (HopperTile(128, 128, 8, 2),) * 2
-    assert backward("softcap", (64, 64)) == (HopperTile(64, 128, 8, 2),) * 2
+    assert backward("softcap", head_dims=(64, 64)) == (HopperTile(64, 128, 8, 2),) * 2
     assert families() == ["hopper", "hopper"]
     for head_dims in ((256, 256), (64, 256)):
         assert backward(head_dims=head_dims) == (HopperTile(64, 64, 8, 2),) * 2
@@ -136,6 +137,30 @@ def test_long_sequences_of_narrow_tiles_too() -> None:
     assert forward(variant="document", head_dims=(64, 64), length=8192, family="hopper").block_m == 128
 
 
+def test_packed_calls_run_where_dense_ones_do() -> None:
+    """By the mean length of their sequences."""
+    assert forward(mode="packed") == HopperTile(128, 128, 8, 2)
+    assert forward("window", "packed").family == "portable"
+    assert forward("window", "packed", family="hopper").family == "hopper"
+    assert families(mode="packed") == ["hopper", "hopper"]
+    assert families("window", "packed") == ["portable", "portable"]
+    assert families(mode="packed", length=512) == ["hopper", "portable"]
+    assert families(mode="packed", deterministic=True) == ["hopper", "portable"]
+    assert forward(mode="packed", head_dims=(64, 64), length=8192) == HopperTile(128, 128, 8, 3)
+    assert forward(mode="packed", head_dims=(64, 64), length=8191).family == "portable"
+
+
+def test_packed_backwards_of_wide_columns_are_portable() -> None:
+    for family in (None, "hopper"):
+        for head_dims in ((256, 256), (64, 256), (192, 128)):
+            assert forward(mode="packed", head_dims=head_dims, family=family).family == "hopper"
+            assert families(mode="packed", head_dims=head_dims, family=family) == ["portable", "portable"]
+    reasons = [
+        refusal(kernel, "causal", "packed", "sm_90", "bfloat16", (256, 256), LENGTH) for kernel in (FORWARD, BACKWARD)
+    ]
+    assert reasons == ["", "its backward of packed calls has tiles of at most 128 columns"]
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -143,7 +168,7 @@ def test_long_sequences_of_narrow_tiles_too() -> None:
         {"config": {"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 3}}},
         {"arch": "sm_80"},
         {"dtype": "float32"},
-        {"mode": "packed"},
+        {"mode": "segmented"},
         {"variant": "causal_dropout"},
         {"head_dims": (80, 80)},
         {"length": 0},
@@ -169,7 +194,7 @@ def test_a_call_may_ask_for_hopper_where_it_is_not_the_default() -> None:
     [
         ({"arch": "sm_100"}, "its kernels run on sm_90, not on sm_100"),
         ({"dtype": "float32"}, "float16 and bfloat16, not float32"),
-        ({"mode": "packed"}, "causal has no kernel of it for packed calls"),
+        ({"mode": "segmented"}, "causal has no kernel of it for segmented calls"),
         ({"head_dims": (80, 80)}, "less than three quarters"),
         ({"length": 0}, "at least one key"),
     ],

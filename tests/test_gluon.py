@@ -129,7 +129,7 @@ def test_every_program_runs() -> None:
 )
 def test_a_copy_is_zero_beyond_the_edges(row: int, cut: Callable[[Tensor], Tensor]) -> None:
     x = torch.arange(1.0, 31.0).view(5, 6)
-    tile = Descriptor(x, BlockType(gl.float32, [4, 8]), None).tile_at([row, 0])
+    tile = Descriptor(x.flatten(), [5, 6], [6, 1], BlockType(gl.float32, [4, 8]), None).tile_at([row, 0])
     wanted = torch.zeros(4, 8)
     part = cut(x)
     first = max(-row, 0)

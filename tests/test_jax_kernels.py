@@ -150,7 +150,15 @@ def test_a_kernel_of_hopper_gets_the_memory_it_works_in(monkeypatch: pytest.Monk
     assert "setmaxnreg" in text
 
 
-def gradient_kernels(monkeypatch: pytest.MonkeyPatch, variant: str, **options: Any) -> list[str]:
+def as_tokens(entry: dict[str, Any], name: str, x: jax.Array) -> jax.Array:
+    """A tensor of a dense call as a packed one takes it."""
+    per_key = name == "g" or "kv_idx" in entry["tensors"].get(name, {"dims": []})["dims"]
+    return x.reshape(-1, *x.shape[2:]) if per_key else x
+
+
+def gradient_kernels(
+    monkeypatch: pytest.MonkeyPatch, variant: str, *, packed: bool = False, **options: Any
+) -> list[str]:
     """The kernels that a call and its gradients launch on an H100, in order; none is compiled."""
     # Any image does, of a kernel with no scratch.
     monkeypatch.setattr(jax_kernels, "_compile", lambda *_: (b"", 0))
@@ -158,7 +166,13 @@ def gradient_kernels(monkeypatch: pytest.MonkeyPatch, variant: str, **options: A
     import torch
 
     inputs = golden.draw_inputs(entry, SHAPE, dtype=torch.bfloat16, device="cpu")
-    own = {name: jnp.asarray(x.detach().numpy()) for name, x in inputs.tensors.items()} | inputs.scalars
+    tensors = {name: jnp.asarray(x.detach().numpy()) for name, x in inputs.tensors.items()}
+    qkv = arrays()
+    if packed:
+        tensors = {name: as_tokens(entry, name, x) for name, x in tensors.items()}
+        qkv = [x.reshape(-1, *x.shape[2:]) for x in qkv]
+        options["cu_seqlens_q"] = jnp.arange(SHAPE.batch + 1, dtype=jnp.int32) * SHAPE.seq
+    own = tensors | inputs.scalars
 
     def gradients(*x: jax.Array) -> Any:
         trained = {n: a for n, a in own.items() if hasattr(a, "dtype") and a.dtype == jnp.float32}
@@ -167,22 +181,37 @@ def gradient_kernels(monkeypatch: pytest.MonkeyPatch, variant: str, **options: A
         results, pullback = jax.vjp(lambda own, *x: op(*x, **own, **fixed, return_lse=True, **options), trained, *x)
         return pullback(results)
 
-    return [m[4][0].decode().removeprefix(f"{variant}_") for m in messages(monkeypatch, gradients, *arrays())]
+    prefix = f"{variant}_packed_" if packed else f"{variant}_"
+    return [m[4][0].decode().removeprefix(prefix) for m in messages(monkeypatch, gradients, *qkv)]
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
 @pytest.mark.parametrize("variant", [name for name, entry in golden.load_manifest().items() if not entry["dropout"]])
-def test_kernels_of_hopper_are_launched(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_hopper_are_launched(variant: str, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each argument at its place: what a kernel fills behind what it reads."""
-    found = gradient_kernels(monkeypatch, variant, family="hopper", deterministic=False)
+    found = gradient_kernels(monkeypatch, variant, packed=packed, family="hopper", deterministic=False)
     backward = ["hopper_delta", "hopper_bwd"]
     is_fused = "bwd_dq" not in found
     assert is_fused == (variant not in {"forgetting", "relative_bias"})
     backward = [*backward, "hopper_dq_rows"] if is_fused else ["bwd_dq", *backward]
     assert [name for name in found if name.startswith(("hopper", "bwd"))] == ["hopper_fwd", *backward]
     if variant != "relative_bias":
-        found = gradient_kernels(monkeypatch, variant, family="hopper", deterministic=True)
+        found = gradient_kernels(monkeypatch, variant, packed=packed, family="hopper", deterministic=True)
         backward = ["hopper_fwd", "bwd_dq", "hopper_delta", "hopper_bwd"]
         assert [name for name in found if name.startswith(("hopper", "bwd"))] == backward
+
+
+def test_a_packed_call_of_hopper_gets_a_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the work that its programs share: 4 bytes that XLA sets to zero, behind o and lse."""
+    q, k, v = (x.reshape(-1, *x.shape[2:]) for x in arrays())
+    begins = jnp.array([0, 100, q.shape[0]], jnp.int32)
+    found = messages(monkeypatch, lambda *x: ops.causal(*x, cu_seqlens_q=begins, family="hopper"), q, k, v)
+    (message,) = (m for m in found if m[4] == [b"causal_packed_hopper_fwd"])
+    parameters = [fields(p) for p in fields(message[1][0])[5]]
+    zeroed = [fields(p[1][0])[1][0] for p in parameters if 1 in p and 1 in fields(p[1][0])]
+    assert zeroed == [4]
+    text = kernel_of(message)[4][0].decode()
+    assert "atom.global.gpu.relaxed.add.u32" in text
 
 
 @pytest.mark.parametrize("variant", ["causal", "forgetting"])

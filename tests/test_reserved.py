@@ -25,6 +25,8 @@ FILES = (
     "hopper_fwd.py",
     "hopper_bwd.py",
     "hopper_bwd_wide.py",
+    "packed/hopper_fwd.py",
+    "packed/hopper_bwd.py",
     "torch_op.py",
     "torch_reference.py",
     "jax_op.py",

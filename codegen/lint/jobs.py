@@ -135,7 +135,9 @@ def _hopper_calls(
     runs = arch.name == hopper.ARCH and dtype != "float32" and hopper.serves_head_dim(head_dim)
     if not runs or not hopper.serves(variant, mode):
         return []
-    tiles = {Pass.FWD: hopper.forward_tile(head_dim), Pass.DKDV: hopper.backward_tile(plan(variant, mode), head_dim)}
+    tiles = {Pass.FWD: hopper.forward_tile(head_dim)}
+    if hopper.serves_backward(mode, head_dim):
+        tiles[Pass.DKDV] = hopper.backward_tile(plan(variant, mode), head_dim)
     return [
         Job(
             variant=variant.name,

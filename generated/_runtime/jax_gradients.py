@@ -85,7 +85,12 @@ def packed_row(
 
 
 def sums_by_sequence(sums: jax.Array, block_seqs: Tensor, num_seqs: int) -> jax.Array:
-    """The sums `[1, Hq, entries]` of packed blocks as `[n, Hq]`, in a fixed order; those of no sequence are zero."""
+    """The sums `[1, Hq, entries]` of packed blocks as `[n, Hq]`, in a fixed order; those of no sequence are zero.
+
+    Each block may have more than one, side by side.
+    """
+    num_blocks = block_seqs.shape[0]
+    sums = sums.reshape(*sums.shape[:2], num_blocks, sums.shape[2] // max(num_blocks, 1)).sum(3)
     return sums_at(sums[0].T, jnp.maximum(block_seqs[:, 0], 0), num_seqs)
 
 

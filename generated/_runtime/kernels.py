@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/kernels.py.jinja
-# hash: cbbf753f0fba35a5
+# hash: fe0772f5434c2e57
 """What each kernel's code is, as a hash: tuned tiles hold for the code they were measured on."""
 
 # variant -> mode of calls -> pass -> hash of the kernel's file without comments and docstrings
@@ -17,6 +17,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "91a6cf19c5e99c59",
             "dq": "018b5b33f7d8deb9",
             "dkdv": "b254008df5b983a0",
+            "hopper_fwd": "beabfcace94f9a4d",
+            "hopper_bwd": "a077e20ae118f999",
         },
         "segmented": {
             "fwd": "a14d3099d522751d",
@@ -36,6 +38,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "b6e418a3a3ba2f5d",
             "dq": "f012c30ad7b29242",
             "dkdv": "c20540f939402544",
+            "hopper_fwd": "7b079ad7dfebf284",
+            "hopper_bwd": "c34507230efae4f5",
         },
         "segmented": {
             "fwd": "b1e2c18ec069b0c8",
@@ -72,6 +76,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "9b10cc5a5ec7eb8c",
             "dq": "f42747ebcc07e309",
             "dkdv": "3837a6a99a03b567",
+            "hopper_fwd": "7b8ce2a5e9b896a4",
+            "hopper_bwd": "b7270e7286b2fa03",
         },
         "segmented": {
             "fwd": "ed8959a7ee626ba9",
@@ -91,6 +97,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "0516465877167b82",
             "dq": "dbd06f2a91f3bd28",
             "dkdv": "55be522a4adc169a",
+            "hopper_fwd": "9f3cec53ce7c5819",
+            "hopper_bwd": "6742220ecc9f1a55",
         },
         "segmented": {
             "fwd": "bf6dd8acaf2d3634",
@@ -110,6 +118,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "975cfdf7149bf077",
             "dq": "8ad3256dd9a807e7",
             "dkdv": "fabbd70475409e4d",
+            "hopper_fwd": "486c8d058d4376a7",
+            "hopper_bwd": "6d8e4fe35f5e3316",
         },
         "segmented": {
             "fwd": "af687c239f26b295",
@@ -129,6 +139,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "b6113b0c7c0a4745",
             "dq": "9a98810d5de356ea",
             "dkdv": "eb2a6cfc6284c069",
+            "hopper_fwd": "8fe5faa69e25899b",
+            "hopper_bwd": "eb4d3c9bbfc5e2ee",
         },
         "segmented": {
             "fwd": "3d0a17bd8cf4fbeb",
@@ -148,6 +160,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "fdc53be2493ec8ce",
             "dq": "19afddaee5b2c01d",
             "dkdv": "22e6cb47dfb187ff",
+            "hopper_fwd": "bb993f31addd5454",
+            "hopper_bwd": "2320163f87f5290f",
         },
         "segmented": {
             "fwd": "3de5f2862c47ad3c",
@@ -167,6 +181,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "51e72e1ca9ea6010",
             "dq": "352bbedf25f01cc9",
             "dkdv": "6e642269dd3b13d8",
+            "hopper_fwd": "7633710d886ce2d4",
+            "hopper_bwd": "4e1eb3828c28482c",
         },
         "segmented": {
             "fwd": "cbbcb428b9af603b",
@@ -186,6 +202,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "e39e74f3fa8bb91d",
             "dq": "b5a793cdf79ff3de",
             "dkdv": "b4631b17cc2b43a5",
+            "hopper_fwd": "fbae4d2f3448e426",
+            "hopper_bwd": "d2b83fb2454a07b7",
         },
         "segmented": {
             "fwd": "8f413b15faebe579",
@@ -205,6 +223,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "37a93964cdd31470",
             "dq": "11f4635c174ccb01",
             "dkdv": "fe118c50ba86a401",
+            "hopper_fwd": "cc9423ae4bff0a97",
+            "hopper_bwd": "d3cbb3a9d058b5bc",
         },
         "segmented": {
             "fwd": "6951c1a68a76e6f1",
@@ -224,6 +244,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "4141facc7e1e0204",
             "dq": "b4ba577bde698200",
             "dkdv": "6a9f80871bb9fe76",
+            "hopper_fwd": "b879d8fa6d234cdb",
+            "hopper_bwd": "d9608a22c7936429",
         },
         "segmented": {
             "fwd": "5927ada9703707b8",
@@ -243,6 +265,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "239fd720b70e11b0",
             "dq": "f9db5cb9a63e45fc",
             "dkdv": "2878b05200f9e628",
+            "hopper_fwd": "1e0a345af58a0654",
+            "hopper_bwd": "d4a51fd5c2a55660",
         },
         "segmented": {
             "fwd": "45f3c6e07d539593",
@@ -262,6 +286,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "3a90e5af5b9d5e68",
             "dq": "86cebbba95d6948e",
             "dkdv": "268a7fe113dbb955",
+            "hopper_fwd": "c494c764f564f738",
+            "hopper_bwd": "04cc27bce4a62328",
         },
         "segmented": {
             "fwd": "74550898928b8967",
@@ -281,6 +307,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "8b414197f984d4bf",
             "dq": "217f8764b87c566c",
             "dkdv": "a4603d4f56fa695c",
+            "hopper_fwd": "e2d8b91d091b0146",
+            "hopper_bwd": "f54b9de028180f6e",
         },
         "segmented": {
             "fwd": "5321fbcbd6adfea1",

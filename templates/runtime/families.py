@@ -1,6 +1,6 @@
 """The families of kernels: the portable one runs on every chip; that of Hopper, written in Gluon, on sm_90 alone."""
 
-from .archs import HOPPER_BACKWARD, HOPPER_FORWARD, SCORED_ROWS
+from .archs import HOPPER_BACKWARD, HOPPER_FORWARD, NARROW_COLUMNS, SCORED_ROWS
 from .kernels import FUSED_BACKWARDS, KERNEL_HASHES, LINEAR, LONG_RUNS
 from .tuned import Tile
 
@@ -50,7 +50,8 @@ def hopper_tile(op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int,
     if reason:
         return reason
     cols = max(tile_columns(head_dim) for head_dim in head_dims)
-    return _LONG_FORWARD if _is_long_and_narrow(op, cols, length) else HopperTile(*HOPPER_FORWARD[cols])
+    is_long = mode == "dense" and _is_long_and_narrow(op, cols, length)
+    return _LONG_FORWARD if is_long else HopperTile(*HOPPER_FORWARD[cols])
 
 
 def backward_tiles(
@@ -77,6 +78,9 @@ def refusal(kernel: str, op: str, mode: str, arch: str, dtype: str, head_dims: t
     if any(4 * head_dim < 3 * tile_columns(head_dim) for head_dim in head_dims):
         # What pads a tile to a power of two is computed like the rest; the portable kernels take two parts.
         return f"of head_dims {head_dims} less than three quarters would fill a tile's columns"
+    most = max(HOPPER_BACKWARD) if mode == "dense" else NARROW_COLUMNS
+    if kernel == BACKWARD and max(head_dims) > most:
+        return f"its backward of {mode} calls has tiles of at most {most} columns"
     if length == 0:
         return "a copy by TMA needs at least one key"
     return ""

@@ -94,6 +94,11 @@ def block_sequences(
     return block_seqs
 
 
+def work_counter(like: Tensor) -> Tensor:
+    """How many pieces of work the programs of a kernel took beside the first of each: 0."""
+    return like.new_zeros((1,), dtype=torch.int32)
+
+
 def check_sequences(op: str, schedule: Schedule, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> None:
     """Check that a schedule is of these sequences: at no cost if they are the very tensors, else as cu_seqlens are."""
     names = ("cu_seqlens_q", "cu_seqlens_k")

@@ -306,7 +306,12 @@ def packed_row(index: Tensor | int, cu_seqlens: Tensor, seqs: Tensor, q_offset: 
 
 
 def sums_by_sequence(sums: Tensor, block_seqs: Tensor, num_seqs: int) -> Tensor:
-    """The sums `[1, Hq, entries]` of packed blocks as `[n, Hq]`, in a fixed order; those of no sequence are zero."""
+    """The sums `[1, Hq, entries]` of packed blocks as `[n, Hq]`, in a fixed order; those of no sequence are zero.
+
+    Each block may have more than one, side by side.
+    """
+    num_blocks = block_seqs.shape[0]
+    sums = sums.view(*sums.shape[:2], num_blocks, sums.shape[2] // max(num_blocks, 1)).sum(3)
     total = sums.new_zeros((num_seqs, sums.shape[1]))
     return total.index_put_((block_seqs[:, 0].clamp(min=0).long(),), sums[0].T, accumulate=True)
 

@@ -16,7 +16,7 @@ from triton.experimental.gluon import language as real
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier as real_mbarrier
 
 from .partitions import Known, Partition, Scheduler, Wait, learn, place_in
-from .values import DTYPES, NAMES, Operand, Pointer, Value, check
+from .values import DTYPES, NAMES, EmulationError, Operand, Pointer, Value, check
 
 SHARED_BYTES = 227 * 1024
 """Shared memory of a program on sm_90."""
@@ -164,9 +164,12 @@ class BlockType:
 
 @dataclass(frozen=True)
 class Descriptor:
-    """A tensor in global memory of which TMA copies tiles."""
+    """A tensor in global memory of which TMA copies tiles: the elements that are there, and how it is said to lie in
+    them. An address wraps around at 2**64: what counts is where the elements inside a tensor's edges are."""
 
-    tensor: Tensor
+    elements: Tensor
+    sizes: Sequence[int]
+    strides: Sequence[int]  # in elements
     block_type: BlockType
     layout: Any
 
@@ -174,15 +177,30 @@ class Descriptor:
     def dtype(self) -> Any:
         return self.block_type.element_ty
 
+    def places(self, coordinates: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Of each element of the tile that begins there: its place, and whether it is inside the tensor's edges."""
+        itemsize, rank = self.elements.element_size(), len(self.sizes)
+        address, inside = torch.zeros((), dtype=torch.int64), torch.ones((), dtype=torch.bool)
+        axes = zip(coordinates, self.block_type.shape, self.sizes, self.strides, strict=True)
+        for axis, (first, length, size, stride) in enumerate(axes):
+            check(-(2**31) <= first < 2**31, f"coordinate {first} for TMA")
+            index = torch.arange(first, first + length).view([-1 if each == axis else 1 for each in range(rank)])
+            # In 64 bits, as the hardware computes it.
+            address = address + index * (stride * itemsize)
+            inside = inside & (index >= 0) & (index < size)
+        address, inside = torch.broadcast_tensors(address, inside)
+        outside = inside & ((address < 0) | (address >= len(self.elements) * itemsize))
+        if outside.any():
+            first = int(address[outside][0])
+            bytes_there = len(self.elements) * itemsize
+            raise EmulationError(f"TMA copies byte {first} of a tensor that spans {bytes_there}, from {coordinates} on")
+        return address // itemsize, inside
+
     def tile_at(self, coordinates: Sequence[int]) -> Tensor:
         """The tile that begins there, zero beyond the tensor's edges."""
-        tile = torch.zeros(self.block_type.shape, dtype=self.tensor.dtype)
-        source, target = [], []
-        for first, size, length in zip(coordinates, self.block_type.shape, self.tensor.shape, strict=True):
-            begin, end = min(max(first, 0), length), max(min(first + size, length), 0)
-            source.append(slice(begin, max(begin, end)))
-            target.append(slice(begin - first, max(begin, end) - first))
-        tile[tuple(target)] = self.tensor[tuple(source)]
+        places, inside = self.places(coordinates)
+        tile = torch.zeros(places.shape, dtype=self.elements.dtype)
+        tile[inside] = self.elements[places[inside]]
         return tile
 
 
@@ -204,11 +222,12 @@ class Copy:
 class Addition:
     """A tile that TMA adds to memory."""
 
-    target: Tensor
+    elements: Tensor
+    places: Tensor
     tile: Tile
 
     def compute(self) -> None:
-        self.target += self.tile.data
+        self.elements[self.places] += self.tile.data
 
 
 @dataclass(eq=False)
@@ -273,8 +292,10 @@ class Program:
             return Barriers([Barrier(f"barrier {i} of {name}") for i in range(shape[0])])
         slots = [Slot(f"tile {i} of {name}") for i in range(shape[0])]
         self._slots += slots
-        # Whatever is read before it is written is NaN.
-        return Tile(self, torch.full(shape, float("nan"), dtype=DTYPES[dtype]), layout, slots)
+        # Whatever is read before it is written is NaN, or the smallest int.
+        data = torch.empty(shape, dtype=DTYPES[dtype])
+        data.fill_(float("nan") if data.is_floating_point() else torch.iinfo(data.dtype).min)
+        return Tile(self, data, layout, slots)
 
     def warp_specialize(
         self, functions: list[tuple[Any, tuple[Any, ...]]], worker_num_warps: list[int], worker_num_regs: list[int]
@@ -318,11 +339,11 @@ class Program:
         check(base.memory.align % 16 == 0 and int(base.offsets) == 0, "TMA reads from multiples of 16 bytes")
         check(steps[-1] == 1 and all(x * itemsize % 16 == 0 for x in steps[:-1]), f"strides {steps} for TMA")
         check(all(0 < size < 2**32 for size in sizes), f"sizes {sizes} for TMA")
+        check(all(0 <= step * itemsize < 2**40 for step in steps), f"strides {steps} for TMA")
+        check(len(sizes) == len(steps) == len(block_shape) <= 5, f"{len(sizes)} dims for TMA")
         check(all(size <= 256 for size in block_shape), f"a tile of {block_shape} for TMA")
-        last = sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
-        check(last < len(elements), f"a tensor of {sizes} and strides {steps} in memory of {len(elements)} elements")
         block_type = BlockType(NAMES[elements.dtype], list(block_shape))
-        return Descriptor(elements.as_strided(sizes, steps), block_type, layout)
+        return Descriptor(elements, sizes, steps, block_type, layout)
 
     def async_load(self, desc: Descriptor, coordinates: list[Operand], barrier: Barrier, tile: Tile) -> None:
         slot = tile.slot
@@ -357,13 +378,11 @@ class Program:
         slot = self.readable(tile)
         check(list(tile.data.shape) == desc.block_type.shape, f"{desc.block_type.shape} for {list(tile.data.shape)}")
         check(tile.layout == desc.layout and tile.dtype == desc.dtype, "a tile unlike its descriptor")
-        places = [int(x) for x in coordinates]
-        ends = [first + size for first, size in zip(places, tile.shape, strict=True)]
-        inside = all(0 <= x <= size for x, size in zip([*places, *ends], [*desc.tensor.shape] * 2, strict=True))
-        check(inside, f"{places} of {list(desc.tensor.shape)}: an addition beyond the edge")
-        target = desc.tensor[tuple(slice(first, end) for first, end in zip(places, ends, strict=True))]
+        first = [int(x) for x in coordinates]
+        places, inside = desc.places(first)
+        check(bool(inside.all()), f"{first} of {list(desc.sizes)}: an addition beyond the edge")
         slot.readers += 1
-        self.partition.additions.append(Addition(target, tile))
+        self.partition.additions.append(Addition(desc.elements, places, tile))
 
     def store_wait(self, num_outstanding: int) -> None:
         additions = self.partition.additions

@@ -117,11 +117,23 @@ class Kernel:
 
 # What `values` has under the name that Gluon gives it; what is Gluon's own; and what torch computes under that name.
 _FUNCTIONS = (
-    *("arange", "cast", "cdiv", "convert_layout", "full", "inline_asm_elementwise", "load", "maximum", "minimum"),
+    *(
+        "arange",
+        "atomic_add",
+        "cast",
+        "cdiv",
+        "convert_layout",
+        "full",
+        "inline_asm_elementwise",
+        "load",
+        "maximum",
+        "minimum",
+    ),
     *("permute", "reshape", "store", "where", "zeros"),
 )
 _REAL = (
     *("BlockedLayout", "DotOperandLayout", "NVMMADistributedLayout", "NVMMASharedLayout", "SliceLayout"),
+    "SwizzledSharedLayout",
     *("bfloat16", "float16", "float32", "int1", "int8", "int16", "int32", "int64"),
 )
 _ELEMENTWISE = ("abs", "cos", "exp", "exp2", "log", "log2", "rsqrt", "sin", "sqrt")

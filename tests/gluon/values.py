@@ -214,7 +214,7 @@ def load(pointer: Pointer, mask: Operand | None = None, other: Number | None = N
     """What is not loaded and has no `other` is undefined: NaN, or the smallest int."""
     offsets, keep = pointer.places(mask)
     elements = pointer.memory.elements
-    found = elements[torch.where(keep, offsets.data, 0)]
+    found = elements[torch.where(keep, offsets.data, 0)].clone()  # of one element it would be a view
     if not keep.all():
         undefined = float("nan") if elements.is_floating_point() else -(2 ** (8 * elements.element_size() - 1))
         found = found.masked_fill(~keep, undefined if other is None else other)
@@ -228,6 +228,15 @@ def store(pointer: Pointer, value: Operand, mask: Operand | None = None) -> None
     data = broadcast(offsets, placed)[1].data.to(elements.dtype)
     check(data.shape == offsets.data.shape, f"pointers {offsets.shape} and values {placed.shape}")
     elements[offsets.data[keep]] = data[keep]
+
+
+def atomic_add(pointer: Pointer, value: Operand, *, sem: str) -> Value:
+    """Programs run one after the other: no other comes between, whatever `sem` says."""
+    check(sem in ("relaxed", "acquire", "release", "acq_rel"), f"an atomic operation with the semantics {sem!r}")
+    before = load(pointer)
+    check(before.data.dim() == 0, "an atomic operation on a block")
+    store(pointer, before + value)
+    return before
 
 
 def arange(start: int, end: int, layout: Any) -> Value:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from bench import golden
+from bench.peers import make_schedule
 from generated._runtime.kernels import ATOMIC, KERNEL_HASHES
 from generated._runtime.torch_support import arch_of
 
 from .cases import DEVICE, VARIANTS, Shape, assert_same, draw, evaluate
 from .judge import check_results
+from .packings import MIXED, Packing, draw_packed
 from .replaying import never_replaying
 
 pytestmark = pytest.mark.gpu
@@ -126,6 +130,93 @@ def test_replayed_gradients(variant: str) -> None:
     for _ in range(4):
         inputs = draw(variant, shape, torch.bfloat16)
         check_results(variant, inputs, golden.evaluate(op, inputs, family="hopper"))
+
+
+PACKINGS = [
+    Packing.of(1000),
+    Packing.of(1, 130, 130, 400, 1700, 1828, 3000),
+    Packing(q=(0, 130, 330, 331, 900), k=(0, 40, 700, 1400, 1420)),
+    MIXED,
+    # More sequences than multiprocessors, most of them short.
+    Packing.of(*range(7, 3000, 11), 5000),
+]
+
+
+@pytest.mark.parametrize("offset", [0, "end"], ids=str)
+@pytest.mark.parametrize("packing", PACKINGS, ids=lambda packing: f"{packing.sequences}_of_{packing.q[-1]}")
+@with_family
+def test_packed(variant: str, packing: Packing, offset: int | str) -> None:
+    inputs = draw_packed(variant, packing, torch.bfloat16, kv_heads=2, group=3, dim=128)
+    options: dict[str, Any] = {"q_offset": offset, **packing.options()}
+    check_results(variant, inputs, evaluate(variant, inputs, family="hopper", **options), **options)
+
+
+@pytest.mark.parametrize(("dim", "dim_v"), [(64, 64), (96, 64), (192, 128), (64, 256)])
+@with_family
+def test_packed_head_dims(variant: str, dim: int, dim_v: int) -> None:
+    packing = PACKINGS[1]
+    inputs = draw_packed(variant, packing, torch.float16, dim=dim, dim_v=dim_v)
+    options: dict[str, Any] = packing.options()
+    check_results(variant, inputs, evaluate(variant, inputs, family="hopper", **options), **options)
+
+
+@with_family
+def test_packed_in_jax(variant: str) -> None:
+    packing = PACKINGS[2]
+    inputs = draw_packed(variant, packing, torch.bfloat16, kv_heads=2, group=2, dim=128)
+    options: dict[str, Any] = packing.options()
+    got = evaluate(variant, inputs, framework="jax", family="hopper", **options)
+    check_results(variant, inputs, got, **options)
+    assert_same(variant, "o", got["o"], evaluate(variant, inputs, family="hopper", **options)["o"])
+
+
+def test_packed_gradients_of_the_portable_dq() -> None:
+    """A tile of its own gives dq its kernel: then all bits are the same each time."""
+    packing = PACKINGS[1]
+    inputs = draw_packed("causal", packing, torch.bfloat16, kv_heads=2, group=2, dim=128)
+    own = {"dq": {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 2}}
+    options: dict[str, Any] = packing.options()
+    got = [evaluate("causal", inputs, family="hopper", config=own, **options) for _ in range(2)]
+    check_results("causal", inputs, got[0], **options)
+    for name, x in got[0].items():
+        assert_same("causal", name, x, got[1][name])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
+@with_family
+def test_no_sequence_sees_another(variant: str, value: float) -> None:
+    packing = Packing.of(70, 1333, 1500)
+    inputs = draw_packed(variant, packing, torch.bfloat16, dim=128)
+    op = golden.load_op(variant)
+    with torch.no_grad():
+        want = inputs.call(op, family="hopper", return_lse=True, **packing.options())
+        for x in (inputs.q, inputs.k, inputs.v):
+            x[:70], x[1333:] = value, value
+        got = inputs.call(op, family="hopper", return_lse=True, **packing.options())
+    assert_same(variant, "o", got[0][70:1333], want[0][70:1333])
+    assert_same(variant, "lse", got[1][:, 70:1333], want[1][:, 70:1333])
+
+
+@with_family
+def test_packed_replays_and_graphs(variant: str) -> None:
+    """The counter of the work starts at 0 each time."""
+    op, packing = golden.load_op(variant), PACKINGS[1]
+    options = packing.options()
+    with torch.no_grad():
+        for _ in range(4):
+            inputs = draw_packed(variant, packing, torch.bfloat16, kv_heads=4, dim=128)
+            got = inputs.call(op, family="hopper", **options)
+            with never_replaying():
+                assert_same(variant, "o", got, inputs.call(op, family="hopper", **options))
+        if hasattr(op, "schedule"):  # without one, the host waits for the sizes of some masks' tables
+            options["schedule"] = make_schedule(op, inputs, family="hopper", **options)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = inputs.call(op, family="hopper", **options)
+        for _ in range(2):
+            captured.zero_()
+            graph.replay()
+            assert_same(variant, "o", captured, got)
 
 
 def test_equal_bits_on_any_number_of_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:

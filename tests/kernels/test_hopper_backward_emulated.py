@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from bench import golden
 from tests.gluon import DeadlockError, EmulationError, Kernel, Timing
@@ -58,17 +59,19 @@ def emulate_backward(
     mutate: Callable[[str], str] = lambda source: source,
     package: str = PACKAGE,
     stem: str = "hopper_bwd",
+    mode: str = "",
 ) -> Kernel:
     """Calls of `variant` launch the kernel returned in their backward."""
-    emulate(monkeypatch, variant, timing, package=package)
-    module = importlib.import_module(f"{package}.{variant}.{stem}")
+    emulate(monkeypatch, variant, timing, package=package, mode=mode)
+    folder = f"{package}.{variant}.{mode}".rstrip(".")
+    module = importlib.import_module(f"{folder}.{stem}")
     assert module.__file__ is not None
-    name = f"{variant}_{stem}"
+    name = f"{variant}_{mode}".rstrip("_") + f"_{stem}"
     kernel = Kernel(mutate(Path(module.__file__).read_text(encoding="utf-8")), name, timing)
     monkeypatch.setattr(module, name, kernel)
     # The portable dq runs in the interpreter, which has no instructions.
     for choice in ("is_nvidia", "has_tanh_instruction"):
-        monkeypatch.setattr(f"{package}.{variant}.torch_launch.{choice}", lambda _: False, raising=False)
+        monkeypatch.setattr(f"{folder}.torch_launch.{choice}", lambda _: False, raising=False)
     return kernel
 
 
@@ -82,7 +85,10 @@ def check(variant: str, call: Call, package: str = PACKAGE, *, positive: bool = 
     op, reference = golden.load_op(variant, package), golden.load_reference(variant, package=package)
     # The poison is torch's deterministic mode, in which dq would be computed apart.
     got = golden.evaluate(op, inputs, family="hopper", deterministic=False, **call.options(), **options)
-    want = golden.evaluate(reference, inputs.double(), **call.options())
+    check_gradients(got, golden.evaluate(reference, inputs.double(), **call.options()))
+
+
+def check_gradients(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> None:
     for name, gradient in got.items():
         if name in ("o", "lse"):
             continue

@@ -92,14 +92,16 @@ def emulate(
     timing: Timing,
     mutate: Callable[[str], str] = lambda source: source,
     package: str = PACKAGE,
+    mode: str = "",
 ) -> Kernel:
     """Calls of `variant` launch the kernel returned, as on an sm_90 of PROGRAMS multiprocessors."""
-    module = importlib.import_module(f"{package}.{variant}.hopper_fwd")
+    folder = f"{package}.{variant}.{mode}".rstrip(".")
+    module = importlib.import_module(f"{folder}.hopper_fwd")
     assert module.__file__ is not None
-    name = f"{variant}_hopper_fwd"
+    name = f"{variant}_{mode}".rstrip("_") + "_hopper_fwd"
     kernel = Kernel(mutate(Path(module.__file__).read_text(encoding="utf-8")), name, timing)
     monkeypatch.setattr(module, name, kernel)
-    monkeypatch.setattr(f"{package}.{variant}.torch_launch.multiprocessors", lambda _: PROGRAMS)
+    monkeypatch.setattr(f"{folder}.torch_launch.multiprocessors", lambda _: PROGRAMS)
     monkeypatch.setattr(f"{package}._runtime.torch_support.arch_of", lambda _: "sm_90")
     return kernel
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: efb08fd7e87ee6cb
+# hash: 15b8702769fefef8
 """Gradients of `alibi`, packed sequences with respect to k and v.
 
     keep        q_idx >= kv_idx
@@ -14,7 +14,7 @@
     delta       [Hq, total_q]  fp32, sum(o * do) - dlse
     slope       [h]  float32
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                its queries, and of its keys
+                its queries, and of its keys; how many blocks there are
     dk          [total_k, Hkv, D]
     dv          [total_k, Hkv, Dv]
 

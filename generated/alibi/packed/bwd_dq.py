@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: d61f2ecfa52a261d
+# hash: 09390db763b56c66
 """Gradient of `alibi`, packed sequences with respect to q and slope.
 
     keep          q_idx >= kv_idx
@@ -15,7 +15,7 @@
     lse           [Hq, total_q]  fp32, log of the softmax denominator
     slope         [h]  float32
     block_seqs    [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                  its queries, and of its keys
+                  its queries, and of its keys; how many blocks there are
     delta         [Hq, total_q]  fp32, sum(o * do) - dlse
     dq            [total_q, Hq, D]
     dslope_heads  [Hq, entries]  fp32, partial sums

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: kernels/fwd.py.jinja
-# hash: 13b1c3a167805ab0
+# hash: 312f29c63036db60
 """Forward of `alibi`, packed sequences: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx
@@ -11,7 +11,7 @@
     v           [total_k, Hkv, Dv]
     slope       [h]  float32
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                its queries, and of its keys
+                its queries, and of its keys; how many blocks there are
     o           [total_q, Hq, Dv]
     lse         [Hq, total_q]  fp32, log of the softmax denominator
 

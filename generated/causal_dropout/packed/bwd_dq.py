@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: kernels/bwd_dq.py.jinja
-# hash: 9c54beac57f898d5
+# hash: c938f1d252195c77
 """Gradient of `causal_dropout`, packed sequences with respect to q.
 
     keep        q_idx >= kv_idx
@@ -14,7 +14,7 @@
     do          [total_q, Hq, Dv]
     lse         [Hq, total_q]  fp32, log of the softmax denominator
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                its queries, and of its keys
+                its queries, and of its keys; how many blocks there are
     delta       [Hq, total_q]  fp32, sum(o * do) - dlse
     dq          [total_q, Hq, D]
 

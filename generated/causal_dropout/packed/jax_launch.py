@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/jax_launch.py.jinja
-# hash: 3e64002ec3d47bd9
+# hash: 01977ba3ae16304b
 """Launches of the kernels of `causal_dropout`, packed sequences, in JAX."""
 
 from ..._runtime.checks import keep_numbers
@@ -17,7 +17,7 @@ if HAS_TRITON:
 
 def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
-    length = v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1)
+    length = max(v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1), min(v.shape[2], 1))
     return call_tiles("causal_dropout", "packed", q, v, length, config_words)
 
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/torch_launch.py.jinja
-# hash: 8b8e114f1d2aade9
+# hash: 072ecd2a3b8c49ca
 """Launches of the kernels of `causal_dropout`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -105,7 +105,7 @@ class Attention(torch.autograd.Function):
 
 def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
-    length = v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1)
+    length = max(v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1), min(v.shape[2], 1))
     return call_tiles("causal_dropout", "packed", q, v, length, config_words)
 
 

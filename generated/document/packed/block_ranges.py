@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/block_ranges.py.jinja
-# hash: 5b2a653987a433b5
+# hash: 2879bc3634d49df9
 """Which blocks of keys a block of queries visits under `document`, packed sequences, and the other way round.
 
     keep          q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
@@ -13,7 +13,7 @@
     cu_seqlens_q  [n + 1]  int32, where the sequences of queries begin
     cu_seqlens_k  [n + 1]  int32, where those of keys begin
     block_seqs    [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                  its queries, and of its keys
+                  its queries, and of its keys; how many blocks there are
     ranges        [H, entries, 4]  int32, first visited, first full, end of full and end of visited blocks
 
 A block is decided by interval arithmetic, at a cost that does not depend on its size: empty where no pair can be kept,

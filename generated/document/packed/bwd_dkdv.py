@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: b67bb990c54b8134
+# hash: 648ce372deca26cb
 """Gradients of `document`, packed sequences with respect to k and v.
 
     keep        q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
@@ -14,7 +14,7 @@
     delta       [Hq, total_q]  fp32, sum(o * do) - dlse
     doc         [kv_idx]  int32
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                its queries, and of its keys
+                its queries, and of its keys; how many blocks there are
     ranges      [H, entries, 4]  int32, first visited, first full, end of full and end of visited blocks
     dk          [total_k, Hkv, D]
     dv          [total_k, Hkv, Dv]

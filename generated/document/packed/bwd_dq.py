@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 37fdbe42560844cf
+# hash: b06412642be0540a
 """Gradient of `document`, packed sequences with respect to q.
 
     keep        q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
@@ -15,7 +15,7 @@
     lse         [Hq, total_q]  fp32, log of the softmax denominator
     doc         [kv_idx]  int32
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                its queries, and of its keys
+                its queries, and of its keys; how many blocks there are
     ranges      [H, entries, 4]  int32, first visited, first full, end of full and end of visited blocks
     delta       [Hq, total_q]  fp32, sum(o * do) - dlse
     dq          [total_q, Hq, D]

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: kernels/fwd.py.jinja
-# hash: 5a7c459ebb041c45
+# hash: 09b02fce7220ba83
 """Forward of `document`, packed sequences: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
@@ -11,7 +11,7 @@
     v           [total_k, Hkv, Dv]
     doc         [kv_idx]  int32
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                its queries, and of its keys
+                its queries, and of its keys; how many blocks there are
     ranges      [H, entries, 4]  int32, first visited, first full, end of full and end of visited blocks
     o           [total_q, Hq, Dv]
     lse         [Hq, total_q]  fp32, log of the softmax denominator

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 0f47da5c7e5b4eac
+# hash: 1ca6610b8eb2eba4
 """Gradients of `forgetting`, packed sequences with respect to k and v and g.
 
     keep         q_idx >= kv_idx
@@ -13,7 +13,7 @@
     delta        [Hq, total_q]  fp32, sum(o * do) - dlse
     decay        [Hq, total_k]  fp32, cumulative log-decay of each sequence times log2(e)
     block_seqs   [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                 its queries, and of its keys
+                 its queries, and of its keys; how many blocks there are
     dk           [total_k, Hkv, D]
     dv           [total_k, Hkv, Dv]
     ddecay_cols  [Hq, total_k]  fp32, partial sums

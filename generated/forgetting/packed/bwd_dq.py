@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/bwd_dq.py.jinja
-# hash: 2326ca7cd31ebec1
+# hash: be0861d75fe57cdc
 """Gradient of `forgetting`, packed sequences with respect to q and g.
 
     keep         q_idx >= kv_idx
@@ -14,7 +14,7 @@
     lse          [Hq, total_q]  fp32, log of the softmax denominator
     decay        [Hq, total_k]  fp32, cumulative log-decay of each sequence times log2(e)
     block_seqs   [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                 its queries, and of its keys
+                 its queries, and of its keys; how many blocks there are
     delta        [Hq, total_q]  fp32, sum(o * do) - dlse
     dq           [total_q, Hq, D]
     ddecay_rows  [Hq, total_q]  fp32, partial sums

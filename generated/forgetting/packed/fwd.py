@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: kernels/fwd.py.jinja
-# hash: c502d55825a056a7
+# hash: 7a40febe373f9bf5
 """Forward of `forgetting`, packed sequences: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx
@@ -10,7 +10,7 @@
     v           [total_k, Hkv, Dv]
     decay       [Hq, total_k]  fp32, cumulative log-decay of each sequence times log2(e)
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                its queries, and of its keys
+                its queries, and of its keys; how many blocks there are
     o           [total_q, Hq, Dv]
     lse         [Hq, total_q]  fp32, log of the softmax denominator
 

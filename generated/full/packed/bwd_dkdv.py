@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 74606779cc2d4c42
+# hash: ab6f9a6bcd3e91fa
 """Gradients of `full`, packed sequences with respect to k and v.
 
     q           [total_q, Hq, D]
@@ -11,7 +11,7 @@
     lse         [Hq, total_q]  fp32, log of the softmax denominator
     delta       [Hq, total_q]  fp32, sum(o * do) - dlse
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                its queries, and of its keys
+                its queries, and of its keys; how many blocks there are
     dk          [total_k, Hkv, D]
     dv          [total_k, Hkv, Dv]
 

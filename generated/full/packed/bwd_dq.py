@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: kernels/bwd_dq.py.jinja
-# hash: c3255c8971e48c71
+# hash: 9c50108b9fb43011
 """Gradient of `full`, packed sequences with respect to q.
 
     o           [total_q, Hq, Dv]
@@ -12,7 +12,7 @@
     do          [total_q, Hq, Dv]
     lse         [Hq, total_q]  fp32, log of the softmax denominator
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                its queries, and of its keys
+                its queries, and of its keys; how many blocks there are
     delta       [Hq, total_q]  fp32, sum(o * do) - dlse
     dq          [total_q, Hq, D]
 

@@ -1,14 +1,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: kernels/fwd.py.jinja
-# hash: d0dde4c99d3722a3
+# hash: 6cd0922ae9c4799f
 """Forward of `full`, packed sequences: `o = softmax(score) v`.
 
     q           [total_q, Hq, D]
     k           [total_k, Hkv, D]
     v           [total_k, Hkv, Dv]
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                its queries, and of its keys
+                its queries, and of its keys; how many blocks there are
     o           [total_q, Hq, Dv]
     lse         [Hq, total_q]  fp32, log of the softmax denominator
 

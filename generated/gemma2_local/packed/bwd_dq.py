@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: kernels/bwd_dq.py.jinja
-# hash: e729dbd0b18eb77c
+# hash: 16d79571fb395d9c
 """Gradient of `gemma2_local`, packed sequences with respect to q.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < 4096
@@ -14,7 +14,7 @@
     do          [total_q, Hq, Dv]
     lse         [Hq, total_q]  fp32, log of the softmax denominator
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                its queries, and of its keys
+                its queries, and of its keys; how many blocks there are
     delta       [Hq, total_q]  fp32, sum(o * do) - dlse
     dq          [total_q, Hq, D]
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: kernels/fwd.py.jinja
-# hash: 21e477dd345664d3
+# hash: 5bb899fb908fc96d
 """Forward of `gemma2_local`, packed sequences: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < 4096
@@ -10,7 +10,7 @@
     k           [total_k, Hkv, D]
     v           [total_k, Hkv, Dv]
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                its queries, and of its keys
+                its queries, and of its keys; how many blocks there are
     o           [total_q, Hq, Dv]
     lse         [Hq, total_q]  fp32, log of the softmax denominator
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: ef78509a4d540f5b
+# hash: 8886f47d7d0491ae
 """Gradients of `gpt_oss`, packed sequences with respect to k and v.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < 128
@@ -12,7 +12,7 @@
     lse         [Hq, total_q]  fp32, log of the softmax denominator
     delta       [Hq, total_q]  fp32, sum(o * do) - dlse
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                its queries, and of its keys
+                its queries, and of its keys; how many blocks there are
     dk          [total_k, Hkv, D]
     dv          [total_k, Hkv, Dv]
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: kernels/fwd.py.jinja
-# hash: 7179b09747b9cdae
+# hash: 8aa0c6f2eefef5dd
 """Forward of `gpt_oss`, packed sequences: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < 128
@@ -10,7 +10,7 @@
     v           [total_k, Hkv, Dv]
     sink        [Hq]  fp32, logit in the denominator only
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                its queries, and of its keys
+                its queries, and of its keys; how many blocks there are
     o           [total_q, Hq, Dv]
     lse         [Hq, total_q]  fp32, log of the softmax denominator
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: kernels/fwd.py.jinja
-# hash: 437142612bccec9c
+# hash: 67a07d87229b603e
 """Forward of `natten`, packed sequences: `o = softmax(score) v`.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -10,7 +10,7 @@
     k           [total_k, Hkv, D]
     v           [total_k, Hkv, Dv]
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                its queries, and of its keys
+                its queries, and of its keys; how many blocks there are
     spans       [H, entries, 4]  int32, first, partial end, full begin and end of a block's list
     block_list  [entries]  int16 or int32, lists of the blocks to visit
     o           [total_q, Hq, Dv]

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/torch_launch.py.jinja
-# hash: 695a0eea45a5e6ae
+# hash: 39f39737d1f2b6b4
 """Launches of the kernels of `natten`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,9 +12,10 @@ from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from ..._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
+from ..._runtime.families import HOPPER_WARPS, tile_columns
 from ..._runtime.schedules import pass_table
-from ..._runtime.torch_replay import launch, replayed
-from ..._runtime.torch_schedule import block_sequences, list_blocks
+from ..._runtime.torch_replay import launch, launch_hopper, replayed
+from ..._runtime.torch_schedule import block_sequences, list_blocks, work_counter
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -23,12 +24,13 @@ from ..._runtime.torch_support import (
     call_tiles,
     empty_like_layout,
     launches_directly,
+    multiprocessors,
     packed_rows,
     unit_strides,
 )
 
 if HAS_TRITON:
-    from . import block_lists, bwd_dkdv, bwd_dq, fwd
+    from . import block_lists, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_delta, hopper_fwd
 
 NAME = "natten_packed"
 # Operators are registered under the name of the package, so that two packages can live in one process.
@@ -87,7 +89,7 @@ class Attention(torch.autograd.Function):
 
 def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
-    length = v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1)
+    length = max(v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1), min(v.shape[2], 1))
     return call_tiles("natten", "packed", q, v, length, config_words)
 
 
@@ -184,9 +186,7 @@ def _forward(
     block_seqs, spans, block_list = pass_table(block_tables, "fwd", 3) or _tables(
         q, k, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, tile, False
     )
-    launch(
-        fwd.natten_packed_fwd,
-        (block_seqs.shape[0] * num_heads,),
+    arguments = (
         q,
         k,
         v,
@@ -204,16 +204,38 @@ def _forward(
         num_heads,
         group_size,
         scale,
-        Q_OFFSET_PER_BATCH=row_offsets is not None,
-        HEAD_DIM=head_dim,
-        HEAD_DIM_V=head_dim_v,
-        BLOCK_D=block_columns(head_dim),
-        BLOCK_DV=block_columns(head_dim_v),
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
     )
+    if tile.family == "hopper":
+        launch_hopper(
+            hopper_fwd.natten_packed_hopper_fwd,
+            (min(block_seqs.shape[0] * num_heads, multiprocessors(q)),),
+            *arguments,
+            work_counter(q),
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=tile_columns(head_dim),
+            BLOCK_DV=tile_columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            STAGES=tile.num_stages,
+            num_warps=HOPPER_WARPS,
+        )
+    else:
+        launch(
+            fwd.natten_packed_fwd,
+            (block_seqs.shape[0] * num_heads,),
+            *arguments,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
     return packed_rows(o), lse
 
 
@@ -234,26 +256,33 @@ def _backward(
     config_words: str,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Launch the backward: dq, which finds delta, then dk and dv."""
+    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
     q, k, v, o, do = batch_row(q), batch_row(k), batch_row(v), batch_row(o), batch_row(do)
     num_heads, q_len, head_dim = q.shape[1:]
     num_kv_heads, head_dim_v = k.shape[1], v.shape[3]
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, cu_seqlens_q, config_words)
+    tile = tiles["dkdv"]
+    fused = tiles["dq"].family == "hopper"
     dlse = None if dlse is None else dlse.contiguous()
     delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
-    block_seqs, spans, block_list = pass_table(block_tables, "dq", 3) or _tables(
-        q, k, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, tiles["dq"], False
-    )
+    if not fused:
+        block_seqs, spans, block_list = pass_table(block_tables, "dq", 3) or _tables(
+            q, k, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, tiles["dq"], False
+        )
     key_block_seqs, key_spans, key_block_list = pass_table(block_tables, "dkdv", 3) or _tables(
         q, k, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, tiles["dkdv"], True
     )
+    if tile.family == "hopper":
+        row_seqs = block_sequences(cu_seqlens_q, cu_seqlens_k, q_len, k.shape[2], tile.block_m, False)
+    if fused:
+        block_seqs = row_seqs
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
-    if dq.numel() > 0:
+    if dq.numel() > 0 and not fused:
         launch(
             bwd_dq.natten_packed_bwd_dq,
             (block_seqs.shape[0] * num_heads,),
@@ -291,7 +320,97 @@ def _backward(
             num_warps=tiles["dq"].num_warps,
             num_stages=tiles["dq"].num_stages,
         )
-    if dk.numel() > 0:
+    if tile.family == "hopper":
+        # Each sequence has whole blocks of rows: so many at most.
+        num_row_blocks = q_len // tile.block_m + cu_seqlens_q.shape[0] - 1
+        row_lse = q.new_empty((num_heads, num_row_blocks * tile.block_m), dtype=FP32)
+        row_delta = q.new_empty(row_lse.shape, dtype=FP32)
+        dq_sums = q.new_zeros(
+            (num_heads, num_row_blocks, tile.block_m * tile_columns(head_dim)) if fused else (0,), dtype=FP32
+        )
+        if dq.numel() > 0:
+            launch(
+                hopper_delta.natten_packed_hopper_delta,
+                (row_seqs.shape[0] * num_heads,),
+                o,
+                do,
+                lse,
+                dlse,
+                row_seqs,
+                delta,
+                row_lse,
+                row_delta,
+                *unit_strides(o)[1:],
+                *unit_strides(do)[1:],
+                q_len,
+                num_row_blocks,
+                row_seqs.shape[0],
+                HAS_DLSE=dlse is not None,
+                WITH_DQ=fused,
+                HEAD_DIM_V=head_dim_v,
+                BLOCK_DV=tile_columns(head_dim_v),
+                BLOCK_M=tile.block_m,
+                num_warps=4,
+            )
+        if dk.numel() > 0:
+            bwd_kernel = hopper_bwd.natten_packed_hopper_bwd
+            launch_hopper(
+                bwd_kernel,
+                (min(key_block_seqs.shape[0] * num_kv_heads, multiprocessors(q)),),
+                q,
+                k,
+                v,
+                do,
+                row_lse,
+                row_delta,
+                key_block_seqs,
+                key_spans,
+                key_block_list,
+                q_offset,
+                dk,
+                dv,
+                *unit_strides(q)[1:],
+                *unit_strides(k)[1:],
+                *unit_strides(v)[1:],
+                *unit_strides(do)[1:],
+                *dk.stride()[1:3],
+                *dv.stride()[1:3],
+                q_len,
+                num_heads,
+                group_size,
+                scale,
+                dq_sums,
+                cu_seqlens_q.shape[0] - 1,
+                work_counter(q),
+                WITH_DQ=fused,
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
+                HEAD_DIM=head_dim,
+                HEAD_DIM_V=head_dim_v,
+                BLOCK_D=tile_columns(head_dim),
+                BLOCK_DV=tile_columns(head_dim_v),
+                BLOCK_M=tile.block_m,
+                BLOCK_N=tile.block_n,
+                STAGES=tile.num_stages,
+                num_warps=HOPPER_WARPS,
+            )
+        if fused and dq.numel() > 0:
+            launch(
+                hopper_delta.natten_packed_hopper_dq_rows,
+                (2 * row_seqs.shape[0] * num_heads,),
+                dq_sums,
+                row_seqs,
+                dq,
+                *dq.stride()[1:3],
+                num_row_blocks,
+                row_seqs.shape[0],
+                scale,
+                HEAD_DIM=head_dim,
+                BLOCK_D=tile_columns(head_dim),
+                BLOCK_M=tile.block_m,
+                num_warps=4,
+            )
+
+    elif dk.numel() > 0:
         launch(
             bwd_dkdv.natten_packed_bwd_dkdv,
             (key_block_seqs.shape[0] * num_kv_heads,),

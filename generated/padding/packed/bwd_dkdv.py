@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 7ba16721231ea53c
+# hash: f40c90daa465527c
 """Gradients of `padding`, packed sequences with respect to k and v.
 
     keep        kv_idx < length[b]
@@ -13,7 +13,7 @@
     delta       [Hq, total_q]  fp32, sum(o * do) - dlse
     length      [b]  int32
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                its queries, and of its keys
+                its queries, and of its keys; how many blocks there are
     dk          [total_k, Hkv, D]
     dv          [total_k, Hkv, Dv]
 

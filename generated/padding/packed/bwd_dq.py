@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 8a1c24811d2f4547
+# hash: 0fa3439f68e04a8e
 """Gradient of `padding`, packed sequences with respect to q.
 
     keep        kv_idx < length[b]
@@ -14,7 +14,7 @@
     lse         [Hq, total_q]  fp32, log of the softmax denominator
     length      [b]  int32
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                its queries, and of its keys
+                its queries, and of its keys; how many blocks there are
     delta       [Hq, total_q]  fp32, sum(o * do) - dlse
     dq          [total_q, Hq, D]
 

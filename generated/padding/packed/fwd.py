@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: kernels/fwd.py.jinja
-# hash: 1e587d93476274d8
+# hash: 15cb26b2e5e4f11d
 """Forward of `padding`, packed sequences: `o = softmax(score) v`.
 
     keep        kv_idx < length[b]
@@ -10,7 +10,7 @@
     v           [total_k, Hkv, Dv]
     length      [b]  int32
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                its queries, and of its keys
+                its queries, and of its keys; how many blocks there are
     o           [total_q, Hq, Dv]
     lse         [Hq, total_q]  fp32, log of the softmax denominator
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: b2a5ee73af41c995
+# hash: b42d9749834976f6
 """Gradients of `prefix_lm`, packed sequences with respect to k and v.
 
     keep        q_idx >= kv_idx or kv_idx < length
@@ -12,7 +12,7 @@
     lse         [Hq, total_q]  fp32, log of the softmax denominator
     delta       [Hq, total_q]  fp32, sum(o * do) - dlse
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                its queries, and of its keys
+                its queries, and of its keys; how many blocks there are
     dk          [total_k, Hkv, D]
     dv          [total_k, Hkv, Dv]
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: kernels/fwd.py.jinja
-# hash: 792f1bf1235177ba
+# hash: 76ea18514d267c25
 """Forward of `prefix_lm`, packed sequences: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx or kv_idx < length
@@ -9,7 +9,7 @@
     k           [total_k, Hkv, D]
     v           [total_k, Hkv, Dv]
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                its queries, and of its keys
+                its queries, and of its keys; how many blocks there are
     o           [total_q, Hq, Dv]
     lse         [Hq, total_q]  fp32, log of the softmax denominator
 

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 5f03f067c95bb501
+# hash: e2502adc4f9dfaf7
 """Gradients of `relative_bias`, packed sequences with respect to k and v.
 
     keep        q_idx >= kv_idx
@@ -15,7 +15,7 @@
     delta       [Hq, total_q]  fp32, sum(o * do) - dlse
     bias        [h, distances]  float32
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                its queries, and of its keys
+                its queries, and of its keys; how many blocks there are
     dk          [total_k, Hkv, D]
     dv          [total_k, Hkv, Dv]
 

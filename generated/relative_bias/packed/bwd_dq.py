@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 08fbfae257beb00b
+# hash: d12900ca93eb8a48
 """Gradient of `relative_bias`, packed sequences with respect to q and bias.
 
     keep          q_idx >= kv_idx
@@ -16,7 +16,7 @@
     lse           [Hq, total_q]  fp32, log of the softmax denominator
     bias          [h, distances]  float32
     block_seqs    [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                  its queries, and of its keys
+                  its queries, and of its keys; how many blocks there are
     delta         [Hq, total_q]  fp32, sum(o * do) - dlse
     dq            [total_q, Hq, D]
     dbias_atomic  [h, distances]  fp32, added to with atomics

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: kernels/fwd.py.jinja
-# hash: 54d412f58d4a8047
+# hash: aa1c22fc0a84588d
 """Forward of `relative_bias`, packed sequences: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx
@@ -12,7 +12,7 @@
     v           [total_k, Hkv, Dv]
     bias        [h, distances]  float32
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                its queries, and of its keys
+                its queries, and of its keys; how many blocks there are
     o           [total_q, Hq, Dv]
     lse         [Hq, total_q]  fp32, log of the softmax denominator
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 7727e225324b4a0e
+# hash: 96d4bdab502dcdc3
 """Gradients of `softcap`, packed sequences with respect to k and v.
 
     keep        q_idx >= kv_idx
@@ -13,7 +13,7 @@
     lse         [Hq, total_q]  fp32, log of the softmax denominator
     delta       [Hq, total_q]  fp32, sum(o * do) - dlse
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                its queries, and of its keys
+                its queries, and of its keys; how many blocks there are
     dk          [total_k, Hkv, D]
     dv          [total_k, Hkv, Dv]
 

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: 1c77aa6739915557
+# hash: a8e4aa4dbf39d6c7
 """Gradients of `streaming_llm`, packed sequences with respect to k and v.
 
     keep        q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks)
@@ -13,7 +13,7 @@
     lse         [Hq, total_q]  fp32, log of the softmax denominator
     delta       [Hq, total_q]  fp32, sum(o * do) - dlse
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                its queries, and of its keys
+                its queries, and of its keys; how many blocks there are
     dk          [total_k, Hkv, D]
     dv          [total_k, Hkv, Dv]
 

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: kernels/bwd_dq.py.jinja
-# hash: 40ed99e3b6547649
+# hash: baae9506063bac3a
 """Gradient of `streaming_llm`, packed sequences with respect to q.
 
     keep        q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks)
@@ -14,7 +14,7 @@
     do          [total_q, Hq, Dv]
     lse         [Hq, total_q]  fp32, log of the softmax denominator
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                its queries, and of its keys
+                its queries, and of its keys; how many blocks there are
     delta       [Hq, total_q]  fp32, sum(o * do) - dlse
     dq          [total_q, Hq, D]
 

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: kernels/fwd.py.jinja
-# hash: b481c535e9756cfc
+# hash: 48bf6cd8542cd4e5
 """Forward of `streaming_llm`, packed sequences: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks)
@@ -10,7 +10,7 @@
     k           [total_k, Hkv, D]
     v           [total_k, Hkv, Dv]
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                its queries, and of its keys
+                its queries, and of its keys; how many blocks there are
     o           [total_q, Hq, Dv]
     lse         [Hq, total_q]  fp32, log of the softmax denominator
 

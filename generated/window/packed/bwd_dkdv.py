@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: kernels/bwd_dkdv.py.jinja
-# hash: fbf6c99d8816c554
+# hash: ef52622e06889ebc
 """Gradients of `window`, packed sequences with respect to k and v.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < size
@@ -12,7 +12,7 @@
     lse         [Hq, total_q]  fp32, log of the softmax denominator
     delta       [Hq, total_q]  fp32, sum(o * do) - dlse
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                its queries, and of its keys
+                its queries, and of its keys; how many blocks there are
     dk          [total_k, Hkv, D]
     dv          [total_k, Hkv, Dv]
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: kernels/fwd.py.jinja
-# hash: faef8a4a49c8028a
+# hash: 5c21f8421e400686
 """Forward of `window`, packed sequences: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < size
@@ -9,7 +9,7 @@
     k           [total_k, Hkv, D]
     v           [total_k, Hkv, Dv]
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
-                its queries, and of its keys
+                its queries, and of its keys; how many blocks there are
     o           [total_q, Hq, Dv]
     lse         [Hq, total_q]  fp32, log of the softmax denominator
 

@@ -1,0 +1,608 @@
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
+#     example: 256}, sinks: {type: int, min: 0, example: 4}}}
+# template: hopper/fwd.py.jinja
+# hash: d48accf09b29fd8b
+"""Forward of `streaming_llm`, packed sequences on Hopper: `o = softmax(score) v`.
+
+    keep        q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks)
+    q           [total_q, Hq, D]
+    k           [total_k, Hkv, D]
+    v           [total_k, Hkv, Dv]
+    block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
+                its queries, and of its keys; how many blocks there are
+    o           [total_q, Hq, Dv]
+    lse         [Hq, total_q]  fp32, log of the softmax denominator
+
+A program takes one block of query rows after the other. A warp of its own, `produce_tiles`, copies the queries, and the
+keys and values of each block that they visit, to shared memory (TMA). Two warpgroups, `consume_tiles`, have half of the
+rows each: while the tensor cores add up the values of one block, they take the exponentials of the next
+(arXiv:2407.08608). Otherwise this is the online softmax of arXiv:2205.14135: `row_max` is the largest score so far,
+`row_sum` the sum of exponentials relative to it. Scores are kept times log2(e), so that each exponential is one `exp2`.
+
+A ring is a tuple of tiles, their barriers `full`, which a copy completes, and `empty`, on which consumers arrive.
+
+Sequences are of any lengths, so the work is shared out as it is done: which block comes next is asked of a counter in
+memory, by the warp that copies. Tiles are clipped at the ends of a sequence, so that none meets what another holds.
+"""
+
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+
+LOG2E = gl.constexpr(1.4426950408889634)
+LN2 = gl.constexpr(0.6931471805599453)
+# Of a block, those of each warpgroup.
+ROWS = gl.constexpr(64)
+# Of sequences as `describe_rows` has them: rows at most; steps at most of the axes that move them; 2**64 bytes in
+# MOST_ROWS steps, in 16-bit elements.
+MOST_ROWS = gl.constexpr(2**30)
+MOST_COUNT = gl.constexpr(0x7FFF0000)
+WRAP_STRIDE = gl.constexpr(2**33)
+# The name that Triton 3.9 gives it, and the one of before.
+async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+
+
+@triton.constexpr_function
+def product_layout(COLS):
+    """How a warpgroup holds 64 rows of sums with COLS columns."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLS, 16])
+
+
+@triton.constexpr_function
+def store_layout(COLS):
+    """How it stores them: 16 bytes a thread. As the tensor cores leave them, each store of a warp meets eight lines."""
+    if COLS > 128:  # the way there leads through shared memory, of which such tiles leave too little
+        return product_layout(COLS)
+    return gl.BlockedLayout([1, 8], [256 // COLS, COLS // 8], [4, 1], [1, 0])
+
+
+@gluon.jit
+def describe_rows(ptr, heads, stride_h, stride_s, COLS: gl.constexpr, ROWS: gl.constexpr, BLOCK_COLS: gl.constexpr):
+    """Packed `[total, heads, COLS]`, of which tiles of ROWS rows are copied, with zeros beyond the edges of a sequence.
+
+    The hardware clips at the end of an axis alone. So rows count up to MOST_ROWS, where each sequence ends, and the
+    first two axes move its end to the place in memory: MOST_ROWS steps of the first, which with its 64 bits wrap around
+    to as many rows back, and of the second as many as there are rows before the end.
+    """
+    DTYPE: gl.constexpr = ptr.dtype.element_ty
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, 1, ROWS, BLOCK_COLS], DTYPE)
+    # The stride of heads counts units of 16 bytes.
+    unit = gl.cast(128 // DTYPE.primitive_bitwidth, gl.int64)
+    row_stride = gl.cast(stride_s, gl.int64)
+    return tma.make_tensor_descriptor(
+        ptr,
+        [MOST_COUNT, MOST_COUNT, heads, MOST_ROWS, COLS],
+        [WRAP_STRIDE - row_stride, row_stride, stride_h * unit, row_stride, 1],
+        [1, 1, 1, ROWS, BLOCK_COLS],
+        LAYOUT,
+    )
+
+
+@gluon.jit
+def make_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    bars = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(bars.index(i), count=ARRIVALS)
+    return bars
+
+
+@gluon.jit
+def make_ring(desc, COUNT: gl.constexpr, READERS: gl.constexpr, ROWS: gl.constexpr, BLOCK_COLS: gl.constexpr):
+    """Places for COUNT tiles, each of which READERS warpgroups read."""
+    tiles = gl.allocate_shared_memory(desc.dtype, [COUNT, 1, 1, 1, ROWS, BLOCK_COLS], desc.layout)
+    return tiles, make_barriers(COUNT, 1), make_barriers(COUNT, READERS)
+
+
+@gluon.jit
+def send_tile(desc, seq_end, seq_len, head, row, ring, ring_turn, STAGES: gl.constexpr):
+    """Copy a tile to the ring's next place, once that is free."""
+    tiles, full, empty = ring
+    stage, lap = ring_turn % STAGES, ring_turn // STAGES
+    mbarrier.wait(empty.index(stage), (lap & 1) ^ 1)
+    mbarrier.expect(full.index(stage), desc.block_type.nbytes)
+    async_load(desc, [MOST_ROWS, seq_end, head, MOST_ROWS - seq_len + row, 0], full.index(stage), tiles.index(stage))
+
+
+@gluon.jit
+def receive_tile(ring, ring_turn, ROWS: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr):
+    """Tile `ring_turn` of a ring, once it is there."""
+    tiles, full, _empty = ring
+    mbarrier.wait(full.index(ring_turn % STAGES), (ring_turn // STAGES) & 1)
+    return tiles.index(ring_turn % STAGES).reshape([ROWS, COLS])
+
+
+@gluon.jit
+def take_work(counter_ptr, ring, ring_turn):
+    """Take the next piece of work that no program has, and tell the consumers.
+
+    Of two places in turn: what was told in this one they have heard, as they released the queries of what came after.
+    """
+    told_work, full = ring
+    stage = ring_turn % 2
+    next_work = gl.num_programs(0) + gl.atomic_add(counter_ptr, 1, sem="relaxed")
+    told_work.index(stage).store(gl.zeros([1], gl.int32, gl.BlockedLayout([1], [32], [1], [0])) + next_work)
+    mbarrier.arrive(full.index(stage), count=1)
+    return next_work
+
+
+@gluon.jit
+def hear_work(ring, ring_turn):
+    """The next piece of work, once it is told."""
+    told_work, full = ring
+    mbarrier.wait(full.index(ring_turn % 2), (ring_turn // 2) & 1)
+    return gl.max(told_work.index(ring_turn % 2).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+
+
+@gluon.jit
+def begin_scores(
+    q_tile,
+    k_ring,
+    ring_turn,
+    SCORES: gl.constexpr,
+    ROWS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Begin `q k^T` of block `ring_turn`."""
+    k_tile = receive_tile(k_ring, ring_turn, BLOCK_N, BLOCK_D, STAGES)
+    no_scores = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
+    return warpgroup_mma(q_tile, k_tile.permute((1, 0)), no_scores, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def begin_sums(p_tile, acc, v_ring, ring_turn, BLOCK_N: gl.constexpr, BLOCK_DV: gl.constexpr, STAGES: gl.constexpr):
+    """Begin to add the values of block `ring_turn`."""
+    return warpgroup_mma(p_tile, receive_tile(v_ring, ring_turn, BLOCK_N, BLOCK_DV, STAGES), acc, is_async=True)
+
+
+@gluon.jit
+def begin_block(
+    q_tile,
+    p_tile,
+    acc,
+    k_ring,
+    v_ring,
+    ring_turn,
+    SCORES: gl.constexpr,
+    ROWS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    BLOCK_DV: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """The scores of block `ring_turn`, while the values of the one before are being added."""
+    qk = begin_scores(q_tile, k_ring, ring_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES)
+    acc = begin_sums(p_tile, acc, v_ring, ring_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
+    qk = warpgroup_mma_wait(1, deps=(qk,))
+    mbarrier.arrive(k_ring[2].index(ring_turn % STAGES), count=1)
+    return qk, acc
+
+
+@gluon.jit
+def end_block(acc, alpha, v_ring, ring_turn, SUMS: gl.constexpr, STAGES: gl.constexpr):
+    """The sums up to the block before `ring_turn`, relative to the new maximum."""
+    acc = warpgroup_mma_wait(0, deps=(acc,))
+    mbarrier.arrive(v_ring[2].index((ring_turn - 1) % STAGES), count=1)
+    return acc * gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]
+
+
+@gluon.jit
+def produce_tiles(
+    q_desc,
+    k_desc,
+    v_desc,
+    q_ring,
+    k_ring,
+    v_ring,
+    work_ring,
+    block_seqs_ptr,
+    q_offset,
+    size,
+    sinks,
+    num_heads,
+    group_size,
+    work_counter_ptr,
+    Q_OFFSET_PER_BATCH: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    PARTS: gl.constexpr = BLOCK_M // ROWS
+    kv_turn, q_lap = 0, 0
+    # A block of rows of one head is a piece of work, after the first for whichever program is free.
+    num_work = gl.load(block_seqs_ptr + 6) * num_heads
+    own_work, work_turn = gl.program_id(0), 0
+    while own_work < num_work:
+        # As in the portable kernel: the blocks of a sequence follow each other, and long sequences come first.
+        record = block_seqs_ptr + own_work // num_heads * 8
+        b = gl.load(record).to(gl.int64)
+        first_entry = gl.load(record + 1)
+        q_start, q_len = gl.load(record + 2).to(gl.int64), gl.load(record + 3)
+        kv_start = gl.load(record + 4).to(gl.int64)
+        kv_len = gl.load(record + 5)
+        sequence_work = own_work - first_entry * num_heads
+        num_blocks = gl.cdiv(q_len, BLOCK_M)
+        block = sequence_work % num_blocks
+        h = (sequence_work // num_blocks).to(gl.int64)
+        hkv = h // group_size
+        start_m = block * BLOCK_M
+        q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+
+        q_first = start_m + q_shift
+        q_last = gl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
+        kv_begin = gl.maximum(q_first - size + 1, 0) // BLOCK_N * BLOCK_N
+        kv_end = gl.minimum(q_last + 1, kv_len)
+        # Blocks from full_begin to full_end need no mask.
+        full_begin = gl.cdiv(gl.maximum(q_last - size + 1, kv_begin), BLOCK_N) * BLOCK_N
+        full_begin = gl.minimum(full_begin, gl.cdiv(gl.maximum(kv_end, kv_begin), BLOCK_N) * BLOCK_N)
+        full_end = gl.minimum(q_first + 1, kv_len) // BLOCK_N * BLOCK_N
+        full_end = gl.maximum(full_end, full_begin)
+        # What the mask's other range adds before these.
+        kv_begin_2 = 0
+        kv_end_2 = gl.maximum(gl.minimum(gl.minimum(q_last + 1, gl.minimum(sinks, kv_len)), kv_begin), kv_begin_2)
+        kv_stop_2 = gl.cdiv(kv_end_2, BLOCK_N) * BLOCK_N
+        full_begin_2 = kv_begin_2
+        full_end_2 = gl.maximum(
+            gl.minimum(gl.minimum(q_first + 1, gl.minimum(sinks, kv_len)), kv_begin) // BLOCK_N * BLOCK_N, full_begin_2
+        )
+        gap_1 = full_end_2 - full_begin_2
+        gap_2 = kv_begin - kv_stop_2
+        gap_3 = full_end - full_begin
+        last = gl.maximum(kv_end, kv_begin) - gap_1 - gap_2 - gap_3
+        num_partial = gl.maximum(gl.cdiv(last - kv_begin_2, BLOCK_N), 0)
+        full_gap_1 = full_begin - full_end_2
+        last_full = full_end - full_gap_1
+        num_full = gl.cdiv(last_full - full_begin_2, BLOCK_N)
+        # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
+        num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
+
+        q_head, kv_head = h.to(gl.int32), hkv.to(gl.int32)
+        q_end, k_end = q_start.to(gl.int32) + q_len, kv_start.to(gl.int32) + kv_len
+        for part in gl.static_range(PARTS):
+            send_tile(q_desc, q_end, q_len, q_head, start_m + part * ROWS, q_ring, PARTS * q_lap + part, PARTS)
+        q_lap ^= 1
+        for nth in range(num_partial):
+            start_n = kv_begin_2 + nth * BLOCK_N
+            start_n += gl.where(start_n >= full_begin_2, gap_1, 0)
+            start_n += gl.where(start_n >= kv_stop_2, gap_2, 0)
+            start_n += gl.where(start_n >= full_begin, gap_3, 0)
+            start_n = gl.where(start_n < kv_len, start_n, 0)
+            send_tile(k_desc, k_end, kv_len, kv_head, start_n, k_ring, kv_turn, STAGES)
+            send_tile(v_desc, k_end, kv_len, kv_head, start_n, v_ring, kv_turn, STAGES)
+            kv_turn += 1
+        for nth in range(num_full):
+            start_n = full_begin_2 + nth * BLOCK_N
+            start_n += gl.where(start_n >= full_end_2, full_gap_1, 0)
+            send_tile(k_desc, k_end, kv_len, kv_head, start_n, k_ring, kv_turn, STAGES)
+            send_tile(v_desc, k_end, kv_len, kv_head, start_n, v_ring, kv_turn, STAGES)
+            kv_turn += 1
+        # Asked for while the consumers still work on the last copies: the answer takes its time.
+        own_work = take_work(work_counter_ptr, work_ring, work_turn)
+        work_turn += 1
+
+
+@gluon.jit
+def consume_tiles(
+    q_ring,
+    k_ring,
+    v_ring,
+    work_ring,
+    block_seqs_ptr,
+    q_offset,
+    size,
+    sinks,
+    o_ptr,
+    lse_ptr,
+    stride_oh,
+    stride_os,
+    q_total,
+    num_heads,
+    scale,
+    Q_OFFSET_PER_BATCH: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    BLOCK_DV: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+    PART: gl.constexpr,
+):
+    DTYPE: gl.constexpr = q_ring[0].dtype
+    SCORES: gl.constexpr = product_layout(BLOCK_N)
+    SUMS: gl.constexpr = product_layout(BLOCK_DV)
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2)
+    STORED: gl.constexpr = store_layout(BLOCK_DV)
+    ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
+    KEY: gl.constexpr = gl.SliceLayout(0, SCORES)
+    q_tiles, q_full, q_empty = q_ring
+    q_tile = q_tiles.index(PART).reshape([ROWS, BLOCK_D])
+    qk_scale = scale * LOG2E
+    kv_turn, q_lap = 0, 0
+    # A block of rows of one head is a piece of work, after the first for whichever program is free.
+    num_work = gl.load(block_seqs_ptr + 6) * num_heads
+    own_work, work_turn = gl.program_id(0), 0
+    while own_work < num_work:
+        # As in the portable kernel: the blocks of a sequence follow each other, and long sequences come first.
+        record = block_seqs_ptr + own_work // num_heads * 8
+        b = gl.load(record).to(gl.int64)
+        first_entry = gl.load(record + 1)
+        q_start, q_len = gl.load(record + 2).to(gl.int64), gl.load(record + 3)
+        kv_len = gl.load(record + 5)
+        sequence_work = own_work - first_entry * num_heads
+        num_blocks = gl.cdiv(q_len, BLOCK_M)
+        block = sequence_work % num_blocks
+        h = (sequence_work // num_blocks).to(gl.int64)
+        start_m = block * BLOCK_M
+        q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+
+        rows = start_m + PART * ROWS + gl.arange(0, ROWS, layout=ROW)
+        q_idx = rows + q_shift
+        q_first = start_m + q_shift
+        q_last = gl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
+        kv_begin = gl.maximum(q_first - size + 1, 0) // BLOCK_N * BLOCK_N
+        kv_end = gl.minimum(q_last + 1, kv_len)
+        # Blocks from full_begin to full_end need no mask.
+        full_begin = gl.cdiv(gl.maximum(q_last - size + 1, kv_begin), BLOCK_N) * BLOCK_N
+        full_begin = gl.minimum(full_begin, gl.cdiv(gl.maximum(kv_end, kv_begin), BLOCK_N) * BLOCK_N)
+        full_end = gl.minimum(q_first + 1, kv_len) // BLOCK_N * BLOCK_N
+        full_end = gl.maximum(full_end, full_begin)
+        # What the mask's other range adds before these.
+        kv_begin_2 = 0
+        kv_end_2 = gl.maximum(gl.minimum(gl.minimum(q_last + 1, gl.minimum(sinks, kv_len)), kv_begin), kv_begin_2)
+        kv_stop_2 = gl.cdiv(kv_end_2, BLOCK_N) * BLOCK_N
+        full_begin_2 = kv_begin_2
+        full_end_2 = gl.maximum(
+            gl.minimum(gl.minimum(q_first + 1, gl.minimum(sinks, kv_len)), kv_begin) // BLOCK_N * BLOCK_N, full_begin_2
+        )
+        gap_1 = full_end_2 - full_begin_2
+        gap_2 = kv_begin - kv_stop_2
+        gap_3 = full_end - full_begin
+        last = gl.maximum(kv_end, kv_begin) - gap_1 - gap_2 - gap_3
+        num_partial = gl.maximum(gl.cdiv(last - kv_begin_2, BLOCK_N), 0)
+        full_gap_1 = full_begin - full_end_2
+        last_full = full_end - full_gap_1
+        num_full = gl.cdiv(last_full - full_begin_2, BLOCK_N)
+        # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
+        num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
+
+        row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)
+        row_sum = gl.zeros([ROWS], gl.float32, ROW)
+        acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
+
+        # The first block has none before it to add.
+        mbarrier.wait(q_full.index(PART), q_lap)
+        qk = warpgroup_mma_wait(
+            0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
+        )
+        mbarrier.arrive(k_ring[2].index(kv_turn % STAGES), count=1)
+        start_n = kv_begin_2
+        start_n += gl.where(start_n >= full_begin_2, gap_1, 0)
+        start_n += gl.where(start_n >= kv_stop_2, gap_2, 0)
+        start_n += gl.where(start_n >= full_begin, gap_3, 0)
+        start_n = gl.where(start_n < kv_len, start_n, 0)
+        first_partial = start_n
+        start_n = full_begin_2
+        start_n += gl.where(start_n >= full_end_2, full_gap_1, 0)
+        start_n = gl.where(num_partial > 0, first_partial, start_n)
+        kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+        keep = (q_idx[:, None] >= kv_idx[None, :]) & (
+            (q_idx[:, None] - kv_idx[None, :] < size) | (kv_idx < sinks)[None, :]
+        )
+        keep = keep & (kv_idx < kv_len)[None, :]
+        qk = gl.where(keep, qk, float("-inf"))
+        max_new = gl.maximum(row_max, gl.max(qk, 1) * qk_scale)
+        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+        max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
+        p = gl.exp2(qk * qk_scale - max_ref[:, None])
+        alpha = gl.exp2(row_max - max_ref)
+        row_sum = row_sum * alpha + gl.sum(p, 1)
+        p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
+        row_max = max_new
+        kv_turn += 1
+        for nth in range(1, num_partial):
+            start_n = kv_begin_2 + nth * BLOCK_N
+            start_n += gl.where(start_n >= full_begin_2, gap_1, 0)
+            start_n += gl.where(start_n >= kv_stop_2, gap_2, 0)
+            start_n += gl.where(start_n >= full_begin, gap_3, 0)
+            start_n = gl.where(start_n < kv_len, start_n, 0)
+            qk, acc = begin_block(
+                q_tile, p_tile, acc, k_ring, v_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
+            )
+            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+            keep = (q_idx[:, None] >= kv_idx[None, :]) & (
+                (q_idx[:, None] - kv_idx[None, :] < size) | (kv_idx < sinks)[None, :]
+            )
+            keep = keep & (kv_idx < kv_len)[None, :]
+            qk = gl.where(keep, qk, float("-inf"))
+            max_new = gl.maximum(row_max, gl.max(qk, 1) * qk_scale)
+            # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+            max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
+            p = gl.exp2(qk * qk_scale - max_ref[:, None])
+            alpha = gl.exp2(row_max - max_ref)
+            row_sum = row_sum * alpha + gl.sum(p, 1)
+            p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
+            row_max = max_new
+            acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
+            kv_turn += 1
+
+        for _ in range(gl.where(num_partial > 0, 0, 1), num_full):
+            qk, acc = begin_block(
+                q_tile, p_tile, acc, k_ring, v_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
+            )
+            max_new = gl.maximum(row_max, gl.max(qk, 1) * qk_scale)
+            p = gl.exp2(qk * qk_scale - max_new[:, None])
+            alpha = gl.exp2(row_max - max_new)
+            row_sum = row_sum * alpha + gl.sum(p, 1)
+            p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
+            row_max = max_new
+            acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
+            kv_turn += 1
+
+        mbarrier.arrive(q_empty.index(PART), count=1)
+        q_lap ^= 1
+        acc = begin_sums(p_tile, acc, v_ring, kv_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
+        # A row without any key gives o = 0 and lse = -inf.
+        row_sum = gl.where(row_sum == 0.0, 1.0, row_sum)
+        lse = (row_max + gl.log2(row_sum)) * LN2
+        gl.store(lse_ptr + h * q_total + q_start + rows, lse, mask=rows < q_len)
+        inv_sum = gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, SUMS))
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        mbarrier.arrive(v_ring[2].index((kv_turn - 1) % STAGES), count=1)
+        o_tile = gl.convert_layout((acc * inv_sum[:, None]).to(DTYPE), STORED)
+        o_rows = start_m + PART * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, STORED))
+        o_cols = gl.arange(0, BLOCK_DV, layout=gl.SliceLayout(0, STORED))
+        o_ptrs = (
+            o_ptr + q_start * stride_os + h * stride_oh + (o_rows.to(gl.int64) * stride_os)[:, None] + o_cols[None, :]
+        )
+        o_mask = (o_rows < q_len)[:, None] & (o_cols < HEAD_DIM_V)[None, :]
+        gl.store(o_ptrs, o_tile, mask=o_mask)
+        own_work = hear_work(work_ring, work_turn)
+        work_turn += 1
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "q_offset",
+        "size",
+        "sinks",
+        "q_total",
+        "num_heads",
+        "group_size",
+    ]
+)
+def streaming_llm_packed_hopper_fwd(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    block_seqs_ptr,
+    q_offset,
+    size,
+    sinks,
+    o_ptr,
+    lse_ptr,
+    stride_qh,
+    stride_qs: gl.constexpr,
+    stride_kh,
+    stride_ks: gl.constexpr,
+    stride_vh,
+    stride_vs: gl.constexpr,
+    stride_oh,
+    stride_os: gl.constexpr,
+    q_total,
+    num_heads,
+    group_size,
+    scale,
+    work_counter_ptr,
+    Q_OFFSET_PER_BATCH: gl.constexpr,
+    SCALARS_LOADED: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    BLOCK_DV: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    size = gl.load(size) if SCALARS_LOADED else size
+    sinks = gl.load(sinks) if SCALARS_LOADED else sinks
+    kv_heads = num_heads // group_size
+    PARTS: gl.constexpr = BLOCK_M // ROWS
+    q_desc = describe_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, ROWS, BLOCK_D)
+    k_desc = describe_rows(k_ptr, kv_heads, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
+    v_desc = describe_rows(v_ptr, kv_heads, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, BLOCK_DV)
+    q_ring = make_ring(q_desc, PARTS, 1, ROWS, BLOCK_D)
+    k_ring = make_ring(k_desc, STAGES, PARTS, BLOCK_N, BLOCK_D)
+    v_ring = make_ring(v_desc, STAGES, PARTS, BLOCK_N, BLOCK_DV)
+    work_ring = (
+        gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0])),
+        make_barriers(2, 1),
+    )
+    # Registers are those of each thread: the first consumer gets what is left, as many as the others.
+    gl.warp_specialize(
+        [
+            (
+                consume_tiles,
+                (
+                    q_ring,
+                    k_ring,
+                    v_ring,
+                    work_ring,
+                    block_seqs_ptr,
+                    q_offset,
+                    size,
+                    sinks,
+                    o_ptr,
+                    lse_ptr,
+                    stride_oh,
+                    stride_os,
+                    q_total,
+                    num_heads,
+                    scale,
+                    Q_OFFSET_PER_BATCH,
+                    HEAD_DIM_V,
+                    BLOCK_D,
+                    BLOCK_DV,
+                    BLOCK_M,
+                    BLOCK_N,
+                    STAGES,
+                    0,
+                ),
+            ),
+            (
+                consume_tiles,
+                (
+                    q_ring,
+                    k_ring,
+                    v_ring,
+                    work_ring,
+                    block_seqs_ptr,
+                    q_offset,
+                    size,
+                    sinks,
+                    o_ptr,
+                    lse_ptr,
+                    stride_oh,
+                    stride_os,
+                    q_total,
+                    num_heads,
+                    scale,
+                    Q_OFFSET_PER_BATCH,
+                    HEAD_DIM_V,
+                    BLOCK_D,
+                    BLOCK_DV,
+                    BLOCK_M,
+                    BLOCK_N,
+                    STAGES,
+                    1,
+                ),
+            ),
+            (
+                produce_tiles,
+                (
+                    q_desc,
+                    k_desc,
+                    v_desc,
+                    q_ring,
+                    k_ring,
+                    v_ring,
+                    work_ring,
+                    block_seqs_ptr,
+                    q_offset,
+                    size,
+                    sinks,
+                    num_heads,
+                    group_size,
+                    work_counter_ptr,
+                    Q_OFFSET_PER_BATCH,
+                    BLOCK_M,
+                    BLOCK_N,
+                    STAGES,
+                ),
+            ),
+        ],
+        worker_num_warps=[4, 1],
+        worker_num_regs=[240, 24],
+    )
