@@ -61,4 +61,4 @@ def spread(
         pool.shutdown(wait=finished, cancel_futures=True)
         if not finished:
             for worker in set(multiprocessing.active_children()) - before:
-                worker.terminate()
+                worker.kill()

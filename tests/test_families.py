@@ -137,24 +137,21 @@ def test_long_sequences_of_narrow_tiles_too() -> None:
     assert forward(variant="document", head_dims=(64, 64), length=8192, family="hopper").block_m == 128
 
 
-def test_packed_calls_run_where_dense_ones_do() -> None:
-    """By the mean length of their sequences."""
-    assert forward(mode="packed") == HopperTile(128, 128, 8, 2)
-    assert forward("window", "packed").family == "portable"
+def test_packed_calls_run_on_hopper_where_they_ask() -> None:
+    assert forward(mode="packed").family == "portable"
+    assert families(mode="packed") == ["portable", "portable"]
+    assert forward(mode="packed", family="hopper") == HopperTile(128, 128, 8, 2)
     assert forward("window", "packed", family="hopper").family == "hopper"
-    assert families(mode="packed") == ["hopper", "hopper"]
-    assert families("window", "packed") == ["portable", "portable"]
-    assert families(mode="packed", length=512) == ["hopper", "portable"]
-    assert families(mode="packed", deterministic=True) == ["hopper", "portable"]
-    assert forward(mode="packed", head_dims=(64, 64), length=8192) == HopperTile(128, 128, 8, 3)
-    assert forward(mode="packed", head_dims=(64, 64), length=8191).family == "portable"
+    assert families(mode="packed", family="hopper") == ["hopper", "hopper"]
+    assert families(mode="packed", family="hopper", deterministic=True) == ["hopper", "portable"]
+    # The tile of long sequences is that of dense calls alone.
+    assert forward(mode="packed", head_dims=(64, 64), length=8192, family="hopper") == HopperTile(128, 128, 8, 3)
 
 
 def test_packed_backwards_of_wide_columns_are_portable() -> None:
-    for family in (None, "hopper"):
-        for head_dims in ((256, 256), (64, 256), (192, 128)):
-            assert forward(mode="packed", head_dims=head_dims, family=family).family == "hopper"
-            assert families(mode="packed", head_dims=head_dims, family=family) == ["portable", "portable"]
+    for head_dims in ((256, 256), (64, 256), (192, 128)):
+        assert forward(mode="packed", head_dims=head_dims, family="hopper").family == "hopper"
+        assert families(mode="packed", head_dims=head_dims, family="hopper") == ["portable", "portable"]
     reasons = [
         refusal(kernel, "causal", "packed", "sm_90", "bfloat16", (256, 256), LENGTH) for kernel in (FORWARD, BACKWARD)
     ]
@@ -218,7 +215,7 @@ def test_a_family_nobody_knows_is_refused() -> None:
 
 def test_narrow_masks_are_no_long_runs() -> None:
     for variant in ("causal", "full", "alibi", "forgetting", "softcap", "prefix_lm", "padding", "relative_bias"):
-        assert is_faster(variant, (128, 128), LENGTH), variant
+        assert is_faster(variant, "dense", (128, 128), LENGTH), variant
     for variant in ("window", "gpt_oss", "natten", "document", "streaming_llm", "gemma2_local"):
-        assert not is_faster(variant, (128, 128), LENGTH), variant
+        assert not is_faster(variant, "dense", (128, 128), LENGTH), variant
         assert isinstance(hopper_tile(variant, "dense", "sm_90", "bfloat16", (128, 128), LENGTH), HopperTile)

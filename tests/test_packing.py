@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from generated import packing
@@ -22,6 +22,8 @@ from generated.packing import Packed, PackedRows, pack, pack_rows
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARIES = ("torch", "numpy", "jax")
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=30)
+# How long drawing takes says how busy the machine is.
+DRAWING = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 with_libraries = pytest.mark.parametrize("library", LIBRARIES)
 
@@ -97,6 +99,7 @@ def test_end_to_end(lengths: list[int], tail: tuple[int, ...], library: str) -> 
     check_packed(pack(given_), given_)
 
 
+@DRAWING
 @given(lengths=LENGTHS)
 def test_end_to_end_round_trip(lengths: list[int]) -> None:
     for library in ("torch", "numpy"):
@@ -124,6 +127,7 @@ def test_rows(lengths: list[int], tail: tuple[int, ...], decreasing: bool, libra
     check_rows(pack_rows(given_, 10, 7.5, -3, decreasing=decreasing), given_, 7.5, -3)
 
 
+@DRAWING
 @given(lengths=LENGTHS, length=st.integers(9, 24), decreasing=st.booleans())
 def test_rows_are_those_of_a_naive_first_fit(lengths: list[int], length: int, decreasing: bool) -> None:
     order = list(range(len(lengths)))

@@ -184,7 +184,7 @@ def _forward_on_hopper(
             fail(op, "family", "one that can run this call", f"'{HOPPER}': {found}")
         return {}
     if own is None:
-        return {"fwd": found} if family == HOPPER or is_faster(op, head_dims, length) else {}
+        return {"fwd": found} if family == HOPPER or is_faster(op, mode, head_dims, length) else {}
     if (own.block_m, own.num_warps) != (128, 8):
         wanted = f"block_m 128 and num_warps 8 in the family '{HOPPER}'"
         fail(op, "config['fwd']", wanted, f"{own.block_m} and {own.num_warps}")
@@ -201,7 +201,7 @@ def _backward_on_hopper(
     """
     family, own = asked_family(config_words), parse_config(config_words)
     if family == PORTABLE or (
-        family != HOPPER and ({"dkdv", "dq"} & own.keys() or not backward_is_faster(op, head_dims))
+        family != HOPPER and ({"dkdv", "dq"} & own.keys() or not backward_is_faster(op, mode, head_dims))
     ):
         return {}
     found = backward_tiles(op, mode, arch, dtype, head_dims, length)

@@ -31,6 +31,8 @@ WIDE_KEYS = 64
 # The forward's tile at 64 columns from so many keys of a long run on: three warpgroups hide each other's exponentials,
 # but their rows together meet more blocks that the mask cuts.
 _LONG_FORWARD, _LONG_FROM = HopperTile(192, 128, 12, 2), 8192
+# The modes of calls that run in this family without asking for it: its kernels for them ran right on a GPU as they are.
+_PROVEN = frozenset({"dense"})
 # Keys of a sequence, by columns of a tile, from which on one kernel for all gradients is the faster backward.
 _FUSED_FROM = {64: 2048, 128: 1024, 256: 1024}
 
@@ -86,26 +88,26 @@ def refusal(kernel: str, op: str, mode: str, arch: str, dtype: str, head_dims: t
     return ""
 
 
-def is_faster(op: str, head_dims: tuple[int, int], length: int) -> bool:
+def is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bool:
     """Whether Hopper's forward is the faster one as a rule, by what was measured.
 
     That is for long runs of keys, and wide tiles or long sequences.
     """
     cols = max(tile_columns(head_dim) for head_dim in head_dims)
-    return op in LONG_RUNS and (cols >= 128 or _is_long_and_narrow(op, cols, length))
+    return mode in _PROVEN and op in LONG_RUNS and (cols >= 128 or _is_long_and_narrow(op, cols, length))
 
 
 def _is_long_and_narrow(op: str, cols: int, length: int) -> bool:
     return op in LONG_RUNS and cols == 64 and length >= _LONG_FROM
 
 
-def backward_is_faster(op: str, head_dims: tuple[int, int]) -> bool:
+def backward_is_faster(op: str, mode: str, head_dims: tuple[int, int]) -> bool:
     """Whether Hopper's dk and dv are the faster ones as a rule, with a dq in the same kernel or beside them.
 
     What pads 192 columns to 256 costs as much as that gains.
     """
     widest = max(head_dims)
-    return op in LONG_RUNS and (widest <= 128 or widest > 192)
+    return mode in _PROVEN and op in LONG_RUNS and (widest <= 128 or widest > 192)
 
 
 def fusing_is_faster(head_dims: tuple[int, int], length: int) -> bool:
