@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/jax_launch.py.jinja
-# hash: 358f9fd7192c3f74
+# hash: c1fd99bd9dc20710
 """Launches of the kernels of `alibi`, in JAX."""
 
 from jax import Array
@@ -258,7 +258,6 @@ def backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.alibi_bwd_dkdv,

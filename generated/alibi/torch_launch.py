@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: ebecc25f9672ea9f
+# hash: 5a4c1d088b5905c8
 """Launches of the kernels of `alibi`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -315,7 +315,6 @@ def _backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.alibi_bwd_dkdv,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: ops/jax_launch.py.jinja
-# hash: 72bf764f322724be
+# hash: 15262938130a084a
 """Launches of the kernels of `causal`, in JAX."""
 
 from .._runtime.configs import Tiles, block_columns, cdiv
@@ -233,7 +233,6 @@ def backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.causal_bwd_dkdv,

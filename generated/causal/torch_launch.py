@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: ops/torch_launch.py.jinja
-# hash: 83bb35d35e0a4cfb
+# hash: a55078e2f45f838b
 """Launches of the kernels of `causal`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -288,7 +288,6 @@ def _backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.causal_bwd_dkdv,

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_launch.py.jinja
-# hash: b6d6a35325265c62
+# hash: 9e6acbc6081acd25
 """Launches of the kernels of `document`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -439,7 +439,6 @@ def _backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.document_bwd_dkdv,

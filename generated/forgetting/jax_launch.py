@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/jax_launch.py.jinja
-# hash: 2c0c496ef05a4191
+# hash: f34bb9c8b773b9eb
 """Launches of the kernels of `forgetting`, in JAX."""
 
 from jax import Array
@@ -252,7 +252,6 @@ def backward(
                 STAGES=tile.num_stages,
                 num_warps=HOPPER_WARPS,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.forgetting_bwd_dkdv,

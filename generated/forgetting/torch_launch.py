@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/torch_launch.py.jinja
-# hash: db4b5eca21082c3f
+# hash: e8918cafd5473a1d
 """Launches of the kernels of `forgetting`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -306,7 +306,6 @@ def _backward(
                 STAGES=tile.num_stages,
                 num_warps=HOPPER_WARPS,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.forgetting_bwd_dkdv,

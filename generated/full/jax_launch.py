@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/jax_launch.py.jinja
-# hash: cc90f0e2d0ab7ce0
+# hash: f42a96aead301c53
 """Launches of the kernels of `full`, in JAX."""
 
 from .._runtime.configs import Tiles, block_columns, cdiv
@@ -220,7 +220,6 @@ def backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.full_bwd_dkdv,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/torch_launch.py.jinja
-# hash: 79845a25f92f495d
+# hash: a3491ddd0cea925d
 """Launches of the kernels of `full`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -266,7 +266,6 @@ def _backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.full_bwd_dkdv,

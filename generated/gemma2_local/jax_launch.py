@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: ops/jax_launch.py.jinja
-# hash: 11c93c0f6faeffe6
+# hash: 9e17509255492ae8
 """Launches of the kernels of `gemma2_local`, in JAX."""
 
 from .._runtime.configs import Tiles, block_columns, cdiv
@@ -237,7 +237,6 @@ def backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.gemma2_local_bwd_dkdv,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: ops/torch_launch.py.jinja
-# hash: 9b64b5e00620581e
+# hash: 83392d6a4db40fe9
 """Launches of the kernels of `gemma2_local`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -293,7 +293,6 @@ def _backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.gemma2_local_bwd_dkdv,

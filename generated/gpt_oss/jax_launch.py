@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/jax_launch.py.jinja
-# hash: aa7b9792629da119
+# hash: 47c6cc7e87fd77d3
 """Launches of the kernels of `gpt_oss`, in JAX."""
 
 from jax import Array
@@ -249,7 +249,6 @@ def backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.gpt_oss_bwd_dkdv,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/torch_launch.py.jinja
-# hash: d346b48e3974ba43
+# hash: 845ee62896e68c3a
 """Launches of the kernels of `gpt_oss`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -303,7 +303,6 @@ def _backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.gpt_oss_bwd_dkdv,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/jax_launch.py.jinja
-# hash: e8896204cede66a4
+# hash: 47a076afd7b7f1dd
 """Launches of the kernels of `natten`, in JAX."""
 
 from .._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
@@ -316,7 +316,6 @@ def backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.natten_bwd_dkdv,

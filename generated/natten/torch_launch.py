@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/torch_launch.py.jinja
-# hash: 5ed46d1950c7de48
+# hash: 865c7d852c153487
 """Launches of the kernels of `natten`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -373,7 +373,6 @@ def _backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.natten_bwd_dkdv,

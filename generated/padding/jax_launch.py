@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: ops/jax_launch.py.jinja
-# hash: c4e062fdc70273f1
+# hash: 70cba7960e1f6957
 """Launches of the kernels of `padding`, in JAX."""
 
 from .._runtime.configs import Tiles, block_columns, cdiv
@@ -227,7 +227,6 @@ def backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.padding_bwd_dkdv,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: ops/torch_launch.py.jinja
-# hash: c92a96b8c07b901e
+# hash: 1cc9b3f0ece20247
 """Launches of the kernels of `padding`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -275,7 +275,6 @@ def _backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.padding_bwd_dkdv,

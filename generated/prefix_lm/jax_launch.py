@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: ops/jax_launch.py.jinja
-# hash: 1f69a161dccd30a3
+# hash: cc684e5196691b45
 """Launches of the kernels of `prefix_lm`, in JAX."""
 
 from .._runtime.configs import Tiles, block_columns, cdiv
@@ -248,7 +248,6 @@ def backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.prefix_lm_bwd_dkdv,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: ops/torch_launch.py.jinja
-# hash: d273cdd5a3e07e89
+# hash: 73a49e9784753d2b
 """Launches of the kernels of `prefix_lm`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -304,7 +304,6 @@ def _backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.prefix_lm_bwd_dkdv,

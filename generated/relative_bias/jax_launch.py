@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/jax_launch.py.jinja
-# hash: 94f33abb3f3ed365
+# hash: 069160e8c9028a82
 """Launches of the kernels of `relative_bias`, in JAX."""
 
 from jax import Array
@@ -246,7 +246,6 @@ def backward(
                 STAGES=tile.num_stages,
                 num_warps=HOPPER_WARPS,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.relative_bias_bwd_dkdv,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: ops/jax_launch.py.jinja
-# hash: 9dcde17fecf400fd
+# hash: 49aa8346473b3dec
 """Launches of the kernels of `softcap`, in JAX."""
 
 from .._runtime.configs import Tiles, block_columns, cdiv
@@ -237,7 +237,6 @@ def backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.softcap_bwd_dkdv,

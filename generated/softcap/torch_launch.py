@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: ops/torch_launch.py.jinja
-# hash: 2af0ef65540707ce
+# hash: 88696e3cfbca1ea7
 """Launches of the kernels of `softcap`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -293,7 +293,6 @@ def _backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.softcap_bwd_dkdv,

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/jax_launch.py.jinja
-# hash: 108d7222035dbc70
+# hash: 9968291c23a6d0b9
 """Launches of the kernels of `streaming_llm`, in JAX."""
 
 from .._runtime.configs import Tiles, block_columns, cdiv
@@ -256,7 +256,6 @@ def backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.streaming_llm_bwd_dkdv,

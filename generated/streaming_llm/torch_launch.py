@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/torch_launch.py.jinja
-# hash: 68092f734ac9e7aa
+# hash: d4a8a5ab9a3f9939
 """Launches of the kernels of `streaming_llm`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -313,7 +313,6 @@ def _backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.streaming_llm_bwd_dkdv,

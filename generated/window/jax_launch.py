@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: ops/jax_launch.py.jinja
-# hash: cd8f27346711a3bb
+# hash: f28431026c834e3a
 """Launches of the kernels of `window`, in JAX."""
 
 from .._runtime.configs import Tiles, block_columns, cdiv
@@ -248,7 +248,6 @@ def backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.window_bwd_dkdv,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: ops/torch_launch.py.jinja
-# hash: c492ca1e9c22af67
+# hash: c685883fac987640
 """Launches of the kernels of `window`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -304,7 +304,6 @@ def _backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.window_bwd_dkdv,

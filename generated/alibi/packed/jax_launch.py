@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/jax_launch.py.jinja
-# hash: ea1af1702c4c8b59
+# hash: 0432c1953d8d0704
 """Launches of the kernels of `alibi`, packed sequences, in JAX."""
 
 from jax import Array
@@ -311,7 +311,6 @@ def backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.alibi_packed_bwd_dkdv,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: b6930354e52ada40
+# hash: 375ce0295759ed0f
 """Launches of the kernels of `alibi`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -392,7 +392,6 @@ def _backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.alibi_packed_bwd_dkdv,

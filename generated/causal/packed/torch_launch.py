@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: ops/torch_launch.py.jinja
-# hash: b7e317ccfb0e5a2b
+# hash: bcc31c4895969bf3
 """Launches of the kernels of `causal`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -367,7 +367,6 @@ def _backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.causal_packed_bwd_dkdv,

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_launch.py.jinja
-# hash: b061f65d3da9bdad
+# hash: eefd85b0128d1712
 """Launches of the kernels of `document`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -487,7 +487,6 @@ def _backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.document_packed_bwd_dkdv,

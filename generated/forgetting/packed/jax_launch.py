@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/jax_launch.py.jinja
-# hash: d67f27eee822d571
+# hash: 10b08edeebb87f33
 """Launches of the kernels of `forgetting`, packed sequences, in JAX."""
 
 from jax import Array
@@ -297,7 +297,6 @@ def backward(
                 STAGES=tile.num_stages,
                 num_warps=HOPPER_WARPS,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.forgetting_packed_bwd_dkdv,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/torch_launch.py.jinja
-# hash: d3904d606366c91c
+# hash: 49d52ae66bde960e
 """Launches of the kernels of `forgetting`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -377,7 +377,6 @@ def _backward(
                 STAGES=tile.num_stages,
                 num_warps=HOPPER_WARPS,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.forgetting_packed_bwd_dkdv,

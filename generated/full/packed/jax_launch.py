@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/jax_launch.py.jinja
-# hash: 3441f31aa823cf1b
+# hash: c5cc8084d4598030
 """Launches of the kernels of `full`, packed sequences, in JAX."""
 
 from ..._runtime.configs import PASSES, Tile, Tiles, block_columns
@@ -277,7 +277,6 @@ def backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.full_packed_bwd_dkdv,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/torch_launch.py.jinja
-# hash: 49226ef4a2fa614d
+# hash: 273cdb6d681c805b
 """Launches of the kernels of `full`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -337,7 +337,6 @@ def _backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.full_packed_bwd_dkdv,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: ops/torch_launch.py.jinja
-# hash: 9ebf5f5262361b9e
+# hash: 959781d15d606c90
 """Launches of the kernels of `gemma2_local`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -372,7 +372,6 @@ def _backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.gemma2_local_packed_bwd_dkdv,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/jax_launch.py.jinja
-# hash: e21b09c81445c673
+# hash: 0acf71bd6643f3d2
 """Launches of the kernels of `gpt_oss`, packed sequences, in JAX."""
 
 from jax import Array
@@ -300,7 +300,6 @@ def backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.gpt_oss_packed_bwd_dkdv,

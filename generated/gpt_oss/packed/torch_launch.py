@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/torch_launch.py.jinja
-# hash: b55f835f5c25a91f
+# hash: 4880a5c9c3df2aa9
 """Launches of the kernels of `gpt_oss`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -379,7 +379,6 @@ def _backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.gpt_oss_packed_bwd_dkdv,

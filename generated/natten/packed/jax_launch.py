@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/jax_launch.py.jinja
-# hash: 01654f6728880956
+# hash: fd0635109ebc7d5b
 """Launches of the kernels of `natten`, packed sequences, in JAX."""
 
 from ..._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
@@ -332,7 +332,6 @@ def backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.natten_packed_bwd_dkdv,

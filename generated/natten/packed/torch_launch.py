@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/torch_launch.py.jinja
-# hash: 39f39737d1f2b6b4
+# hash: a489956efcea47cd
 """Launches of the kernels of `natten`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -409,7 +409,6 @@ def _backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.natten_packed_bwd_dkdv,

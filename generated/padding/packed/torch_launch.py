@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: ops/torch_launch.py.jinja
-# hash: 16eb955760d6abff
+# hash: dc920fc75472c381
 """Launches of the kernels of `padding`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -348,7 +348,6 @@ def _backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.padding_packed_bwd_dkdv,

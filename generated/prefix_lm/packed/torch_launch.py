@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: ops/torch_launch.py.jinja
-# hash: f51e8498eee442ef
+# hash: 5182d92eee07255c
 """Launches of the kernels of `prefix_lm`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -380,7 +380,6 @@ def _backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.prefix_lm_packed_bwd_dkdv,

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/jax_launch.py.jinja
-# hash: 377cda6a5ec6645e
+# hash: dcea6003cc9052f9
 """Launches of the kernels of `relative_bias`, packed sequences, in JAX."""
 
 from jax import Array
@@ -289,7 +289,6 @@ def backward(
                 STAGES=tile.num_stages,
                 num_warps=HOPPER_WARPS,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.relative_bias_packed_bwd_dkdv,

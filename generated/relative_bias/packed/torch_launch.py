@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: 9dbc54c769d76f64
+# hash: e148351e0b9c47fd
 """Launches of the kernels of `relative_bias`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -371,7 +371,6 @@ def _backward(
                 STAGES=tile.num_stages,
                 num_warps=HOPPER_WARPS,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.relative_bias_packed_bwd_dkdv,

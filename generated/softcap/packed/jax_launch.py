@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: ops/jax_launch.py.jinja
-# hash: 977858a6a706bd53
+# hash: 63ab5124c9f217ed
 """Launches of the kernels of `softcap`, packed sequences, in JAX."""
 
 from ..._runtime.configs import PASSES, Tile, Tiles, block_columns
@@ -294,7 +294,6 @@ def backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.softcap_packed_bwd_dkdv,

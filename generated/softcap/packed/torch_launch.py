@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: ops/torch_launch.py.jinja
-# hash: 6b580bc71c4d634f
+# hash: 079e4681a7040eab
 """Launches of the kernels of `softcap`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -372,7 +372,6 @@ def _backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.softcap_packed_bwd_dkdv,

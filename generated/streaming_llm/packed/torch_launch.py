@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/torch_launch.py.jinja
-# hash: 92ca0553b09478a7
+# hash: 11e96dbe5cb909a9
 """Launches of the kernels of `streaming_llm`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -388,7 +388,6 @@ def _backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.streaming_llm_packed_bwd_dkdv,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: ops/jax_launch.py.jinja
-# hash: a65c7d7b2aa8d130
+# hash: 850f3b8b589a9971
 """Launches of the kernels of `window`, packed sequences, in JAX."""
 
 from ..._runtime.configs import PASSES, Tile, Tiles, block_columns
@@ -299,7 +299,6 @@ def backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.window_packed_bwd_dkdv,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: ops/torch_launch.py.jinja
-# hash: 5ebdb5ec44255767
+# hash: 919efaec2c5a851b
 """Launches of the kernels of `window`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -380,7 +380,6 @@ def _backward(
                 BLOCK_M=tile.block_m,
                 num_warps=4,
             )
-
     elif dk.numel() > 0:
         launch(
             bwd_dkdv.window_packed_bwd_dkdv,
