@@ -129,11 +129,11 @@ _FUNCTIONS = (
         "maximum",
         "minimum",
     ),
-    *("permute", "reshape", "store", "where", "zeros"),
+    *("join", "permute", "reshape", "split", "store", "where", "zeros"),
 )
 _REAL = (
     *("BlockedLayout", "DotOperandLayout", "NVMMADistributedLayout", "NVMMASharedLayout", "SliceLayout"),
-    "SwizzledSharedLayout",
+    *("DistributedLinearLayout", "SwizzledSharedLayout"),
     *("bfloat16", "float16", "float32", "int1", "int8", "int16", "int32", "int64"),
 )
 _ELEMENTWISE = ("abs", "cos", "exp", "exp2", "log", "log2", "rsqrt", "sin", "sqrt")

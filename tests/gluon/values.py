@@ -256,7 +256,7 @@ def cast(x: Operand, dtype: Any) -> Value:
     return scalar(x).to(dtype)
 
 
-def convert_layout(x: Value, layout: Any) -> Value:
+def convert_layout(x: Value, layout: Any, **_: bool) -> Value:
     check(x.layout is not None, "a scalar has no layout")
     return Value(x.data, layout)
 
@@ -304,6 +304,17 @@ def permute(x: Value, order: list[int]) -> Value:
     return Value(x.data.permute(*order), Derived(x.layout, ("permute", *order)))
 
 
+def split(x: Value) -> tuple[Value, Value]:
+    check(x.shape[-1] == 2, f"a block {x.shape} is split in two")
+    layout = Derived(x.layout, ("split",))
+    return Value(x.data[..., 0], layout), Value(x.data[..., 1], layout)
+
+
+def join(a: Value, b: Value) -> Value:
+    x, y = broadcast(a, b)
+    return Value(torch.stack((x.data, y.data), -1), Derived(x.layout, ("join",)))
+
+
 def elementwise(function: Callable[[Tensor], Tensor]) -> Callable[[Value], Value]:
     return lambda x: Value(function(x.data), x.layout)
 
@@ -322,22 +333,50 @@ def _add_four(pointer: Pointer, bits: Value) -> Value:
     return zeros(bits.shape, real.int8, bits.layout)
 
 
-ASSEMBLY: dict[str, Callable[..., Value]] = {
-    "tanh.approx.f32 $0, $1;": elementwise(torch.tanh),
-    "ld.global.nc.b32 $0, [$1];": lambda pointer: load(pointer).to(real.int32, bitcast=True),
-    "ld.global.nc.b64 $0, [$1];": lambda pointer: load(pointer).to(real.int64, bitcast=True),
-    "red.relaxed.gpu.global.add.v4.f32 [$1], {$5, $6, $7, $8}; mov.b32 $0, 0;": _add_four,
+def _rounded_to_pairs(dtype: torch.dtype) -> Callable[[Value, Value], Value]:
+    def pack(low: Value, high: Value) -> Value:
+        pairs = torch.stack((low.data, high.data), -1).to(dtype)
+        return Value(pairs.view(torch.int32)[..., 0], low.layout)
+
+    return pack
+
+
+def _halves(words: Value) -> tuple[Value, Value]:
+    halves = words.data.contiguous().view(torch.int16).view(*words.shape, 2)
+    return Value(halves[..., 0], words.layout), Value(halves[..., 1], words.layout)
+
+
+class Instruction(NamedTuple):
+    """What an instruction that a kernel spells out does; of how many elements at once; whether it may be moved."""
+
+    run: Callable[..., Value | tuple[Value, ...]]
+    pack: int = 1
+    is_pure: bool = True
+
+
+ASSEMBLY = {
+    "tanh.approx.f32 $0, $1;": Instruction(elementwise(torch.tanh)),
+    "ld.global.nc.b32 $0, [$1];": Instruction(lambda pointer: load(pointer).to(real.int32, bitcast=True)),
+    "ld.global.nc.b64 $0, [$1];": Instruction(lambda pointer: load(pointer).to(real.int64, bitcast=True)),
+    "cvt.rn.bf16x2.f32 $0, $2, $1;": Instruction(_rounded_to_pairs(torch.bfloat16)),
+    "cvt.rn.f16x2.f32 $0, $2, $1;": Instruction(_rounded_to_pairs(torch.float16)),
+    # Among products in flight it would make them wait for each other.
+    "mov.b32 {$0, $1}, $2;": Instruction(_halves, is_pure=False),
+    "red.relaxed.gpu.global.add.v4.f32 [$1], {$5, $6, $7, $8}; mov.b32 $0, 0;": Instruction(_add_four, 4, False),
 }
-"""What each instruction that a kernel spells out does."""
 
 
 def inline_asm_elementwise(
     asm: str, constraints: str, args: list[Any], dtype: Any, *, is_pure: bool, pack: int
-) -> Value:
+) -> Value | tuple[Value, ...]:
     check(asm in ASSEMBLY, f"no emulation of the instruction {asm!r}")
-    adds = ASSEMBLY[asm] is _add_four
-    check(pack == (4 if adds else 1) and is_pure != adds, f"{asm!r} of {pack} elements, is_pure={is_pure}")
-    check(constraints.count(",") == pack * len(args), f"{constraints!r} for {pack * len(args)} operands")
-    result = ASSEMBLY[asm](*args)
-    check(result.dtype == dtype, f"{asm!r} gives {result.dtype}, not {dtype}")
+    instruction = ASSEMBLY[asm]
+    check(pack == instruction.pack, f"{asm!r} of {pack} elements")
+    check(is_pure == instruction.is_pure, f"{asm!r} with is_pure={is_pure}")
+    result = instruction.run(*args)
+    results, dtypes = (result, dtype) if isinstance(result, tuple) else ((result,), (dtype,))
+    operands = pack * len(args) + len(results)
+    check(len(constraints.split(",")) == operands, f"{constraints!r} for {operands} operands")
+    found = tuple(x.dtype for x in results)
+    check(found == tuple(dtypes), f"{asm!r} gives {found}, not {tuple(dtypes)}")
     return result

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/fwd.py.jinja
-# hash: 537700e8781a0e50
+# hash: 6541dcc0bba99b70
 """Forward of `softcap`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx
@@ -18,7 +18,8 @@ A program takes one block of query rows after the other. A warp of its own, `pro
 keys and values of each block that they visit, to shared memory (TMA). Two warpgroups, `consume_tiles`, have half of the
 rows each: while the tensor cores add up the values of one block, they take the exponentials of the next
 (arXiv:2407.08608). Otherwise this is the online softmax of arXiv:2205.14135: `row_max` is the largest score so far,
-`row_sum` the sum of exponentials relative to it. Scores are kept times log2(e), so that each exponential is one `exp2`.
+`row_sums` the sums of exponentials relative to it, by the four threads that share a row. Scores are kept times log2(e),
+so that each exponential is one `exp2`.
 
 A ring is a tuple of tiles, their barriers `full`, which a copy completes, and `empty`, on which consumers arrive.
 
@@ -62,6 +63,18 @@ def tanh(x, HARDWARE: gl.constexpr):
 def product_layout(COLS):
     """How a warpgroup holds 64 rows of sums with COLS columns."""
     return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLS, 16])
+
+
+@triton.constexpr_function
+def lane_layout():
+    """A number for each of the four threads that hold a row of such sums."""
+    return gl.DistributedLinearLayout(
+        reg_bases=[[8, 0]],
+        lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, 4],
+    )
 
 
 @triton.constexpr_function
@@ -150,6 +163,39 @@ def hear_work(ring, ring_turn):
 
 
 @gluon.jit
+def add_lanes(row_sums, alpha, p, LANES: gl.constexpr):
+    """Each thread adds up its own weights of a row, relative to the new maximum: those of others come in at the end."""
+    parts = gl.reshape(p, [p.shape[0], p.shape[1] // 8, 4, 2])
+    sums = gl.convert_layout(gl.sum(gl.sum(parts, 3), 1), LANES, assert_trivial=True)
+    return row_sums * gl.convert_layout(alpha, gl.SliceLayout(1, LANES), assert_trivial=True)[:, None] + sums
+
+
+@gluon.jit
+def as_pairs(p, DTYPE: gl.constexpr):
+    """Weights of 16 bits, two neighbours in a word.
+
+    A loop that carries single ones takes each word apart, and joins it again.
+    """
+    low, high = gl.split(gl.reshape(p, [p.shape[0], p.shape[1] // 2, 2]))
+    TYPE: gl.constexpr = "bf16x2" if DTYPE.is_bf16() else "f16x2"
+    ROUND: gl.constexpr = "cvt.rn." + TYPE + ".f32 $0, $2, $1;"
+    return gl.inline_asm_elementwise(ROUND, "=r,r,r", [low, high], gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def from_pairs(words, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
+    """The weights as an operand of a product.
+
+    Not pure, so that it stays ahead of products: among them it would make them wait for each other.
+    """
+    low, high = gl.inline_asm_elementwise(
+        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [words], (gl.int16, gl.int16), is_pure=False, pack=1
+    )
+    tile = gl.join(low.to(DTYPE, bitcast=True), high.to(DTYPE, bitcast=True))
+    return gl.convert_layout(gl.reshape(tile, [words.shape[0], words.shape[1] * 2]), LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
 def begin_scores(
     q_tile,
     k_ring,
@@ -175,12 +221,13 @@ def begin_sums(p_tile, acc, v_ring, ring_turn, BLOCK_N: gl.constexpr, BLOCK_DV: 
 @gluon.jit
 def begin_block(
     q_tile,
-    p_tile,
+    weights,
     acc,
     k_ring,
     v_ring,
     ring_turn,
     SCORES: gl.constexpr,
+    WEIGHTS: gl.constexpr,
     ROWS: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_D: gl.constexpr,
@@ -188,6 +235,7 @@ def begin_block(
     STAGES: gl.constexpr,
 ):
     """The scores of block `ring_turn`, while the values of the one before are being added."""
+    p_tile = from_pairs(weights, q_tile.dtype, WEIGHTS)
     qk = begin_scores(q_tile, k_ring, ring_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES)
     acc = begin_sums(p_tile, acc, v_ring, ring_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
     qk = warpgroup_mma_wait(1, deps=(qk,))
@@ -304,6 +352,7 @@ def consume_tiles(
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2)
     STORED: gl.constexpr = store_layout(BLOCK_DV)
+    LANES: gl.constexpr = lane_layout()
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(0, SCORES)
     q_tiles, q_full, q_empty = q_ring
@@ -340,7 +389,7 @@ def consume_tiles(
         num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
 
         row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)
-        row_sum = gl.zeros([ROWS], gl.float32, ROW)
+        row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)
         acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
 
         # The first block has none before it to add.
@@ -361,14 +410,14 @@ def consume_tiles(
         max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
         p = gl.exp2(logit - max_ref[:, None])
         alpha = gl.exp2(row_max - max_ref)
-        row_sum = row_sum * alpha + gl.sum(p, 1)
-        p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
+        row_sums = add_lanes(row_sums, alpha, p, LANES)
+        weights = as_pairs(p, DTYPE)
         row_max = max_new
         kv_turn += 1
         for nth in range(1, num_partial):
             start_n = full_end + nth * BLOCK_N
             qk, acc = begin_block(
-                q_tile, p_tile, acc, k_ring, v_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
+                q_tile, weights, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
             logit = 28.85390081777927 * tanh(0.05 * scale * qk, HARDWARE_TANH)
@@ -380,15 +429,15 @@ def consume_tiles(
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
             p = gl.exp2(logit - max_ref[:, None])
             alpha = gl.exp2(row_max - max_ref)
-            row_sum = row_sum * alpha + gl.sum(p, 1)
-            p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
+            row_sums = add_lanes(row_sums, alpha, p, LANES)
+            weights = as_pairs(p, DTYPE)
             row_max = max_new
             acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
             kv_turn += 1
 
         for _ in range(gl.where(num_partial > 0, 0, 1), num_full):
             qk, acc = begin_block(
-                q_tile, p_tile, acc, k_ring, v_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
+                q_tile, weights, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
             logit = 28.85390081777927 * tanh(0.05 * scale * qk, HARDWARE_TANH)
             max_new = gl.maximum(row_max, gl.max(logit, 1))
@@ -396,15 +445,16 @@ def consume_tiles(
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
             p = gl.exp2(logit - max_ref[:, None])
             alpha = gl.exp2(row_max - max_ref)
-            row_sum = row_sum * alpha + gl.sum(p, 1)
-            p_tile = gl.convert_layout(p.to(DTYPE), WEIGHTS)
+            row_sums = add_lanes(row_sums, alpha, p, LANES)
+            weights = as_pairs(p, DTYPE)
             row_max = max_new
             acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
             kv_turn += 1
 
         mbarrier.arrive(q_empty.index(PART), count=1)
         q_lap ^= 1
-        acc = begin_sums(p_tile, acc, v_ring, kv_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
+        acc = begin_sums(from_pairs(weights, DTYPE, WEIGHTS), acc, v_ring, kv_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
+        row_sum = gl.convert_layout(gl.sum(row_sums, 1), ROW)
         # A row without any key gives o = 0 and lse = -inf.
         row_sum = gl.where(row_sum == 0.0, 1.0, row_sum)
         lse = (row_max + gl.log2(row_sum)) * LN2
