@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/fwd.py.jinja
-# hash: c77ad131c8f02346
+# hash: 5af5472e4c3e5c7c
 """Forward of `gemma2_local` on Hopper: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 4096
@@ -47,6 +47,12 @@ def tanh(x, HARDWARE: gl.constexpr):
         poly = ((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z
         near = x + x * z * ((poly + 1.33314422036e-1) * z - 3.33332819422e-1)
         return gl.where(gl.abs(x) < 0.625, near, far)
+
+
+@triton.constexpr_function
+def query_places(PARTS, COLS):
+    """Places for the queries of a block, and where these leave the room for those of the next."""
+    return PARTS * (2 if COLS <= 128 else 1)
 
 
 @triton.constexpr_function
@@ -239,13 +245,15 @@ def produce_tiles(
     group_size,
     batch,
     Q_OFFSET_PER_BATCH: gl.constexpr,
+    BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     PARTS: gl.constexpr = BLOCK_M // ROWS
+    Q_PLACES: gl.constexpr = query_places(PARTS, BLOCK_D)
     num_blocks = gl.cdiv(q_len, BLOCK_M)
-    kv_turn, q_lap = 0, 0
+    kv_turn, q_turn = 0, 0
     for own_work in range(gl.program_id(0), num_blocks * num_heads * batch, gl.num_programs(0)):
         head, block = own_work // num_blocks, own_work % num_blocks
         b = (head // num_heads).to(gl.int64)
@@ -271,8 +279,8 @@ def produce_tiles(
 
         batch_row, q_head, kv_head = b.to(gl.int32), h.to(gl.int32), hkv.to(gl.int32)
         for part in gl.static_range(PARTS):
-            send_tile(q_desc, batch_row, q_head, start_m + part * ROWS, q_ring, PARTS * q_lap + part, PARTS)
-        q_lap ^= 1
+            send_tile(q_desc, batch_row, q_head, start_m + part * ROWS, q_ring, PARTS * q_turn + part, Q_PLACES)
+        q_turn += 1
         for nth in range(num_partial):
             start_n = kv_begin + nth * BLOCK_N
             start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
@@ -322,10 +330,10 @@ def consume_tiles(
     LANES: gl.constexpr = lane_layout()
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(0, SCORES)
-    q_tiles, q_full, q_empty = q_ring
-    q_tile = q_tiles.index(PART).reshape([ROWS, BLOCK_D])
+    PARTS: gl.constexpr = BLOCK_M // ROWS
+    Q_PLACES: gl.constexpr = query_places(PARTS, BLOCK_D)
     num_blocks = gl.cdiv(q_len, BLOCK_M)
-    kv_turn, q_lap = 0, 0
+    kv_turn, q_turn = 0, 0
     for own_work in range(gl.program_id(0), num_blocks * num_heads * batch, gl.num_programs(0)):
         head, block = own_work // num_blocks, own_work % num_blocks
         b = (head // num_heads).to(gl.int64)
@@ -355,7 +363,7 @@ def consume_tiles(
         acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
 
         # The first block has none before it to add.
-        mbarrier.wait(q_full.index(PART), q_lap)
+        q_tile = receive_tile(q_ring, PARTS * q_turn + PART, ROWS, BLOCK_D, Q_PLACES)
         qk = warpgroup_mma_wait(
             0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
         )
@@ -421,8 +429,8 @@ def consume_tiles(
             acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
             kv_turn += 1
 
-        mbarrier.arrive(q_empty.index(PART), count=1)
-        q_lap ^= 1
+        mbarrier.arrive(q_ring[2].index((PARTS * q_turn + PART) % Q_PLACES), count=1)
+        q_turn += 1
         acc = begin_sums(from_pairs(weights, DTYPE, WEIGHTS), acc, v_ring, kv_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
         row_sum = gl.convert_layout(gl.sum(row_sums, 1), ROW)
         # A row without any key gives o = 0 and lse = -inf.
@@ -484,7 +492,7 @@ def gemma2_local_hopper_fwd(
     v_desc = describe_rows(
         v_ptr, batch, kv_heads, kv_len, stride_vb, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, BLOCK_DV
     )
-    q_ring = make_ring(q_desc, PARTS, 1, ROWS, BLOCK_D)
+    q_ring = make_ring(q_desc, query_places(PARTS, BLOCK_D), 1, ROWS, BLOCK_D)
     k_ring = make_ring(k_desc, STAGES, PARTS, BLOCK_N, BLOCK_D)
     v_ring = make_ring(v_desc, STAGES, PARTS, BLOCK_N, BLOCK_DV)
     # Registers are those of each thread: the first consumer gets what is left, as many as the others.
@@ -594,6 +602,7 @@ def gemma2_local_hopper_fwd(
                         group_size,
                         batch,
                         Q_OFFSET_PER_BATCH,
+                        BLOCK_D,
                         BLOCK_M,
                         BLOCK_N,
                         STAGES,
@@ -680,6 +689,7 @@ def gemma2_local_hopper_fwd(
                         group_size,
                         batch,
                         Q_OFFSET_PER_BATCH,
+                        BLOCK_D,
                         BLOCK_M,
                         BLOCK_N,
                         STAGES,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/fwd.py.jinja
-# hash: e6e0cda3e25b51b0
+# hash: 3f3fdda2edd08d08
 """Forward of `softcap` on Hopper: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx
@@ -47,6 +47,12 @@ def tanh(x, HARDWARE: gl.constexpr):
         poly = ((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z
         near = x + x * z * ((poly + 1.33314422036e-1) * z - 3.33332819422e-1)
         return gl.where(gl.abs(x) < 0.625, near, far)
+
+
+@triton.constexpr_function
+def query_places(PARTS, COLS):
+    """Places for the queries of a block, and where these leave the room for those of the next."""
+    return PARTS * (2 if COLS <= 128 else 1)
 
 
 @triton.constexpr_function
@@ -239,13 +245,15 @@ def produce_tiles(
     group_size,
     batch,
     Q_OFFSET_PER_BATCH: gl.constexpr,
+    BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     PARTS: gl.constexpr = BLOCK_M // ROWS
+    Q_PLACES: gl.constexpr = query_places(PARTS, BLOCK_D)
     num_blocks = gl.cdiv(q_len, BLOCK_M)
-    kv_turn, q_lap = 0, 0
+    kv_turn, q_turn = 0, 0
     # Later rows see more keys: a block from the end and one from the start make pairs, of one work each.
     num_pairs = gl.cdiv(num_blocks, 2)
     for own_work in range(gl.program_id(0), num_pairs * num_heads * batch, gl.num_programs(0)):
@@ -272,8 +280,8 @@ def produce_tiles(
 
             batch_row, q_head, kv_head = b.to(gl.int32), h.to(gl.int32), hkv.to(gl.int32)
             for part in gl.static_range(PARTS):
-                send_tile(q_desc, batch_row, q_head, start_m + part * ROWS, q_ring, PARTS * q_lap + part, PARTS)
-            q_lap ^= 1
+                send_tile(q_desc, batch_row, q_head, start_m + part * ROWS, q_ring, PARTS * q_turn + part, Q_PLACES)
+            q_turn += 1
             for nth in range(num_partial):
                 start_n = full_end + nth * BLOCK_N
                 send_tile(k_desc, batch_row, kv_head, start_n, k_ring, kv_turn, STAGES)
@@ -321,10 +329,10 @@ def consume_tiles(
     LANES: gl.constexpr = lane_layout()
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(0, SCORES)
-    q_tiles, q_full, q_empty = q_ring
-    q_tile = q_tiles.index(PART).reshape([ROWS, BLOCK_D])
+    PARTS: gl.constexpr = BLOCK_M // ROWS
+    Q_PLACES: gl.constexpr = query_places(PARTS, BLOCK_D)
     num_blocks = gl.cdiv(q_len, BLOCK_M)
-    kv_turn, q_lap = 0, 0
+    kv_turn, q_turn = 0, 0
     # Later rows see more keys: a block from the end and one from the start make pairs, of one work each.
     num_pairs = gl.cdiv(num_blocks, 2)
     for own_work in range(gl.program_id(0), num_pairs * num_heads * batch, gl.num_programs(0)):
@@ -355,7 +363,7 @@ def consume_tiles(
             acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
 
             # The first block has none before it to add.
-            mbarrier.wait(q_full.index(PART), q_lap)
+            q_tile = receive_tile(q_ring, PARTS * q_turn + PART, ROWS, BLOCK_D, Q_PLACES)
             qk = warpgroup_mma_wait(
                 0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
             )
@@ -439,8 +447,8 @@ def consume_tiles(
                 acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
                 kv_turn += 1
 
-            mbarrier.arrive(q_empty.index(PART), count=1)
-            q_lap ^= 1
+            mbarrier.arrive(q_ring[2].index((PARTS * q_turn + PART) % Q_PLACES), count=1)
+            q_turn += 1
             acc = begin_sums(from_pairs(weights, DTYPE, WEIGHTS), acc, v_ring, kv_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
             row_sum = gl.convert_layout(gl.sum(row_sums, 1), ROW)
             # A row without any key gives o = 0 and lse = -inf.
@@ -504,7 +512,7 @@ def softcap_hopper_fwd(
     v_desc = describe_rows(
         v_ptr, batch, kv_heads, kv_len, stride_vb, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, BLOCK_DV
     )
-    q_ring = make_ring(q_desc, PARTS, 1, ROWS, BLOCK_D)
+    q_ring = make_ring(q_desc, query_places(PARTS, BLOCK_D), 1, ROWS, BLOCK_D)
     k_ring = make_ring(k_desc, STAGES, PARTS, BLOCK_N, BLOCK_D)
     v_ring = make_ring(v_desc, STAGES, PARTS, BLOCK_N, BLOCK_DV)
     # Registers are those of each thread: the first consumer gets what is left, as many as the others.
@@ -614,6 +622,7 @@ def softcap_hopper_fwd(
                         group_size,
                         batch,
                         Q_OFFSET_PER_BATCH,
+                        BLOCK_D,
                         BLOCK_M,
                         BLOCK_N,
                         STAGES,
@@ -700,6 +709,7 @@ def softcap_hopper_fwd(
                         group_size,
                         batch,
                         Q_OFFSET_PER_BATCH,
+                        BLOCK_D,
                         BLOCK_M,
                         BLOCK_N,
                         STAGES,

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/fwd.py.jinja
-# hash: 3cd5a0656fa81b74
+# hash: 3c935e16ef804210
 """Forward of `streaming_llm`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks)
@@ -43,6 +43,12 @@ MOST_COUNT = gl.constexpr(0x7FFF0000)
 WRAP_STRIDE = gl.constexpr(2**33)
 # The name that Triton 3.9 gives it, and the one of before.
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+
+
+@triton.constexpr_function
+def query_places(PARTS, COLS):
+    """Places for the queries of a block, and where these leave the room for those of the next."""
+    return PARTS * (2 if COLS <= 128 else 1)
 
 
 @triton.constexpr_function
@@ -128,12 +134,10 @@ def receive_tile(ring, ring_turn, ROWS: gl.constexpr, COLS: gl.constexpr, STAGES
 
 @gluon.jit
 def take_work(counter_ptr, ring, ring_turn):
-    """Take the next piece of work that no program has, and tell the consumers.
-
-    Of two places in turn: what was told in this one they have heard, as they released the queries of what came after.
-    """
-    told_work, full = ring
+    """Take the next piece of work that no program has, and tell the others."""
+    told_work, full, empty = ring
     stage = ring_turn % 2
+    mbarrier.wait(empty.index(stage), ((ring_turn // 2) & 1) ^ 1)
     next_work = gl.num_programs(0) + gl.atomic_add(counter_ptr, 1, sem="relaxed")
     told_work.index(stage).store(gl.zeros([1], gl.int32, gl.BlockedLayout([1], [32], [1], [0])) + next_work)
     mbarrier.arrive(full.index(stage), count=1)
@@ -141,11 +145,14 @@ def take_work(counter_ptr, ring, ring_turn):
 
 
 @gluon.jit
-def hear_work(ring, ring_turn):
+def hear_work(ring, ring_turn, WARPS: gl.constexpr):
     """The next piece of work, once it is told."""
-    told_work, full = ring
-    mbarrier.wait(full.index(ring_turn % 2), (ring_turn // 2) & 1)
-    return gl.max(told_work.index(ring_turn % 2).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+    told_work, full, empty = ring
+    stage = ring_turn % 2
+    mbarrier.wait(full.index(stage), (ring_turn // 2) & 1)
+    next_work = gl.max(told_work.index(stage).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
+    mbarrier.arrive(empty.index(stage), count=1)
+    return next_work
 
 
 @gluon.jit
@@ -254,12 +261,14 @@ def produce_tiles(
     group_size,
     work_counter_ptr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
+    BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     PARTS: gl.constexpr = BLOCK_M // ROWS
-    kv_turn, q_lap = 0, 0
+    Q_PLACES: gl.constexpr = query_places(PARTS, BLOCK_D)
+    kv_turn, q_turn = 0, 0
     # A block of rows of one head is a piece of work, after the first for whichever program is free.
     num_work = gl.load(block_seqs_ptr + 6) * num_heads
     own_work, work_turn = gl.program_id(0), 0
@@ -310,8 +319,8 @@ def produce_tiles(
         q_head, kv_head = h.to(gl.int32), hkv.to(gl.int32)
         q_end, k_end = q_start.to(gl.int32) + q_len, kv_start.to(gl.int32) + kv_len
         for part in gl.static_range(PARTS):
-            send_tile(q_desc, q_end, q_len, q_head, start_m + part * ROWS, q_ring, PARTS * q_lap + part, PARTS)
-        q_lap ^= 1
+            send_tile(q_desc, q_end, q_len, q_head, start_m + part * ROWS, q_ring, PARTS * q_turn + part, Q_PLACES)
+        q_turn += 1
         for nth in range(num_partial):
             start_n = kv_begin_2 + nth * BLOCK_N
             start_n += gl.where(start_n >= full_begin_2, gap_1, 0)
@@ -366,10 +375,10 @@ def consume_tiles(
     LANES: gl.constexpr = lane_layout()
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(0, SCORES)
-    q_tiles, q_full, q_empty = q_ring
-    q_tile = q_tiles.index(PART).reshape([ROWS, BLOCK_D])
+    PARTS: gl.constexpr = BLOCK_M // ROWS
+    Q_PLACES: gl.constexpr = query_places(PARTS, BLOCK_D)
     qk_scale = scale * LOG2E
-    kv_turn, q_lap = 0, 0
+    kv_turn, q_turn = 0, 0
     # A block of rows of one head is a piece of work, after the first for whichever program is free.
     num_work = gl.load(block_seqs_ptr + 6) * num_heads
     own_work, work_turn = gl.program_id(0), 0
@@ -422,7 +431,7 @@ def consume_tiles(
         acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
 
         # The first block has none before it to add.
-        mbarrier.wait(q_full.index(PART), q_lap)
+        q_tile = receive_tile(q_ring, PARTS * q_turn + PART, ROWS, BLOCK_D, Q_PLACES)
         qk = warpgroup_mma_wait(
             0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
         )
@@ -490,8 +499,8 @@ def consume_tiles(
             acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
             kv_turn += 1
 
-        mbarrier.arrive(q_empty.index(PART), count=1)
-        q_lap ^= 1
+        mbarrier.arrive(q_ring[2].index((PARTS * q_turn + PART) % Q_PLACES), count=1)
+        q_turn += 1
         acc = begin_sums(from_pairs(weights, DTYPE, WEIGHTS), acc, v_ring, kv_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
         row_sum = gl.convert_layout(gl.sum(row_sums, 1), ROW)
         # A row without any key gives o = 0 and lse = -inf.
@@ -509,7 +518,7 @@ def consume_tiles(
         )
         o_mask = (o_rows < q_len)[:, None] & (o_cols < HEAD_DIM_V)[None, :]
         gl.store(o_ptrs, o_tile, mask=o_mask)
-        own_work = hear_work(work_ring, work_turn)
+        own_work = hear_work(work_ring, work_turn, 4)
         work_turn += 1
 
 
@@ -563,12 +572,13 @@ def streaming_llm_packed_hopper_fwd(
     q_desc = describe_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, ROWS, BLOCK_D)
     k_desc = describe_rows(k_ptr, kv_heads, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
     v_desc = describe_rows(v_ptr, kv_heads, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, BLOCK_DV)
-    q_ring = make_ring(q_desc, PARTS, 1, ROWS, BLOCK_D)
+    q_ring = make_ring(q_desc, query_places(PARTS, BLOCK_D), 1, ROWS, BLOCK_D)
     k_ring = make_ring(k_desc, STAGES, PARTS, BLOCK_N, BLOCK_D)
     v_ring = make_ring(v_desc, STAGES, PARTS, BLOCK_N, BLOCK_DV)
     work_ring = (
         gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0])),
         make_barriers(2, 1),
+        make_barriers(2, PARTS),
     )
     # Registers are those of each thread: the first consumer gets what is left, as many as the others.
     gl.warp_specialize(
@@ -647,6 +657,7 @@ def streaming_llm_packed_hopper_fwd(
                     group_size,
                     work_counter_ptr,
                     Q_OFFSET_PER_BATCH,
+                    BLOCK_D,
                     BLOCK_M,
                     BLOCK_N,
                     STAGES,
