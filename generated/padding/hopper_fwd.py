@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/fwd.py.jinja
-# hash: 17c50bd22bcbc7a6
+# hash: a861f69219b2d7b2
 """Forward of `padding` on Hopper: `o = softmax(score) v`.
 
     keep    kv_idx < length[b]
@@ -36,9 +36,9 @@ async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_gl
 
 
 @triton.constexpr_function
-def query_places(PARTS, COLS):
-    """Places for the queries of a block, and where these leave the room for those of the next."""
-    return PARTS * (2 if COLS <= 128 else 1)
+def query_blocks(COLS):
+    """Blocks whose queries have a place: this one and, where shared memory has the room, the next."""
+    return 2 if COLS <= 128 else 1
 
 
 @triton.constexpr_function
@@ -237,7 +237,7 @@ def produce_tiles(
     STAGES: gl.constexpr,
 ):
     PARTS: gl.constexpr = BLOCK_M // ROWS
-    Q_PLACES: gl.constexpr = query_places(PARTS, BLOCK_D)
+    Q_BLOCKS: gl.constexpr = query_blocks(BLOCK_D)
     num_blocks = gl.cdiv(q_len, BLOCK_M)
     kv_turn, q_turn = 0, 0
     # Later rows see more keys: a block from the end and one from the start make pairs, of one work each.
@@ -264,7 +264,9 @@ def produce_tiles(
 
             batch_row, q_head, kv_head = b.to(gl.int32), h.to(gl.int32), hkv.to(gl.int32)
             for part in gl.static_range(PARTS):
-                send_tile(q_desc, batch_row, q_head, start_m + part * ROWS, q_ring, PARTS * q_turn + part, Q_PLACES)
+                send_tile(
+                    q_desc, batch_row, q_head, start_m + part * ROWS, q_ring, PARTS * q_turn + part, PARTS * Q_BLOCKS
+                )
             q_turn += 1
             for nth in range(num_partial):
                 start_n = full_end + nth * BLOCK_N
@@ -313,7 +315,7 @@ def consume_tiles(
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(0, SCORES)
     PARTS: gl.constexpr = BLOCK_M // ROWS
-    Q_PLACES: gl.constexpr = query_places(PARTS, BLOCK_D)
+    Q_BLOCKS: gl.constexpr = query_blocks(BLOCK_D)
     qk_scale = scale * LOG2E
     num_blocks = gl.cdiv(q_len, BLOCK_M)
     kv_turn, q_turn = 0, 0
@@ -344,7 +346,9 @@ def consume_tiles(
             acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
 
             # The first block has none before it to add.
-            q_tile = receive_tile(q_ring, PARTS * q_turn + PART, ROWS, BLOCK_D, Q_PLACES)
+            q_place = PARTS * (q_turn % Q_BLOCKS) + PART
+            mbarrier.wait(q_ring[1].index(q_place), (q_turn // Q_BLOCKS) & 1)
+            q_tile = q_ring[0].index(q_place).reshape([ROWS, BLOCK_D])
             qk = warpgroup_mma_wait(
                 0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
             )
@@ -423,7 +427,7 @@ def consume_tiles(
                 acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
                 kv_turn += 1
 
-            mbarrier.arrive(q_ring[2].index((PARTS * q_turn + PART) % Q_PLACES), count=1)
+            mbarrier.arrive(q_ring[2].index(q_place), count=1)
             q_turn += 1
             acc = begin_sums(from_pairs(weights, DTYPE, WEIGHTS), acc, v_ring, kv_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
             row_sum = gl.convert_layout(gl.sum(row_sums, 1), ROW)
@@ -487,7 +491,7 @@ def padding_hopper_fwd(
     v_desc = describe_rows(
         v_ptr, batch, kv_heads, kv_len, stride_vb, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, BLOCK_DV
     )
-    q_ring = make_ring(q_desc, query_places(PARTS, BLOCK_D), 1, ROWS, BLOCK_D)
+    q_ring = make_ring(q_desc, PARTS * query_blocks(BLOCK_D), 1, ROWS, BLOCK_D)
     k_ring = make_ring(k_desc, STAGES, PARTS, BLOCK_N, BLOCK_D)
     v_ring = make_ring(v_desc, STAGES, PARTS, BLOCK_N, BLOCK_DV)
     # Registers are those of each thread: the first consumer gets what is left, as many as the others.

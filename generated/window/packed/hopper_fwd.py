@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/fwd.py.jinja
-# hash: 7cec65080a90495b
+# hash: 09fa47717902ff58
 """Forward of `window`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < size
@@ -45,9 +45,9 @@ async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_gl
 
 
 @triton.constexpr_function
-def query_places(PARTS, COLS):
-    """Places for the queries of a block, and where these leave the room for those of the next."""
-    return PARTS * (2 if COLS <= 128 else 1)
+def query_blocks(COLS):
+    """Blocks whose queries have a place: this one and, where shared memory has the room, the next."""
+    return 2 if COLS <= 128 else 1
 
 
 @triton.constexpr_function
@@ -265,7 +265,7 @@ def produce_tiles(
     STAGES: gl.constexpr,
 ):
     PARTS: gl.constexpr = BLOCK_M // ROWS
-    Q_PLACES: gl.constexpr = query_places(PARTS, BLOCK_D)
+    Q_BLOCKS: gl.constexpr = query_blocks(BLOCK_D)
     kv_turn, q_turn = 0, 0
     # A block of rows of one head is a piece of work, after the first for whichever program is free.
     num_work = gl.load(block_seqs_ptr + 6) * num_heads
@@ -304,7 +304,9 @@ def produce_tiles(
         q_head, kv_head = h.to(gl.int32), hkv.to(gl.int32)
         q_end, k_end = q_start.to(gl.int32) + q_len, kv_start.to(gl.int32) + kv_len
         for part in gl.static_range(PARTS):
-            send_tile(q_desc, q_end, q_len, q_head, start_m + part * ROWS, q_ring, PARTS * q_turn + part, Q_PLACES)
+            send_tile(
+                q_desc, q_end, q_len, q_head, start_m + part * ROWS, q_ring, PARTS * q_turn + part, PARTS * Q_BLOCKS
+            )
         q_turn += 1
         for nth in range(num_partial):
             start_n = kv_begin + nth * BLOCK_N
@@ -357,7 +359,7 @@ def consume_tiles(
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(0, SCORES)
     PARTS: gl.constexpr = BLOCK_M // ROWS
-    Q_PLACES: gl.constexpr = query_places(PARTS, BLOCK_D)
+    Q_BLOCKS: gl.constexpr = query_blocks(BLOCK_D)
     qk_scale = scale * LOG2E
     kv_turn, q_turn = 0, 0
     # A block of rows of one head is a piece of work, after the first for whichever program is free.
@@ -399,7 +401,9 @@ def consume_tiles(
         acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
 
         # The first block has none before it to add.
-        q_tile = receive_tile(q_ring, PARTS * q_turn + PART, ROWS, BLOCK_D, Q_PLACES)
+        q_place = PARTS * (q_turn % Q_BLOCKS) + PART
+        mbarrier.wait(q_ring[1].index(q_place), (q_turn // Q_BLOCKS) & 1)
+        q_tile = q_ring[0].index(q_place).reshape([ROWS, BLOCK_D])
         qk = warpgroup_mma_wait(
             0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
         )
@@ -458,7 +462,7 @@ def consume_tiles(
             acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
             kv_turn += 1
 
-        mbarrier.arrive(q_ring[2].index((PARTS * q_turn + PART) % Q_PLACES), count=1)
+        mbarrier.arrive(q_ring[2].index(q_place), count=1)
         q_turn += 1
         acc = begin_sums(from_pairs(weights, DTYPE, WEIGHTS), acc, v_ring, kv_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
         row_sum = gl.convert_layout(gl.sum(row_sums, 1), ROW)
@@ -528,7 +532,7 @@ def window_packed_hopper_fwd(
     q_desc = describe_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, ROWS, BLOCK_D)
     k_desc = describe_rows(k_ptr, kv_heads, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
     v_desc = describe_rows(v_ptr, kv_heads, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, BLOCK_DV)
-    q_ring = make_ring(q_desc, query_places(PARTS, BLOCK_D), 1, ROWS, BLOCK_D)
+    q_ring = make_ring(q_desc, PARTS * query_blocks(BLOCK_D), 1, ROWS, BLOCK_D)
     k_ring = make_ring(k_desc, STAGES, PARTS, BLOCK_N, BLOCK_D)
     v_ring = make_ring(v_desc, STAGES, PARTS, BLOCK_N, BLOCK_DV)
     work_ring = (
