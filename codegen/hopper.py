@@ -125,5 +125,21 @@ def needed(lines: Sequence[str], text: str) -> list[str]:
     return found[::-1]
 
 
-FILTERS = {"gluon": gluon, "names": names, "used": used, "needed": needed}
+def by_keys(lines: Sequence[str]) -> list[str]:
+    """Those of a block's statements that find numbers of keys alone: they need neither the product nor a tile.
+
+    >>> by_keys(["x_kv = f(kv_idx)", "y_qk = x_kv[None, :] + z_q[:, None]", "w_qk = y_qk * y_qk"])
+    ['x_kv = f(kv_idx)']
+    """
+    later, found = {"qk"}, []
+    for line in lines:
+        targets, _, value = line.partition(" = ")
+        if "None" in value or later & words(value):
+            later |= words(targets)
+        else:
+            found.append(line)
+    return found
+
+
+FILTERS = {"gluon": gluon, "names": names, "used": used, "needed": needed, "by_keys": by_keys}
 """Filters of the templates under `hopper/`."""

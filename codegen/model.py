@@ -89,13 +89,14 @@ class GradientText:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockText:
-    """The part of a loop body that depends on the variant."""
+    """The part of a loop body that depends on the variant; `row_term` is what it adds to a row's logits as a whole."""
 
     statements: Sequence[str]
     logit: str
     keep: str
     dscore: str
     gradients: Sequence[GradientText]
+    row_term: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

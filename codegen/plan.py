@@ -17,6 +17,7 @@ from codegen.gradients import by_lag, decay_load, gradient_terms
 from codegen.lists import ListsPlan, lists_plan
 from codegen.model import BlockText, GradientKind, GradientTerm, GradientText, KernelPlan
 from codegen.modes import Mode, specialised
+from codegen.rows import NOTHING, split_rows
 from codegen.signature import Signatures, legend
 from codegen.spec import Variant
 from codegen.text import words
@@ -56,11 +57,17 @@ _LIES = {"q": ("start_m", "BLOCK_M", "rows", "q_len"), "kv": ("start_n", "BLOCK_
 class KernelBuilder:
     """Builds the variant-dependent text of one kernel."""
 
-    def __init__(self, variant: Variant, mode: Mode, *, query_axis: int, walks_heads: bool = False) -> None:
+    def __init__(
+        self, variant: Variant, mode: Mode, *, query_axis: int, walks_heads: bool = False, splits_rows: bool = False
+    ) -> None:
         decay = PACKED_DECAY if mode is Mode.PACKED else DECAY
         tensors = {**variant.tensors, **({decay.name: decay} if variant.decay else {})}
         self.variant = variant
         self.logits = logits(variant, mode)
+        self.row_term: Expr = NOTHING
+        if splits_rows:
+            logit, self.row_term = split_rows(self.logits.logit)
+            self.logits = replace(self.logits, logit=logit)
         self.key = "cols" if mode is Mode.SEGMENTED else "kv_idx"
         self.reads: frozenset[str] = frozenset()
         self.by_position = mode is not Mode.SEGMENTED
@@ -76,13 +83,14 @@ class KernelBuilder:
         logit, dscore_text, keep_text, *local_texts = texts
         places = [self._places(t) for t in terms]
         read = frozenset().union(*(expr.names(e) for e in (self.logits.logit, dscore, keep, *locals_) if e is not None))
-        self.reads |= read
+        self.reads |= read | expr.names(self.row_term)
         if partial and not self.transposed:
             read |= {self.key}  # for the bound of a cut block
         if self.logits.linear:
             logit = "qk * qk_scale"
         elif expr.level(self.logits.logit) is not expr.Level.TILE:
             logit = f"tl.zeros_like(qk) + {logit}"  # of a score that reads neither the product nor both positions
+        row_term = "" if self.row_term is NOTHING else self.emitter.own_shape([self.row_term])[0]
         # An infinite derivative on a masked lane times its zero ds is NaN: such lanes are cleared once more.
         guard = partial and dscore is not None
         product = f"ds * {_factor(dscore_text)}" if dscore is not None else ""
@@ -95,6 +103,7 @@ class KernelBuilder:
                 GradientText(term=t, text=_gradient_text(t, text, partial), place=place, scattered=scattered)
                 for t, text, (place, scattered) in zip(terms, local_texts, places, strict=True)
             ],
+            row_term=row_term,
         )
 
     def index_statements(self, axis: str, reads: Set[str]) -> list[str]:
@@ -158,6 +167,7 @@ class VariantPlan:
     fwd: KernelPlan
     dq: KernelPlan
     dkdv: KernelPlan
+    hopper_fwd: KernelPlan
     hopper_bwd: KernelPlan
     lists: ListsPlan | None
     terms: tuple[GradientTerm, ...]
@@ -176,14 +186,18 @@ def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
         fwd=_query_kernel(variant, analysis, sign, backward=False),
         dq=_query_kernel(variant, analysis, sign, backward=True),
         dkdv=_key_kernel(variant, analysis, sign),
+        hopper_fwd=_query_kernel(variant, analysis, sign, backward=False, hopper=True),
         hopper_bwd=_key_kernel(variant, analysis, sign, hopper=True),
         lists=lists_plan(variant, analysis, sign),
         terms=terms,
     )
 
 
-def _query_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signatures, *, backward: bool) -> KernelPlan:
-    builder = KernelBuilder(variant, sign.mode, query_axis=0)
+def _query_kernel(
+    variant: Variant, analysis: blocks.BlockAnalysis, sign: Signatures, *, backward: bool, hopper: bool = False
+) -> KernelPlan:
+    """The kernel of o or of dq, or the forward of Hopper's family, which adds to a row at once what its keys share."""
+    builder = KernelBuilder(variant, sign.mode, query_axis=0, splits_rows=hopper)
     terms = [t for t in builder.logits.terms if backward and t.kind is not GradientKind.COLUMN]
     full = builder.block(partial=False, terms=terms, backward=backward)
     partial = builder.block(partial=True, terms=terms, backward=backward)
@@ -192,7 +206,7 @@ def _query_kernel(variant: Variant, analysis: blocks.BlockAnalysis, sign: Signat
     hoisted = " ".join([*emitter.prologue, *bounds.statements])
     args = sign.dq() if backward else sign.fwd()
     return KernelPlan(
-        name=f"{sign.symbol}_{'bwd_dq' if backward else 'fwd'}",
+        name=f"{sign.symbol}_{'bwd_dq' if backward else 'hopper_fwd' if hopper else 'fwd'}",
         mode=sign.mode,
         args=args,
         constants=sign.dq_constants() if backward else sign.constants(),

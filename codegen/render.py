@@ -154,7 +154,7 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
         for stem, attribute in KERNELS.items()
     }
     if hopper.serves(planned.variant, planned.mode):
-        plans = {"fwd": planned.fwd, "bwd": planned.hopper_bwd, "delta": planned.dq}
+        plans = {"fwd": planned.hopper_fwd, "bwd": planned.hopper_bwd, "delta": planned.dq}
         if hopper.serves_wide(planned.mode):
             plans["bwd_wide"] = planned.hopper_bwd
         files |= {

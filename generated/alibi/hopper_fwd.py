@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 7f065be5e9b8280d
+# hash: e2a9f825db87309b
 """Forward of `alibi` on Hopper: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx
@@ -353,6 +353,10 @@ def consume_tiles(
             row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)
             acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
 
+            start_n = full_end
+            start_n = gl.where(num_partial > 0, start_n, 0)
+            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+
             # The first block has none before it to add.
             q_place = PARTS * (q_turn % Q_BLOCKS) + PART
             mbarrier.wait(q_ring[1].index(q_place), (q_turn // Q_BLOCKS) & 1)
@@ -361,20 +365,20 @@ def consume_tiles(
                 0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
             )
             mbarrier.arrive(k_ring[2].index(kv_turn % STAGES), count=1)
-            start_n = full_end
-            start_n = gl.where(num_partial > 0, start_n, 0)
-            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-            logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * slope_val * (
-                kv_idx.to(gl.float32)[None, :] - q_idx.to(gl.float32)[:, None]
+            logit = (
+                1.4426950408889634 * scale * qk
+                + (1.4426950408889634 * slope_val * (kv_idx - start_n).to(gl.float32))[None, :]
             )
             keep = q_idx[:, None] >= kv_idx[None, :]
             if RAGGED:
                 keep = keep & (kv_idx < kv_len)[None, :]
             logit = gl.where(keep, logit, float("-inf"))
-            max_new = gl.maximum(row_max, gl.max(logit, 1))
+            # What all keys of a row share.
+            row_term = 1.4426950408889634 * slope_val * (start_n.to(gl.float32) - q_idx.to(gl.float32))
+            max_new = gl.maximum(row_max, gl.max(logit, 1) + row_term)
             # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
-            p = gl.exp2(logit - max_ref[:, None])
+            p = gl.exp2(logit - (max_ref - row_term)[:, None])
             alpha = gl.exp2(row_max - max_ref)
             row_sums = add_lanes(row_sums, alpha, p, LANES)
             weights = as_pairs(p, DTYPE)
@@ -382,6 +386,8 @@ def consume_tiles(
             kv_turn += 1
             for nth in range(1, num_partial):
                 start_n = full_end + nth * BLOCK_N
+                kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+
                 qk, acc = begin_block(
                     q_tile,
                     weights,
@@ -397,18 +403,20 @@ def consume_tiles(
                     BLOCK_DV,
                     STAGES,
                 )
-                kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-                logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * slope_val * (
-                    kv_idx.to(gl.float32)[None, :] - q_idx.to(gl.float32)[:, None]
+                logit = (
+                    1.4426950408889634 * scale * qk
+                    + (1.4426950408889634 * slope_val * (kv_idx - start_n).to(gl.float32))[None, :]
                 )
                 keep = q_idx[:, None] >= kv_idx[None, :]
                 if RAGGED:
                     keep = keep & (kv_idx < kv_len)[None, :]
                 logit = gl.where(keep, logit, float("-inf"))
-                max_new = gl.maximum(row_max, gl.max(logit, 1))
+                # What all keys of a row share.
+                row_term = 1.4426950408889634 * slope_val * (start_n.to(gl.float32) - q_idx.to(gl.float32))
+                max_new = gl.maximum(row_max, gl.max(logit, 1) + row_term)
                 # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
                 max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
-                p = gl.exp2(logit - max_ref[:, None])
+                p = gl.exp2(logit - (max_ref - row_term)[:, None])
                 alpha = gl.exp2(row_max - max_ref)
                 row_sums = add_lanes(row_sums, alpha, p, LANES)
                 weights = as_pairs(p, DTYPE)
@@ -418,6 +426,8 @@ def consume_tiles(
 
             for nth in range(gl.where(num_partial > 0, 0, 1), num_full):
                 start_n = nth * BLOCK_N
+                kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+
                 qk, acc = begin_block(
                     q_tile,
                     weights,
@@ -433,14 +443,16 @@ def consume_tiles(
                     BLOCK_DV,
                     STAGES,
                 )
-                kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-                logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * slope_val * (
-                    kv_idx.to(gl.float32)[None, :] - q_idx.to(gl.float32)[:, None]
+                logit = (
+                    1.4426950408889634 * scale * qk
+                    + (1.4426950408889634 * slope_val * (kv_idx - start_n).to(gl.float32))[None, :]
                 )
-                max_new = gl.maximum(row_max, gl.max(logit, 1))
+                # What all keys of a row share.
+                row_term = 1.4426950408889634 * slope_val * (start_n.to(gl.float32) - q_idx.to(gl.float32))
+                max_new = gl.maximum(row_max, gl.max(logit, 1) + row_term)
                 # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
                 max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
-                p = gl.exp2(logit - max_ref[:, None])
+                p = gl.exp2(logit - (max_ref - row_term)[:, None])
                 alpha = gl.exp2(row_max - max_ref)
                 row_sums = add_lanes(row_sums, alpha, p, LANES)
                 weights = as_pairs(p, DTYPE)

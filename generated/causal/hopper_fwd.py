@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/fwd.py.jinja
-# hash: 57380924be11c91d
+# hash: df1a4fbdbf8cb562
 """Forward of `causal` on Hopper: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx
@@ -349,6 +349,10 @@ def consume_tiles(
             row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)
             acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
 
+            start_n = full_end
+            start_n = gl.where(num_partial > 0, start_n, 0)
+            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+
             # The first block has none before it to add.
             q_place = PARTS * (q_turn % Q_BLOCKS) + PART
             mbarrier.wait(q_ring[1].index(q_place), (q_turn // Q_BLOCKS) & 1)
@@ -357,9 +361,6 @@ def consume_tiles(
                 0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
             )
             mbarrier.arrive(k_ring[2].index(kv_turn % STAGES), count=1)
-            start_n = full_end
-            start_n = gl.where(num_partial > 0, start_n, 0)
-            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
             keep = q_idx[:, None] >= kv_idx[None, :]
             if RAGGED:
                 keep = keep & (kv_idx < kv_len)[None, :]
@@ -375,6 +376,8 @@ def consume_tiles(
             kv_turn += 1
             for nth in range(1, num_partial):
                 start_n = full_end + nth * BLOCK_N
+                kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+
                 qk, acc = begin_block(
                     q_tile,
                     weights,
@@ -390,7 +393,6 @@ def consume_tiles(
                     BLOCK_DV,
                     STAGES,
                 )
-                kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
                 keep = q_idx[:, None] >= kv_idx[None, :]
                 if RAGGED:
                     keep = keep & (kv_idx < kv_len)[None, :]

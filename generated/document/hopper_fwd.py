@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/fwd.py.jinja
-# hash: 1b9636b89505994e
+# hash: c9450b244211cb39
 """Forward of `document` on Hopper: `o = softmax(score) v`.
 
     keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -352,14 +352,6 @@ def consume_tiles(
         row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)
         acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
 
-        # The first block has none before it to add.
-        q_place = PARTS * (q_turn % Q_BLOCKS) + PART
-        mbarrier.wait(q_ring[1].index(q_place), (q_turn // Q_BLOCKS) & 1)
-        q_tile = q_ring[0].index(q_place).reshape([ROWS, BLOCK_D])
-        qk = warpgroup_mma_wait(
-            0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
-        )
-        mbarrier.arrive(k_ring[2].index(kv_turn % STAGES), count=1)
         start_n = kv_begin
         start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
         start_n = gl.where(start_n < kv_len, start_n, 0)
@@ -368,6 +360,15 @@ def consume_tiles(
         start_n = gl.where(num_partial > 0, first_partial, start_n)
         kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
         doc_kv = gl.load(doc_ptr + b * stride_doc_0 + clamp_index(kv_idx, doc_size_1).to(gl.int64) * stride_doc_1)
+
+        # The first block has none before it to add.
+        q_place = PARTS * (q_turn % Q_BLOCKS) + PART
+        mbarrier.wait(q_ring[1].index(q_place), (q_turn // Q_BLOCKS) & 1)
+        q_tile = q_ring[0].index(q_place).reshape([ROWS, BLOCK_D])
+        qk = warpgroup_mma_wait(
+            0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
+        )
+        mbarrier.arrive(k_ring[2].index(kv_turn % STAGES), count=1)
         keep = (q_idx[:, None] >= kv_idx[None, :]) & (doc_q[:, None] == doc_kv[None, :])
         if RAGGED:
             keep = keep & (kv_idx < kv_len)[None, :]
@@ -385,11 +386,12 @@ def consume_tiles(
             start_n = kv_begin + nth * BLOCK_N
             start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
             start_n = gl.where(start_n < kv_len, start_n, 0)
+            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+            doc_kv = gl.load(doc_ptr + b * stride_doc_0 + clamp_index(kv_idx, doc_size_1).to(gl.int64) * stride_doc_1)
+
             qk, acc = begin_block(
                 q_tile, weights, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
-            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-            doc_kv = gl.load(doc_ptr + b * stride_doc_0 + clamp_index(kv_idx, doc_size_1).to(gl.int64) * stride_doc_1)
             keep = (q_idx[:, None] >= kv_idx[None, :]) & (doc_q[:, None] == doc_kv[None, :])
             if RAGGED:
                 keep = keep & (kv_idx < kv_len)[None, :]

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/fwd.py.jinja
-# hash: 33d0b4791134a9b5
+# hash: 7984fffd6f40acd7
 """Forward of `forgetting` on Hopper: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx
@@ -360,6 +360,11 @@ def consume_tiles(
             row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)
             acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
 
+            start_n = full_end
+            start_n = gl.where(num_partial > 0, start_n, 0)
+            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+            decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(kv_idx, decay_size_2))
+
             # The first block has none before it to add.
             q_place = PARTS * (q_turn % Q_BLOCKS) + PART
             mbarrier.wait(q_ring[1].index(q_place), (q_turn // Q_BLOCKS) & 1)
@@ -368,19 +373,15 @@ def consume_tiles(
                 0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
             )
             mbarrier.arrive(k_ring[2].index(kv_turn % STAGES), count=1)
-            start_n = full_end
-            start_n = gl.where(num_partial > 0, start_n, 0)
-            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-            decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(kv_idx, decay_size_2))
-            logit = 1.4426950408889634 * scale * qk + (decay_q[:, None] - decay_kv[None, :])
+            logit = 1.4426950408889634 * scale * qk - decay_kv[None, :]
             keep = q_idx[:, None] >= kv_idx[None, :]
             if RAGGED:
                 keep = keep & (kv_idx < kv_len)[None, :]
             logit = gl.where(keep, logit, float("-inf"))
-            max_new = gl.maximum(row_max, gl.max(logit, 1))
+            max_new = gl.maximum(row_max, gl.max(logit, 1) + decay_q)
             # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
-            p = gl.exp2(logit - max_ref[:, None])
+            p = gl.exp2(logit - (max_ref - decay_q)[:, None])
             alpha = gl.exp2(row_max - max_ref)
             row_sums = add_lanes(row_sums, alpha, p, LANES)
             weights = as_pairs(p, DTYPE)
@@ -388,6 +389,11 @@ def consume_tiles(
             kv_turn += 1
             for nth in range(1, num_partial):
                 start_n = full_end + nth * BLOCK_N
+                kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+                decay_kv = gl.load(
+                    decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(kv_idx, decay_size_2)
+                )
+
                 qk, acc = begin_block(
                     q_tile,
                     weights,
@@ -403,19 +409,15 @@ def consume_tiles(
                     BLOCK_DV,
                     STAGES,
                 )
-                kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-                decay_kv = gl.load(
-                    decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(kv_idx, decay_size_2)
-                )
-                logit = 1.4426950408889634 * scale * qk + (decay_q[:, None] - decay_kv[None, :])
+                logit = 1.4426950408889634 * scale * qk - decay_kv[None, :]
                 keep = q_idx[:, None] >= kv_idx[None, :]
                 if RAGGED:
                     keep = keep & (kv_idx < kv_len)[None, :]
                 logit = gl.where(keep, logit, float("-inf"))
-                max_new = gl.maximum(row_max, gl.max(logit, 1))
+                max_new = gl.maximum(row_max, gl.max(logit, 1) + decay_q)
                 # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
                 max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
-                p = gl.exp2(logit - max_ref[:, None])
+                p = gl.exp2(logit - (max_ref - decay_q)[:, None])
                 alpha = gl.exp2(row_max - max_ref)
                 row_sums = add_lanes(row_sums, alpha, p, LANES)
                 weights = as_pairs(p, DTYPE)
@@ -425,6 +427,9 @@ def consume_tiles(
 
             for nth in range(gl.where(num_partial > 0, 0, 1), num_full):
                 start_n = nth * BLOCK_N
+                kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+                decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + kv_idx)
+
                 qk, acc = begin_block(
                     q_tile,
                     weights,
@@ -440,13 +445,11 @@ def consume_tiles(
                     BLOCK_DV,
                     STAGES,
                 )
-                kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-                decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + kv_idx)
-                logit = 1.4426950408889634 * scale * qk + (decay_q[:, None] - decay_kv[None, :])
-                max_new = gl.maximum(row_max, gl.max(logit, 1))
+                logit = 1.4426950408889634 * scale * qk - decay_kv[None, :]
+                max_new = gl.maximum(row_max, gl.max(logit, 1) + decay_q)
                 # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
                 max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
-                p = gl.exp2(logit - max_ref[:, None])
+                p = gl.exp2(logit - (max_ref - decay_q)[:, None])
                 alpha = gl.exp2(row_max - max_ref)
                 row_sums = add_lanes(row_sums, alpha, p, LANES)
                 weights = as_pairs(p, DTYPE)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: hopper/fwd.py.jinja
-# hash: 31a22118d8fc7163
+# hash: e96ec25dc276995c
 """Forward of `full` on Hopper: `o = softmax(score) v`.
 
     q    [B, Hq, Sq, D]
@@ -317,6 +317,10 @@ def consume_tiles(
         row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)
         acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
 
+        start_n = full_end
+        start_n = gl.where(num_partial > 0, start_n, 0)
+        kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+
         # The first block has none before it to add.
         q_place = PARTS * (q_turn % Q_BLOCKS) + PART
         mbarrier.wait(q_ring[1].index(q_place), (q_turn // Q_BLOCKS) & 1)
@@ -325,9 +329,6 @@ def consume_tiles(
             0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
         )
         mbarrier.arrive(k_ring[2].index(kv_turn % STAGES), count=1)
-        start_n = full_end
-        start_n = gl.where(num_partial > 0, start_n, 0)
-        kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
         if RAGGED:
             qk = gl.where((kv_idx < kv_len)[None, :], qk, float("-inf"))
         max_new = gl.maximum(row_max, gl.max(qk, 1) * qk_scale)
@@ -341,10 +342,11 @@ def consume_tiles(
         kv_turn += 1
         for nth in range(1, num_partial):
             start_n = full_end + nth * BLOCK_N
+            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+
             qk, acc = begin_block(
                 q_tile, weights, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
-            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
             if RAGGED:
                 qk = gl.where((kv_idx < kv_len)[None, :], qk, float("-inf"))
             max_new = gl.maximum(row_max, gl.max(qk, 1) * qk_scale)

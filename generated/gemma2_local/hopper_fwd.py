@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/fwd.py.jinja
-# hash: 323492472f2241d4
+# hash: 1c6dbb5e90f6fc70
 """Forward of `gemma2_local` on Hopper: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 4096
@@ -362,6 +362,14 @@ def consume_tiles(
         row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)
         acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
 
+        start_n = kv_begin
+        start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
+        start_n = gl.where(start_n < kv_len, start_n, 0)
+        first_partial = start_n
+        start_n = full_begin
+        start_n = gl.where(num_partial > 0, first_partial, start_n)
+        kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+
         # The first block has none before it to add.
         q_place = PARTS * (q_turn % Q_BLOCKS) + PART
         mbarrier.wait(q_ring[1].index(q_place), (q_turn // Q_BLOCKS) & 1)
@@ -370,13 +378,6 @@ def consume_tiles(
             0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
         )
         mbarrier.arrive(k_ring[2].index(kv_turn % STAGES), count=1)
-        start_n = kv_begin
-        start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
-        start_n = gl.where(start_n < kv_len, start_n, 0)
-        first_partial = start_n
-        start_n = full_begin
-        start_n = gl.where(num_partial > 0, first_partial, start_n)
-        kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
         logit = 72.13475204444816 * tanh(0.02 * scale * qk, HARDWARE_TANH)
         keep = (q_idx[:, None] >= kv_idx[None, :]) & (q_idx[:, None] - kv_idx[None, :] < 4096)
         if RAGGED:
@@ -395,10 +396,11 @@ def consume_tiles(
             start_n = kv_begin + nth * BLOCK_N
             start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
             start_n = gl.where(start_n < kv_len, start_n, 0)
+            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+
             qk, acc = begin_block(
                 q_tile, weights, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
-            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
             logit = 72.13475204444816 * tanh(0.02 * scale * qk, HARDWARE_TANH)
             keep = (q_idx[:, None] >= kv_idx[None, :]) & (q_idx[:, None] - kv_idx[None, :] < 4096)
             if RAGGED:

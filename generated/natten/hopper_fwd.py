@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/fwd.py.jinja
-# hash: cb645adb0331d0c7
+# hash: 28559ba42231005e
 """Forward of `natten` on Hopper: `o = softmax(score) v`.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -352,6 +352,14 @@ def consume_tiles(
         row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)
         acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
 
+        list_entry = list_begin
+        start_n = gl.load(block_list_ptr + list_entry, mask=list_entry < partial_end, other=0).to(gl.int32) * BLOCK_N
+        first_partial = start_n
+        list_entry = full_begin
+        start_n = gl.load(block_list_ptr + list_entry, mask=list_entry < list_end, other=0).to(gl.int32) * BLOCK_N
+        start_n = gl.where(num_partial > 0, first_partial, start_n)
+        kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+
         # The first block has none before it to add.
         q_place = PARTS * (q_turn % Q_BLOCKS) + PART
         mbarrier.wait(q_ring[1].index(q_place), (q_turn // Q_BLOCKS) & 1)
@@ -360,13 +368,6 @@ def consume_tiles(
             0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
         )
         mbarrier.arrive(k_ring[2].index(kv_turn % STAGES), count=1)
-        list_entry = list_begin
-        start_n = gl.load(block_list_ptr + list_entry, mask=list_entry < partial_end, other=0).to(gl.int32) * BLOCK_N
-        first_partial = start_n
-        list_entry = full_begin
-        start_n = gl.load(block_list_ptr + list_entry, mask=list_entry < list_end, other=0).to(gl.int32) * BLOCK_N
-        start_n = gl.where(num_partial > 0, first_partial, start_n)
-        kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
         keep = (
             gl.abs(gl.minimum(gl.maximum(floor_mod(q_idx, 128), 6), 121)[:, None] - floor_mod(kv_idx, 128)[None, :])
             <= 6
@@ -391,10 +392,11 @@ def consume_tiles(
             start_n = (
                 gl.load(block_list_ptr + list_entry, mask=list_entry < partial_end, other=0).to(gl.int32) * BLOCK_N
             )
+            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+
             qk, acc = begin_block(
                 q_tile, weights, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
-            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
             keep = (
                 gl.abs(gl.minimum(gl.maximum(floor_mod(q_idx, 128), 6), 121)[:, None] - floor_mod(kv_idx, 128)[None, :])
                 <= 6

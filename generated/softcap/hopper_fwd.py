@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/fwd.py.jinja
-# hash: 3b9d18e626ba809f
+# hash: 7c341769856cc67d
 """Forward of `softcap` on Hopper: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx
@@ -364,6 +364,10 @@ def consume_tiles(
             row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)
             acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
 
+            start_n = full_end
+            start_n = gl.where(num_partial > 0, start_n, 0)
+            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+
             # The first block has none before it to add.
             q_place = PARTS * (q_turn % Q_BLOCKS) + PART
             mbarrier.wait(q_ring[1].index(q_place), (q_turn // Q_BLOCKS) & 1)
@@ -372,9 +376,6 @@ def consume_tiles(
                 0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
             )
             mbarrier.arrive(k_ring[2].index(kv_turn % STAGES), count=1)
-            start_n = full_end
-            start_n = gl.where(num_partial > 0, start_n, 0)
-            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
             logit = 28.85390081777927 * tanh(0.05 * scale * qk, HARDWARE_TANH)
             keep = q_idx[:, None] >= kv_idx[None, :]
             if RAGGED:
@@ -391,6 +392,8 @@ def consume_tiles(
             kv_turn += 1
             for nth in range(1, num_partial):
                 start_n = full_end + nth * BLOCK_N
+                kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+
                 qk, acc = begin_block(
                     q_tile,
                     weights,
@@ -406,7 +409,6 @@ def consume_tiles(
                     BLOCK_DV,
                     STAGES,
                 )
-                kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
                 logit = 28.85390081777927 * tanh(0.05 * scale * qk, HARDWARE_TANH)
                 keep = q_idx[:, None] >= kv_idx[None, :]
                 if RAGGED:

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/fwd.py.jinja
-# hash: b6e1beee387f4fa2
+# hash: 63f5b915cd0d5c18
 """Forward of `streaming_llm` on Hopper: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks)
@@ -381,14 +381,6 @@ def consume_tiles(
         row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)
         acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
 
-        # The first block has none before it to add.
-        q_place = PARTS * (q_turn % Q_BLOCKS) + PART
-        mbarrier.wait(q_ring[1].index(q_place), (q_turn // Q_BLOCKS) & 1)
-        q_tile = q_ring[0].index(q_place).reshape([ROWS, BLOCK_D])
-        qk = warpgroup_mma_wait(
-            0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
-        )
-        mbarrier.arrive(k_ring[2].index(kv_turn % STAGES), count=1)
         start_n = kv_begin_2
         start_n += gl.where(start_n >= full_begin_2, gap_1, 0)
         start_n += gl.where(start_n >= kv_stop_2, gap_2, 0)
@@ -399,6 +391,15 @@ def consume_tiles(
         start_n += gl.where(start_n >= full_end_2, full_gap_1, 0)
         start_n = gl.where(num_partial > 0, first_partial, start_n)
         kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+
+        # The first block has none before it to add.
+        q_place = PARTS * (q_turn % Q_BLOCKS) + PART
+        mbarrier.wait(q_ring[1].index(q_place), (q_turn // Q_BLOCKS) & 1)
+        q_tile = q_ring[0].index(q_place).reshape([ROWS, BLOCK_D])
+        qk = warpgroup_mma_wait(
+            0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
+        )
+        mbarrier.arrive(k_ring[2].index(kv_turn % STAGES), count=1)
         keep = (q_idx[:, None] >= kv_idx[None, :]) & (
             (q_idx[:, None] - kv_idx[None, :] < size) | (kv_idx < sinks)[None, :]
         )
@@ -420,10 +421,11 @@ def consume_tiles(
             start_n += gl.where(start_n >= kv_stop_2, gap_2, 0)
             start_n += gl.where(start_n >= full_begin, gap_3, 0)
             start_n = gl.where(start_n < kv_len, start_n, 0)
+            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+
             qk, acc = begin_block(
                 q_tile, weights, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
-            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
             keep = (q_idx[:, None] >= kv_idx[None, :]) & (
                 (q_idx[:, None] - kv_idx[None, :] < size) | (kv_idx < sinks)[None, :]
             )

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/fwd.py.jinja
-# hash: 6825ff7963b02bce
+# hash: 64d3235c014923bb
 """Forward of `window` on Hopper: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx and q_idx - kv_idx < size
@@ -349,6 +349,14 @@ def consume_tiles(
         row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)
         acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
 
+        start_n = kv_begin
+        start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
+        start_n = gl.where(start_n < kv_len, start_n, 0)
+        first_partial = start_n
+        start_n = full_begin
+        start_n = gl.where(num_partial > 0, first_partial, start_n)
+        kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+
         # The first block has none before it to add.
         q_place = PARTS * (q_turn % Q_BLOCKS) + PART
         mbarrier.wait(q_ring[1].index(q_place), (q_turn // Q_BLOCKS) & 1)
@@ -357,13 +365,6 @@ def consume_tiles(
             0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
         )
         mbarrier.arrive(k_ring[2].index(kv_turn % STAGES), count=1)
-        start_n = kv_begin
-        start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
-        start_n = gl.where(start_n < kv_len, start_n, 0)
-        first_partial = start_n
-        start_n = full_begin
-        start_n = gl.where(num_partial > 0, first_partial, start_n)
-        kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
         keep = (q_idx[:, None] >= kv_idx[None, :]) & (q_idx[:, None] - kv_idx[None, :] < size)
         if RAGGED:
             keep = keep & (kv_idx < kv_len)[None, :]
@@ -381,10 +382,11 @@ def consume_tiles(
             start_n = kv_begin + nth * BLOCK_N
             start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
             start_n = gl.where(start_n < kv_len, start_n, 0)
+            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+
             qk, acc = begin_block(
                 q_tile, weights, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
-            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
             keep = (q_idx[:, None] >= kv_idx[None, :]) & (q_idx[:, None] - kv_idx[None, :] < size)
             if RAGGED:
                 keep = keep & (kv_idx < kv_len)[None, :]

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: hopper/fwd.py.jinja
-# hash: e7617ec9c5cc417b
+# hash: 67cc808ce48539ea
 """Forward of `full`, packed sequences on Hopper: `o = softmax(score) v`.
 
     q           [total_q, Hq, D]
@@ -370,6 +370,10 @@ def consume_tiles(
         row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)
         acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
 
+        start_n = full_end
+        start_n = gl.where(num_partial > 0, start_n, 0)
+        kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+
         # The first block has none before it to add.
         q_place = PARTS * (q_turn % Q_BLOCKS) + PART
         mbarrier.wait(q_ring[1].index(q_place), (q_turn // Q_BLOCKS) & 1)
@@ -378,9 +382,6 @@ def consume_tiles(
             0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
         )
         mbarrier.arrive(k_ring[2].index(kv_turn % STAGES), count=1)
-        start_n = full_end
-        start_n = gl.where(num_partial > 0, start_n, 0)
-        kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
         qk = gl.where((kv_idx < kv_len)[None, :], qk, float("-inf"))
         max_new = gl.maximum(row_max, gl.max(qk, 1) * qk_scale)
         # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
@@ -393,10 +394,11 @@ def consume_tiles(
         kv_turn += 1
         for nth in range(1, num_partial):
             start_n = full_end + nth * BLOCK_N
+            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+
             qk, acc = begin_block(
                 q_tile, weights, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
-            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
             qk = gl.where((kv_idx < kv_len)[None, :], qk, float("-inf"))
             max_new = gl.maximum(row_max, gl.max(qk, 1) * qk_scale)
             # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/fwd.py.jinja
-# hash: 3da6e7aeb16d8c6e
+# hash: 1eaf073162a271d2
 """Forward of `padding`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        kv_idx < length[b]
@@ -384,6 +384,10 @@ def consume_tiles(
         row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)
         acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
 
+        start_n = full_end
+        start_n = gl.where(num_partial > 0, start_n, 0)
+        kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+
         # The first block has none before it to add.
         q_place = PARTS * (q_turn % Q_BLOCKS) + PART
         mbarrier.wait(q_ring[1].index(q_place), (q_turn // Q_BLOCKS) & 1)
@@ -392,9 +396,6 @@ def consume_tiles(
             0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
         )
         mbarrier.arrive(k_ring[2].index(kv_turn % STAGES), count=1)
-        start_n = full_end
-        start_n = gl.where(num_partial > 0, start_n, 0)
-        kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
         keep = (kv_idx < length_val)[None, :]
         keep = keep & (kv_idx < kv_len)[None, :]
         qk = gl.where(keep, qk, float("-inf"))
@@ -409,10 +410,11 @@ def consume_tiles(
         kv_turn += 1
         for nth in range(1, num_partial):
             start_n = full_end + nth * BLOCK_N
+            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+
             qk, acc = begin_block(
                 q_tile, weights, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
-            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
             keep = (kv_idx < length_val)[None, :]
             keep = keep & (kv_idx < kv_len)[None, :]
             qk = gl.where(keep, qk, float("-inf"))

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: a4d582a1d8a3fefa
+# hash: b4f9e0c95729ff3a
 """Forward of `relative_bias`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx
@@ -420,6 +420,10 @@ def consume_tiles(
         row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)
         acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
 
+        start_n = full_end
+        start_n = gl.where(num_partial > 0, start_n, 0)
+        kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+
         # The first block has none before it to add.
         q_place = PARTS * (q_turn % Q_BLOCKS) + PART
         mbarrier.wait(q_ring[1].index(q_place), (q_turn // Q_BLOCKS) & 1)
@@ -428,9 +432,6 @@ def consume_tiles(
             0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
         )
         mbarrier.arrive(k_ring[2].index(kv_turn % STAGES), count=1)
-        start_n = full_end
-        start_n = gl.where(num_partial > 0, start_n, 0)
-        kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
         bias_qk = load_pairs(
             bias_ptr
             + h * stride_bias_0
@@ -452,10 +453,11 @@ def consume_tiles(
         kv_turn += 1
         for nth in range(1, num_partial):
             start_n = full_end + nth * BLOCK_N
+            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+
             qk, acc = begin_block(
                 q_tile, weights, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
-            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
             bias_qk = load_pairs(
                 bias_ptr
                 + h * stride_bias_0
@@ -479,10 +481,11 @@ def consume_tiles(
 
         for nth in range(gl.where(num_partial > 0, 0, 1), num_full):
             start_n = nth * BLOCK_N
+            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+
             qk, acc = begin_block(
                 q_tile, weights, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
-            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
             bias_qk = load_pairs(
                 bias_ptr
                 + h * stride_bias_0
