@@ -17,16 +17,14 @@ from tests.gluon import DeadlockError, EmulationError, Kernel, Timing
 
 from .cases import Shape
 from .library_formulas import FORMULAS
-from .test_hopper_emulated import PACKAGE, VARIANTS, Call, Mutation, emulate, library
+from .test_hopper_emulated import PACKAGE, VARIANTS, Call, Mutation, emulate
 
 FUSED = importlib.import_module(f"{PACKAGE}._runtime.kernels").FUSED_BACKWARDS
 WIDE = "hopper_bwd_wide"
 PORTABLE_DQ = {"dq": {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 1}}
 """With a tile of its own dq has a kernel of its own."""
 
-__all__ = ["library"]  # a fixture
-
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
 
 # Tiles have 128 keys, and 128 queries at 64 columns, 64 at 128; above that 64 of both, by a kernel of its own.
 CALLS = {

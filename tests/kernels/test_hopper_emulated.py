@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from .cases import Shape, draw, variants_where
 from .library_formulas import FORMULAS
 
 PACKAGE = "generated"
-LIBRARY = Path(__file__).parents[2] / "library.yaml"
 LONG_RUNS = importlib.import_module(f"{PACKAGE}._runtime.kernels").LONG_RUNS
 tiles_for = importlib.import_module(f"{PACKAGE}._runtime.configs").tiles_for
 VARIANTS = variants_where(lambda variant: importlib.util.find_spec(f"{PACKAGE}.{variant}.hopper_fwd") is not None)
@@ -36,15 +34,6 @@ PROGRAMS = 3
 EMPTY = float("-inf")
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """torch computes in one thread: for tiles more take longer."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,19 +143,6 @@ def test_three_warpgroups(monkeypatch: pytest.MonkeyPatch, variant: str, name: s
     finally:
         tiles_for.cache_clear()
     assert kernel.launches == 1
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The name of an importable package of the variants of library.yaml."""
-    pytest.importorskip("ruff", reason="rendering needs ruff, the formatter")
-    from codegen import cli
-
-    package, folder = "library_on_hopper", tmp_path_factory.mktemp("library")
-    assert cli.main(["render", "--variants", str(LIBRARY), "--out", str(folder / package)]) == 0
-    sys.path.insert(0, str(folder))
-    yield package
-    sys.path.remove(str(folder))
 
 
 @pytest.mark.parametrize(

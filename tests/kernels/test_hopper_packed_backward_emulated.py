@@ -17,11 +17,9 @@ from .cases import MANIFEST
 from .library_formulas import FORMULAS
 from .packings import Packing, per_sequence
 from .test_hopper_backward_emulated import FUSED, PORTABLE_DQ, check_gradients, emulate_backward
-from .test_hopper_emulated import VARIANTS, Mutation, library, one_thread
+from .test_hopper_emulated import VARIANTS, Mutation
 from .test_hopper_packed_emulated import CALLS as FORWARD_CALLS
 from .test_hopper_packed_emulated import Call, library_inputs
-
-__all__ = ["library", "one_thread"]  # fixtures
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
 

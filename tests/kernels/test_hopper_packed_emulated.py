@@ -18,10 +18,8 @@ from tests.gluon import DeadlockError, EmulationError, Kernel, Timing
 from .cases import MANIFEST
 from .library_formulas import FORMULAS
 from .packings import MIXED, Packing, draw_packed, per_sequence
-from .test_hopper_emulated import VARIANTS, Mutation, check_lse, check_output, library, one_thread, with_timings
+from .test_hopper_emulated import VARIANTS, Mutation, check_lse, check_output, with_timings
 from .test_hopper_emulated import emulate as emulate_mode
-
-__all__ = ["library", "one_thread"]  # fixtures
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
 

@@ -11,6 +11,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -176,6 +177,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     sys.path.remove(str(folder))
 
 
+@cache
 def _variants() -> Any:
     from codegen.load import load
 
