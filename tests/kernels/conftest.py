@@ -52,7 +52,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.importorskip(module, reason=f"rendering needs {module}")
     from codegen import cli
 
-    package, folder = "library_variants", tmp_path_factory.mktemp("library")
+    # In a folder of this name hypothesis does not look for numbers to try, which takes it long.
+    package, folder = "library_variants", tmp_path_factory.mktemp("library") / "tests"
     assert cli.main(["render", "--variants", str(LIBRARY), "--out", str(folder / package)]) == 0
     sys.path.insert(0, str(folder))
     yield package
