@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bench import golden
 
-from .cases import DEVICE, tiles
+from .cases import DEVICE, INTERPRET, tiles
 from .conftest import LIBRARY
 from .judge import FEWEST, MEAN_RATIO, OWN_RATIO
 from .library_formulas import BATCH, FORMULAS, HEADS, KV_HEADS, Grid
@@ -122,7 +122,7 @@ def _by_formula(name: str, inputs: list[Tensor], own: dict[str, Any]) -> dict[st
 
 def _by_kernels(name: str, inputs: list[Tensor], own: dict[str, Any]) -> dict[str, Tensor]:
     formula = FORMULAS[name]
-    block = (64, 64) if formula.kv_len > 100 else (32, 16)
+    block = (64, 64) if formula.kv_len > 100 else (32, 32 if INTERPRET else 16)
     return _results(_op(name), inputs, own, return_lse=True, q_offset=formula.q_offset, config=tiles(*block))
 
 
