@@ -55,6 +55,8 @@ lint-kernels: $(STAMP) ## whether kernels compile for every chip and its default
 check: lint ## lint, and whether generated/ is what the spec renders to
 	$(RUN) -m codegen check
 
+# Of what XLA compiles most runs once: it need not be fast.
+test: export JAX_DISABLE_MOST_OPTIMIZATIONS := 1
 test: check lint-kernels ## check, lint-kernels, then all tests on the CPU, kernels in Triton's interpreter
 	$(RUN) -m pytest tests --ignore=tests/kernels -q -n $(WORKERS)
 	TRITON_INTERPRET=1 $(RUN) -m pytest tests/kernels -q -n $(WORKERS)

@@ -6,6 +6,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+# Before anything imports torch or numpy: each of several workers has a core of its own, on which more threads than one
+# wait for each other, at twice the time.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Before anything imports JAX: tests of sharding need devices, and torch needs memory beside it.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

@@ -64,7 +64,9 @@ class Value:
     __slots__ = ("data", "layout")
 
     def __init__(self, data: Tensor, layout: Any = None) -> None:
-        check(layout is not None or data.dim() == 0, f"a block {list(data.shape)} without a layout")
+        # Here and where operands meet an error's text is made only where there is one: they are most of what is called.
+        if layout is None and data.dim():
+            raise EmulationError(f"a block {list(data.shape)} without a layout")
         self.data, self.layout = data, layout
 
     @property
@@ -77,6 +79,8 @@ class Value:
 
     def to(self, dtype: Any, bitcast: bool = False) -> Value:
         wanted = DTYPES[dtype]
+        if self.data.dtype == wanted:
+            return self
         return Value(self.data.view(wanted) if bitcast else self.data.to(wanted), self.layout)
 
     def __getitem__(self, key: tuple[slice | None, ...]) -> Value:
@@ -130,18 +134,21 @@ def scalar(number: Operand) -> Value:
 
 
 @cache
-def _common_type(a: Any, a_is_number: bool, b: Any, b_is_number: bool, divides: bool) -> Any:
+def _common_type(a: torch.dtype, a_is_number: bool, b: torch.dtype, b_is_number: bool, divides: bool) -> torch.dtype:
     """Triton's own rule."""
-    return TritonSemantic(None).computation_type_impl(a, a_is_number, b, b_is_number, divides)
+    found = TritonSemantic(None).computation_type_impl(NAMES[a], a_is_number, NAMES[b], b_is_number, divides)
+    return DTYPES[found]
 
 
 def _together(a: Operand, b: Operand, divides: bool = False) -> tuple[Value, Value]:
     """Two operands in one type, and where there are blocks in one shape and layout."""
     for operand in (a, b):
-        check(isinstance(operand, Value | int | float), f"arithmetic on a {type(operand).__name__}")
+        if not isinstance(operand, (Value, int, float)):
+            raise EmulationError(f"arithmetic on a {type(operand).__name__}")
     x, y = scalar(a), scalar(b)
-    dtype = _common_type(x.dtype, not isinstance(a, Value), y.dtype, not isinstance(b, Value), divides)
-    x, y = broadcast(x.to(dtype), y.to(dtype))
+    wanted = _common_type(x.data.dtype, not isinstance(a, Value), y.data.dtype, not isinstance(b, Value), divides)
+    x, y = (each if each.data.dtype == wanted else Value(each.data.to(wanted), each.layout) for each in (x, y))
+    x, y = broadcast(x, y)
     return x, y
 
 
@@ -150,12 +157,13 @@ def broadcast(*values: Value) -> list[Value]:
     blocks = [x for x in values if x.layout is not None]
     if not blocks:
         return list(values)
-    layout = blocks[0].layout
-    for x in blocks:
-        check(x.data.dim() == blocks[0].data.dim(), f"blocks of {x.shape} and {blocks[0].shape} elements meet")
-        check(x.layout == layout, f"blocks in two layouts meet: {x.layout} and {layout}")
-    shape = torch.broadcast_shapes(*(x.data.shape for x in blocks))
-    return [Value(x.data.expand(shape), layout) for x in values]
+    first, layout = blocks[0].data, blocks[0].layout
+    for x in blocks[1:]:
+        if x.data.dim() != first.dim():
+            raise EmulationError(f"blocks of {x.shape} and {blocks[0].shape} elements meet")
+        if x.layout is not layout and x.layout != layout:
+            raise EmulationError(f"blocks in two layouts meet: {x.layout} and {layout}")
+    return [Value(data, layout) for data in torch.broadcast_tensors(*(x.data for x in values))]
 
 
 def _expanded(x: Value, axis: int) -> Value:

@@ -1,11 +1,34 @@
 """Where the kernels cannot run, every test of this folder is skipped."""
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from .cases import DEVICE, INTERPRET
+
+if INTERPRET:
+    from triton.runtime import interpreter
+
+    _BUILTINS: dict[Any, list[str]] = {}
+
+    def _patch_builtin(package: Any, *others: Any) -> None:
+        """Of Triton's interpreter, which looks for what to patch in all of its language whenever a function is called.
+        It finds the same each time, or what is patched already."""
+        if package not in _BUILTINS:
+            members = {name: getattr(package, name, None) for name in dir(package)}
+            _BUILTINS[package] = [name for name, x in members.items() if interpreter.tl.core.is_builtin(x)]
+        for name in _BUILTINS[package]:
+            member = getattr(package, name)
+            if interpreter.tl.core.is_builtin(member):
+                interpreter._patch_attr(package, name, member, *others)
+
+    interpreter._patch_builtin = _patch_builtin
+
+LIBRARY = Path(__file__).parents[2] / "library.yaml"
 
 # On a GPU the kernels themselves run.
 collect_ignore_glob = [] if INTERPRET else ["test_hopper_*emulated.py"]
@@ -20,6 +43,30 @@ def kernels_run() -> None:
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The name of an importable package of the variants of library.yaml."""
+    for module in ("jinja2", "yaml", "ruff"):
+        pytest.importorskip(module, reason=f"rendering needs {module}")
+    from codegen import cli
+
+    # In a folder of this name hypothesis does not look for numbers to try, which takes it long.
+    package, folder = "library_variants", tmp_path_factory.mktemp("library") / "tests"
+    assert cli.main(["render", "--variants", str(LIBRARY), "--out", str(folder / package)]) == 0
+    sys.path.insert(0, str(folder))
+    yield package
+    sys.path.remove(str(folder))
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """torch computes in one thread: for tiles more take longer."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -17,16 +17,14 @@ from tests.gluon import DeadlockError, EmulationError, Kernel, Timing
 
 from .cases import Shape
 from .library_formulas import FORMULAS
-from .test_hopper_emulated import PACKAGE, VARIANTS, Call, Mutation, emulate, library
+from .test_hopper_emulated import FEW, KINDS, PACKAGE, VARIANTS, Call, Mutation, calls_of, emulate
 
 FUSED = importlib.import_module(f"{PACKAGE}._runtime.kernels").FUSED_BACKWARDS
 WIDE = "hopper_bwd_wide"
 PORTABLE_DQ = {"dq": {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 1}}
 """With a tile of its own dq has a kernel of its own."""
 
-__all__ = ["library"]  # a fixture
-
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
 
 # Tiles have 128 keys, and 128 queries at 64 columns, 64 at 128; above that 64 of both, by a kernel of its own.
 CALLS = {
@@ -34,9 +32,8 @@ CALLS = {
     "one query": Call(shape=Shape(q_len=1, kv_len=333, batch=2), q_offset="end"),
     "rows without keys": Call(shape=Shape(q_len=300, kv_len=256), q_offset=-150),
     "an offset per row": Call(shape=Shape(q_len=150, kv_len=260, batch=2, group=1), q_offset=(-70, 90)),
-    "six blocks of keys": Call(shape=Shape(q_len=256, kv_len=768, group=3), q_offset=500, positions=768),
-    "cut rows": Call(shape=Shape(q_len=200, kv_len=300), q_offset="end"),
-    "whole blocks": Call(shape=Shape(q_len=384, kv_len=384, group=2), transposed=True),
+    "six blocks of keys": Call(shape=Shape(q_len=256, kv_len=768), q_offset=500, positions=768),
+    "whole blocks": Call(shape=Shape(q_len=256, kv_len=256, group=3), transposed=True),
     "a far window": Call(shape=Shape(q_len=200, kv_len=400, group=1), q_offset=4096 - 50, positions=4300),
     "wide columns": Call(shape=Shape(q_len=256, kv_len=256, kv_heads=2, dim=128)),
     "padded columns": Call(shape=Shape(q_len=140, kv_len=270, dim=96, dim_v=64)),
@@ -47,9 +44,7 @@ WIDE_CALLS = {
     "wide tiles, an offset per row": Call(shape=Shape(q_len=100, kv_len=130, batch=2, dim=256), q_offset=(-70, 30)),
     "wide values": Call(shape=Shape(q_len=100, kv_len=192, group=1, dim=64, dim_v=256), q_offset=60),
 }
-
-EARLY = ("an offset per row", Timing.EARLY_PRODUCTS)
-WIDE_EARLY = ("wide tiles, cut", Timing.EARLY_PRODUCTS)
+WIDE_ROWS = Call(shape=Shape(q_len=80, kv_len=140, dim=192, dim_v=128), q_offset="end")
 
 
 def emulate_backward(
@@ -100,23 +95,29 @@ def check_gradients(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> No
         )
 
 
-@pytest.mark.parametrize(("name", "timing"), [*((name, Timing.LATE_PRODUCTS) for name in CALLS), EARLY])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_backward(monkeypatch: pytest.MonkeyPatch, variant: str, name: str, timing: Timing) -> None:
-    kernel = emulate_backward(monkeypatch, variant, timing)
+@pytest.mark.parametrize(("variant", "name"), calls_of(CALLS))
+def test_backward(monkeypatch: pytest.MonkeyPatch, variant: str, name: str) -> None:
+    kernel = emulate_backward(monkeypatch, variant, Timing.LATE_PRODUCTS)
     check(variant, CALLS[name])
     assert kernel.launches == 1
 
 
-@pytest.mark.parametrize(("name", "timing"), [*((name, Timing.LATE_PRODUCTS) for name in WIDE_CALLS), WIDE_EARLY])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_wide_backward(monkeypatch: pytest.MonkeyPatch, variant: str, name: str, timing: Timing) -> None:
-    kernel = emulate_backward(monkeypatch, variant, timing, stem=WIDE)
+@pytest.mark.parametrize(("variant", "name"), calls_of(WIDE_CALLS))
+def test_wide_backward(monkeypatch: pytest.MonkeyPatch, variant: str, name: str) -> None:
+    kernel = emulate_backward(monkeypatch, variant, Timing.LATE_PRODUCTS, stem=WIDE)
     check(variant, WIDE_CALLS[name])
     assert kernel.launches == 1
 
 
-@pytest.mark.parametrize("variant", sorted(FUSED))
+@pytest.mark.parametrize(("stem", "call"), [("hopper_bwd", CALLS["an offset per row"]), (WIDE, WIDE_ROWS)])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_backward_with_early_products(monkeypatch: pytest.MonkeyPatch, variant: str, stem: str, call: Call) -> None:
+    kernel = emulate_backward(monkeypatch, variant, Timing.EARLY_PRODUCTS, stem=stem)
+    check(variant, call)
+    assert kernel.launches == 1
+
+
+@pytest.mark.parametrize("variant", [variant for variant in FEW if variant in FUSED])
 def test_behind_the_portable_dq(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
     kernel = emulate_backward(monkeypatch, variant, Timing.LATE_PRODUCTS)
     check(variant, CALLS["cut blocks"], config=PORTABLE_DQ)
@@ -129,11 +130,14 @@ def test_wide_behind_the_portable_dq(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernel.launches == 1
 
 
-WIDE_ROWS = Call(shape=Shape(q_len=80, kv_len=140, dim=192, dim_v=128), q_offset="end")
+ROWS = Call(shape=Shape(q_len=150, kv_len=300), q_offset="end")
+LIBRARY_CALLS = [
+    *((variant, "hopper_bwd", ROWS) for variant in FORMULAS),
+    *((variant, WIDE, WIDE_ROWS) for variant in KINDS),
+]
 
 
-@pytest.mark.parametrize(("stem", "call"), [("hopper_bwd", CALLS["cut rows"]), (WIDE, WIDE_ROWS)])
-@pytest.mark.parametrize("variant", FORMULAS)
+@pytest.mark.parametrize(("variant", "stem", "call"), LIBRARY_CALLS)
 def test_library(monkeypatch: pytest.MonkeyPatch, library: str, variant: str, stem: str, call: Call) -> None:
     kernel = emulate_backward(monkeypatch, variant, Timing.LATE_PRODUCTS, package=library, stem=stem)
     check(variant, call, library, positive=FORMULAS[variant].positive)

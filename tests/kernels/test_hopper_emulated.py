@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from .cases import Shape, draw, variants_where
 from .library_formulas import FORMULAS
 
 PACKAGE = "generated"
-LIBRARY = Path(__file__).parents[2] / "library.yaml"
 LONG_RUNS = importlib.import_module(f"{PACKAGE}._runtime.kernels").LONG_RUNS
 tiles_for = importlib.import_module(f"{PACKAGE}._runtime.configs").tiles_for
 VARIANTS = variants_where(lambda variant: importlib.util.find_spec(f"{PACKAGE}.{variant}.hopper_fwd") is not None)
@@ -36,15 +34,6 @@ PROGRAMS = 3
 EMPTY = float("-inf")
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """torch computes in one thread: for tiles more take longer."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +71,28 @@ CALLS = {
     "padded columns": Call(shape=Shape(q_len=140, kv_len=270, dim=96, dim_v=64)),
     "wide columns": Call(shape=Shape(q_len=130, kv_len=200, group=1, dim=64, dim_v=256)),
 }
+
+FAR = "a far window"
+"""Of 4096 keys: without one it is a call of rows without keys, or of rows that see all."""
+
+
+def calls_of(calls: Iterable[str], variants: Iterable[str] = VARIANTS) -> list[tuple[str, str]]:
+    """Each variant with each call that tells something of it."""
+    return [(v, name) for v in variants for name in calls if name != FAR or v in ("gemma2_local", "full")]
+
+
+FEW = ("causal", "window", "relative_bias", "forgetting")
+"""For tests of how a kernel finds its work and its rows: one with few keys, and those with most of their own."""
+
+KINDS = (
+    *("permutation_lm", "transfusion", "block_sparse", "tensor_mask"),  # masks from tensors
+    *("symmetric_window", "alternating_directions", "head_windows"),
+    *("bigbird", "sasa", "longnet"),  # blocks between which there are others
+    "forgetting_window",  # a decay
+    *("kerple", "key_temperature", "pair_bias", "toeplitz_bias", "t5_bias", "temperature", "graphormer"),  # gradients
+    "reciprocal",  # infinite where nothing is kept
+)
+"""Formulas that differ in what a kernel does, not only in its expressions."""
 
 with_timings = pytest.mark.parametrize("timing", list(Timing), ids=lambda timing: timing.name.lower())
 
@@ -133,11 +144,16 @@ def check_lse(lse: Tensor, want: Tensor) -> None:
     assert (error <= golden.BOUND[torch.float32] * want[finite].abs().clamp(min=1)).all(), "lse: too far off"
 
 
-@with_timings
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_forward(monkeypatch: pytest.MonkeyPatch, variant: str, name: str, timing: Timing) -> None:
-    kernel = emulate(monkeypatch, variant, timing)
+@pytest.mark.parametrize(("variant", "name"), calls_of(CALLS))
+def test_forward(monkeypatch: pytest.MonkeyPatch, variant: str, name: str) -> None:
+    kernel = emulate(monkeypatch, variant, Timing.LATE_PRODUCTS)
+    check(variant, CALLS[name])
+    assert kernel.launches == 1
+
+
+@pytest.mark.parametrize(("variant", "name"), calls_of(("an offset per row", "six blocks of keys")))
+def test_forward_with_early_products(monkeypatch: pytest.MonkeyPatch, variant: str, name: str) -> None:
+    kernel = emulate(monkeypatch, variant, Timing.EARLY_PRODUCTS)
     check(variant, CALLS[name])
     assert kernel.launches == 1
 
@@ -156,26 +172,12 @@ def test_three_warpgroups(monkeypatch: pytest.MonkeyPatch, variant: str, name: s
     assert kernel.launches == 1
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The name of an importable package of the variants of library.yaml."""
-    pytest.importorskip("ruff", reason="rendering needs ruff, the formatter")
-    from codegen import cli
-
-    package, folder = "library_on_hopper", tmp_path_factory.mktemp("library")
-    assert cli.main(["render", "--variants", str(LIBRARY), "--out", str(folder / package)]) == 0
-    sys.path.insert(0, str(folder))
-    yield package
-    sys.path.remove(str(folder))
-
-
-@pytest.mark.parametrize(
-    ("name", "timing"), [("an offset per row", Timing.EARLY_PRODUCTS), ("five blocks", Timing.LATE_PRODUCTS)]
-)
 @pytest.mark.parametrize("variant", FORMULAS)
-def test_library(monkeypatch: pytest.MonkeyPatch, library: str, variant: str, name: str, timing: Timing) -> None:
-    kernel = emulate(monkeypatch, variant, timing, package=library)
-    check(variant, CALLS[name], library, positive=FORMULAS[variant].positive)
+def test_library(monkeypatch: pytest.MonkeyPatch, library: str, variant: str) -> None:
+    """Rows that see nothing, cut blocks, and whole ones far from the diagonal."""
+    call = Call(shape=Shape(q_len=150, kv_len=400, batch=2), q_offset=(-70, 230))
+    kernel = emulate(monkeypatch, variant, Timing.LATE_PRODUCTS, package=library)
+    check(variant, call, library, positive=FORMULAS[variant].positive)
     assert kernel.launches == 1
 
 

@@ -14,14 +14,11 @@ from bench.peers import make_schedule
 from tests.gluon import DeadlockError, EmulationError, Kernel, Timing
 
 from .cases import MANIFEST
-from .library_formulas import FORMULAS
 from .packings import Packing, per_sequence
 from .test_hopper_backward_emulated import FUSED, PORTABLE_DQ, check_gradients, emulate_backward
-from .test_hopper_emulated import VARIANTS, Mutation, library, one_thread
+from .test_hopper_emulated import FEW, KINDS, VARIANTS, Mutation, calls_of
 from .test_hopper_packed_emulated import CALLS as FORWARD_CALLS
-from .test_hopper_packed_emulated import Call, library_inputs
-
-__all__ = ["library", "one_thread"]  # fixtures
+from .test_hopper_packed_emulated import INF, NAN, Call, library_inputs
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
 
@@ -35,7 +32,8 @@ CALLS = {name: FORWARD_CALLS[name] for name in NAMES} | {
     "wide columns": Call(packing=Packing.of(130, 400), kv_heads=2, dim=128),
     "other lengths": Call(packing=Packing(q=(0, 130, 330, 331), k=(0, 40, 240, 400)), q_offset="end"),
 }
-EARLY = ("other lengths", Timing.EARLY_PRODUCTS)
+FOR_EACH = ("cut blocks", "an offset per sequence", "none of some", "padded columns", "wide columns")
+FOR_FEW = tuple(name for name in CALLS if name not in FOR_EACH)
 # The poison is torch's deterministic mode, in which dq would be computed apart.
 ONE_KERNEL: dict[str, Any] = {"family": "hopper", "deterministic": False}
 
@@ -56,15 +54,21 @@ def check(variant: str, call: Call, **options: Any) -> None:
     check_gradients(got, golden.evaluate(reference, inputs.double(), **call.options()))
 
 
-@pytest.mark.parametrize(("name", "timing"), [*((name, Timing.LATE_PRODUCTS) for name in CALLS), EARLY])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_backward(monkeypatch: pytest.MonkeyPatch, variant: str, name: str, timing: Timing) -> None:
-    kernel = emulate(monkeypatch, variant, timing)
+@pytest.mark.parametrize(("variant", "name"), [*calls_of(FOR_EACH), *calls_of(FOR_FEW, FEW)])
+def test_backward(monkeypatch: pytest.MonkeyPatch, variant: str, name: str) -> None:
+    kernel = emulate(monkeypatch, variant, Timing.LATE_PRODUCTS)
     check(variant, CALLS[name])
     assert kernel.launches == 1
 
 
-@pytest.mark.parametrize("variant", sorted(FUSED))
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_backward_with_early_products(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
+    kernel = emulate(monkeypatch, variant, Timing.EARLY_PRODUCTS)
+    check(variant, CALLS["other lengths"])
+    assert kernel.launches == 1
+
+
+@pytest.mark.parametrize("variant", [variant for variant in FEW if variant in FUSED])
 def test_behind_the_portable_dq(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
     kernel = emulate(monkeypatch, variant, Timing.LATE_PRODUCTS)
     check(variant, CALLS["cut blocks"], config=PORTABLE_DQ)
@@ -88,18 +92,17 @@ def test_a_schedule(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
     assert kernel.launches == 1
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_no_sequence_sees_another(monkeypatch: pytest.MonkeyPatch, variant: str, value: float) -> None:
+def test_no_sequence_sees_another(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
     """Whatever lies before a sequence and behind it."""
     call, op = Call(packing=Packing.of(70, 333, 400)), golden.load_op(variant)
     emulate(monkeypatch, variant, Timing.LATE_PRODUCTS)
     inputs, found = call.inputs(variant), []
-    for fill in (None, value):
+    for is_filled in (False, True):
         q, k, v, do = (x.detach().clone() for x in (inputs.q, inputs.k, inputs.v, inputs.do))
-        if fill is not None:
+        if is_filled:
             for x in (q, k, v, do):
-                x[:70], x[333:] = fill, fill
+                x[:70], x[333:] = NAN, INF
         leaves = [x.requires_grad_() for x in (q, k, v)]
         o = replace(inputs, q=q, k=k, v=v).call(op, **ONE_KERNEL, **call.options())
         found.append(torch.autograd.grad(o, leaves, do))
@@ -107,7 +110,7 @@ def test_no_sequence_sees_another(monkeypatch: pytest.MonkeyPatch, variant: str,
         torch.testing.assert_close(got[70:333], want[70:333], rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("variant", FORMULAS)
+@pytest.mark.parametrize("variant", KINDS)
 def test_library(monkeypatch: pytest.MonkeyPatch, library: str, variant: str) -> None:
     """As the op's own reference has it, in float32."""
     packing = Packing(q=(0, 130, 130, 200), k=(0, 140, 150, 333))

@@ -18,10 +18,10 @@ from tests.gluon import DeadlockError, EmulationError, Kernel, Timing
 from .cases import MANIFEST
 from .library_formulas import FORMULAS
 from .packings import MIXED, Packing, draw_packed, per_sequence
-from .test_hopper_emulated import VARIANTS, Mutation, check_lse, check_output, library, one_thread, with_timings
+from .test_hopper_emulated import FEW, KINDS, VARIANTS, Mutation, calls_of, check_lse, check_output, with_timings
 from .test_hopper_emulated import emulate as emulate_mode
 
-__all__ = ["library", "one_thread"]  # fixtures
+NAN, INF = float("nan"), float("inf")
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
 
@@ -67,6 +67,10 @@ CALLS = {
 }
 
 
+FOR_EACH = ("cut blocks", "other lengths", "an offset per sequence", "none of some", "padded columns", "wide columns")
+FOR_FEW = tuple(name for name in CALLS if name not in FOR_EACH)
+
+
 def emulate(
     monkeypatch: pytest.MonkeyPatch,
     variant: str,
@@ -93,18 +97,22 @@ def check(variant: str, call: Call) -> None:
     check_output(o, want, want_lse.T)
 
 
-@with_timings
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_forward(monkeypatch: pytest.MonkeyPatch, variant: str, name: str, timing: Timing) -> None:
-    kernel = emulate(monkeypatch, variant, timing)
+@pytest.mark.parametrize(("variant", "name"), [*calls_of(FOR_EACH), *calls_of(FOR_FEW, FEW)])
+def test_forward(monkeypatch: pytest.MonkeyPatch, variant: str, name: str) -> None:
+    kernel = emulate(monkeypatch, variant, Timing.LATE_PRODUCTS)
     check(variant, CALLS[name])
     assert kernel.launches == 1
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
+@pytest.mark.parametrize(("variant", "name"), [*calls_of(["other lengths"]), *calls_of(FOR_FEW, FEW)])
+def test_forward_with_early_products(monkeypatch: pytest.MonkeyPatch, variant: str, name: str) -> None:
+    kernel = emulate(monkeypatch, variant, Timing.EARLY_PRODUCTS)
+    check(variant, CALLS[name])
+    assert kernel.launches == 1
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_no_sequence_sees_another(monkeypatch: pytest.MonkeyPatch, variant: str, value: float) -> None:
+def test_no_sequence_sees_another(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
     """Whatever lies before a sequence and behind it."""
     call = Call(packing=Packing.of(70, 333, 400))
     inputs = call.inputs(variant)
@@ -112,7 +120,7 @@ def test_no_sequence_sees_another(monkeypatch: pytest.MonkeyPatch, variant: str,
     want = computed(variant, inputs, **call.options())
     q, k, v = inputs.q.clone(), inputs.k.clone(), inputs.v.clone()
     for x in (q, k, v):
-        x[:70], x[333:] = value, value
+        x[:70], x[333:] = NAN, INF
     o, lse = computed(variant, replace(inputs, q=q, k=k, v=v), **call.options())
     torch.testing.assert_close(o[70:333], want[0][70:333], rtol=0, atol=0)
     torch.testing.assert_close(lse[:, 70:333], want[1][:, 70:333], rtol=0, atol=0)
@@ -164,7 +172,7 @@ def library_inputs(package: str, variant: str, packing: Packing) -> Inputs:
     return replace(whole, q=q, k=k, v=v, do=do, tensors=own)
 
 
-@pytest.mark.parametrize("variant", FORMULAS)
+@pytest.mark.parametrize("variant", KINDS)
 def test_library(monkeypatch: pytest.MonkeyPatch, library: str, variant: str) -> None:
     """As the op's own reference has it, in float32."""
     packing = Packing(q=(0, 130, 130, 200), k=(0, 140, 150, 333))

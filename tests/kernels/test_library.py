@@ -4,10 +4,8 @@ against its reference, forward and every gradient, in float64."""
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Callable, Iterator
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -16,7 +14,8 @@ from torch import Tensor
 
 from bench import golden
 
-from .cases import DEVICE, tiles
+from .cases import DEVICE, INTERPRET, tiles
+from .conftest import LIBRARY
 from .judge import FEWEST, MEAN_RATIO, OWN_RATIO
 from .library_formulas import BATCH, FORMULAS, HEADS, KV_HEADS, Grid
 
@@ -24,23 +23,11 @@ pytest.importorskip("jinja2", reason="rendering needs jinja2")
 pytest.importorskip("yaml", reason="rendering needs pyyaml")
 pytest.importorskip("ruff", reason="rendering needs ruff, the formatter")
 
-LIBRARY = Path(__file__).parents[2] / "library.yaml"
-PACKAGE = "library_variants"
+PACKAGE = "library_variants"  # of the fixture
 DIM = 16
 
+pytestmark = pytest.mark.usefixtures("library")
 with_names = pytest.mark.parametrize("name", FORMULAS)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Makes `PACKAGE` importable."""
-    from codegen import cli
-
-    folder = tmp_path_factory.mktemp("library")
-    assert cli.main(["render", "--variants", str(LIBRARY), "--out", str(folder / PACKAGE)]) == 0
-    sys.path.insert(0, str(folder))
-    yield
-    sys.path.remove(str(folder))
 
 
 def _op(name: str) -> Callable[..., Any]:
@@ -68,11 +55,16 @@ def _inputs(name: str, dtype: torch.dtype = torch.float32) -> tuple[list[Tensor]
     return inputs, own
 
 
-def _trained(name: str) -> list[str]:
-    """The arguments with a gradient."""
+@cache
+def _variants() -> Any:
     from codegen.load import load
 
-    spec = load(LIBRARY).variants[name]
+    return load(LIBRARY).variants
+
+
+def _trained(name: str) -> list[str]:
+    """The arguments with a gradient."""
+    spec = _variants()[name]
     return [tensor.name for tensor in spec.tensors.values() if tensor.grad] + ["g"] * spec.decay
 
 
@@ -130,7 +122,7 @@ def _by_formula(name: str, inputs: list[Tensor], own: dict[str, Any]) -> dict[st
 
 def _by_kernels(name: str, inputs: list[Tensor], own: dict[str, Any]) -> dict[str, Tensor]:
     formula = FORMULAS[name]
-    block = (64, 64) if formula.kv_len > 100 else (32, 16)
+    block = (64, 64) if formula.kv_len > 100 else (32, 32 if INTERPRET else 16)
     return _results(_op(name), inputs, own, return_lse=True, q_offset=formula.q_offset, config=tiles(*block))
 
 

@@ -27,7 +27,7 @@ from .packings import MIXED, Packing, draw_packed
 KINDS = ("causal", "window", "alibi", "softcap", "forgetting")
 with_kinds = pytest.mark.parametrize("variant", KINDS)
 
-SHORT = [Packing.of(15), Packing.of(1, 1, 300), Packing.of(15, 100, 300)]
+SHORT = [Packing.of(15), Packing.of(1, 1, 200), Packing.of(15, 100, 200)]
 LONG = [
     Packing.of(256, 500, 1000),
     pytest.param(Packing.of(15, 100, 300, 1200, 2000), marks=pytest.mark.gpu),  # 3 s each in the interpreter
