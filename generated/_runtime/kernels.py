@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/kernels.py.jinja
-# hash: 2de3422493225303
+# hash: 179ba38ffa73b280
 """What each kernel's code is, as a hash: tuned tiles hold for the code they were measured on."""
 
 # variant -> mode of calls -> pass -> hash of the kernel's file without comments and docstrings
@@ -10,14 +10,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "5f7c13e5d5a62f8e",
             "dq": "23b8073fbb5e7868",
             "dkdv": "46be56b8a6913495",
-            "hopper_fwd": "eab27404834e1704",
+            "hopper_fwd": "b3159dcf3820d3aa",
             "hopper_bwd": "569de6e030df5d35",
         },
         "packed": {
             "fwd": "91a6cf19c5e99c59",
             "dq": "018b5b33f7d8deb9",
             "dkdv": "b254008df5b983a0",
-            "hopper_fwd": "d55d586ca97e8c8a",
+            "hopper_fwd": "307c26065cdea50f",
             "hopper_bwd": "a077e20ae118f999",
         },
         "segmented": {
@@ -31,14 +31,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "f16cf16c79f9793b",
             "dq": "91091985dbd7a606",
             "dkdv": "bfe6e13e1e1452ee",
-            "hopper_fwd": "e83dac02426b5a9e",
+            "hopper_fwd": "4dfa31330b03b978",
             "hopper_bwd": "b39f4dc054ab5113",
         },
         "packed": {
             "fwd": "b6e418a3a3ba2f5d",
             "dq": "f012c30ad7b29242",
             "dkdv": "c20540f939402544",
-            "hopper_fwd": "655895df647111be",
+            "hopper_fwd": "dce444769fa4c4b2",
             "hopper_bwd": "c34507230efae4f5",
         },
         "segmented": {
@@ -69,14 +69,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "cfb5becf5e0a0576",
             "dq": "2b3223153fe342e9",
             "dkdv": "0e7f6537241f818e",
-            "hopper_fwd": "38459b19df6510dd",
+            "hopper_fwd": "601eb6c8dc076317",
             "hopper_bwd": "537724f93332d182",
         },
         "packed": {
             "fwd": "9b10cc5a5ec7eb8c",
             "dq": "f42747ebcc07e309",
             "dkdv": "3837a6a99a03b567",
-            "hopper_fwd": "539760564b99ce29",
+            "hopper_fwd": "7d61374ad94bc307",
             "hopper_bwd": "b7270e7286b2fa03",
         },
         "segmented": {
@@ -90,14 +90,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "0eb33ebfa8a94caf",
             "dq": "92f7a2ad61a7a7ea",
             "dkdv": "0bc282a4975f4f7a",
-            "hopper_fwd": "fa4ffadef45e30ab",
+            "hopper_fwd": "bd75ebb709d46356",
             "hopper_bwd": "e5cd5e25fee47e19",
         },
         "packed": {
             "fwd": "0516465877167b82",
             "dq": "dbd06f2a91f3bd28",
             "dkdv": "55be522a4adc169a",
-            "hopper_fwd": "d440f58ea9f0308f",
+            "hopper_fwd": "787ec9275011aaf1",
             "hopper_bwd": "6742220ecc9f1a55",
         },
         "segmented": {
@@ -111,14 +111,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "d81e5dd65d1e06d4",
             "dq": "8ee5eade28b29a8d",
             "dkdv": "4f3f874780bb93de",
-            "hopper_fwd": "10c4546c2f0a179b",
+            "hopper_fwd": "470d2c78eb4b0210",
             "hopper_bwd": "6fbfdcd615d79910",
         },
         "packed": {
             "fwd": "975cfdf7149bf077",
             "dq": "8ad3256dd9a807e7",
             "dkdv": "fabbd70475409e4d",
-            "hopper_fwd": "ee802cde59c50e8a",
+            "hopper_fwd": "c7e9ec5a595665aa",
             "hopper_bwd": "6d8e4fe35f5e3316",
         },
         "segmented": {
@@ -132,14 +132,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "b8866d8968b90575",
             "dq": "d4ec827b76f4e842",
             "dkdv": "e3ce1d21e8fe8f9a",
-            "hopper_fwd": "6ae63fa694435c6a",
+            "hopper_fwd": "e6e381984d81f092",
             "hopper_bwd": "0c293877c31e4ba7",
         },
         "packed": {
             "fwd": "b6113b0c7c0a4745",
             "dq": "9a98810d5de356ea",
             "dkdv": "eb2a6cfc6284c069",
-            "hopper_fwd": "7501d5814c845f80",
+            "hopper_fwd": "704dbe850d13366a",
             "hopper_bwd": "eb4d3c9bbfc5e2ee",
         },
         "segmented": {
@@ -153,14 +153,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "799fa161a5c29029",
             "dq": "b92370fa8b27e793",
             "dkdv": "857c6273f698da81",
-            "hopper_fwd": "2a8c6a41b9ac463a",
+            "hopper_fwd": "7748c4c4e137ba17",
             "hopper_bwd": "0f6b77d2fb464626",
         },
         "packed": {
             "fwd": "fdc53be2493ec8ce",
             "dq": "19afddaee5b2c01d",
             "dkdv": "22e6cb47dfb187ff",
-            "hopper_fwd": "ae8fcccd42ce14c7",
+            "hopper_fwd": "dc843da870cdf857",
             "hopper_bwd": "2320163f87f5290f",
         },
         "segmented": {
@@ -174,14 +174,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "dbd3e9dac3ae2d22",
             "dq": "a31f3375df7d477d",
             "dkdv": "ad2c712fd49d19fe",
-            "hopper_fwd": "44d7765485014cdf",
+            "hopper_fwd": "57993740630d6be9",
             "hopper_bwd": "c482147843a850b1",
         },
         "packed": {
             "fwd": "51e72e1ca9ea6010",
             "dq": "352bbedf25f01cc9",
             "dkdv": "6e642269dd3b13d8",
-            "hopper_fwd": "bf8708738622764b",
+            "hopper_fwd": "7e70e3386bc433ed",
             "hopper_bwd": "4e1eb3828c28482c",
         },
         "segmented": {
@@ -195,14 +195,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "eb0853df72c3abaa",
             "dq": "71f52667034f2477",
             "dkdv": "b24ce5d3d3aba089",
-            "hopper_fwd": "fce300c1c5e873c0",
+            "hopper_fwd": "44a0690beae0c576",
             "hopper_bwd": "2dc60c2f53a39f99",
         },
         "packed": {
             "fwd": "e39e74f3fa8bb91d",
             "dq": "b5a793cdf79ff3de",
             "dkdv": "b4631b17cc2b43a5",
-            "hopper_fwd": "1f0bdf641b6bf9f3",
+            "hopper_fwd": "c915f28b71b20089",
             "hopper_bwd": "d2b83fb2454a07b7",
         },
         "segmented": {
@@ -216,14 +216,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "751c7d505ee07342",
             "dq": "8299ad07ed20d180",
             "dkdv": "6b6d614be71c10b3",
-            "hopper_fwd": "51223bc87e19aca4",
+            "hopper_fwd": "f7eefd86a58a04f2",
             "hopper_bwd": "ac8e180c34e64f09",
         },
         "packed": {
             "fwd": "37a93964cdd31470",
             "dq": "11f4635c174ccb01",
             "dkdv": "fe118c50ba86a401",
-            "hopper_fwd": "23d4a794b774235d",
+            "hopper_fwd": "606af9ab7de68bb3",
             "hopper_bwd": "d3cbb3a9d058b5bc",
         },
         "segmented": {
@@ -237,14 +237,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "0968d229c16d0e2a",
             "dq": "e293a8345ebe9619",
             "dkdv": "1b25ba3b7fc42b46",
-            "hopper_fwd": "c7274204bf88f669",
+            "hopper_fwd": "7c1ecd1b37f3e33b",
             "hopper_bwd": "9e06d8962ab20eda",
         },
         "packed": {
             "fwd": "4141facc7e1e0204",
             "dq": "b4ba577bde698200",
             "dkdv": "6a9f80871bb9fe76",
-            "hopper_fwd": "bd58bfe413b350df",
+            "hopper_fwd": "7cfdb70c0480e4de",
             "hopper_bwd": "d9608a22c7936429",
         },
         "segmented": {
@@ -258,14 +258,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "77d1cd3240236c63",
             "dq": "d7d5fce1c8d29b61",
             "dkdv": "61c7cf4c1215a8f2",
-            "hopper_fwd": "add3b0310fc94351",
+            "hopper_fwd": "08b0b55f0f93c17e",
             "hopper_bwd": "afc3cfc6fd392930",
         },
         "packed": {
             "fwd": "239fd720b70e11b0",
             "dq": "f9db5cb9a63e45fc",
             "dkdv": "2878b05200f9e628",
-            "hopper_fwd": "9b54db3769632c62",
+            "hopper_fwd": "5005cbfb22a07b38",
             "hopper_bwd": "d4a51fd5c2a55660",
         },
         "segmented": {
@@ -279,14 +279,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "c6cb153f2989ee6b",
             "dq": "41b859cb808ec41a",
             "dkdv": "5bce81d44ac8c97d",
-            "hopper_fwd": "25b496b26505479b",
+            "hopper_fwd": "0606532deac8535b",
             "hopper_bwd": "1b6b83c3e5ad855b",
         },
         "packed": {
             "fwd": "3a90e5af5b9d5e68",
             "dq": "86cebbba95d6948e",
             "dkdv": "268a7fe113dbb955",
-            "hopper_fwd": "857f59206556d746",
+            "hopper_fwd": "80657ef2718e4046",
             "hopper_bwd": "04cc27bce4a62328",
         },
         "segmented": {
@@ -300,14 +300,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "286536702430cfdc",
             "dq": "6e041c3d1e84a294",
             "dkdv": "71a622e223a27c3c",
-            "hopper_fwd": "1cfbcc5ae5e7828a",
+            "hopper_fwd": "7aaef87f6ccda4f2",
             "hopper_bwd": "37e80fd0dbd63678",
         },
         "packed": {
             "fwd": "8b414197f984d4bf",
             "dq": "217f8764b87c566c",
             "dkdv": "a4603d4f56fa695c",
-            "hopper_fwd": "d85e947c476d62dd",
+            "hopper_fwd": "27d8c142a4779e24",
             "hopper_bwd": "f54b9de028180f6e",
         },
         "segmented": {

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/fwd.py.jinja
-# hash: c9450b244211cb39
+# hash: 8bca7a14b98f35c4
 """Forward of `document` on Hopper: `o = softmax(score) v`.
 
     keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -194,7 +194,7 @@ def begin_sums(p_tile, acc, v_ring, ring_turn, BLOCK_N: gl.constexpr, BLOCK_DV: 
 @gluon.jit
 def begin_block(
     q_tile,
-    weights,
+    p_pairs,
     acc,
     k_ring,
     v_ring,
@@ -208,7 +208,7 @@ def begin_block(
     STAGES: gl.constexpr,
 ):
     """The scores of block `ring_turn`, while the values of the one before are being added."""
-    p_tile = from_pairs(weights, q_tile.dtype, WEIGHTS)
+    p_tile = from_pairs(p_pairs, q_tile.dtype, WEIGHTS)
     qk = begin_scores(q_tile, k_ring, ring_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES)
     acc = begin_sums(p_tile, acc, v_ring, ring_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
     qk = warpgroup_mma_wait(1, deps=(qk,))
@@ -379,7 +379,7 @@ def consume_tiles(
         p = gl.exp2(qk * qk_scale - max_ref[:, None])
         alpha = gl.exp2(row_max - max_ref)
         row_sums = add_lanes(row_sums, alpha, p, LANES)
-        weights = as_pairs(p, DTYPE)
+        p_pairs = as_pairs(p, DTYPE)
         row_max = max_new
         kv_turn += 1
         for nth in range(1, num_partial):
@@ -390,7 +390,7 @@ def consume_tiles(
             doc_kv = gl.load(doc_ptr + b * stride_doc_0 + clamp_index(kv_idx, doc_size_1).to(gl.int64) * stride_doc_1)
 
             qk, acc = begin_block(
-                q_tile, weights, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
+                q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
             keep = (q_idx[:, None] >= kv_idx[None, :]) & (doc_q[:, None] == doc_kv[None, :])
             if RAGGED:
@@ -402,27 +402,27 @@ def consume_tiles(
             p = gl.exp2(qk * qk_scale - max_ref[:, None])
             alpha = gl.exp2(row_max - max_ref)
             row_sums = add_lanes(row_sums, alpha, p, LANES)
-            weights = as_pairs(p, DTYPE)
+            p_pairs = as_pairs(p, DTYPE)
             row_max = max_new
             acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
             kv_turn += 1
 
         for _ in range(gl.where(num_partial > 0, 0, 1), num_full):
             qk, acc = begin_block(
-                q_tile, weights, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
+                q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
             max_new = gl.maximum(row_max, gl.max(qk, 1) * qk_scale)
             p = gl.exp2(qk * qk_scale - max_new[:, None])
             alpha = gl.exp2(row_max - max_new)
             row_sums = add_lanes(row_sums, alpha, p, LANES)
-            weights = as_pairs(p, DTYPE)
+            p_pairs = as_pairs(p, DTYPE)
             row_max = max_new
             acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
             kv_turn += 1
 
         mbarrier.arrive(q_ring[2].index(q_place), count=1)
         q_turn += 1
-        acc = begin_sums(from_pairs(weights, DTYPE, WEIGHTS), acc, v_ring, kv_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
+        acc = begin_sums(from_pairs(p_pairs, DTYPE, WEIGHTS), acc, v_ring, kv_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
         row_sum = gl.convert_layout(gl.sum(row_sums, 1), ROW)
         # A row without any key gives o = 0 and lse = -inf.
         row_sum = gl.where(row_sum == 0.0, 1.0, row_sum)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: hopper/fwd.py.jinja
-# hash: 0dd3339f28f53525
+# hash: 468dd1bd00aaff50
 """Forward of `prefix_lm` on Hopper: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx or kv_idx < length
@@ -185,7 +185,7 @@ def begin_sums(p_tile, acc, v_ring, ring_turn, BLOCK_N: gl.constexpr, BLOCK_DV: 
 @gluon.jit
 def begin_block(
     q_tile,
-    weights,
+    p_pairs,
     acc,
     k_ring,
     v_ring,
@@ -199,7 +199,7 @@ def begin_block(
     STAGES: gl.constexpr,
 ):
     """The scores of block `ring_turn`, while the values of the one before are being added."""
-    p_tile = from_pairs(weights, q_tile.dtype, WEIGHTS)
+    p_tile = from_pairs(p_pairs, q_tile.dtype, WEIGHTS)
     qk = begin_scores(q_tile, k_ring, ring_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES)
     acc = begin_sums(p_tile, acc, v_ring, ring_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
     qk = warpgroup_mma_wait(1, deps=(qk,))
@@ -373,7 +373,7 @@ def consume_tiles(
             p = gl.exp2(qk * qk_scale - max_ref[:, None])
             alpha = gl.exp2(row_max - max_ref)
             row_sums = add_lanes(row_sums, alpha, p, LANES)
-            weights = as_pairs(p, DTYPE)
+            p_pairs = as_pairs(p, DTYPE)
             row_max = max_new
             kv_turn += 1
             for nth in range(1, num_partial):
@@ -382,7 +382,7 @@ def consume_tiles(
 
                 qk, acc = begin_block(
                     q_tile,
-                    weights,
+                    p_pairs,
                     acc,
                     k_ring,
                     v_ring,
@@ -405,7 +405,7 @@ def consume_tiles(
                 p = gl.exp2(qk * qk_scale - max_ref[:, None])
                 alpha = gl.exp2(row_max - max_ref)
                 row_sums = add_lanes(row_sums, alpha, p, LANES)
-                weights = as_pairs(p, DTYPE)
+                p_pairs = as_pairs(p, DTYPE)
                 row_max = max_new
                 acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
                 kv_turn += 1
@@ -413,7 +413,7 @@ def consume_tiles(
             for _ in range(gl.where(num_partial > 0, 0, 1), num_full):
                 qk, acc = begin_block(
                     q_tile,
-                    weights,
+                    p_pairs,
                     acc,
                     k_ring,
                     v_ring,
@@ -430,14 +430,14 @@ def consume_tiles(
                 p = gl.exp2(qk * qk_scale - max_new[:, None])
                 alpha = gl.exp2(row_max - max_new)
                 row_sums = add_lanes(row_sums, alpha, p, LANES)
-                weights = as_pairs(p, DTYPE)
+                p_pairs = as_pairs(p, DTYPE)
                 row_max = max_new
                 acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
                 kv_turn += 1
 
             mbarrier.arrive(q_ring[2].index(q_place), count=1)
             q_turn += 1
-            acc = begin_sums(from_pairs(weights, DTYPE, WEIGHTS), acc, v_ring, kv_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
+            acc = begin_sums(from_pairs(p_pairs, DTYPE, WEIGHTS), acc, v_ring, kv_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
             row_sum = gl.convert_layout(gl.sum(row_sums, 1), ROW)
             # A row without any key gives o = 0 and lse = -inf.
             row_sum = gl.where(row_sum == 0.0, 1.0, row_sum)

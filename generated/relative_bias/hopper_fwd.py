@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 4f4d6e94af31473f
+# hash: 62cb260c8b46e446
 """Forward of `relative_bias` on Hopper: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx
@@ -213,7 +213,7 @@ def begin_sums(p_tile, acc, v_ring, ring_turn, BLOCK_N: gl.constexpr, BLOCK_DV: 
 @gluon.jit
 def begin_block(
     q_tile,
-    weights,
+    p_pairs,
     acc,
     k_ring,
     v_ring,
@@ -227,7 +227,7 @@ def begin_block(
     STAGES: gl.constexpr,
 ):
     """The scores of block `ring_turn`, while the values of the one before are being added."""
-    p_tile = from_pairs(weights, q_tile.dtype, WEIGHTS)
+    p_tile = from_pairs(p_pairs, q_tile.dtype, WEIGHTS)
     qk = begin_scores(q_tile, k_ring, ring_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES)
     acc = begin_sums(p_tile, acc, v_ring, ring_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
     qk = warpgroup_mma_wait(1, deps=(qk,))
@@ -410,7 +410,7 @@ def consume_tiles(
             p = gl.exp2(logit - max_ref[:, None])
             alpha = gl.exp2(row_max - max_ref)
             row_sums = add_lanes(row_sums, alpha, p, LANES)
-            weights = as_pairs(p, DTYPE)
+            p_pairs = as_pairs(p, DTYPE)
             row_max = max_new
             kv_turn += 1
             for nth in range(1, num_partial):
@@ -419,7 +419,7 @@ def consume_tiles(
 
                 qk, acc = begin_block(
                     q_tile,
-                    weights,
+                    p_pairs,
                     acc,
                     k_ring,
                     v_ring,
@@ -449,7 +449,7 @@ def consume_tiles(
                 p = gl.exp2(logit - max_ref[:, None])
                 alpha = gl.exp2(row_max - max_ref)
                 row_sums = add_lanes(row_sums, alpha, p, LANES)
-                weights = as_pairs(p, DTYPE)
+                p_pairs = as_pairs(p, DTYPE)
                 row_max = max_new
                 acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
                 kv_turn += 1
@@ -460,7 +460,7 @@ def consume_tiles(
 
                 qk, acc = begin_block(
                     q_tile,
-                    weights,
+                    p_pairs,
                     acc,
                     k_ring,
                     v_ring,
@@ -486,14 +486,14 @@ def consume_tiles(
                 p = gl.exp2(logit - max_ref[:, None])
                 alpha = gl.exp2(row_max - max_ref)
                 row_sums = add_lanes(row_sums, alpha, p, LANES)
-                weights = as_pairs(p, DTYPE)
+                p_pairs = as_pairs(p, DTYPE)
                 row_max = max_new
                 acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
                 kv_turn += 1
 
             mbarrier.arrive(q_ring[2].index(q_place), count=1)
             q_turn += 1
-            acc = begin_sums(from_pairs(weights, DTYPE, WEIGHTS), acc, v_ring, kv_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
+            acc = begin_sums(from_pairs(p_pairs, DTYPE, WEIGHTS), acc, v_ring, kv_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
             row_sum = gl.convert_layout(gl.sum(row_sums, 1), ROW)
             # A row without any key gives o = 0 and lse = -inf.
             row_sum = gl.where(row_sum == 0.0, 1.0, row_sum)

@@ -207,7 +207,7 @@ MUTATIONS = {
         message="read without a wait|read before anything is copied",
     ),
     "no wait for q": Mutation(
-        old="mbarrier.wait(q_full.index(PART), q_lap)",
+        old="mbarrier.wait(q_ring[1].index(q_place), (q_turn // Q_BLOCKS) & 1)",
         new="pass",
         error=EmulationError,
         message="read without a wait|read before anything is copied",
@@ -240,11 +240,14 @@ MUTATIONS = {
         message="overwritten|more than 1 arrivals|no partition",
     ),
     "q never released": Mutation(
-        old="mbarrier.arrive(q_empty.index(PART), count=1)", new="pass", error=DeadlockError, message="no partition"
+        old="mbarrier.arrive(q_ring[2].index(q_place), count=1)",
+        new="pass",
+        error=DeadlockError,
+        message="no partition",
     ),
     "q released twice": Mutation(
-        old="mbarrier.arrive(q_empty.index(PART), count=1)",
-        new="mbarrier.arrive(q_empty.index(PART), count=2)",
+        old="mbarrier.arrive(q_ring[2].index(q_place), count=1)",
+        new="mbarrier.arrive(q_ring[2].index(q_place), count=2)",
         error=EmulationError,
         message="more than 1 arrivals",
     ),

@@ -229,8 +229,8 @@ MUTATIONS = {
         call="cut blocks",
     ),
     "work not waited for": Mutation(
-        old="    mbarrier.wait(full.index(ring_turn % 2), (ring_turn // 2) & 1)\n    return gl.max",
-        new="    return gl.max",
+        old="    mbarrier.wait(full.index(stage), (ring_turn // 2) & 1)\n    next_work",
+        new="    next_work",
         error=EmulationError,
         message="read before anything|read without a wait",
         call="cut blocks",

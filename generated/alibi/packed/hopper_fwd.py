@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 409b5f7fa71bfc20
+# hash: b729f6a18e9cbe21
 """Forward of `alibi`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx
@@ -215,7 +215,7 @@ def begin_sums(p_tile, acc, v_ring, ring_turn, BLOCK_N: gl.constexpr, BLOCK_DV: 
 @gluon.jit
 def begin_block(
     q_tile,
-    weights,
+    p_pairs,
     acc,
     k_ring,
     v_ring,
@@ -229,7 +229,7 @@ def begin_block(
     STAGES: gl.constexpr,
 ):
     """The scores of block `ring_turn`, while the values of the one before are being added."""
-    p_tile = from_pairs(weights, q_tile.dtype, WEIGHTS)
+    p_tile = from_pairs(p_pairs, q_tile.dtype, WEIGHTS)
     qk = begin_scores(q_tile, k_ring, ring_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES)
     acc = begin_sums(p_tile, acc, v_ring, ring_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
     qk = warpgroup_mma_wait(1, deps=(qk,))
@@ -419,7 +419,7 @@ def consume_tiles(
         p = gl.exp2(logit - (max_ref - row_term)[:, None])
         alpha = gl.exp2(row_max - max_ref)
         row_sums = add_lanes(row_sums, alpha, p, LANES)
-        weights = as_pairs(p, DTYPE)
+        p_pairs = as_pairs(p, DTYPE)
         row_max = max_new
         kv_turn += 1
         for nth in range(1, num_partial):
@@ -427,7 +427,7 @@ def consume_tiles(
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
 
             qk, acc = begin_block(
-                q_tile, weights, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
+                q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
             logit = (
                 1.4426950408889634 * scale * qk
@@ -444,7 +444,7 @@ def consume_tiles(
             p = gl.exp2(logit - (max_ref - row_term)[:, None])
             alpha = gl.exp2(row_max - max_ref)
             row_sums = add_lanes(row_sums, alpha, p, LANES)
-            weights = as_pairs(p, DTYPE)
+            p_pairs = as_pairs(p, DTYPE)
             row_max = max_new
             acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
             kv_turn += 1
@@ -454,7 +454,7 @@ def consume_tiles(
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
 
             qk, acc = begin_block(
-                q_tile, weights, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
+                q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
             logit = (
                 1.4426950408889634 * scale * qk
@@ -468,14 +468,14 @@ def consume_tiles(
             p = gl.exp2(logit - (max_ref - row_term)[:, None])
             alpha = gl.exp2(row_max - max_ref)
             row_sums = add_lanes(row_sums, alpha, p, LANES)
-            weights = as_pairs(p, DTYPE)
+            p_pairs = as_pairs(p, DTYPE)
             row_max = max_new
             acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
             kv_turn += 1
 
         mbarrier.arrive(q_ring[2].index(q_place), count=1)
         q_turn += 1
-        acc = begin_sums(from_pairs(weights, DTYPE, WEIGHTS), acc, v_ring, kv_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
+        acc = begin_sums(from_pairs(p_pairs, DTYPE, WEIGHTS), acc, v_ring, kv_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
         row_sum = gl.convert_layout(gl.sum(row_sums, 1), ROW)
         # A row without any key gives o = 0 and lse = -inf.
         row_sum = gl.where(row_sum == 0.0, 1.0, row_sum)

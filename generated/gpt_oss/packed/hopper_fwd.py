@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: hopper/fwd.py.jinja
-# hash: 687dbd31a08afa4e
+# hash: c614881fb2a62097
 """Forward of `gpt_oss`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < 128
@@ -214,7 +214,7 @@ def begin_sums(p_tile, acc, v_ring, ring_turn, BLOCK_N: gl.constexpr, BLOCK_DV: 
 @gluon.jit
 def begin_block(
     q_tile,
-    weights,
+    p_pairs,
     acc,
     k_ring,
     v_ring,
@@ -228,7 +228,7 @@ def begin_block(
     STAGES: gl.constexpr,
 ):
     """The scores of block `ring_turn`, while the values of the one before are being added."""
-    p_tile = from_pairs(weights, q_tile.dtype, WEIGHTS)
+    p_tile = from_pairs(p_pairs, q_tile.dtype, WEIGHTS)
     qk = begin_scores(q_tile, k_ring, ring_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES)
     acc = begin_sums(p_tile, acc, v_ring, ring_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
     qk = warpgroup_mma_wait(1, deps=(qk,))
@@ -427,7 +427,7 @@ def consume_tiles(
         p = gl.exp2(qk * qk_scale - max_ref[:, None])
         alpha = gl.exp2(row_max - max_ref)
         row_sums = add_lanes(row_sums, alpha, p, LANES)
-        weights = as_pairs(p, DTYPE)
+        p_pairs = as_pairs(p, DTYPE)
         row_max = max_new
         kv_turn += 1
         for nth in range(1, num_partial):
@@ -437,7 +437,7 @@ def consume_tiles(
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
 
             qk, acc = begin_block(
-                q_tile, weights, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
+                q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
             keep = (q_idx[:, None] >= kv_idx[None, :]) & (q_idx[:, None] - kv_idx[None, :] < 128)
             keep = keep & (kv_idx < kv_len)[None, :]
@@ -448,27 +448,27 @@ def consume_tiles(
             p = gl.exp2(qk * qk_scale - max_ref[:, None])
             alpha = gl.exp2(row_max - max_ref)
             row_sums = add_lanes(row_sums, alpha, p, LANES)
-            weights = as_pairs(p, DTYPE)
+            p_pairs = as_pairs(p, DTYPE)
             row_max = max_new
             acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
             kv_turn += 1
 
         for _ in range(gl.where(num_partial > 0, 0, 1), num_full):
             qk, acc = begin_block(
-                q_tile, weights, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
+                q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
             max_new = gl.maximum(row_max, gl.max(qk, 1) * qk_scale)
             p = gl.exp2(qk * qk_scale - max_new[:, None])
             alpha = gl.exp2(row_max - max_new)
             row_sums = add_lanes(row_sums, alpha, p, LANES)
-            weights = as_pairs(p, DTYPE)
+            p_pairs = as_pairs(p, DTYPE)
             row_max = max_new
             acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
             kv_turn += 1
 
         mbarrier.arrive(q_ring[2].index(q_place), count=1)
         q_turn += 1
-        acc = begin_sums(from_pairs(weights, DTYPE, WEIGHTS), acc, v_ring, kv_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
+        acc = begin_sums(from_pairs(p_pairs, DTYPE, WEIGHTS), acc, v_ring, kv_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
         row_sum = gl.convert_layout(gl.sum(row_sums, 1), ROW)
         row_sum += gl.where(row_max == float("-inf"), 0.0, gl.exp2(sink - row_max))
         # A row without any key gives o = 0 and lse = sink.
