@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from codegen import expr
+from codegen.expr import Level, Load, Op
 from codegen.model import ArgGroup
 from codegen.modes import Mode
 from codegen.plan import VariantPlan, sums_by_keys
@@ -81,6 +83,18 @@ def visits_long_runs(planned: VariantPlan) -> bool:
     """
     bounds = planned.fwd.bounds
     return bounds is not None and bounds.begin == "0" and not bounds.jumps and not bounds.lists
+
+
+def scores_cheaply(planned: VariantPlan) -> bool:
+    """Whether a score costs a few instructions: it calls no function, and reads nothing for each key or pair."""
+    variant = planned.variant
+    nodes = expr.walk(variant.score) if variant.score is not None else ()
+    dear = (
+        (isinstance(node, Op) and node.op in expr.FLOAT_FUNCTIONS)
+        or (isinstance(node, Load) and expr.level(node) > Level.QUERY)
+        for node in nodes
+    )
+    return not variant.decay and not any(dear)
 
 
 def fuses_backward(planned: VariantPlan) -> bool:

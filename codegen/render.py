@@ -78,13 +78,20 @@ def render(spec: Spec) -> dict[str, str]:
     """
     env = _environment(templates_path())
     files: dict[str, str] = {}
-    kinds: dict[str, list[str]] = {"linear": [], "long_runs": [], "fused_backwards": [], "atomic": []}
+    kinds: dict[str, list[str]] = {
+        "linear": [],
+        "cheap_scores": [],
+        "long_runs": [],
+        "fused_backwards": [],
+        "atomic": [],
+    }
     for name, variant in spec.variants.items():
         plans = {mode: plan(variant, mode) for mode in Mode}
         files.update(_variant_files(env, name, plans))
         planned = plans[Mode.DENSE]
         holds = (
             planned.fwd.linear,
+            hopper.scores_cheaply(planned),
             hopper.visits_long_runs(planned),
             hopper.fuses_backward(planned),
             not is_deterministic(variant),

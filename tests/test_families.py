@@ -132,15 +132,21 @@ def test_long_runs_of_wide_tiles_run_on_hopper() -> None:
 
 def test_long_sequences_of_narrow_tiles_too() -> None:
     assert forward(head_dims=(64, 64), length=8192) == HopperTile(192, 128, 12, 2)
-    assert forward(head_dims=(64, 64), length=8191).family == "portable"
-    assert forward(variant="window", head_dims=(64, 64), length=8192).family == "portable"
+    assert forward(head_dims=(64, 64), length=1024) == HopperTile(128, 128, 8, 3)
+    assert forward(head_dims=(64, 64), length=1023).family == "portable"
+    assert forward(variant="alibi", head_dims=(64, 64), length=8192) == HopperTile(128, 128, 8, 3)
+    for variant in ("window", "softcap", "forgetting", "relative_bias"):
+        assert forward(variant=variant, head_dims=(64, 64), length=8192).family == "portable"
     assert forward(variant="document", head_dims=(64, 64), length=8192, family="hopper").block_m == 128
 
 
-def test_packed_calls_run_on_hopper_where_they_ask() -> None:
-    assert forward(mode="packed").family == "portable"
-    assert families(mode="packed") == ["portable", "portable"]
-    assert forward(mode="packed", family="hopper") == HopperTile(128, 128, 8, 2)
+def test_packed_calls_run_on_hopper() -> None:
+    assert forward(mode="packed") == HopperTile(128, 128, 8, 2)
+    assert families(mode="packed") == ["hopper", "hopper"]
+    # Of shorter sequences, where they ask.
+    assert forward(mode="packed", length=1023).family == "portable"
+    assert families(mode="packed", length=1023) == ["portable", "portable"]
+    assert forward(mode="packed", length=1023, family="hopper") == HopperTile(128, 128, 8, 2)
     assert forward("window", "packed", family="hopper").family == "hopper"
     assert families(mode="packed", family="hopper") == ["hopper", "hopper"]
     assert families(mode="packed", family="hopper", deterministic=True) == ["hopper", "portable"]
@@ -170,7 +176,7 @@ def test_packed_backwards_of_wide_columns_are_portable() -> None:
         {"head_dims": (80, 80)},
         {"length": 0},
         {"variant": "window"},
-        {"head_dims": (64, 64)},
+        {"head_dims": (64, 64), "length": 1023},
     ],
     ids=str,
 )
@@ -180,7 +186,7 @@ def test_all_else_runs_on_the_portable_family(call: dict[str, object]) -> None:
 
 def test_a_call_may_ask_for_hopper_where_it_is_not_the_default() -> None:
     assert forward(variant="window", family="hopper").family == "hopper"
-    assert forward(head_dims=(64, 64), family="hopper") == HopperTile(128, 128, 8, 3)
+    assert forward(head_dims=(64, 64), length=512, family="hopper") == HopperTile(128, 128, 8, 3)
     own = {"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 4}}
     assert forward(config=own, family="hopper") == HopperTile(128, 64, 8, 4)
     assert forward(config=own, family="hopper").family == "hopper"

@@ -201,7 +201,7 @@ def _backward_on_hopper(
     """
     family, own = asked_family(config_words), parse_config(config_words)
     if family == PORTABLE or (
-        family != HOPPER and ({"dkdv", "dq"} & own.keys() or not backward_is_faster(op, mode, head_dims))
+        family != HOPPER and ({"dkdv", "dq"} & own.keys() or not backward_is_faster(op, mode, head_dims, length))
     ):
         return {}
     found = backward_tiles(op, mode, arch, dtype, head_dims, length)

@@ -1,7 +1,7 @@
 """The families of kernels: the portable one runs on every chip; that of Hopper, written in Gluon, on sm_90 alone."""
 
 from .archs import HOPPER_BACKWARD, HOPPER_FORWARD, NARROW_COLUMNS, SCORED_ROWS
-from .kernels import FUSED_BACKWARDS, KERNEL_HASHES, LINEAR, LONG_RUNS
+from .kernels import CHEAP_SCORES, FUSED_BACKWARDS, KERNEL_HASHES, LINEAR, LONG_RUNS
 from .tuned import Tile
 
 PORTABLE, HOPPER = FAMILIES = ("portable", "hopper")
@@ -29,10 +29,10 @@ WIDE_KEYS = 64
 """Keys of the tiles of the backward's kernel for more than 128 columns, in which both warpgroups have all of them."""
 
 # The forward's tile at 64 columns from so many keys of a long run on: three warpgroups hide each other's exponentials,
-# but their rows together meet more blocks that the mask cuts.
+# but their rows together meet more blocks that the mask cuts, and they have no registers for more than the product.
 _LONG_FORWARD, _LONG_FROM = HopperTile(192, 128, 12, 2), 8192
-# The modes of calls that run in this family without asking for it: its kernels for them ran right on a GPU as they are.
-_PROVEN = frozenset({"dense"})
+# Keys of a sequence from which on a forward at 64 columns, and any packed call, are the faster ones of this family.
+_NARROW_FROM = _PACKED_FROM = 1024
 # Keys of a sequence, by columns of a tile, from which on one kernel for all gradients is the faster backward.
 _FUSED_FROM = {64: 2048, 128: 1024, 256: 1024}
 
@@ -52,8 +52,9 @@ def hopper_tile(op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int,
     if reason:
         return reason
     cols = max(tile_columns(head_dim) for head_dim in head_dims)
-    is_long = mode == "dense" and _is_long_and_narrow(op, cols, length)
-    return _LONG_FORWARD if is_long else HopperTile(*HOPPER_FORWARD[cols])
+    if mode == "dense" and cols == 64 and length >= _LONG_FROM and op in LINEAR and op in LONG_RUNS:
+        return _LONG_FORWARD
+    return HopperTile(*HOPPER_FORWARD[cols])
 
 
 def backward_tiles(
@@ -91,23 +92,24 @@ def refusal(kernel: str, op: str, mode: str, arch: str, dtype: str, head_dims: t
 def is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bool:
     """Whether Hopper's forward is the faster one as a rule, by what was measured.
 
-    That is for long runs of keys, and wide tiles or long sequences.
+    That is for long runs of keys; at 64 columns, where a score costs as much as its products, for cheap ones.
     """
     cols = max(tile_columns(head_dim) for head_dim in head_dims)
-    return mode in _PROVEN and op in LONG_RUNS and (cols >= 128 or _is_long_and_narrow(op, cols, length))
+    is_narrow = cols == 64
+    return _has_long_runs(op, mode, length) and (not is_narrow or (op in CHEAP_SCORES and length >= _NARROW_FROM))
 
 
-def _is_long_and_narrow(op: str, cols: int, length: int) -> bool:
-    return op in LONG_RUNS and cols == 64 and length >= _LONG_FROM
-
-
-def backward_is_faster(op: str, mode: str, head_dims: tuple[int, int]) -> bool:
+def backward_is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bool:
     """Whether Hopper's dk and dv are the faster ones as a rule, with a dq in the same kernel or beside them.
 
     What pads 192 columns to 256 costs as much as that gains.
     """
     widest = max(head_dims)
-    return mode in _PROVEN and op in LONG_RUNS and (widest <= 128 or widest > 192)
+    return _has_long_runs(op, mode, length) and (widest <= 128 or widest > 192)
+
+
+def _has_long_runs(op: str, mode: str, length: int) -> bool:
+    return op in LONG_RUNS and (mode == "dense" or length >= _PACKED_FROM)
 
 
 def fusing_is_faster(head_dims: tuple[int, int], length: int) -> bool:

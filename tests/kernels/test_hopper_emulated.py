@@ -104,15 +104,16 @@ def emulate(
     mutate: Callable[[str], str] = lambda source: source,
     package: str = PACKAGE,
     mode: str = "",
+    programs: int = PROGRAMS,
 ) -> Kernel:
-    """Calls of `variant` launch the kernel returned, as on an sm_90 of PROGRAMS multiprocessors."""
+    """Calls of `variant` launch the kernel returned, as on an sm_90 of so many multiprocessors."""
     folder = f"{package}.{variant}.{mode}".rstrip(".")
     module = importlib.import_module(f"{folder}.hopper_fwd")
     assert module.__file__ is not None
     name = f"{variant}_{mode}".rstrip("_") + "_hopper_fwd"
     kernel = Kernel(mutate(Path(module.__file__).read_text(encoding="utf-8")), name, timing)
     monkeypatch.setattr(module, name, kernel)
-    monkeypatch.setattr(f"{folder}.torch_launch.multiprocessors", lambda _: PROGRAMS)
+    monkeypatch.setattr(f"{folder}.torch_launch.multiprocessors", lambda _: programs)
     monkeypatch.setattr(f"{package}._runtime.torch_support.arch_of", lambda _: "sm_90")
     return kernel
 
@@ -191,6 +192,7 @@ class Mutation:
     message: str
     variant: str = "causal"
     call: str = "six blocks of keys"
+    programs: int = PROGRAMS
 
     def of(self, source: str) -> str:
         assert self.old in source, "the kernel has changed: so must this mutation"
@@ -244,6 +246,8 @@ MUTATIONS = {
         new="pass",
         error=DeadlockError,
         message="no partition",
+        call="five blocks",
+        programs=1,
     ),
     "q released twice": Mutation(
         old="mbarrier.arrive(q_ring[2].index(q_place), count=1)",
@@ -292,6 +296,6 @@ MUTATIONS = {
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_bugs_are_seen(monkeypatch: pytest.MonkeyPatch, name: str, timing: Timing) -> None:
     mutation = MUTATIONS[name]
-    emulate(monkeypatch, mutation.variant, timing, mutation.of)
+    emulate(monkeypatch, mutation.variant, timing, mutation.of, programs=mutation.programs)
     with pytest.raises(mutation.error, match=mutation.message):
         check(mutation.variant, CALLS[mutation.call])
