@@ -24,6 +24,11 @@ FORWARD_TILES = {64: (128, 128, 8, 3), 128: (128, 128, 8, 2), 256: (128, 64, 8, 
 """Columns of a tile, those of q and k or of v, whichever are more -> block_m, block_n, num_warps and num_stages of the
 forward: 64 rows for each of two warpgroups, and what keys and stages fit shared memory beside them."""
 
+LONG_FORWARD_TILE, LONG_FROM = (192, 128, 12, 2), 8192
+"""The same at 64 columns, and from how many keys on: of dense calls of a variant whose score is the product scaled and
+whose rows visit one long run of keys. Three warpgroups hide each other's exponentials, but their rows together meet
+more blocks that the mask cuts, and they have no registers for a score that is more."""
+
 BACKWARD_TILES = {64: (128, 128, 8, 2), 128: (64, 128, 8, 2), 256: (64, 64, 8, 2)}
 """The same of the backward, whose two warpgroups share the keys. Where a score is more than the product scaled, block_m
 is at most SCORED_ROWS, for the score takes the registers of half of the queries."""
@@ -38,6 +43,12 @@ ARCH, FAMILY = "sm_90", "hopper"
 def forward_tile(head_dim: int) -> TileConfig:
     """The default tile of the forward."""
     return _tile(FORWARD_TILES[_columns(head_dim)])
+
+
+def long_forward_tile(planned: VariantPlan, head_dim: int) -> TileConfig | None:
+    """The tile of the forward from LONG_FROM keys on, where it is another one."""
+    is_long = planned.mode is Mode.DENSE and planned.fwd.linear and visits_long_runs(planned)
+    return _tile(LONG_FORWARD_TILE) if is_long and _columns(head_dim) == min(FORWARD_TILES) else None
 
 
 def backward_tile(planned: VariantPlan, head_dim: int) -> TileConfig:

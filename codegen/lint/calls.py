@@ -28,51 +28,54 @@ def run_call(variant: Variant, job: Job, package: str) -> None:
     """
     dtype = getattr(torch, job.dtype)
     packed = job.mode is Mode.PACKED
+    length = LENGTH if job.length is None else job.length + LENGTH
     q, k, v = (
         torch.zeros(
-            (BATCH * LENGTH, heads, job.head_dim) if packed else (BATCH, heads, LENGTH, job.head_dim),
+            (BATCH * length, heads, job.head_dim) if packed else (BATCH, heads, length, job.head_dim),
             dtype=dtype,
             requires_grad=True,
         )
         for heads in (HEADS, KV_HEADS, KV_HEADS)
     )
-    own = _own_arguments(variant, job.mode)
+    own = _own_arguments(variant, job.mode, length)
     op = getattr(importlib.import_module(f"{package}.torch"), variant.name)
-    config = {p.value: asdict(tile) for p, tile in job.configs}
-    o, lse = op(q, k, v, **own, **_mode_arguments(job.mode), config=config, family=job.family or None, return_lse=True)
+    config = {p.value: asdict(tile) for p, tile in job.configs} if job.length is None else {}
+    o, lse = op(
+        q, k, v, **own, **_mode_arguments(job.mode, length), config=config, family=job.family or None, return_lse=True
+    )
     if any(p is not Pass.FWD for p, _ in job.configs):
         leaves = [x for x in (q, k, v, *own.values()) if isinstance(x, Tensor) and x.requires_grad]
         torch.autograd.grad((o, lse), leaves, (torch.zeros_like(o), torch.zeros_like(lse)))
 
 
-def _own_arguments(variant: Variant, mode: Mode) -> dict[str, Any]:
+def _own_arguments(variant: Variant, mode: Mode, length: int) -> dict[str, Any]:
     """The variant's tensors, each trained that can be, and its scalars."""
-    arguments: dict[str, Any] = {name: _tensor(spec, mode) for name, spec in variant.tensors.items()}
-    arguments |= {name: spec.typical(LENGTH) for name, spec in variant.scalars.items()}
+    arguments: dict[str, Any] = {name: _tensor(spec, mode, length) for name, spec in variant.tensors.items()}
+    arguments |= {name: spec.typical(length) for name, spec in variant.scalars.items()}
     if variant.sink:
         arguments["sink"] = torch.zeros(HEADS, requires_grad=True)
     if variant.decay:
-        tokens = (BATCH * LENGTH,) if mode is Mode.PACKED else (BATCH, LENGTH)
+        tokens = (BATCH * length,) if mode is Mode.PACKED else (BATCH, length)
         arguments["g"] = torch.zeros((*tokens, HEADS), requires_grad=True)
     if variant.dropout:
         arguments |= {"dropout_p": 0.1, "seed": 7}
     return arguments
 
 
-def _tensor(spec: TensorSpec, mode: Mode) -> Tensor:
+def _tensor(spec: TensorSpec, mode: Mode, length: int) -> Tensor:
     packed = mode is Mode.PACKED
     sizes = {"b": BATCH, "h": HEADS, "hkv": KV_HEADS}
-    sizes |= dict.fromkeys(("q_idx", "kv_idx"), BATCH * LENGTH if packed else LENGTH)
+    sizes |= dict.fromkeys(("q_idx", "kv_idx"), BATCH * length if packed else length)
     dims = packed_dims(spec.dims) if packed else spec.dims
     shape = [dim if isinstance(dim, int) else sizes.get(dim, FREE_SIZE) for dim in dims]
     return torch.zeros(shape, dtype=getattr(torch, spec.dtype), requires_grad=spec.grad)
 
 
-def _mode_arguments(mode: Mode) -> dict[str, Any]:
+def _mode_arguments(mode: Mode, length: int) -> dict[str, Any]:
     """What makes a call one of its mode."""
     if mode is Mode.PACKED:
-        return {"cu_seqlens_q": torch.arange(0, (BATCH + 1) * LENGTH, LENGTH, dtype=torch.int32)}
+        return {"cu_seqlens_q": torch.arange(0, (BATCH + 1) * length, length, dtype=torch.int32)}
     if mode is Mode.SEGMENTED:
-        rows = torch.arange(LENGTH, dtype=torch.int32).expand(BATCH, LENGTH)
+        rows = torch.arange(length, dtype=torch.int32).expand(BATCH, length)
         return {"q_segment_ids": rows // 100, "q_positions": rows % 100}
     return {}

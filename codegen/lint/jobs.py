@@ -27,7 +27,8 @@ FAST_ARCH, FAST_DIM = "sm_90", 64
 class Job:
     """One call: of a variant, in a mode, on a chip, with these passes compiled for their configs.
 
-    `family`: of the kernels, where the call asks for one.
+    `family`: of the kernels, where the call asks for one. `length`: of the sequences, where it, and not the call's
+    configs, decides about the tile.
     """
 
     variant: str
@@ -37,6 +38,7 @@ class Job:
     head_dim: int
     configs: tuple[tuple[Pass, TileConfig], ...]
     family: str = ""
+    length: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,13 +133,16 @@ def _long(arch: ArchSpec, dtype: str) -> PassConfigs:
 def _hopper_calls(
     variant: Variant, mode: Mode, arch: ArchSpec, dtype: str, head_dim: int, passes: Sequence[Pass]
 ) -> list[Job]:
-    """A call of the forward in Hopper's family, and one of the backward, if it has them."""
+    """Calls in Hopper's family, where the variant has it: forward, backward, and the forward of long sequences."""
     runs = arch.name == hopper.ARCH and dtype != "float32" and hopper.serves_head_dim(head_dim)
     if not runs or not hopper.serves(variant, mode):
         return []
-    tiles = {Pass.FWD: hopper.forward_tile(head_dim)}
+    planned = plan(variant, mode)
+    tiles: list[tuple[Pass, TileConfig, int | None]] = [(Pass.FWD, hopper.forward_tile(head_dim), None)]
     if hopper.serves_backward(mode, head_dim):
-        tiles[Pass.DKDV] = hopper.backward_tile(plan(variant, mode), head_dim)
+        tiles.append((Pass.DKDV, hopper.backward_tile(planned, head_dim), None))
+    if long := hopper.long_forward_tile(planned, head_dim):
+        tiles.append((Pass.FWD, long, hopper.LONG_FROM))
     return [
         Job(
             variant=variant.name,
@@ -147,8 +152,9 @@ def _hopper_calls(
             head_dim=head_dim,
             configs=((each, tile),),
             family=hopper.FAMILY,
+            length=length,
         )
-        for each, tile in tiles.items()
+        for each, tile, length in tiles
         if each in passes
     ]
 

@@ -1,6 +1,13 @@
 """The families of kernels: the portable one runs on every chip; that of Hopper, written in Gluon, on sm_90 alone."""
 
-from .archs import HOPPER_BACKWARD, HOPPER_FORWARD, NARROW_COLUMNS, SCORED_ROWS
+from .archs import (
+    HOPPER_BACKWARD,
+    HOPPER_FORWARD,
+    HOPPER_LONG_FORWARD,
+    HOPPER_LONG_FROM,
+    NARROW_COLUMNS,
+    SCORED_ROWS,
+)
 from .kernels import CHEAP_SCORES, FUSED_BACKWARDS, KERNEL_HASHES, LINEAR, LONG_RUNS
 from .tuned import Tile
 
@@ -28,9 +35,6 @@ class HopperTile(Tile):
 WIDE_KEYS = 64
 """Keys of the tiles of the backward's kernel for more than 128 columns, in which both warpgroups have all of them."""
 
-# The forward's tile at 64 columns from so many keys of a long run on: three warpgroups hide each other's exponentials,
-# but their rows together meet more blocks that the mask cuts, and they have no registers for more than the product.
-_LONG_FORWARD, _LONG_FROM = HopperTile(192, 128, 12, 2), 8192
 # Keys of a sequence from which on a forward at 64 columns, and any packed call, are the faster ones of this family.
 _NARROW_FROM = _PACKED_FROM = 1024
 # Keys of a sequence, by columns of a tile, from which on one kernel for all gradients is the faster backward.
@@ -52,8 +56,8 @@ def hopper_tile(op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int,
     if reason:
         return reason
     cols = max(tile_columns(head_dim) for head_dim in head_dims)
-    if mode == "dense" and cols == 64 and length >= _LONG_FROM and op in LINEAR and op in LONG_RUNS:
-        return _LONG_FORWARD
+    if mode == "dense" and cols == 64 and length >= HOPPER_LONG_FROM and op in LINEAR and op in LONG_RUNS:
+        return HopperTile(*HOPPER_LONG_FORWARD)
     return HopperTile(*HOPPER_FORWARD[cols])
 
 

@@ -163,7 +163,7 @@ def test_forward_with_early_products(monkeypatch: pytest.MonkeyPatch, variant: s
 @pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant in LONG_RUNS])
 def test_three_warpgroups(monkeypatch: pytest.MonkeyPatch, variant: str, name: str) -> None:
     """As long sequences of 64 columns have them."""
-    monkeypatch.setattr(f"{PACKAGE}._runtime.families._LONG_FROM", 0)
+    monkeypatch.setattr(f"{PACKAGE}._runtime.families.HOPPER_LONG_FROM", 0)
     kernel = emulate(monkeypatch, variant, Timing.LATE_PRODUCTS)
     tiles_for.cache_clear()
     try:
