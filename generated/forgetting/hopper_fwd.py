@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/fwd.py.jinja
-# hash: 72c00d0abcf82cd7
+# hash: 9822a39c95cee5c0
 """Forward of `forgetting` on Hopper: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx
@@ -139,6 +139,15 @@ def add_lanes(row_sums, alpha, p, LANES: gl.constexpr):
     parts = gl.reshape(p, [p.shape[0], p.shape[1] // 8, 4, 2])
     sums = gl.convert_layout(gl.sum(gl.sum(parts, 3), 1), LANES, assert_trivial=True)
     return row_sums * gl.convert_layout(alpha, gl.SliceLayout(1, LANES), assert_trivial=True)[:, None] + sums
+
+
+@gluon.jit
+def as_loaded(x):
+    """The same numbers, but not pure, so that nothing is computed of them ahead of this place.
+
+    The compiler would negate them where they are loaded, and wait for them before it begins the product.
+    """
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [x], gl.float32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -373,6 +382,7 @@ def consume_tiles(
                 0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
             )
             mbarrier.arrive(k_ring[2].index(kv_turn % STAGES), count=1)
+            decay_kv = as_loaded(decay_kv)
             logit = 1.4426950408889634 * scale * qk - decay_kv[None, :]
             keep = q_idx[:, None] >= kv_idx[None, :]
             if RAGGED:
@@ -409,6 +419,7 @@ def consume_tiles(
                     BLOCK_DV,
                     STAGES,
                 )
+                decay_kv = as_loaded(decay_kv)
                 logit = 1.4426950408889634 * scale * qk - decay_kv[None, :]
                 keep = q_idx[:, None] >= kv_idx[None, :]
                 if RAGGED:
@@ -445,6 +456,7 @@ def consume_tiles(
                     BLOCK_DV,
                     STAGES,
                 )
+                decay_kv = as_loaded(decay_kv)
                 logit = 1.4426950408889634 * scale * qk - decay_kv[None, :]
                 max_new = gl.maximum(row_max, gl.max(logit, 1) + decay_q)
                 # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.

@@ -368,6 +368,8 @@ ASSEMBLY = {
     "ld.global.nc.b64 $0, [$1];": Instruction(lambda pointer: load(pointer).to(real.int64, bitcast=True)),
     "cvt.rn.bf16x2.f32 $0, $2, $1;": Instruction(_rounded_to_pairs(torch.bfloat16)),
     "cvt.rn.f16x2.f32 $0, $2, $1;": Instruction(_rounded_to_pairs(torch.float16)),
+    # Computed of ahead of its place, what is loaded is waited for there.
+    "mov.b32 $0, $1;": Instruction(lambda x: x, is_pure=False),
     # Among products in flight it would make them wait for each other.
     "mov.b32 {$0, $1}, $2;": Instruction(_halves, is_pure=False),
     "red.relaxed.gpu.global.add.v4.f32 [$1], {$5, $6, $7, $8}; mov.b32 $0, 0;": Instruction(_add_four, 4, False),

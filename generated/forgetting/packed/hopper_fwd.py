@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/fwd.py.jinja
-# hash: 33ab76cc077494fb
+# hash: d917d80b5811c9ec
 """Forward of `forgetting`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx
@@ -167,6 +167,15 @@ def add_lanes(row_sums, alpha, p, LANES: gl.constexpr):
     parts = gl.reshape(p, [p.shape[0], p.shape[1] // 8, 4, 2])
     sums = gl.convert_layout(gl.sum(gl.sum(parts, 3), 1), LANES, assert_trivial=True)
     return row_sums * gl.convert_layout(alpha, gl.SliceLayout(1, LANES), assert_trivial=True)[:, None] + sums
+
+
+@gluon.jit
+def as_loaded(x):
+    """The same numbers, but not pure, so that nothing is computed of them ahead of this place.
+
+    The compiler would negate them where they are loaded, and wait for them before it begins the product.
+    """
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [x], gl.float32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -411,6 +420,7 @@ def consume_tiles(
             0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
         )
         mbarrier.arrive(k_ring[2].index(kv_turn % STAGES), count=1)
+        decay_kv = as_loaded(decay_kv)
         logit = 1.4426950408889634 * scale * qk - decay_kv[None, :]
         keep = q_idx[:, None] >= kv_idx[None, :]
         keep = keep & (kv_idx < kv_len)[None, :]
@@ -432,6 +442,7 @@ def consume_tiles(
             qk, acc = begin_block(
                 q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
+            decay_kv = as_loaded(decay_kv)
             logit = 1.4426950408889634 * scale * qk - decay_kv[None, :]
             keep = q_idx[:, None] >= kv_idx[None, :]
             keep = keep & (kv_idx < kv_len)[None, :]
@@ -455,6 +466,7 @@ def consume_tiles(
             qk, acc = begin_block(
                 q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
+            decay_kv = as_loaded(decay_kv)
             logit = 1.4426950408889634 * scale * qk - decay_kv[None, :]
             max_new = gl.maximum(row_max, gl.max(logit, 1) + decay_q)
             # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
