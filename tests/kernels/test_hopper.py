@@ -9,7 +9,8 @@ import torch
 
 from bench import golden
 from bench.peers import make_schedule
-from generated._runtime.kernels import ATOMIC, KERNEL_HASHES
+from generated._runtime.archs import HOPPER_LONG_FROM
+from generated._runtime.kernels import ATOMIC, KERNEL_HASHES, LINEAR, LONG_RUNS
 from generated._runtime.torch_support import arch_of
 
 from .cases import DEVICE, VARIANTS, Shape, assert_same, draw, evaluate
@@ -85,6 +86,14 @@ def test_offsets(variant: str, offset: int | str) -> None:
     inputs = draw(variant, Shape(q_len=290, kv_len=610, kv_heads=2, dim=128), torch.bfloat16, positions=1000)
     got = evaluate(variant, inputs, family="hopper", q_offset=offset)
     check_results(variant, inputs, got, q_offset=offset)
+
+
+@pytest.mark.parametrize("variant", [variant for variant in HAS_FAMILY if variant in LINEAR & LONG_RUNS])
+def test_long_sequences_of_narrow_columns(variant: str) -> None:
+    """Three warpgroups, and rows that end in the midst of theirs."""
+    shape = Shape(q_len=700, kv_len=HOPPER_LONG_FROM + 300, kv_heads=2, group=2, dim=64)
+    inputs = draw(variant, shape, torch.bfloat16)
+    check_results(variant, inputs, evaluate(variant, inputs, q_offset="end"), q_offset="end")
 
 
 @with_family

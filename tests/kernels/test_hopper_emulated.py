@@ -25,7 +25,7 @@ from .cases import Shape, draw, variants_where
 from .library_formulas import FORMULAS
 
 PACKAGE = "generated"
-LONG_RUNS = importlib.import_module(f"{PACKAGE}._runtime.kernels").LONG_RUNS
+kernels = importlib.import_module(f"{PACKAGE}._runtime.kernels")
 tiles_for = importlib.import_module(f"{PACKAGE}._runtime.configs").tiles_for
 VARIANTS = variants_where(lambda variant: importlib.util.find_spec(f"{PACKAGE}.{variant}.hopper_fwd") is not None)
 PROGRAMS = 3
@@ -160,7 +160,7 @@ def test_forward_with_early_products(monkeypatch: pytest.MonkeyPatch, variant: s
 
 
 @pytest.mark.parametrize("name", ["cut blocks", "rows without keys", "five blocks"])
-@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant in LONG_RUNS])
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name in kernels.LONG_RUNS & kernels.LINEAR])
 def test_three_warpgroups(monkeypatch: pytest.MonkeyPatch, variant: str, name: str) -> None:
     """As long sequences of 64 columns have them."""
     monkeypatch.setattr(f"{PACKAGE}._runtime.families.HOPPER_LONG_FROM", 0)
