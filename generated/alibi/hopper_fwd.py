@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 61d9d544bdfb44b5
+# hash: e8a4b85434f15359
 """Forward of `alibi` on Hopper: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx
@@ -387,7 +387,6 @@ def consume_tiles(
             for nth in range(1, num_partial):
                 start_n = full_end + nth * BLOCK_N
                 kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-
                 qk, acc = begin_block(
                     q_tile,
                     p_pairs,
@@ -427,7 +426,6 @@ def consume_tiles(
             for nth in range(gl.where(num_partial > 0, 0, 1), num_full):
                 start_n = nth * BLOCK_N
                 kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-
                 qk, acc = begin_block(
                     q_tile,
                     p_pairs,

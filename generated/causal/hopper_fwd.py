@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/fwd.py.jinja
-# hash: cd553e91c3caf664
+# hash: 510af8bae35ca3df
 """Forward of `causal` on Hopper: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx
@@ -377,7 +377,6 @@ def consume_tiles(
             for nth in range(1, num_partial):
                 start_n = full_end + nth * BLOCK_N
                 kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-
                 qk, acc = begin_block(
                     q_tile,
                     p_pairs,

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/fwd.py.jinja
-# hash: 8bca7a14b98f35c4
+# hash: 7e9e8bbb0b240612
 """Forward of `document` on Hopper: `o = softmax(score) v`.
 
     keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -388,7 +388,6 @@ def consume_tiles(
             start_n = gl.where(start_n < kv_len, start_n, 0)
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
             doc_kv = gl.load(doc_ptr + b * stride_doc_0 + clamp_index(kv_idx, doc_size_1).to(gl.int64) * stride_doc_1)
-
             qk, acc = begin_block(
                 q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/fwd.py.jinja
-# hash: 9822a39c95cee5c0
+# hash: d8de5cd67d5b8a5e
 """Forward of `forgetting` on Hopper: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx
@@ -403,7 +403,6 @@ def consume_tiles(
                 decay_kv = gl.load(
                     decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(kv_idx, decay_size_2)
                 )
-
                 qk, acc = begin_block(
                     q_tile,
                     p_pairs,
@@ -440,7 +439,6 @@ def consume_tiles(
                 start_n = nth * BLOCK_N
                 kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
                 decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + kv_idx)
-
                 qk, acc = begin_block(
                     q_tile,
                     p_pairs,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: hopper/fwd.py.jinja
-# hash: 1eee8b61691c5c08
+# hash: 814b3ce95db811ba
 """Forward of `full` on Hopper: `o = softmax(score) v`.
 
     q    [B, Hq, Sq, D]
@@ -343,7 +343,6 @@ def consume_tiles(
         for nth in range(1, num_partial):
             start_n = full_end + nth * BLOCK_N
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-
             qk, acc = begin_block(
                 q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/fwd.py.jinja
-# hash: ac5570a9319e32d7
+# hash: b1a23c08166fd04f
 """Forward of `padding` on Hopper: `o = softmax(score) v`.
 
     keep    kv_idx < length[b]
@@ -373,7 +373,6 @@ def consume_tiles(
             for nth in range(1, num_partial):
                 start_n = full_end + nth * BLOCK_N
                 kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-
                 qk, acc = begin_block(
                     q_tile,
                     p_pairs,

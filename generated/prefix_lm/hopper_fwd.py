@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: hopper/fwd.py.jinja
-# hash: 468dd1bd00aaff50
+# hash: 7ec34f771a9fab50
 """Forward of `prefix_lm` on Hopper: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx or kv_idx < length
@@ -379,7 +379,6 @@ def consume_tiles(
             for nth in range(1, num_partial):
                 start_n = full_end + nth * BLOCK_N
                 kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-
                 qk, acc = begin_block(
                     q_tile,
                     p_pairs,

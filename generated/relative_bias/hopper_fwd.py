@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 62cb260c8b46e446
+# hash: 6164cf209bd74913
 """Forward of `relative_bias` on Hopper: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx
@@ -416,7 +416,6 @@ def consume_tiles(
             for nth in range(1, num_partial):
                 start_n = full_end + nth * BLOCK_N
                 kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-
                 qk, acc = begin_block(
                     q_tile,
                     p_pairs,
@@ -457,7 +456,6 @@ def consume_tiles(
             for nth in range(gl.where(num_partial > 0, 0, 1), num_full):
                 start_n = nth * BLOCK_N
                 kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-
                 qk, acc = begin_block(
                     q_tile,
                     p_pairs,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/fwd.py.jinja
-# hash: b59715306d8acf65
+# hash: 35f76c5519ed581f
 """Forward of `softcap` on Hopper: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx
@@ -393,7 +393,6 @@ def consume_tiles(
             for nth in range(1, num_partial):
                 start_n = full_end + nth * BLOCK_N
                 kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-
                 qk, acc = begin_block(
                     q_tile,
                     p_pairs,

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/fwd.py.jinja
-# hash: 63a6b32c3fe27016
+# hash: 87f664a86553254c
 """Forward of `streaming_llm` on Hopper: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks)
@@ -422,7 +422,6 @@ def consume_tiles(
             start_n += gl.where(start_n >= full_begin, gap_3, 0)
             start_n = gl.where(start_n < kv_len, start_n, 0)
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-
             qk, acc = begin_block(
                 q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/fwd.py.jinja
-# hash: 5325cde2a48b67f5
+# hash: ee80c5f8f43420c3
 """Forward of `causal`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx
@@ -415,7 +415,6 @@ def consume_tiles(
         for nth in range(1, num_partial):
             start_n = full_end + nth * BLOCK_N
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-
             qk, acc = begin_block(
                 q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )

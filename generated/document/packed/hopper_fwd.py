@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/fwd.py.jinja
-# hash: a8d69a456965f27c
+# hash: 4a525c0162e7bd9b
 """Forward of `document`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
@@ -436,7 +436,6 @@ def consume_tiles(
             doc_kv = gl.load(
                 doc_ptr + kv_start * stride_doc_0 + clamp_index(kv_idx, kv_len).to(gl.int64) * stride_doc_0
             )
-
             qk, acc = begin_block(
                 q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/fwd.py.jinja
-# hash: d917d80b5811c9ec
+# hash: 4d150dc6b44d0870
 """Forward of `forgetting`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx
@@ -438,7 +438,6 @@ def consume_tiles(
             start_n = full_end + nth * BLOCK_N
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
             decay_kv = gl.load(decay_ptr + h * stride_decay_0 + kv_start + clamp_index(kv_idx, kv_len))
-
             qk, acc = begin_block(
                 q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
@@ -462,7 +461,6 @@ def consume_tiles(
             start_n = nth * BLOCK_N
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
             decay_kv = gl.load(decay_ptr + h * stride_decay_0 + kv_start + kv_idx)
-
             qk, acc = begin_block(
                 q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )

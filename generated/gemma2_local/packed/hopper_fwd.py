@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/fwd.py.jinja
-# hash: 6b44a0e9860d8459
+# hash: 7407d915cff5aade
 """Forward of `gemma2_local`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < 4096
@@ -447,7 +447,6 @@ def consume_tiles(
             start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
             start_n = gl.where(start_n < kv_len, start_n, 0)
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-
             qk, acc = begin_block(
                 q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )

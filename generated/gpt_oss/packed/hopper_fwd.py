@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: hopper/fwd.py.jinja
-# hash: c614881fb2a62097
+# hash: 907cfb102f7b803b
 """Forward of `gpt_oss`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < 128
@@ -435,7 +435,6 @@ def consume_tiles(
             start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
             start_n = gl.where(start_n < kv_len, start_n, 0)
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-
             qk, acc = begin_block(
                 q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/fwd.py.jinja
-# hash: c382af71b27c3fa5
+# hash: 65495887c432a0c9
 """Forward of `natten`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -441,7 +441,6 @@ def consume_tiles(
                 gl.load(block_list_ptr + list_entry, mask=list_entry < partial_end, other=0).to(gl.int32) * BLOCK_N
             )
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-
             qk, acc = begin_block(
                 q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/fwd.py.jinja
-# hash: 7b1f7b5c8e1ef9b6
+# hash: df134411e807f8ba
 """Forward of `padding`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        kv_idx < length[b]
@@ -411,7 +411,6 @@ def consume_tiles(
         for nth in range(1, num_partial):
             start_n = full_end + nth * BLOCK_N
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-
             qk, acc = begin_block(
                 q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )

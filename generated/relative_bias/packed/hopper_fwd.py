@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: cf86e200f5a71f6a
+# hash: 0ecf2059de10a1f0
 """Forward of `relative_bias`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx
@@ -454,7 +454,6 @@ def consume_tiles(
         for nth in range(1, num_partial):
             start_n = full_end + nth * BLOCK_N
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-
             qk, acc = begin_block(
                 q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
@@ -482,7 +481,6 @@ def consume_tiles(
         for nth in range(gl.where(num_partial > 0, 0, 1), num_full):
             start_n = nth * BLOCK_N
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-
             qk, acc = begin_block(
                 q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )

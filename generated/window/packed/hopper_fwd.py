@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/fwd.py.jinja
-# hash: 4b0db11648dc9571
+# hash: d737e20948a9fd6a
 """Forward of `window`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < size
@@ -433,7 +433,6 @@ def consume_tiles(
             start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
             start_n = gl.where(start_n < kv_len, start_n, 0)
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-
             qk, acc = begin_block(
                 q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
