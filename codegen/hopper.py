@@ -96,9 +96,8 @@ def visits_long_runs(planned: VariantPlan) -> bool:
     return bounds is not None and bounds.begin == "0" and not bounds.jumps and not bounds.lists
 
 
-def scores_cheaply(planned: VariantPlan) -> bool:
+def scores_cheaply(variant: Variant) -> bool:
     """Whether a score costs a few instructions: it calls no function, and reads nothing for each key or pair."""
-    variant = planned.variant
     nodes = expr.walk(variant.score) if variant.score is not None else ()
     dear = (
         (isinstance(node, Op) and node.op in expr.FLOAT_FUNCTIONS)

@@ -89,14 +89,13 @@ class GradientText:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockText:
-    """The part of a loop body that depends on the variant; `row_term` is what it adds to a row's logits as a whole."""
+    """The part of a loop body that depends on the variant."""
 
     statements: Sequence[str]
     logit: str
     keep: str
     dscore: str
     gradients: Sequence[GradientText]
-    row_term: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +130,7 @@ class KernelPlan(InMode):
     bounds_per_head: bool = False
     full: BlockText | None = None
     partial: BlockText | None = None
+    row_term: str = ""
     gradients: Sequence[GradientTerm] = ()
     mode: Mode = Mode.DENSE
 

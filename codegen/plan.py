@@ -83,14 +83,13 @@ class KernelBuilder:
         logit, dscore_text, keep_text, *local_texts = texts
         places = [self._places(t) for t in terms]
         read = frozenset().union(*(expr.names(e) for e in (self.logits.logit, dscore, keep, *locals_) if e is not None))
-        self.reads |= read | expr.names(self.row_term)
+        self.reads |= read
         if partial and not self.transposed:
             read |= {self.key}  # for the bound of a cut block
         if self.logits.linear:
             logit = "qk * qk_scale"
         elif expr.level(self.logits.logit) is not expr.Level.TILE:
             logit = f"tl.zeros_like(qk) + {logit}"  # of a score that reads neither the product nor both positions
-        row_term = "" if self.row_term is NOTHING else self.emitter.own_shape([self.row_term])[0]
         # An infinite derivative on a masked lane times its zero ds is NaN: such lanes are cleared once more.
         guard = partial and dscore is not None
         product = f"ds * {_factor(dscore_text)}" if dscore is not None else ""
@@ -103,8 +102,14 @@ class KernelBuilder:
                 GradientText(term=t, text=_gradient_text(t, text, partial), place=place, scattered=scattered)
                 for t, text, (place, scattered) in zip(terms, local_texts, places, strict=True)
             ],
-            row_term=row_term,
         )
+
+    def row_term_text(self) -> str:
+        """What the logits of a row share, one number a row; empty if that is nothing."""
+        if self.row_term is NOTHING:
+            return ""
+        self.reads |= expr.names(self.row_term)
+        return self.emitter.own_shape([self.row_term])[0]
 
     def index_statements(self, axis: str, reads: Set[str]) -> list[str]:
         """Where the rows (or keys) of a block lie and which positions they have, of that what `reads` names."""
@@ -201,6 +206,7 @@ def _query_kernel(
     terms = [t for t in builder.logits.terms if backward and t.kind is not GradientKind.COLUMN]
     full = builder.block(partial=False, terms=terms, backward=backward)
     partial = builder.block(partial=True, terms=terms, backward=backward)
+    row_term = builder.row_term_text()
     bounds = key_bounds(analysis, builder.emitter)
     emitter = builder.emitter
     hoisted = " ".join([*emitter.prologue, *bounds.statements])
@@ -219,6 +225,7 @@ def _query_kernel(
         bounds=bounds,
         full=full,
         partial=partial,
+        row_term=row_term,
         gradients=terms,
     )
 

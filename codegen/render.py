@@ -91,7 +91,7 @@ def render(spec: Spec) -> dict[str, str]:
         planned = plans[Mode.DENSE]
         holds = (
             planned.fwd.linear,
-            hopper.scores_cheaply(planned),
+            hopper.scores_cheaply(variant),
             hopper.visits_long_runs(planned),
             hopper.fuses_backward(planned),
             not is_deterministic(variant),

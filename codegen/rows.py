@@ -25,13 +25,10 @@ def _split(e: Expr) -> tuple[Expr, Expr]:
         return NOTHING, e
     if e == expr.to_float(_KEY):
         return Op(Type.FLOAT, "float", (expr.sub(_KEY, _START),)), expr.to_float(_START)
-    if isinstance(e, Op) and e.op in ("add", "sub"):
-        (left, left_rows), (right, right_rows) = map(_split, e.args)
-        return expr.make(e.op, left, right), expr.make(e.op, left_rows, right_rows)
-    if isinstance(e, Op) and e.op == "neg":
-        pairs, rows = _split(e.args[0])
-        return expr.neg(pairs), expr.neg(rows)
+    if isinstance(e, Op) and e.op in ("add", "sub", "neg"):
+        pairs, rows = zip(*map(_split, e.args), strict=True)
+        return expr.make(e.op, *pairs), expr.make(e.op, *rows)
     if isinstance(e, Op) and e.op == "mul" and level(e.args[0]) is Level.UNIFORM:
-        pairs, rows = _split(e.args[1])
-        return expr.mul(e.args[0], pairs), expr.mul(e.args[0], rows)
+        factor, (pair, row) = e.args[0], _split(e.args[1])
+        return expr.mul(factor, pair), expr.mul(factor, row)
     return e, NOTHING
