@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 from hypothesis import strategies as st
 
+from codegen.evaluate import Array
 from codegen.expr import ScalarType, TensorSpec
 from codegen.parse import Scope
 
@@ -17,6 +19,18 @@ TENSORS = {
     "flag": TensorSpec(name="flag", dims=("kv_idx",), dtype="bool"),
 }
 SCOPE = Scope(tensors=TENSORS, scalars={"size": ScalarType.INT, "cap": ScalarType.FLOAT})
+
+
+def contents(rng: np.random.Generator, batch: int, heads: int, keys: int) -> dict[str, Array]:
+    """What TENSORS may hold."""
+    return {
+        "doc": rng.integers(-3, 4, (batch, keys)),
+        "place": rng.integers(-3, 20, keys),
+        "weight": rng.normal(size=(heads, keys)),
+        "level": rng.normal(size=heads),
+        "flag": rng.integers(0, 2, keys).astype(bool),
+    }
+
 
 LEAVES = {
     "int": ["q_idx", "kv_idx", "(q_idx - kv_idx)", "doc[b, <pos>]", "place[<pos>]", "h", "hkv", "size", "<literal>"],

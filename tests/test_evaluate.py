@@ -15,7 +15,7 @@ from codegen.evaluate import Array, evaluate
 from codegen.expr import Expr, Load, Op, Type, add, const, float_var, floordiv, int_var, mod, mul
 from codegen.parse import parse
 from codegen.printers import torch_printer
-from tests.expressions import SCOPE, texts
+from tests.expressions import SCOPE, contents, texts
 
 BATCH, HEADS, QUERIES, KEYS = 2, 3, 5, 7
 SHAPE = (BATCH, HEADS, QUERIES, KEYS)
@@ -34,15 +34,8 @@ def inputs(seed: int) -> tuple[dict[str, Array], dict[str, Array]]:
         "cap": np.asarray(rng.normal()),
         "score": rng.normal(size=SHAPE),
     }
-    weight = rng.normal(size=(HEADS, KEYS))
-    weight[:, rng.integers(KEYS)] = np.nan, np.inf, -np.inf
-    tensors = {
-        "doc": rng.integers(-3, 4, (BATCH, KEYS)),
-        "place": rng.integers(-3, 20, KEYS),
-        "weight": weight,
-        "level": rng.normal(size=HEADS),
-        "flag": rng.integers(0, 2, KEYS).astype(bool),
-    }
+    tensors = contents(rng, BATCH, HEADS, KEYS)
+    tensors["weight"][:, rng.integers(KEYS)] = np.nan, np.inf, -np.inf
     return variables, tensors
 
 

@@ -13,7 +13,7 @@ from codegen.evaluate import Array, evaluate
 from codegen.expr import Expr, Level, Type
 from codegen.parse import parse
 from codegen.rows import NOTHING, split_rows
-from tests.expressions import SCOPE, texts
+from tests.expressions import SCOPE, contents, texts
 
 QUERIES, KEYS, START = 5, 7, 300
 
@@ -32,14 +32,7 @@ def inputs(seed: int) -> tuple[dict[str, Array], dict[str, Array]]:
         "cap": np.asarray(rng.normal()),
         "score": rng.normal(size=(QUERIES, KEYS)),
     }
-    tensors = {
-        "doc": rng.integers(-3, 4, (2, START + KEYS)),
-        "place": rng.integers(-3, 20, START + KEYS),
-        "weight": rng.normal(size=(3, START + KEYS)),
-        "level": rng.normal(size=3),
-        "flag": rng.integers(0, 2, START + KEYS).astype(bool),
-    }
-    return variables, tensors
+    return variables, contents(rng, 2, 3, START + KEYS)
 
 
 def read(text: str) -> Expr:

@@ -3,32 +3,13 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from .cases import DEVICE, INTERPRET
 
-if INTERPRET:
-    from triton.runtime import interpreter
-
-    _BUILTINS: dict[Any, list[str]] = {}
-
-    def _patch_builtin(package: Any, *others: Any) -> None:
-        """Of Triton's interpreter, which looks for what to patch in all of its language whenever a function is called.
-        It finds the same each time, or what is patched already."""
-        if package not in _BUILTINS:
-            members = {name: getattr(package, name, None) for name in dir(package)}
-            _BUILTINS[package] = [name for name, x in members.items() if interpreter.tl.core.is_builtin(x)]
-        for name in _BUILTINS[package]:
-            member = getattr(package, name)
-            if interpreter.tl.core.is_builtin(member):
-                interpreter._patch_attr(package, name, member, *others)
-
-    interpreter._patch_builtin = _patch_builtin
-
-LIBRARY = Path(__file__).parents[2] / "library.yaml"
+LIBRARY, LIBRARY_PACKAGE = Path(__file__).parents[2] / "library.yaml", "library_variants"
 
 # On a GPU the kernels themselves run.
 collect_ignore_glob = [] if INTERPRET else ["test_hopper_*emulated.py"]
@@ -53,10 +34,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     from codegen import cli
 
     # In a folder of this name hypothesis does not look for numbers to try, which takes it long.
-    package, folder = "library_variants", tmp_path_factory.mktemp("library") / "tests"
-    assert cli.main(["render", "--variants", str(LIBRARY), "--out", str(folder / package)]) == 0
+    folder = tmp_path_factory.mktemp("library") / "tests"
+    assert cli.main(["render", "--variants", str(LIBRARY), "--out", str(folder / LIBRARY_PACKAGE)]) == 0
     sys.path.insert(0, str(folder))
-    yield package
+    yield LIBRARY_PACKAGE
     sys.path.remove(str(folder))
 
 

@@ -17,9 +17,9 @@ from tests.gluon import DeadlockError, EmulationError, Kernel, Timing
 
 from .cases import Shape
 from .library_formulas import FORMULAS
-from .test_hopper_emulated import FEW, KINDS, PACKAGE, VARIANTS, Call, Mutation, calls_of, emulate
+from .test_hopper_emulated import FEW, KINDS, PACKAGE, VARIANTS, Call, Mutation, calls_of, emulate, kernels
 
-FUSED = importlib.import_module(f"{PACKAGE}._runtime.kernels").FUSED_BACKWARDS
+FUSED = kernels.FUSED_BACKWARDS
 WIDE = "hopper_bwd_wide"
 PORTABLE_DQ = {"dq": {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 1}}
 """With a tile of its own dq has a kernel of its own."""

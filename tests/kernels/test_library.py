@@ -16,6 +16,7 @@ from bench import golden
 
 from .cases import DEVICE, INTERPRET, tiles
 from .conftest import LIBRARY
+from .conftest import LIBRARY_PACKAGE as PACKAGE
 from .judge import FEWEST, MEAN_RATIO, OWN_RATIO
 from .library_formulas import BATCH, FORMULAS, HEADS, KV_HEADS, Grid
 
@@ -23,7 +24,6 @@ pytest.importorskip("jinja2", reason="rendering needs jinja2")
 pytest.importorskip("yaml", reason="rendering needs pyyaml")
 pytest.importorskip("ruff", reason="rendering needs ruff, the formatter")
 
-PACKAGE = "library_variants"  # of the fixture
 DIM = 16
 
 pytestmark = pytest.mark.usefixtures("library")
