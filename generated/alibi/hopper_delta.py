@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/delta.py.jinja
-# hash: 77c4055845284fbf
+# hash: 901666b1b06bad4e
 """What runs before and after the backward of `alibi` on Hopper.
 
 o         [B, Hq, Sq, Dv]
@@ -11,7 +11,7 @@ lse       [B, Hq, Sq]  fp32, log of the softmax denominator
 dlse      [B, Hq, Sq]  fp32, gradient of lse
 delta     [B, Hq, Sq]  fp32, sum(o * do) - dlse
 row_lse   [B, Hq, blocks * BLOCK_M]  fp32, lse times log2(e), inf where no probability is above 0
-row_delta [B, Hq, blocks * BLOCK_M]  fp32, delta, 0 beyond the last row
+row_delta [B, Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
 dq_sums   [B, Hq, blocks, 2, lines, 32]  fp32, gradient of q without its factor
 """
 
@@ -77,8 +77,9 @@ def alibi_hopper_delta(
         delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     padded_offs = ((b * num_heads + h) * num_blocks + block) * BLOCK_M + tl.arange(0, BLOCK_M)
     # A row without any key has none of positive probability either; -inf minus -inf would be NaN.
-    tl.store(row_lse_ptr + padded_offs, tl.where(lse == float("-inf"), float("inf"), lse))
-    tl.store(row_delta_ptr + padded_offs, delta)
+    lse = tl.where(lse == float("-inf"), float("inf"), lse)
+    tl.store(row_lse_ptr + padded_offs, lse)
+    tl.store(row_delta_ptr + padded_offs, -delta)
 
 
 @triton.jit(do_not_specialize=["q_len", "num_heads"])

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: ops/jax_launch.py.jinja
-# hash: 15262938130a084a
+# hash: 2ea38b44775c0709
 """Launches of the kernels of `causal`, in JAX."""
 
 from .._runtime.configs import Tiles, block_columns, cdiv
@@ -171,6 +171,7 @@ def backward(
                 *unit_strides(do),
                 q_len,
                 num_heads,
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

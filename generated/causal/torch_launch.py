@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: ops/torch_launch.py.jinja
-# hash: a55078e2f45f838b
+# hash: 0d377d2de249ec21
 """Launches of the kernels of `causal`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -226,6 +226,7 @@ def _backward(
                 *unit_strides(do),
                 q_len,
                 num_heads,
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/jax_launch.py.jinja
-# hash: 78e31d45ac9c3551
+# hash: 1cf7494601518768
 """Launches of the kernels of `document`, in JAX."""
 
 from .._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
@@ -314,6 +314,7 @@ def backward(
                 *unit_strides(do),
                 q_len,
                 num_heads,
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

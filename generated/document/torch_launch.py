@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_launch.py.jinja
-# hash: 9e6acbc6081acd25
+# hash: 8d703d39a6f6b5d4
 """Launches of the kernels of `document`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -372,6 +372,7 @@ def _backward(
                 *unit_strides(do),
                 q_len,
                 num_heads,
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/bwd.py.jinja
-# hash: 515b876926d30964
+# hash: 40d70d4d57c9fd22
 """Gradients of `forgetting` on Hopper with respect to k and v and g, and where it may be so to q.
 
     keep         q_idx >= kv_idx
@@ -16,9 +16,9 @@
     dv           [B, Hkv, Skv, Dv]
     ddecay_cols  [B, Hq, Skv]  fp32, partial sums
 
-Of lse and delta it takes what `forgetting_hopper_delta` leaves: padded to whole blocks of rows, lse times
-log2(e). The gradient of q it adds to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order
-of `in_fragments` and without its factor.
+Of lse and delta it takes what `forgetting_hopper_delta` leaves, padded to whole blocks of rows. The gradient of q
+it adds to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and
+without its factor.
 
 A program takes one block of keys of one key head after the other, half of them for each of two warpgroups,
 `consume_tiles`, which keep the sums of dk and dv over all query heads that share the key head. A warp, `produce_tiles`,
@@ -155,6 +155,16 @@ def receive_tile(ring, ring_turn, ROWS: gl.constexpr, COLS: gl.constexpr, STAGES
 
 
 @gluon.jit
+def begin_with(ring, ring_turn, KEYS: gl.constexpr, SCORES: gl.constexpr, STAGES: gl.constexpr):
+    """What the sums of a product begin with: for all keys the vector of rows that came with tile `ring_turn`."""
+    vector = ring[1].index(ring_turn % STAGES).load(gl.SliceLayout(0, SCORES))
+    none = gl.zeros([KEYS, vector.shape[0]], gl.float32, SCORES)
+    tile = gl.broadcast(vector[None, :], none)[0]
+    # Each number in its register here, and not by a copy between two products, for which the first would be waited for.
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [tile], gl.float32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def begin_block(
     k_tile,
     v_tile,
@@ -167,13 +177,17 @@ def begin_block(
     BLOCK_DV: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """`k q^T` of block `ring_turn`, and `v do^T`, which is left to be computed while the first is exponentiated."""
+    """`k q^T` of block `ring_turn`, and `v do^T - delta`, which is left to be computed while the first is exponentiated.
+
+    The difference is free: sums begin with what is subtracted.
+    """
     KEYS: gl.constexpr = k_tile.shape[0]
-    none = gl.zeros([KEYS, BLOCK_M], gl.float32, SCORES)
     q_tile = receive_tile(q_ring, ring_turn, BLOCK_M, BLOCK_D, STAGES)
-    qk = warpgroup_mma(k_tile, q_tile.permute((1, 0)), none, use_acc=False, is_async=True)
     do_tile = receive_tile(do_ring, ring_turn, BLOCK_M, BLOCK_DV, STAGES)
-    dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), none, use_acc=False, is_async=True)
+    dp = begin_with(do_ring, ring_turn, KEYS, SCORES, STAGES)
+    none = gl.zeros([KEYS, BLOCK_M], gl.float32, SCORES)
+    qk = warpgroup_mma(k_tile, q_tile.permute((1, 0)), none, use_acc=False, is_async=True)
+    dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), dp, is_async=True)
     qk = warpgroup_mma_wait(1, deps=(qk,))
     return qk, dp, q_tile, do_tile
 
@@ -189,18 +203,38 @@ def in_fragments(tile, COLS: gl.constexpr):
 
 
 @gluon.jit
+def begin_dq(k_part, ds_ring, ring_turn, BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, PART: gl.constexpr):
+    """Begin a warpgroup's part of what tile `ring_turn` of ds, which is block `ring_turn - 1`, adds to dq."""
+    tiles, full, _empty = ds_ring
+    COLS: gl.constexpr = BLOCK_D * BLOCK_M // 128
+    mbarrier.wait(full.index(ring_turn & 1), (ring_turn >> 1) & 1)
+    ds_tile = tiles.index(ring_turn & 1)
+    ds_part = ds_tile if BLOCK_M == 64 else ds_tile.slice(PART * 64, 64, dim=1)
+    none = gl.zeros([64, COLS], gl.float32, product_layout(COLS))
+    return warpgroup_mma(ds_part.permute((1, 0)), k_part, none, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def store_dq(dq, dq_ring, ring_turn, PART: gl.constexpr):
+    """Put a part of dq where the warp that adds it will take it."""
+    tiles, _full, empty = dq_ring
+    mbarrier.wait(empty.index(PART), (ring_turn & 1) ^ 1)
+    tiles.index(PART).store(in_fragments(dq, dq.shape[1]))
+
+
+@gluon.jit
 def end_block(
     ds,
     dk,
     dv,
     k_part,
     q_tile,
-    ds_tiles,
-    ds_full,
+    ds_ring,
     dq_ring,
     q_ring,
     do_ring,
     ring_turn,
+    has_before,
     K_WEIGHTS: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_D: gl.constexpr,
@@ -208,35 +242,41 @@ def end_block(
     WITH_DQ: gl.constexpr,
     PART: gl.constexpr,
 ):
-    """Add block `ring_turn` to dk, and with WITH_DQ give what it adds to dq to the warp that does so."""
+    """Add block `ring_turn` to dk, and with WITH_DQ the one before to dq.
+
+    So a warpgroup need not wait for the other's ds of the same block, and either takes exponentials while the other
+    multiplies. The first of a block of keys has none before it: the product is that of the block of keys before, again,
+    and of no use.
+    """
     stage = ring_turn % STAGES
     ds_weights = gl.convert_layout(ds, K_WEIGHTS)
     if WITH_DQ:
         KEYS: gl.constexpr = ds.shape[0]
-        COLS: gl.constexpr = BLOCK_D * BLOCK_M // 128
-        # Of two tiles in turn: the other warpgroup may still read the one before.
-        ds_tile = ds_tiles.index(ring_turn & 1)
-        ds_tile.slice(PART * KEYS, KEYS).store(ds)
-        fence_async_shared()
-        mbarrier.arrive(ds_full, count=1)
-        mbarrier.wait(ds_full, ring_turn & 1)
-        ds_part = ds_tile if BLOCK_M == 64 else ds_tile.slice(PART * 64, 64, dim=1)
-        none = gl.zeros([64, COLS], gl.float32, product_layout(COLS))
-        dq = warpgroup_mma(ds_part.permute((1, 0)), k_part, none, use_acc=False, is_async=True)
+        tiles, full, empty = ds_ring
+        place, lap = (ring_turn + 1) & 1, (ring_turn + 1) >> 1
+        mbarrier.wait(empty.index(place), (lap & 1) ^ 1)
+        tiles.index(place).slice(PART * KEYS, KEYS).store(ds)
+        dq = begin_dq(k_part, ds_ring, ring_turn, BLOCK_M, BLOCK_D, PART)
         dk = warpgroup_mma(ds_weights, q_tile, dk, is_async=True)
+        # Fences wait until what was stored is there: here beside the products.
+        fence_async_shared()
+        mbarrier.arrive(full.index(place), count=1)
         dv, dq = warpgroup_mma_wait(1, deps=(dv, dq))
         mbarrier.arrive(do_ring[3].index(stage), count=1)
-        dq_tiles, dq_full, dq_empty = dq_ring
-        mbarrier.wait(dq_empty.index(PART), (ring_turn & 1) ^ 1)
-        dq_tiles.index(PART).store(in_fragments(dq, COLS))
+        mbarrier.arrive(empty.index(ring_turn & 1), count=1)
+        if has_before:
+            store_dq(dq, dq_ring, ring_turn - 1, PART)
+        dk = warpgroup_mma_wait(0, deps=(dk,))
+        mbarrier.arrive(q_ring[3].index(stage), count=1)
         fence_async_shared()
-        mbarrier.arrive(dq_full.index(PART), count=1)
+        if has_before:
+            mbarrier.arrive(dq_ring[1].index(PART), count=1)
     else:
         dk = warpgroup_mma(ds_weights, q_tile, dk, is_async=True)
         dv = warpgroup_mma_wait(1, deps=(dv,))
         mbarrier.arrive(do_ring[3].index(stage), count=1)
-    dk = warpgroup_mma_wait(0, deps=(dk,))
-    mbarrier.arrive(q_ring[3].index(stage), count=1)
+        dk = warpgroup_mma_wait(0, deps=(dk,))
+        mbarrier.arrive(q_ring[3].index(stage), count=1)
     return dk, dv
 
 
@@ -389,10 +429,8 @@ def add_tiles(
                     for part in gl.static_range(2):
                         mbarrier.wait(dq_full.index(part), q_turn & 1)
                         async_add(dq_desc, [((2 * row_block + part) * LINES).to(gl.int32), 0], dq_tiles.index(part))
-                    tma.store_wait(1)
-                    mbarrier.arrive(dq_empty.index(0), count=1)
-                    tma.store_wait(0)
-                    mbarrier.arrive(dq_empty.index(1), count=1)
+                        tma.store_wait(0)
+                        mbarrier.arrive(dq_empty.index(part), count=1)
                     q_turn += 1
                 for nth in range(num_full):
                     start_m = full_begin + nth * BLOCK_M
@@ -400,10 +438,8 @@ def add_tiles(
                     for part in gl.static_range(2):
                         mbarrier.wait(dq_full.index(part), q_turn & 1)
                         async_add(dq_desc, [((2 * row_block + part) * LINES).to(gl.int32), 0], dq_tiles.index(part))
-                    tma.store_wait(1)
-                    mbarrier.arrive(dq_empty.index(0), count=1)
-                    tma.store_wait(0)
-                    mbarrier.arrive(dq_empty.index(1), count=1)
+                        tma.store_wait(0)
+                        mbarrier.arrive(dq_empty.index(part), count=1)
                     q_turn += 1
 
 
@@ -413,8 +449,7 @@ def consume_tiles(
     v_ring,
     q_ring,
     do_ring,
-    ds_tiles,
-    ds_full,
+    ds_ring,
     dq_ring,
     decay_ptr,
     q_offset,
@@ -462,6 +497,11 @@ def consume_tiles(
     v_tile = v_ring[0].index(PART).reshape([KEYS, BLOCK_DV])
     # A warpgroup's part of dq has 64 rows: half of them, or all and half of the columns.
     k_part = k_block.slice(PART * (BLOCK_D // 2), BLOCK_D // 2, dim=1) if BLOCK_M == 64 else k_block
+    if WITH_DQ:
+        # Before the first block there is one of zeros.
+        ds_ring[0].index(0).slice(PART * KEYS, KEYS).store(gl.zeros([KEYS, BLOCK_M], DTYPE, SCORES))
+        fence_async_shared()
+        mbarrier.arrive(ds_ring[1].index(0), count=1)
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
     # Earlier keys are seen by more rows: a block from the start and one from the end make pairs, of one work each.
@@ -479,6 +519,7 @@ def consume_tiles(
             dv = gl.zeros([KEYS, BLOCK_DV], gl.float32, V_SUMS)
             mbarrier.wait(k_ring[1].index(0), k_lap)
             mbarrier.wait(v_ring[1].index(PART), k_lap)
+            first_turn = q_turn
             kv_first = start_n
             kv_last = gl.minimum(start_n + BLOCK_N, kv_len) - 1
             row_begin = gl.maximum(kv_first - q_shift, 0) // BLOCK_M * BLOCK_M
@@ -522,9 +563,7 @@ def consume_tiles(
                     p = gl.exp2(logit - lse[None, :])
                     dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
                     dp = warpgroup_mma_wait(1, deps=(dp,))
-                    # Not before: these are registers that the wait would hold.
-                    delta = do_ring[1].index(q_turn % STAGES).load(ROW)
-                    ds = p * (dp - delta[None, :])
+                    ds = p * dp
                     ddecay_cols += gl.sum(-ds, 1)
                     dk, dv = end_block(
                         ds.to(DTYPE),
@@ -532,12 +571,12 @@ def consume_tiles(
                         dv,
                         k_part,
                         q_tile,
-                        ds_tiles,
-                        ds_full,
+                        ds_ring,
                         dq_ring,
                         q_ring,
                         do_ring,
                         q_turn,
+                        q_turn > first_turn,
                         K_WEIGHTS,
                         BLOCK_M,
                         BLOCK_D,
@@ -566,9 +605,7 @@ def consume_tiles(
                     p = gl.exp2(logit - lse[None, :])
                     dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
                     dp = warpgroup_mma_wait(1, deps=(dp,))
-                    # Not before: these are registers that the wait would hold.
-                    delta = do_ring[1].index(q_turn % STAGES).load(ROW)
-                    ds = p * (dp - delta[None, :])
+                    ds = p * dp
                     ddecay_cols += gl.sum(-ds, 1)
                     dk, dv = end_block(
                         ds.to(DTYPE),
@@ -576,12 +613,12 @@ def consume_tiles(
                         dv,
                         k_part,
                         q_tile,
-                        ds_tiles,
-                        ds_full,
+                        ds_ring,
                         dq_ring,
                         q_ring,
                         do_ring,
                         q_turn,
+                        q_turn > first_turn,
                         K_WEIGHTS,
                         BLOCK_M,
                         BLOCK_D,
@@ -591,6 +628,13 @@ def consume_tiles(
                     )
                     q_turn += 1
                 gl.store(ddecay_cols_ptr + (b * num_heads + h) * kv_len + kv_idx, ddecay_cols, mask=kv_idx < kv_len)
+            if WITH_DQ:
+                # Of the last block.
+                dq = warpgroup_mma_wait(0, deps=(begin_dq(k_part, ds_ring, q_turn, BLOCK_M, BLOCK_D, PART),))
+                if q_turn > first_turn:
+                    store_dq(dq, dq_ring, q_turn - 1, PART)
+                    fence_async_shared()
+                    mbarrier.arrive(dq_ring[1].index(PART), count=1)
             mbarrier.arrive(k_ring[2].index(0), count=1)
             own_start = start_n + PART * KEYS
             # Through the place of v, whose last reader this was.
@@ -695,7 +739,7 @@ def forgetting_hopper_bwd(
         ds_tiles = gl.allocate_shared_memory(
             DTYPE, [2, BLOCK_N, BLOCK_M], gl.NVMMASharedLayout.get_default_for([BLOCK_N, BLOCK_M], DTYPE)
         )
-        ds_full = make_barriers(1, 2).index(0)
+        ds_ring = (ds_tiles, make_barriers(2, 2), make_barriers(2, 2))
         dq_tiles = gl.allocate_shared_memory(gl.float32, [2, LINES, 32], dq_desc.layout)
         dq_ring = (dq_tiles, make_barriers(2, 1), make_barriers(2, 1))
         gl.warp_specialize(
@@ -707,8 +751,7 @@ def forgetting_hopper_bwd(
                         v_ring,
                         q_ring,
                         do_ring,
-                        ds_tiles,
-                        ds_full,
+                        ds_ring,
                         dq_ring,
                         decay_ptr,
                         q_offset,
@@ -750,8 +793,7 @@ def forgetting_hopper_bwd(
                         v_ring,
                         q_ring,
                         do_ring,
-                        ds_tiles,
-                        ds_full,
+                        ds_ring,
                         dq_ring,
                         decay_ptr,
                         q_offset,
@@ -845,7 +887,6 @@ def forgetting_hopper_bwd(
                         do_ring,
                         None,
                         None,
-                        None,
                         decay_ptr,
                         q_offset,
                         dk_ptr,
@@ -886,7 +927,6 @@ def forgetting_hopper_bwd(
                         v_ring,
                         q_ring,
                         do_ring,
-                        None,
                         None,
                         None,
                         decay_ptr,

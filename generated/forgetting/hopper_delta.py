@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/delta.py.jinja
-# hash: c62ab30290e726fc
+# hash: 2f618659207643cb
 """What runs before the backward of `forgetting` on Hopper.
 
 o         [B, Hq, Sq, Dv]
@@ -10,7 +10,7 @@ lse       [B, Hq, Sq]  fp32, log of the softmax denominator
 dlse      [B, Hq, Sq]  fp32, gradient of lse
 delta     [B, Hq, Sq]  fp32, sum(o * do) - dlse
 row_lse   [B, Hq, blocks * BLOCK_M]  fp32, lse times log2(e), inf where no probability is above 0
-row_delta [B, Hq, blocks * BLOCK_M]  fp32, delta, 0 beyond the last row
+row_delta [B, Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
 """
 
 import triton
@@ -75,5 +75,6 @@ def forgetting_hopper_delta(
         delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     padded_offs = ((b * num_heads + h) * num_blocks + block) * BLOCK_M + tl.arange(0, BLOCK_M)
     # A row without any key has none of positive probability either; -inf minus -inf would be NaN.
-    tl.store(row_lse_ptr + padded_offs, tl.where(lse == float("-inf"), float("inf"), lse))
-    tl.store(row_delta_ptr + padded_offs, delta)
+    lse = tl.where(lse == float("-inf"), float("inf"), lse)
+    tl.store(row_lse_ptr + padded_offs, lse)
+    tl.store(row_delta_ptr + padded_offs, -delta)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/jax_launch.py.jinja
-# hash: f42a96aead301c53
+# hash: 6f2da4a7abc0c048
 """Launches of the kernels of `full`, in JAX."""
 
 from .._runtime.configs import Tiles, block_columns, cdiv
@@ -160,6 +160,7 @@ def backward(
                 *unit_strides(do),
                 q_len,
                 num_heads,
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

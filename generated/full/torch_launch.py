@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/torch_launch.py.jinja
-# hash: a3491ddd0cea925d
+# hash: 14acdb63d2e71960
 """Launches of the kernels of `full`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -206,6 +206,7 @@ def _backward(
                 *unit_strides(do),
                 q_len,
                 num_heads,
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

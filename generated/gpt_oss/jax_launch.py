@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/jax_launch.py.jinja
-# hash: 47c6cc7e87fd77d3
+# hash: c254d85551a36bf9
 """Launches of the kernels of `gpt_oss`, in JAX."""
 
 from jax import Array
@@ -187,6 +187,7 @@ def backward(
                 *unit_strides(do),
                 q_len,
                 num_heads,
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

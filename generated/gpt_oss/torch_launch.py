@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/torch_launch.py.jinja
-# hash: 845ee62896e68c3a
+# hash: d85a38def82fe708
 """Launches of the kernels of `gpt_oss`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -241,6 +241,7 @@ def _backward(
                 *unit_strides(do),
                 q_len,
                 num_heads,
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/jax_launch.py.jinja
-# hash: 47a076afd7b7f1dd
+# hash: e9a49cf63bdc7dca
 """Launches of the kernels of `natten`, in JAX."""
 
 from .._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
@@ -251,6 +251,7 @@ def backward(
                 *unit_strides(do),
                 q_len,
                 num_heads,
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

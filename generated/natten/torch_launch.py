@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/torch_launch.py.jinja
-# hash: 865c7d852c153487
+# hash: 6290400f4108fe37
 """Launches of the kernels of `natten`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -308,6 +308,7 @@ def _backward(
                 *unit_strides(do),
                 q_len,
                 num_heads,
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

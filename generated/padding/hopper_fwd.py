@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/fwd.py.jinja
-# hash: b1a23c08166fd04f
+# hash: 4dd7caf45a313148
 """Forward of `padding` on Hopper: `o = softmax(score) v`.
 
     keep    kv_idx < length[b]
@@ -179,7 +179,7 @@ def begin_scores(
 
 @gluon.jit
 def begin_sums(p_tile, acc, v_ring, ring_turn, BLOCK_N: gl.constexpr, BLOCK_DV: gl.constexpr, STAGES: gl.constexpr):
-    """Begin to add the values of block `ring_turn`."""
+    """Begin to add the values that come at `ring_turn`."""
     return warpgroup_mma(p_tile, receive_tile(v_ring, ring_turn, BLOCK_N, BLOCK_DV, STAGES), acc, is_async=True)
 
 
@@ -199,21 +199,37 @@ def begin_block(
     BLOCK_DV: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """The scores of block `ring_turn`, while the values of the one before are being added."""
+    """The scores of a block, while the values of the one before are being added."""
     p_tile = from_pairs(p_pairs, q_tile.dtype, WEIGHTS)
     qk = begin_scores(q_tile, k_ring, ring_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES)
-    acc = begin_sums(p_tile, acc, v_ring, ring_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
+    acc = begin_sums(p_tile, acc, v_ring, ring_turn, BLOCK_N, BLOCK_DV, STAGES)
     qk = warpgroup_mma_wait(1, deps=(qk,))
     mbarrier.arrive(k_ring[2].index(ring_turn % STAGES), count=1)
     return qk, acc
 
 
 @gluon.jit
-def end_block(acc, alpha, v_ring, ring_turn, SUMS: gl.constexpr, STAGES: gl.constexpr):
-    """The sums up to the block before `ring_turn`, relative to the new maximum."""
+def end_sums(acc, v_ring, ring_turn, STAGES: gl.constexpr):
+    """The sums, once the values that came at `ring_turn` are in them."""
     acc = warpgroup_mma_wait(0, deps=(acc,))
-    mbarrier.arrive(v_ring[2].index((ring_turn - 1) % STAGES), count=1)
+    mbarrier.arrive(v_ring[2].index(ring_turn % STAGES), count=1)
+    return acc
+
+
+@gluon.jit
+def rescaled(acc, alpha, SUMS: gl.constexpr):
+    """The sums relative to the new maximum."""
     return acc * gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]
+
+
+@gluon.jit
+def store_rows(ptr, tile, length, stride_row, COLS: gl.constexpr, STORED: gl.constexpr, DTYPE: gl.constexpr):
+    """Write the first `length` rows of a tile, and of its columns COLS, from `ptr` on."""
+    tile = gl.convert_layout(tile.to(DTYPE), STORED)
+    row = gl.arange(0, tile.shape[0], layout=gl.SliceLayout(1, STORED))
+    col = gl.arange(0, tile.shape[1], layout=gl.SliceLayout(0, STORED))
+    ptrs = ptr + (row.to(gl.int64) * stride_row)[:, None] + col[None, :]
+    gl.store(ptrs, tile, mask=(row < length)[:, None] & (col < COLS)[None, :])
 
 
 @gluon.jit
@@ -240,6 +256,8 @@ def produce_tiles(
     Q_BLOCKS: gl.constexpr = query_blocks(BLOCK_D)
     num_blocks = gl.cdiv(q_len, BLOCK_M)
     kv_turn, q_turn = 0, 0
+    # The values of a block before the first: zeros, for they lie behind the last key.
+    send_tile(v_desc, 0, 0, kv_len, v_ring, kv_turn, STAGES)
     # Later rows see more keys: a block from the end and one from the start make pairs, of one work each.
     num_pairs = gl.cdiv(num_blocks, 2)
     for own_work in range(gl.program_id(0), num_pairs * num_heads * batch, gl.num_programs(0)):
@@ -271,13 +289,13 @@ def produce_tiles(
             for nth in range(num_partial):
                 start_n = full_end + nth * BLOCK_N
                 send_tile(k_desc, batch_row, kv_head, start_n, k_ring, kv_turn, STAGES)
-                send_tile(v_desc, batch_row, kv_head, start_n, v_ring, kv_turn, STAGES)
                 kv_turn += 1
+                send_tile(v_desc, batch_row, kv_head, start_n, v_ring, kv_turn, STAGES)
             for nth in range(num_full):
                 start_n = nth * BLOCK_N
                 send_tile(k_desc, batch_row, kv_head, start_n, k_ring, kv_turn, STAGES)
-                send_tile(v_desc, batch_row, kv_head, start_n, v_ring, kv_turn, STAGES)
                 kv_turn += 1
+                send_tile(v_desc, batch_row, kv_head, start_n, v_ring, kv_turn, STAGES)
 
 
 @gluon.jit
@@ -319,6 +337,11 @@ def consume_tiles(
     qk_scale = scale * LOG2E
     num_blocks = gl.cdiv(q_len, BLOCK_M)
     kv_turn, q_turn = 0, 0
+    # Before the first block of rows there is one of no row, with a block of weights of 0 left to add.
+    p_pairs = as_pairs(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES), DTYPE)
+    acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
+    inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
+    o_start, o_left = gl.cast(0, gl.int64), 0
     # Later rows see more keys: a block from the end and one from the start make pairs, of one work each.
     num_pairs = gl.cdiv(num_blocks, 2)
     for own_work in range(gl.program_id(0), num_pairs * num_heads * batch, gl.num_programs(0)):
@@ -343,35 +366,14 @@ def consume_tiles(
 
             row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)
             row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)
-            acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
 
-            start_n = full_end
-            start_n = gl.where(num_partial > 0, start_n, 0)
-            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-
-            # The first block has none before it to add.
             q_place = PARTS * (q_turn % Q_BLOCKS) + PART
             mbarrier.wait(q_ring[1].index(q_place), (q_turn // Q_BLOCKS) & 1)
             q_tile = q_ring[0].index(q_place).reshape([ROWS, BLOCK_D])
-            qk = warpgroup_mma_wait(
-                0, deps=(begin_scores(q_tile, k_ring, kv_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES),)
-            )
-            mbarrier.arrive(k_ring[2].index(kv_turn % STAGES), count=1)
-            keep = (kv_idx < length_val)[None, :]
-            if RAGGED:
-                keep = keep & (kv_idx < kv_len)[None, :]
-            qk = gl.where(keep, qk, float("-inf"))
-            max_new = gl.maximum(row_max, gl.max(qk, 1) * qk_scale)
-            # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
-            max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
-            p = gl.exp2(qk * qk_scale - max_ref[:, None])
-            alpha = gl.exp2(row_max - max_ref)
-            row_sums = add_lanes(row_sums, alpha, p, LANES)
-            p_pairs = as_pairs(p, DTYPE)
-            row_max = max_new
-            kv_turn += 1
-            for nth in range(1, num_partial):
+            # The first block comes here in any case, with or without a mask: beside it the last values of the rows before are added.
+            for nth in range(gl.maximum(num_partial, 1)):
                 start_n = full_end + nth * BLOCK_N
+                start_n = gl.where(num_partial > 0, start_n, 0)
                 kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
                 qk, acc = begin_block(
                     q_tile,
@@ -388,10 +390,12 @@ def consume_tiles(
                     BLOCK_DV,
                     STAGES,
                 )
-                keep = (kv_idx < length_val)[None, :]
-                if RAGGED:
-                    keep = keep & (kv_idx < kv_len)[None, :]
-                qk = gl.where(keep, qk, float("-inf"))
+                # Always so: else the compiler would find the mask ahead of the product, and take bits apart that it has put together.
+                if start_m < q_len:
+                    keep = (kv_idx < length_val)[None, :]
+                    if RAGGED:
+                        keep = keep & (kv_idx < kv_len)[None, :]
+                    qk = gl.where(keep, qk, float("-inf"))
                 max_new = gl.maximum(row_max, gl.max(qk, 1) * qk_scale)
                 # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
                 max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
@@ -400,7 +404,13 @@ def consume_tiles(
                 row_sums = add_lanes(row_sums, alpha, p, LANES)
                 p_pairs = as_pairs(p, DTYPE)
                 row_max = max_new
-                acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
+                acc = end_sums(acc, v_ring, kv_turn, STAGES)
+                if nth == 0:
+                    # These were of the rows before.
+                    store_rows(o_ptr + o_start, acc * inv_sum[:, None], o_left, stride_os, HEAD_DIM_V, STORED, DTYPE)
+                    acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
+                else:
+                    acc = rescaled(acc, alpha, SUMS)
                 kv_turn += 1
 
             for _ in range(gl.where(num_partial > 0, 0, 1), num_full):
@@ -425,28 +435,26 @@ def consume_tiles(
                 row_sums = add_lanes(row_sums, alpha, p, LANES)
                 p_pairs = as_pairs(p, DTYPE)
                 row_max = max_new
-                acc = end_block(acc, alpha, v_ring, kv_turn, SUMS, STAGES)
+                acc = end_sums(acc, v_ring, kv_turn, STAGES)
+                acc = rescaled(acc, alpha, SUMS)
                 kv_turn += 1
 
             mbarrier.arrive(q_ring[2].index(q_place), count=1)
             q_turn += 1
-            acc = begin_sums(from_pairs(p_pairs, DTYPE, WEIGHTS), acc, v_ring, kv_turn - 1, BLOCK_N, BLOCK_DV, STAGES)
             row_sum = gl.convert_layout(gl.sum(row_sums, 1), ROW)
             # A row without any key gives o = 0 and lse = -inf.
             row_sum = gl.where(row_sum == 0.0, 1.0, row_sum)
             lse = (row_max + gl.log2(row_sum)) * LN2
             gl.store(lse_ptr + (b * num_heads + h) * q_len + rows, lse, mask=rows < q_len)
+            # What is left to do for these rows is done beside the first block of the next ones.
             inv_sum = gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, SUMS))
-            acc = warpgroup_mma_wait(0, deps=(acc,))
-            mbarrier.arrive(v_ring[2].index((kv_turn - 1) % STAGES), count=1)
-            o_tile = gl.convert_layout((acc * inv_sum[:, None]).to(DTYPE), STORED)
-            o_rows = start_m + PART * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, STORED))
-            o_cols = gl.arange(0, BLOCK_DV, layout=gl.SliceLayout(0, STORED))
-            o_ptrs = (
-                o_ptr + b * stride_ob + h * stride_oh + (o_rows.to(gl.int64) * stride_os)[:, None] + o_cols[None, :]
-            )
-            o_mask = (o_rows < q_len)[:, None] & (o_cols < HEAD_DIM_V)[None, :]
-            gl.store(o_ptrs, o_tile, mask=o_mask)
+            own_row = start_m + PART * ROWS
+            o_start = b * stride_ob + own_row.to(gl.int64) * stride_os + h * stride_oh
+            o_left = q_len - own_row
+
+    acc = begin_sums(from_pairs(p_pairs, DTYPE, WEIGHTS), acc, v_ring, kv_turn, BLOCK_N, BLOCK_DV, STAGES)
+    acc = end_sums(acc, v_ring, kv_turn, STAGES)
+    store_rows(o_ptr + o_start, acc * inv_sum[:, None], o_left, stride_os, HEAD_DIM_V, STORED, DTYPE)
 
 
 @gluon.jit(do_not_specialize=["q_len", "kv_len", "num_heads", "group_size", "batch"])

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: ops/jax_launch.py.jinja
-# hash: 70cba7960e1f6957
+# hash: 9bbf3426ef6eb8f0
 """Launches of the kernels of `padding`, in JAX."""
 
 from .._runtime.configs import Tiles, block_columns, cdiv
@@ -165,6 +165,7 @@ def backward(
                 *unit_strides(do),
                 q_len,
                 num_heads,
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

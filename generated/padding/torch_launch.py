@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: ops/torch_launch.py.jinja
-# hash: 1cc9b3f0ece20247
+# hash: 9bdac840126e22a5
 """Launches of the kernels of `padding`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -213,6 +213,7 @@ def _backward(
                 *unit_strides(do),
                 q_len,
                 num_heads,
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: ops/jax_launch.py.jinja
-# hash: cc684e5196691b45
+# hash: 19f7fab88b44c99a
 """Launches of the kernels of `prefix_lm`, in JAX."""
 
 from .._runtime.configs import Tiles, block_columns, cdiv
@@ -184,6 +184,7 @@ def backward(
                 *unit_strides(do),
                 q_len,
                 num_heads,
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

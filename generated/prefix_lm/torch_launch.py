@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: ops/torch_launch.py.jinja
-# hash: 73a49e9784753d2b
+# hash: 46b5d4851d6aeffd
 """Launches of the kernels of `prefix_lm`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -240,6 +240,7 @@ def _backward(
                 *unit_strides(do),
                 q_len,
                 num_heads,
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd_wide.py.jinja
-# hash: 52a7ce817386fd56
+# hash: fcb767b7567c0d75
 """Gradients of `relative_bias` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep   q_idx >= kv_idx
@@ -17,9 +17,9 @@
     dk     [B, Hkv, Skv, D]
     dv     [B, Hkv, Skv, Dv]
 
-Of lse and delta it takes what `relative_bias_hopper_delta` leaves: padded to whole blocks of rows, lse times
-log2(e). The gradient of q it adds to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order
-of `in_fragments` and without its factor.
+Of lse and delta it takes what `relative_bias_hopper_delta` leaves, padded to whole blocks of rows. The gradient
+of q it adds to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and
+without its factor.
 
 A program takes one block of keys of one key head after the other. Sums of one of their gradients are half of a
 warpgroup's registers, so that each of two has one. `score_tiles` computes probabilities and ds of each block of
@@ -201,6 +201,16 @@ def take_over(ring, ring_turn):
 
 
 @gluon.jit
+def begin_with(ring, ring_turn, KEYS: gl.constexpr, SCORES: gl.constexpr, STAGES: gl.constexpr):
+    """What the sums of a product begin with: for all keys the vector of rows that came with tile `ring_turn`."""
+    vector = ring[1].index(ring_turn % STAGES).load(gl.SliceLayout(0, SCORES))
+    none = gl.zeros([KEYS, vector.shape[0]], gl.float32, SCORES)
+    tile = gl.broadcast(vector[None, :], none)[0]
+    # Each number in its register here, and not by a copy between two products, for which the first would be waited for.
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [tile], gl.float32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def begin_block(
     k_tile,
     v_tile,
@@ -213,13 +223,17 @@ def begin_block(
     BLOCK_DV: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """`k q^T` of block `ring_turn`, and `v do^T`, which is left to be computed while the first is exponentiated."""
+    """`k q^T` of block `ring_turn`, and `v do^T - delta`, which is left to be computed while the first is exponentiated.
+
+    The difference is free: sums begin with what is subtracted.
+    """
     KEYS: gl.constexpr = k_tile.shape[0]
-    none = gl.zeros([KEYS, BLOCK_M], gl.float32, SCORES)
     q_tile = receive_tile(q_ring, ring_turn, BLOCK_M, BLOCK_D, STAGES)
-    qk = warpgroup_mma(k_tile, q_tile.permute((1, 0)), none, use_acc=False, is_async=True)
     do_tile = receive_tile(do_ring, ring_turn, BLOCK_M, BLOCK_DV, STAGES)
-    dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), none, use_acc=False, is_async=True)
+    dp = begin_with(do_ring, ring_turn, KEYS, SCORES, STAGES)
+    none = gl.zeros([KEYS, BLOCK_M], gl.float32, SCORES)
+    qk = warpgroup_mma(k_tile, q_tile.permute((1, 0)), none, use_acc=False, is_async=True)
+    dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), dp, is_async=True)
     qk = warpgroup_mma_wait(1, deps=(qk,))
     return qk, dp, q_tile, do_tile
 
@@ -606,9 +620,7 @@ def score_tiles(
                     p = gl.exp2(logit - lse[None, :])
                     hand_over(p.to(DTYPE), p_ring, q_turn)
                     dp = warpgroup_mma_wait(0, deps=(dp,))
-                    # Not before: these are registers that the wait would hold.
-                    delta = do_ring[1].index(q_turn % STAGES).load(ROW)
-                    ds = p * (dp - delta[None, :])
+                    ds = p * dp
                     dk = end_block(
                         ds.to(DTYPE), dk, q_tile, ds_ring, q_ring, do_ring, q_turn, K_WEIGHTS, STAGES, WITH_DQ
                     )
@@ -636,9 +648,7 @@ def score_tiles(
                     p = gl.exp2(logit - lse[None, :])
                     hand_over(p.to(DTYPE), p_ring, q_turn)
                     dp = warpgroup_mma_wait(0, deps=(dp,))
-                    # Not before: these are registers that the wait would hold.
-                    delta = do_ring[1].index(q_turn % STAGES).load(ROW)
-                    ds = p * (dp - delta[None, :])
+                    ds = p * dp
                     dk = end_block(
                         ds.to(DTYPE), dk, q_tile, ds_ring, q_ring, do_ring, q_turn, K_WEIGHTS, STAGES, WITH_DQ
                     )

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/jax_launch.py.jinja
-# hash: 9968291c23a6d0b9
+# hash: 9e560294a36d27fa
 """Launches of the kernels of `streaming_llm`, in JAX."""
 
 from .._runtime.configs import Tiles, block_columns, cdiv
@@ -189,6 +189,7 @@ def backward(
                 *unit_strides(do),
                 q_len,
                 num_heads,
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/torch_launch.py.jinja
-# hash: d4a8a5ab9a3f9939
+# hash: 30af5ebde06cd228
 """Launches of the kernels of `streaming_llm`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -246,6 +246,7 @@ def _backward(
                 *unit_strides(do),
                 q_len,
                 num_heads,
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/bwd_wide.py.jinja
-# hash: b97cee404c2f1cb7
+# hash: 5b5a945705531950
 """Gradients of `window` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < size
@@ -14,9 +14,9 @@
     dk     [B, Hkv, Skv, D]
     dv     [B, Hkv, Skv, Dv]
 
-Of lse and delta it takes what `window_hopper_delta` leaves: padded to whole blocks of rows, lse times log2(e).
-The gradient of q it adds to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of
-`in_fragments` and without its factor.
+Of lse and delta it takes what `window_hopper_delta` leaves, padded to whole blocks of rows. The gradient of q it
+adds to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and without
+its factor.
 
 A program takes one block of keys of one key head after the other. Sums of one of their gradients are half of a
 warpgroup's registers, so that each of two has one. `score_tiles` computes probabilities and ds of each block of
@@ -173,6 +173,16 @@ def take_over(ring, ring_turn):
 
 
 @gluon.jit
+def begin_with(ring, ring_turn, KEYS: gl.constexpr, SCORES: gl.constexpr, STAGES: gl.constexpr):
+    """What the sums of a product begin with: for all keys the vector of rows that came with tile `ring_turn`."""
+    vector = ring[1].index(ring_turn % STAGES).load(gl.SliceLayout(0, SCORES))
+    none = gl.zeros([KEYS, vector.shape[0]], gl.float32, SCORES)
+    tile = gl.broadcast(vector[None, :], none)[0]
+    # Each number in its register here, and not by a copy between two products, for which the first would be waited for.
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [tile], gl.float32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def begin_block(
     k_tile,
     v_tile,
@@ -185,13 +195,17 @@ def begin_block(
     BLOCK_DV: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """`k q^T` of block `ring_turn`, and `v do^T`, which is left to be computed while the first is exponentiated."""
+    """`k q^T - lse / scale` of block `ring_turn`, and `v do^T - delta`, which is left to be computed while the first is exponentiated.
+
+    Both differences are free: sums begin with what is subtracted.
+    """
     KEYS: gl.constexpr = k_tile.shape[0]
-    none = gl.zeros([KEYS, BLOCK_M], gl.float32, SCORES)
     q_tile = receive_tile(q_ring, ring_turn, BLOCK_M, BLOCK_D, STAGES)
-    qk = warpgroup_mma(k_tile, q_tile.permute((1, 0)), none, use_acc=False, is_async=True)
     do_tile = receive_tile(do_ring, ring_turn, BLOCK_M, BLOCK_DV, STAGES)
-    dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), none, use_acc=False, is_async=True)
+    qk = begin_with(q_ring, ring_turn, KEYS, SCORES, STAGES)
+    dp = begin_with(do_ring, ring_turn, KEYS, SCORES, STAGES)
+    qk = warpgroup_mma(k_tile, q_tile.permute((1, 0)), qk, is_async=True)
+    dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), dp, is_async=True)
     qk = warpgroup_mma_wait(1, deps=(qk,))
     return qk, dp, q_tile, do_tile
 
@@ -527,13 +541,10 @@ def score_tiles(
                     if RAGGED:
                         keep = keep & (kv_idx < kv_len)[:, None]
                     qk = gl.where(keep, qk, float("-inf"))
-                lse = q_ring[1].index(q_turn % STAGES).load(ROW)
-                p = gl.exp2(qk * qk_scale - lse[None, :])
+                p = gl.exp2(qk * qk_scale)
                 hand_over(p.to(DTYPE), p_ring, q_turn)
                 dp = warpgroup_mma_wait(0, deps=(dp,))
-                # Not before: these are registers that the wait would hold.
-                delta = do_ring[1].index(q_turn % STAGES).load(ROW)
-                ds = p * (dp - delta[None, :])
+                ds = p * dp
                 dk = end_block(ds.to(DTYPE), dk, q_tile, ds_ring, q_ring, do_ring, q_turn, K_WEIGHTS, STAGES, WITH_DQ)
                 q_turn += 1
             for _ in range(num_full):
@@ -542,13 +553,10 @@ def score_tiles(
                 )
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     qk = gl.where((kv_idx < kv_len)[:, None], qk, float("-inf"))
-                lse = q_ring[1].index(q_turn % STAGES).load(ROW)
-                p = gl.exp2(qk * qk_scale - lse[None, :])
+                p = gl.exp2(qk * qk_scale)
                 hand_over(p.to(DTYPE), p_ring, q_turn)
                 dp = warpgroup_mma_wait(0, deps=(dp,))
-                # Not before: these are registers that the wait would hold.
-                delta = do_ring[1].index(q_turn % STAGES).load(ROW)
-                ds = p * (dp - delta[None, :])
+                ds = p * dp
                 dk = end_block(ds.to(DTYPE), dk, q_tile, ds_ring, q_ring, do_ring, q_turn, K_WEIGHTS, STAGES, WITH_DQ)
                 q_turn += 1
         mbarrier.arrive(k_ring[2].index(0), count=1)

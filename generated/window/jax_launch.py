@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: ops/jax_launch.py.jinja
-# hash: f28431026c834e3a
+# hash: bbc55dd1fb26c67a
 """Launches of the kernels of `window`, in JAX."""
 
 from .._runtime.configs import Tiles, block_columns, cdiv
@@ -184,6 +184,7 @@ def backward(
                 *unit_strides(do),
                 q_len,
                 num_heads,
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: ops/torch_launch.py.jinja
-# hash: c685883fac987640
+# hash: f238f43dc30a6952
 """Launches of the kernels of `window`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -240,6 +240,7 @@ def _backward(
                 *unit_strides(do),
                 q_len,
                 num_heads,
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

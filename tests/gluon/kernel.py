@@ -129,7 +129,7 @@ _FUNCTIONS = (
         "maximum",
         "minimum",
     ),
-    *("join", "permute", "reshape", "split", "store", "where", "zeros"),
+    *("broadcast", "join", "permute", "reshape", "split", "store", "where", "zeros"),
 )
 _REAL = (
     *("BlockedLayout", "DotOperandLayout", "NVMMADistributedLayout", "NVMMASharedLayout", "SliceLayout"),

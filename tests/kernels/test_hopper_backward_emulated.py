@@ -146,8 +146,8 @@ def test_library(monkeypatch: pytest.MonkeyPatch, library: str, variant: str, st
 
 MUTATIONS = {
     "no fence": Mutation(
-        old="        fence_async_shared()\n        mbarrier.arrive(ds_full, count=1)\n",
-        new="        mbarrier.arrive(ds_full, count=1)\n",
+        old="        fence_async_shared()\n        mbarrier.arrive(full.index(place), count=1)\n",
+        new="        mbarrier.arrive(full.index(place), count=1)\n",
         error=EmulationError,
         message="read without a fence",
     ),
@@ -158,13 +158,16 @@ MUTATIONS = {
         message="copied to without a fence",
     ),
     "no wait for the other half of ds": Mutation(
-        old="        mbarrier.wait(ds_full, ring_turn & 1)\n",
+        old="    mbarrier.wait(full.index(ring_turn & 1), (ring_turn >> 1) & 1)\n",
         new="",
         error=EmulationError,
         message="read without a wait|more than 2 arrivals",
     ),
     "one tile for ds": Mutation(
-        old="ds_tiles.index(ring_turn & 1)", new="ds_tiles.index(0)", error=EmulationError, message="is overwritten"
+        old="        mbarrier.wait(empty.index(place), (lap & 1) ^ 1)\n",
+        new="",
+        error=EmulationError,
+        message="is overwritten",
     ),
     "dq handed over before it is stored": Mutation(
         old="mbarrier.wait(dq_full.index(part), q_turn & 1)",
@@ -176,8 +179,8 @@ MUTATIONS = {
         old="tma.store_wait(", new="id(", error=EmulationError, message="is overwritten|before its additions did"
     ),
     "q released while it is read": Mutation(
-        old="    dk = warpgroup_mma_wait(0, deps=(dk,))\n    mbarrier.arrive(q_ring[3].index(stage), count=1)",
-        new="    mbarrier.arrive(q_ring[3].index(stage), count=1)\n    dk = warpgroup_mma_wait(0, deps=(dk,))",
+        old="dk = warpgroup_mma_wait(0, deps=(dk,))\n        mbarrier.arrive(q_ring[3].index(stage), count=1)",
+        new="mbarrier.arrive(q_ring[3].index(stage), count=1)\n        dk = warpgroup_mma_wait(0, deps=(dk,))",
         error=EmulationError,
         message="is overwritten",
     ),

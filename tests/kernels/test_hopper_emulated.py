@@ -199,7 +199,7 @@ class Mutation:
         return source.replace(self.old, self.new)
 
 
-ARRIVE_FOR_V = "    mbarrier.arrive(v_ring[2].index((ring_turn - 1) % STAGES), count=1)\n"
+ARRIVE_FOR_V = "    mbarrier.arrive(v_ring[2].index(ring_turn % STAGES), count=1)\n"
 WAIT_FOR_SUMS = "    acc = warpgroup_mma_wait(0, deps=(acc,))\n"
 MUTATIONS = {
     "no wait for v": Mutation(
@@ -275,6 +275,14 @@ MUTATIONS = {
         new="alpha[:, None]",
         error=EmulationError,
         message="two layouts",
+    ),
+    "sums of the rows before": Mutation(
+        old="acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)\n            else:",
+        new="pass\n            else:",
+        error=AssertionError,
+        message="largest error",
+        call="five blocks",
+        programs=1,
     ),
     "no mask": Mutation(
         old="qk = gl.where(keep, qk, ", new="qk = gl.where(True, qk, ", error=AssertionError, message="lse"

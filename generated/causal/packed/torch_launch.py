@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: ops/torch_launch.py.jinja
-# hash: bcc31c4895969bf3
+# hash: ca36e0b41f5887f4
 """Launches of the kernels of `causal`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -305,6 +305,7 @@ def _backward(
                 q_len,
                 num_row_blocks,
                 row_seqs.shape[0],
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/jax_launch.py.jinja
-# hash: c5cc8084d4598030
+# hash: 88490447d5d4d058
 """Launches of the kernels of `full`, packed sequences, in JAX."""
 
 from ..._runtime.configs import PASSES, Tile, Tiles, block_columns
@@ -217,6 +217,7 @@ def backward(
                 q_len,
                 num_row_blocks,
                 row_seqs.shape[0],
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/torch_launch.py.jinja
-# hash: 273cdb6d681c805b
+# hash: b761bf1fa2117e44
 """Launches of the kernels of `full`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -277,6 +277,7 @@ def _backward(
                 q_len,
                 num_row_blocks,
                 row_seqs.shape[0],
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

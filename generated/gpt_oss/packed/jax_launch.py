@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/jax_launch.py.jinja
-# hash: 0acf71bd6643f3d2
+# hash: b33f7621678ec644
 """Launches of the kernels of `gpt_oss`, packed sequences, in JAX."""
 
 from jax import Array
@@ -238,6 +238,7 @@ def backward(
                 q_len,
                 num_row_blocks,
                 row_seqs.shape[0],
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

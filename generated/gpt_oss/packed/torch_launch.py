@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/torch_launch.py.jinja
-# hash: 4880a5c9c3df2aa9
+# hash: 3b9e02bc3cdad92c
 """Launches of the kernels of `gpt_oss`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -317,6 +317,7 @@ def _backward(
                 q_len,
                 num_row_blocks,
                 row_seqs.shape[0],
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

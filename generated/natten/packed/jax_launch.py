@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/jax_launch.py.jinja
-# hash: fd0635109ebc7d5b
+# hash: 2f1c33e6aea6c10c
 """Launches of the kernels of `natten`, packed sequences, in JAX."""
 
 from ..._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
@@ -268,6 +268,7 @@ def backward(
                 q_len,
                 num_row_blocks,
                 row_seqs.shape[0],
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/torch_launch.py.jinja
-# hash: a489956efcea47cd
+# hash: adacf68a4b19a545
 """Launches of the kernels of `natten`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -345,6 +345,7 @@ def _backward(
                 q_len,
                 num_row_blocks,
                 row_seqs.shape[0],
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

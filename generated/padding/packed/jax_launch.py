@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: ops/jax_launch.py.jinja
-# hash: 969abd2b8c03e377
+# hash: e08c3129eaf43725
 """Launches of the kernels of `padding`, packed sequences, in JAX."""
 
 from ..._runtime.configs import PASSES, Tile, Tiles, block_columns
@@ -223,6 +223,7 @@ def backward(
                 q_len,
                 num_row_blocks,
                 row_seqs.shape[0],
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: ops/torch_launch.py.jinja
-# hash: dc920fc75472c381
+# hash: 208c6e079e40daad
 """Launches of the kernels of `padding`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -286,6 +286,7 @@ def _backward(
                 q_len,
                 num_row_blocks,
                 row_seqs.shape[0],
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

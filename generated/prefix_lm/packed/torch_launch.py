@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: ops/torch_launch.py.jinja
-# hash: 5182d92eee07255c
+# hash: a2ac428d15e7c395
 """Launches of the kernels of `prefix_lm`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -316,6 +316,7 @@ def _backward(
                 q_len,
                 num_row_blocks,
                 row_seqs.shape[0],
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

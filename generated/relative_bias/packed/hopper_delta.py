@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/delta.py.jinja
-# hash: e4c4396f9d55ecab
+# hash: 89facb8b49a16f83
 """What runs before the backward of `relative_bias`, packed sequences on Hopper.
 
 o         [total_q, Hq, Dv]
@@ -12,7 +12,7 @@ dlse      [Hq, total_q]  fp32, gradient of lse
 delta     [Hq, total_q]  fp32, sum(o * do) - dlse
 row_seqs  [entries, 8]  int32, the sequence of each block of rows, as `block_seqs`
 row_lse   [Hq, blocks * BLOCK_M]  fp32, lse times log2(e), inf where no probability is above 0
-row_delta [Hq, blocks * BLOCK_M]  fp32, delta, 0 beyond the last row
+row_delta [Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
 """
 
 import triton
@@ -83,5 +83,6 @@ def relative_bias_packed_hopper_delta(
         delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     padded_offs = row_block * BLOCK_M + tl.arange(0, BLOCK_M)
     # A row without any key has none of positive probability either; -inf minus -inf would be NaN.
-    tl.store(row_lse_ptr + padded_offs, tl.where(lse == float("-inf"), float("inf"), lse))
-    tl.store(row_delta_ptr + padded_offs, delta)
+    lse = tl.where(lse == float("-inf"), float("inf"), lse)
+    tl.store(row_lse_ptr + padded_offs, lse)
+    tl.store(row_delta_ptr + padded_offs, -delta)

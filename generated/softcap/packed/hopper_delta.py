@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/delta.py.jinja
-# hash: 3514788d14a992ff
+# hash: c3e02373d0ad3b74
 """What runs before and after the backward of `softcap`, packed sequences on Hopper.
 
 o         [total_q, Hq, Dv]
@@ -12,7 +12,7 @@ dlse      [Hq, total_q]  fp32, gradient of lse
 delta     [Hq, total_q]  fp32, sum(o * do) - dlse
 row_seqs  [entries, 8]  int32, the sequence of each block of rows, as `block_seqs`
 row_lse   [Hq, blocks * BLOCK_M]  fp32, lse times log2(e), inf where no probability is above 0
-row_delta [Hq, blocks * BLOCK_M]  fp32, delta, 0 beyond the last row
+row_delta [Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
 dq_sums   [Hq, blocks, 2, lines, 32]  fp32, gradient of q without its factor
 """
 
@@ -84,8 +84,9 @@ def softcap_packed_hopper_delta(
         delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     padded_offs = row_block * BLOCK_M + tl.arange(0, BLOCK_M)
     # A row without any key has none of positive probability either; -inf minus -inf would be NaN.
-    tl.store(row_lse_ptr + padded_offs, tl.where(lse == float("-inf"), float("inf"), lse))
-    tl.store(row_delta_ptr + padded_offs, delta)
+    lse = tl.where(lse == float("-inf"), float("inf"), lse)
+    tl.store(row_lse_ptr + padded_offs, lse)
+    tl.store(row_delta_ptr + padded_offs, -delta)
 
 
 @triton.jit(do_not_specialize=["num_row_blocks", "num_entries"])

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/delta.py.jinja
-# hash: 955067ad58311af5
+# hash: 65a1dbce0c863ea6
 """What runs before and after the backward of `streaming_llm`, packed sequences on Hopper.
 
 o         [total_q, Hq, Dv]
@@ -12,8 +12,8 @@ lse       [Hq, total_q]  fp32, log of the softmax denominator
 dlse      [Hq, total_q]  fp32, gradient of lse
 delta     [Hq, total_q]  fp32, sum(o * do) - dlse
 row_seqs  [entries, 8]  int32, the sequence of each block of rows, as `block_seqs`
-row_lse   [Hq, blocks * BLOCK_M]  fp32, lse times log2(e), inf where no probability is above 0
-row_delta [Hq, blocks * BLOCK_M]  fp32, delta, 0 beyond the last row
+row_lse   [Hq, blocks * BLOCK_M]  fp32, -lse / scale, -inf where no probability is above 0
+row_delta [Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
 dq_sums   [Hq, blocks, 2, lines, 32]  fp32, gradient of q without its factor
 """
 
@@ -48,6 +48,7 @@ def streaming_llm_packed_hopper_delta(
     q_total,
     num_row_blocks,
     num_entries,
+    scale,
     HAS_DLSE: tl.constexpr,
     WITH_DQ: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
@@ -85,8 +86,9 @@ def streaming_llm_packed_hopper_delta(
         delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     padded_offs = row_block * BLOCK_M + tl.arange(0, BLOCK_M)
     # A row without any key has none of positive probability either; -inf minus -inf would be NaN.
-    tl.store(row_lse_ptr + padded_offs, tl.where(lse == float("-inf"), float("inf"), lse))
-    tl.store(row_delta_ptr + padded_offs, delta)
+    lse = tl.where(lse == float("-inf"), float("inf"), lse)
+    tl.store(row_lse_ptr + padded_offs, -lse / (scale * LOG2E))
+    tl.store(row_delta_ptr + padded_offs, -delta)
 
 
 @triton.jit(do_not_specialize=["num_row_blocks", "num_entries"])

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/jax_launch.py.jinja
-# hash: 8a2e991163101f8a
+# hash: 0b56b275079558ff
 """Launches of the kernels of `streaming_llm`, packed sequences, in JAX."""
 
 from ..._runtime.configs import PASSES, Tile, Tiles, block_columns
@@ -240,6 +240,7 @@ def backward(
                 q_len,
                 num_row_blocks,
                 row_seqs.shape[0],
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/torch_launch.py.jinja
-# hash: 11e96dbe5cb909a9
+# hash: 30ed5a7c0c1035c3
 """Launches of the kernels of `streaming_llm`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -323,6 +323,7 @@ def _backward(
                 q_len,
                 num_row_blocks,
                 row_seqs.shape[0],
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: ops/jax_launch.py.jinja
-# hash: 850f3b8b589a9971
+# hash: 9e3dd268593838f5
 """Launches of the kernels of `window`, packed sequences, in JAX."""
 
 from ..._runtime.configs import PASSES, Tile, Tiles, block_columns
@@ -235,6 +235,7 @@ def backward(
                 q_len,
                 num_row_blocks,
                 row_seqs.shape[0],
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: ops/torch_launch.py.jinja
-# hash: 919efaec2c5a851b
+# hash: 5f728f7bd1d9fb46
 """Launches of the kernels of `window`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -316,6 +316,7 @@ def _backward(
                 q_len,
                 num_row_blocks,
                 row_seqs.shape[0],
+                scale,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,
