@@ -165,5 +165,24 @@ def by_keys(lines: Sequence[str]) -> list[str]:
     return found
 
 
-FILTERS = {"gluon": gluon, "names": names, "used": used, "needed": needed, "by_keys": by_keys}
+def by_distance(text: str) -> str:
+    """Source in which `apart` stands for how far a row and a key are apart.
+
+    It is found of positions in the block, of which pairs on a diagonal share theirs, and one number of the block: of
+    `q_idx - kv_idx` the compiler does not see that they are the same, and loads for each pair.
+
+    >>> by_distance("x_qk = tl.load(x_ptr + clamp_index(q_idx[:, None] - kv_idx[None, :], x_size_1))")
+    'x_qk = tl.load(x_ptr + clamp_index(apart, x_size_1))'
+    """
+    return text.replace("q_idx[:, None] - kv_idx[None, :]", "apart")
+
+
+FILTERS = {
+    "by_distance": by_distance,
+    "gluon": gluon,
+    "names": names,
+    "used": used,
+    "needed": needed,
+    "by_keys": by_keys,
+}
 """Filters of the templates under `hopper/`."""

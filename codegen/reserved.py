@@ -43,6 +43,9 @@ _WORDS = """
     CHUNK FILL OWN_ROOM PART PARTS POSITIONS PTX block_lists block_ranges call_sizes call_words list_blocks pass_table
     schedule schedule_tables scheduled
 
+    TOLD apart first_plain hear hear_block key_blocks make_numbers num_masked num_plain numbers o_len o_row
+    produce_keys produce_rows rescaled end_sums send_turn store_columns store_rows tell tell_work
+
     DTYPE HOPPER_WARPS KEY LANES Q_BLOCKS ROW ROWS SCORES STAGES STORED SUMS WEIGHTS add_lanes as_loaded as_pairs
     async_load begin_block begin_scores begin_sums block_pair consume_tiles describe_rows end_block first_partial
     from_pairs gluon hopper_fwd inv_sum k_desc k_ring kv_head kv_heads kv_turn lane_layout last_full

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: hopper/fwd.py.jinja
-# hash: 4dc21f9e6d7cbe74
+# hash: 7f412634d03b3f45
 """Forward of `full` on Hopper: `o = softmax(score) v`.
 
     q    [B, Hq, Sq, D]
@@ -10,8 +10,8 @@
     o    [B, Hq, Sq, Dv]
     lse  [B, Hq, Sq]  fp32, log of the softmax denominator
 
-A program takes one block of query rows after the other. A warp of its own, `produce_tiles`, copies the queries, and the
-keys and values of each block that they visit, to shared memory (TMA). Two warpgroups, `consume_tiles`, have half of the
+A program takes one block of query rows after the other. Two warps, `produce_rows` and `produce_keys`, copy the queries,
+and the keys and values of each block that they visit, to shared memory (TMA). Two warpgroups, `consume_tiles`, have half of the
 rows each: while the tensor cores add up the values of one block, they take the exponentials of the next
 (arXiv:2407.08608). Otherwise this is the online softmax of arXiv:2205.14135: `row_max` is the largest score so far,
 `row_sums` the sums of exponentials relative to it, by the four threads that share a row. Scores are kept times log2(e),
@@ -29,6 +29,8 @@ LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
 # Of a block, those of each warpgroup.
 ROWS = gl.constexpr(64)
+# What consumers are told of a block of rows: so many numbers.
+TOLD = gl.constexpr(5)
 # The name that Triton 3.9 gives it, and the one of before.
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 
@@ -60,8 +62,6 @@ def lane_layout():
 @triton.constexpr_function
 def store_layout(COLS):
     """How it stores them: 16 bytes a thread. As the tensor cores leave them, each store of a warp meets eight lines."""
-    if COLS > 128:  # the way there leads through shared memory, of which such tiles leave too little
-        return product_layout(COLS)
     return gl.BlockedLayout([1, 8], [256 // COLS, COLS // 8], [4, 1], [1, 0])
 
 
@@ -101,10 +101,17 @@ def make_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 @gluon.jit
-def make_ring(desc, COUNT: gl.constexpr, READERS: gl.constexpr, ROWS: gl.constexpr, BLOCK_COLS: gl.constexpr):
-    """Places for COUNT tiles, each of which READERS warpgroups read."""
+def make_numbers(COUNT: gl.constexpr):
+    return gl.allocate_shared_memory(gl.int32, [COUNT, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
+
+
+@gluon.jit
+def make_ring(
+    desc, COUNT: gl.constexpr, SENDS: gl.constexpr, READERS: gl.constexpr, ROWS: gl.constexpr, BLOCK_COLS: gl.constexpr
+):
+    """Places for COUNT tiles, each of which SENDS arrivals complete and READERS warpgroups read."""
     tiles = gl.allocate_shared_memory(desc.dtype, [COUNT, 1, 1, ROWS, BLOCK_COLS], desc.layout)
-    return tiles, make_barriers(COUNT, 1), make_barriers(COUNT, READERS)
+    return tiles, make_barriers(COUNT, SENDS), make_barriers(COUNT, READERS)
 
 
 @gluon.jit
@@ -123,6 +130,76 @@ def receive_tile(ring, ring_turn, ROWS: gl.constexpr, COLS: gl.constexpr, STAGES
     tiles, full, _empty = ring
     mbarrier.wait(full.index(ring_turn % STAGES), (ring_turn // STAGES) & 1)
     return tiles.index(ring_turn % STAGES).reshape([ROWS, COLS])
+
+
+@gluon.jit
+def send_turn(
+    k_desc,
+    v_desc,
+    batch_row,
+    head,
+    start_n,
+    values,
+    k_ring,
+    v_ring,
+    numbers,
+    ring_turn,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Copy a block of keys, tell which it is, and copy the values of the one before."""
+    stage, lap = ring_turn % STAGES, ring_turn // STAGES
+    mbarrier.wait(k_ring[2].index(stage), (lap & 1) ^ 1)
+    tell(numbers, stage, start_n // BLOCK_N)
+    mbarrier.arrive(k_ring[1].index(stage), count=1)
+    send_tile(k_desc, batch_row, head, start_n, k_ring, ring_turn, STAGES)
+    send_tile(v_desc, values[0], values[1], values[2], v_ring, ring_turn, STAGES)
+
+
+@gluon.jit
+def hear_block(k_ring, numbers, ring_turn, STAGES: gl.constexpr):
+    """Which block of keys `ring_turn` brings, once it is there."""
+    mbarrier.wait(k_ring[1].index(ring_turn % STAGES), (ring_turn // STAGES) & 1)
+    return hear(numbers, ring_turn % STAGES, 4)
+
+
+@gluon.jit
+def tell(numbers, i, number):
+    numbers.index(i).store(gl.zeros([1], gl.int32, gl.BlockedLayout([1], [32], [1], [0])) + gl.cast(number, gl.int32))
+
+
+@gluon.jit
+def hear(numbers, i, WARPS: gl.constexpr):
+    return gl.max(numbers.index(i).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
+
+
+@gluon.jit
+def tell_work(ring, ring_turn, h, b, block, num_masked, num_plain):
+    """Tell the consumers where a block of rows is, and how many blocks of keys it visits; behind the last h is -1."""
+    numbers, full, empty = ring
+    stage, lap = ring_turn % 2, ring_turn // 2
+    mbarrier.wait(empty.index(stage), (lap & 1) ^ 1)
+    tell(numbers, stage * TOLD + 0, h)
+    tell(numbers, stage * TOLD + 1, b)
+    tell(numbers, stage * TOLD + 2, block)
+    tell(numbers, stage * TOLD + 3, num_masked)
+    tell(numbers, stage * TOLD + 4, num_plain)
+    mbarrier.arrive(full.index(stage), count=1)
+
+
+@gluon.jit
+def hear_work(ring, ring_turn, WARPS: gl.constexpr):
+    """What `tell_work` tells."""
+    numbers, full, empty = ring
+    stage = ring_turn % 2
+    mbarrier.wait(full.index(stage), (ring_turn // 2) & 1)
+    h = hear(numbers, stage * TOLD + 0, WARPS)
+    b = hear(numbers, stage * TOLD + 1, WARPS)
+    block = hear(numbers, stage * TOLD + 2, WARPS)
+    num_masked = hear(numbers, stage * TOLD + 3, WARPS)
+    num_plain = hear(numbers, stage * TOLD + 4, WARPS)
+    mbarrier.arrive(empty.index(stage), count=1)
+    return h, b, block, num_masked, num_plain
 
 
 @gluon.jit
@@ -221,39 +298,89 @@ def rescaled(acc, alpha, SUMS: gl.constexpr):
 
 
 @gluon.jit
-def store_rows(ptr, tile, length, stride_row, COLS: gl.constexpr, STORED: gl.constexpr, DTYPE: gl.constexpr):
-    """Write the first `length` rows of a tile, and of its columns COLS, from `ptr` on."""
-    tile = gl.convert_layout(tile.to(DTYPE), STORED)
+def store_columns(ptr, tile, start, length, stride_row, COLS: gl.constexpr):
+    """Write `tile` over the rows from `start` on of a `[length, COLS]` matrix, nothing beyond its edges."""
+    STORED: gl.constexpr = store_layout(tile.shape[1])
+    tile = gl.convert_layout(tile, STORED)
     row = gl.arange(0, tile.shape[0], layout=gl.SliceLayout(1, STORED))
+    # Not pure, or all addresses would be found ahead of the loop and kept.
+    row = start + gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [row], gl.int32, is_pure=False, pack=1)
     col = gl.arange(0, tile.shape[1], layout=gl.SliceLayout(0, STORED))
     ptrs = ptr + (row.to(gl.int64) * stride_row)[:, None] + col[None, :]
     gl.store(ptrs, tile, mask=(row < length)[:, None] & (col < COLS)[None, :])
 
 
 @gluon.jit
-def produce_tiles(
+def store_rows(ptr, tile, start, length, stride_row, COLS: gl.constexpr):
+    """The same for up to 256 columns: for more than 128 at a time shared memory has no room, through which they go."""
+    if tile.shape[1] == 256:
+        left, right = gl.split(gl.permute(gl.reshape(tile, [tile.shape[0], 2, 128]), [0, 2, 1]))
+        store_columns(ptr, left, start, length, stride_row, COLS)
+        store_columns(ptr + 128, right, start, length, stride_row, COLS - 128)
+    else:
+        store_columns(ptr, tile, start, length, stride_row, COLS)
+
+
+@gluon.jit
+def produce_rows(
     q_desc,
+    q_ring,
+    work_ring,
+    q_len,
+    kv_len,
+    num_heads,
+    batch,
+    BLOCK_D: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+):
+    PARTS: gl.constexpr = BLOCK_M // ROWS
+    Q_BLOCKS: gl.constexpr = query_blocks(BLOCK_D)
+    q_turn = 0
+    num_blocks = gl.cdiv(q_len, BLOCK_M)
+    for own_work in range(gl.program_id(0), num_blocks * num_heads * batch, gl.num_programs(0)):
+        head, block = own_work // num_blocks, own_work % num_blocks
+        b = (head // num_heads).to(gl.int64)
+        h = (head % num_heads).to(gl.int64)
+        start_m = block * BLOCK_M
+
+        # Blocks before full_end need no mask.
+        full_end = kv_len // BLOCK_N * BLOCK_N
+        num_partial = gl.maximum(gl.cdiv(kv_len - full_end, BLOCK_N), 0)
+        num_full = full_end // BLOCK_N
+        # The first block is masked in any case.
+        num_masked = gl.maximum(num_partial, 1)
+        num_plain = num_full - (num_masked - num_partial)
+
+        tell_work(work_ring, q_turn, h, b, block, num_masked, num_plain)
+        batch_row, q_head = b.to(gl.int32), h.to(gl.int32)
+        for part in gl.static_range(PARTS):
+            send_tile(q_desc, batch_row, q_head, start_m + part * ROWS, q_ring, PARTS * q_turn + part, PARTS * Q_BLOCKS)
+        q_turn += 1
+
+    tell_work(work_ring, q_turn, -1, -1, -1, -1, -1)
+
+
+@gluon.jit
+def produce_keys(
     k_desc,
     v_desc,
-    q_ring,
     k_ring,
     v_ring,
+    key_blocks,
     q_len,
     kv_len,
     num_heads,
     group_size,
     batch,
-    BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    PARTS: gl.constexpr = BLOCK_M // ROWS
-    Q_BLOCKS: gl.constexpr = query_blocks(BLOCK_D)
+    kv_turn = 0
+    # Each turn brings the keys of a block and the values of the one before; before the first zeros, from behind the last key.
+    values = (0, 0, kv_len)
     num_blocks = gl.cdiv(q_len, BLOCK_M)
-    kv_turn, q_turn = 0, 0
-    # The values of a block before the first: zeros, for they lie behind the last key.
-    send_tile(v_desc, 0, 0, kv_len, v_ring, kv_turn, STAGES)
     for own_work in range(gl.program_id(0), num_blocks * num_heads * batch, gl.num_programs(0)):
         head, block = own_work // num_blocks, own_work % num_blocks
         b = (head // num_heads).to(gl.int64)
@@ -265,21 +392,50 @@ def produce_tiles(
         full_end = kv_len // BLOCK_N * BLOCK_N
         num_partial = gl.maximum(gl.cdiv(kv_len - full_end, BLOCK_N), 0)
         num_full = full_end // BLOCK_N
+        # The first block is masked in any case.
+        num_masked = gl.maximum(num_partial, 1)
+        num_plain = num_full - (num_masked - num_partial)
 
-        batch_row, q_head, kv_head = b.to(gl.int32), h.to(gl.int32), hkv.to(gl.int32)
-        for part in gl.static_range(PARTS):
-            send_tile(q_desc, batch_row, q_head, start_m + part * ROWS, q_ring, PARTS * q_turn + part, PARTS * Q_BLOCKS)
-        q_turn += 1
-        for nth in range(num_partial):
+        batch_row, kv_head = b.to(gl.int32), hkv.to(gl.int32)
+        for nth in range(num_masked):
             start_n = full_end + nth * BLOCK_N
-            send_tile(k_desc, batch_row, kv_head, start_n, k_ring, kv_turn, STAGES)
+            start_n = gl.where(num_partial > 0, start_n, 0)
+            send_turn(
+                k_desc,
+                v_desc,
+                batch_row,
+                kv_head,
+                start_n,
+                values,
+                k_ring,
+                v_ring,
+                key_blocks,
+                kv_turn,
+                BLOCK_N,
+                STAGES,
+            )
+            values = (batch_row, kv_head, start_n)
             kv_turn += 1
-            send_tile(v_desc, batch_row, kv_head, start_n, v_ring, kv_turn, STAGES)
-        for nth in range(num_full):
+        for nth in range(num_masked - num_partial, num_full):
             start_n = nth * BLOCK_N
-            send_tile(k_desc, batch_row, kv_head, start_n, k_ring, kv_turn, STAGES)
+            send_turn(
+                k_desc,
+                v_desc,
+                batch_row,
+                kv_head,
+                start_n,
+                values,
+                k_ring,
+                v_ring,
+                key_blocks,
+                kv_turn,
+                BLOCK_N,
+                STAGES,
+            )
+            values = (batch_row, kv_head, start_n)
             kv_turn += 1
-            send_tile(v_desc, batch_row, kv_head, start_n, v_ring, kv_turn, STAGES)
+
+    send_tile(v_desc, values[0], values[1], values[2], v_ring, kv_turn, STAGES)
 
 
 @gluon.jit
@@ -287,6 +443,8 @@ def consume_tiles(
     q_ring,
     k_ring,
     v_ring,
+    key_blocks,
+    work_ring,
     o_ptr,
     lse_ptr,
     stride_ob,
@@ -296,7 +454,6 @@ def consume_tiles(
     kv_len,
     num_heads,
     scale,
-    batch,
     RAGGED: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
@@ -310,31 +467,25 @@ def consume_tiles(
     SCORES: gl.constexpr = product_layout(BLOCK_N)
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2)
-    STORED: gl.constexpr = store_layout(BLOCK_DV)
     LANES: gl.constexpr = lane_layout()
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(0, SCORES)
     PARTS: gl.constexpr = BLOCK_M // ROWS
     Q_BLOCKS: gl.constexpr = query_blocks(BLOCK_D)
     qk_scale = scale * LOG2E
-    num_blocks = gl.cdiv(q_len, BLOCK_M)
     kv_turn, q_turn = 0, 0
     # Before the first block of rows there is one of no row, with a block of weights of 0 left to add.
     p_pairs = as_pairs(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES), DTYPE)
     acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
     inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
-    o_start, o_left = gl.cast(0, gl.int64), 0
-    for own_work in range(gl.program_id(0), num_blocks * num_heads * batch, gl.num_programs(0)):
-        head, block = own_work // num_blocks, own_work % num_blocks
-        b = (head // num_heads).to(gl.int64)
-        h = (head % num_heads).to(gl.int64)
+    o_start, o_row = gl.cast(0, gl.int64), q_len
+    h, b, block, num_masked, num_plain = hear_work(work_ring, q_turn, 4)
+    while h >= 0:
+        h = h.to(gl.int64)
+        b = b.to(gl.int64)
+        # The compiler must know what this is a multiple of.
         start_m = block * BLOCK_M
-
         rows = start_m + PART * ROWS + gl.arange(0, ROWS, layout=ROW)
-        # Blocks before full_end need no mask.
-        full_end = kv_len // BLOCK_N * BLOCK_N
-        num_partial = gl.maximum(gl.cdiv(kv_len - full_end, BLOCK_N), 0)
-        num_full = full_end // BLOCK_N
 
         row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)
         row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)
@@ -342,10 +493,9 @@ def consume_tiles(
         q_place = PARTS * (q_turn % Q_BLOCKS) + PART
         mbarrier.wait(q_ring[1].index(q_place), (q_turn // Q_BLOCKS) & 1)
         q_tile = q_ring[0].index(q_place).reshape([ROWS, BLOCK_D])
-        # The first block comes here in any case, with or without a mask: beside it the last values of the rows before are added.
-        for nth in range(gl.maximum(num_partial, 1)):
-            start_n = full_end + nth * BLOCK_N
-            start_n = gl.where(num_partial > 0, start_n, 0)
+        # Beside the first block the last values of the rows before are added.
+        for nth in range(num_masked):
+            start_n = hear_block(k_ring, key_blocks, kv_turn, STAGES) * BLOCK_N
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
             qk, acc = begin_block(
                 q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
@@ -365,13 +515,13 @@ def consume_tiles(
             acc = end_sums(acc, v_ring, kv_turn, STAGES)
             if nth == 0:
                 # These were of the rows before.
-                store_rows(o_ptr + o_start, acc * inv_sum[:, None], o_left, stride_os, HEAD_DIM_V, STORED, DTYPE)
+                store_rows(o_ptr + o_start, (acc * inv_sum[:, None]).to(DTYPE), o_row, q_len, stride_os, HEAD_DIM_V)
                 acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
             else:
                 acc = rescaled(acc, alpha, SUMS)
             kv_turn += 1
 
-        for _ in range(gl.where(num_partial > 0, 0, 1), num_full):
+        for _ in range(num_plain):
             qk, acc = begin_block(
                 q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
@@ -386,7 +536,6 @@ def consume_tiles(
             kv_turn += 1
 
         mbarrier.arrive(q_ring[2].index(q_place), count=1)
-        q_turn += 1
         row_sum = gl.convert_layout(gl.sum(row_sums, 1), ROW)
         # A row without any key gives o = 0 and lse = -inf.
         row_sum = gl.where(row_sum == 0.0, 1.0, row_sum)
@@ -394,13 +543,13 @@ def consume_tiles(
         gl.store(lse_ptr + (b * num_heads + h) * q_len + rows, lse, mask=rows < q_len)
         # What is left to do for these rows is done beside the first block of the next ones.
         inv_sum = gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, SUMS))
-        own_row = start_m + PART * ROWS
-        o_start = b * stride_ob + own_row.to(gl.int64) * stride_os + h * stride_oh
-        o_left = q_len - own_row
+        o_start, o_row = b * stride_ob + h * stride_oh, start_m + PART * ROWS
+        q_turn += 1
+        h, b, block, num_masked, num_plain = hear_work(work_ring, q_turn, 4)
 
     acc = begin_sums(from_pairs(p_pairs, DTYPE, WEIGHTS), acc, v_ring, kv_turn, BLOCK_N, BLOCK_DV, STAGES)
     acc = end_sums(acc, v_ring, kv_turn, STAGES)
-    store_rows(o_ptr + o_start, acc * inv_sum[:, None], o_left, stride_os, HEAD_DIM_V, STORED, DTYPE)
+    store_rows(o_ptr + o_start, (acc * inv_sum[:, None]).to(DTYPE), o_row, q_len, stride_os, HEAD_DIM_V)
 
 
 @gluon.jit(do_not_specialize=["q_len", "kv_len", "num_heads", "group_size", "batch"])
@@ -444,9 +593,11 @@ def full_hopper_fwd(
     v_desc = describe_rows(
         v_ptr, batch, kv_heads, kv_len, stride_vb, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, BLOCK_DV
     )
-    q_ring = make_ring(q_desc, PARTS * query_blocks(BLOCK_D), 1, ROWS, BLOCK_D)
-    k_ring = make_ring(k_desc, STAGES, PARTS, BLOCK_N, BLOCK_D)
-    v_ring = make_ring(v_desc, STAGES, PARTS, BLOCK_N, BLOCK_DV)
+    q_ring = make_ring(q_desc, PARTS * query_blocks(BLOCK_D), 1, 1, ROWS, BLOCK_D)
+    # A block of keys comes with its number.
+    k_ring = make_ring(k_desc, STAGES, 2, PARTS, BLOCK_N, BLOCK_D)
+    v_ring = make_ring(v_desc, STAGES, 1, PARTS, BLOCK_N, BLOCK_DV)
+    key_blocks, work_ring = make_numbers(STAGES), (make_numbers(2 * TOLD), make_barriers(2, 1), make_barriers(2, PARTS))
     # Registers are those of each thread: the first consumer gets what is left, as many as the others.
     if PARTS == 3:
         gl.warp_specialize(
@@ -457,6 +608,8 @@ def full_hopper_fwd(
                         q_ring,
                         k_ring,
                         v_ring,
+                        key_blocks,
+                        work_ring,
                         o_ptr,
                         lse_ptr,
                         stride_ob,
@@ -466,7 +619,6 @@ def full_hopper_fwd(
                         kv_len,
                         num_heads,
                         scale,
-                        batch,
                         RAGGED,
                         HEAD_DIM_V,
                         BLOCK_D,
@@ -483,6 +635,8 @@ def full_hopper_fwd(
                         q_ring,
                         k_ring,
                         v_ring,
+                        key_blocks,
+                        work_ring,
                         o_ptr,
                         lse_ptr,
                         stride_ob,
@@ -492,7 +646,6 @@ def full_hopper_fwd(
                         kv_len,
                         num_heads,
                         scale,
-                        batch,
                         RAGGED,
                         HEAD_DIM_V,
                         BLOCK_D,
@@ -509,6 +662,8 @@ def full_hopper_fwd(
                         q_ring,
                         k_ring,
                         v_ring,
+                        key_blocks,
+                        work_ring,
                         o_ptr,
                         lse_ptr,
                         stride_ob,
@@ -518,7 +673,6 @@ def full_hopper_fwd(
                         kv_len,
                         num_heads,
                         scale,
-                        batch,
                         RAGGED,
                         HEAD_DIM_V,
                         BLOCK_D,
@@ -529,29 +683,28 @@ def full_hopper_fwd(
                         2,
                     ),
                 ),
+                (produce_rows, (q_desc, q_ring, work_ring, q_len, kv_len, num_heads, batch, BLOCK_D, BLOCK_M, BLOCK_N)),
                 (
-                    produce_tiles,
+                    produce_keys,
                     (
-                        q_desc,
                         k_desc,
                         v_desc,
-                        q_ring,
                         k_ring,
                         v_ring,
+                        key_blocks,
                         q_len,
                         kv_len,
                         num_heads,
                         group_size,
                         batch,
-                        BLOCK_D,
                         BLOCK_M,
                         BLOCK_N,
                         STAGES,
                     ),
                 ),
             ],
-            worker_num_warps=[4, 4, 1],
-            worker_num_regs=[160, 160, 24],
+            worker_num_warps=[4, 4, 1, 1],
+            worker_num_regs=[160, 160, 24, 24],
         )
     else:
         gl.warp_specialize(
@@ -562,6 +715,8 @@ def full_hopper_fwd(
                         q_ring,
                         k_ring,
                         v_ring,
+                        key_blocks,
+                        work_ring,
                         o_ptr,
                         lse_ptr,
                         stride_ob,
@@ -571,7 +726,6 @@ def full_hopper_fwd(
                         kv_len,
                         num_heads,
                         scale,
-                        batch,
                         RAGGED,
                         HEAD_DIM_V,
                         BLOCK_D,
@@ -588,6 +742,8 @@ def full_hopper_fwd(
                         q_ring,
                         k_ring,
                         v_ring,
+                        key_blocks,
+                        work_ring,
                         o_ptr,
                         lse_ptr,
                         stride_ob,
@@ -597,7 +753,6 @@ def full_hopper_fwd(
                         kv_len,
                         num_heads,
                         scale,
-                        batch,
                         RAGGED,
                         HEAD_DIM_V,
                         BLOCK_D,
@@ -608,27 +763,26 @@ def full_hopper_fwd(
                         1,
                     ),
                 ),
+                (produce_rows, (q_desc, q_ring, work_ring, q_len, kv_len, num_heads, batch, BLOCK_D, BLOCK_M, BLOCK_N)),
                 (
-                    produce_tiles,
+                    produce_keys,
                     (
-                        q_desc,
                         k_desc,
                         v_desc,
-                        q_ring,
                         k_ring,
                         v_ring,
+                        key_blocks,
                         q_len,
                         kv_len,
                         num_heads,
                         group_size,
                         batch,
-                        BLOCK_D,
                         BLOCK_M,
                         BLOCK_N,
                         STAGES,
                     ),
                 ),
             ],
-            worker_num_warps=[4, 1],
-            worker_num_regs=[240, 24],
+            worker_num_warps=[4, 1, 1],
+            worker_num_regs=[240, 24, 24],
         )

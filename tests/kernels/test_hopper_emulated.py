@@ -221,23 +221,23 @@ MUTATIONS = {
         message="read|go on",
     ),
     "the producer waits for the other phase": Mutation(
-        old="(lap & 1) ^ 1)", new="lap & 1)", error=DeadlockError, message=r"produce_tiles\) .* send_tile:\d+"
+        old="(lap & 1) ^ 1)", new="lap & 1)", error=DeadlockError, message=r"produce_keys\) .* send_turn:\d+"
     ),
     "the producer does not wait": Mutation(
-        old="mbarrier.wait(empty.index(stage), (lap & 1) ^ 1)",
-        new="pass",
+        old="mbarrier.wait(empty.index(stage), (lap & 1) ^ 1)\n    mbarrier.expect",
+        new="mbarrier.expect",
         error=EmulationError,
-        message="more than 1 arrivals|no partition",
+        message="is overwritten|more than 1 arrivals",
     ),
     "v released while it is read": Mutation(
         old=WAIT_FOR_SUMS + ARRIVE_FOR_V,
         new=ARRIVE_FOR_V + WAIT_FOR_SUMS,
         error=EmulationError,
-        message="overwritten while a wgmma may still read it",
+        message="is overwritten",
     ),
     "v sent once k is read": Mutation(
-        old="send_tile(v_desc, batch_row, kv_head, start_n, v_ring, kv_turn, STAGES)",
-        new="send_tile(v_desc, batch_row, kv_head, start_n, (v_ring[0], v_ring[1], k_ring[2]), kv_turn, STAGES)",
+        old="values[2], v_ring, ring_turn, STAGES)",
+        new="values[2], (v_ring[0], v_ring[1], k_ring[2]), ring_turn, STAGES)",
         error=EmulationError,
         message="overwritten|more than 1 arrivals|no partition",
     ),
@@ -283,6 +283,20 @@ MUTATIONS = {
         message="largest error",
         call="five blocks",
         programs=1,
+    ),
+    "which block of keys told too early": Mutation(
+        old="    mbarrier.wait(k_ring[2].index(stage), (lap & 1) ^ 1)\n",
+        new="",
+        error=EmulationError,
+        message="overwritten|more than 2 arrivals|no partition",
+        call="five blocks",
+        variant="document",
+    ),
+    "a block of rows not waited for": Mutation(
+        old="    mbarrier.wait(full.index(stage), (ring_turn // 2) & 1)\n    h = ",
+        new="    h = ",
+        error=EmulationError,
+        message="read before anything|read without a wait",
     ),
     "no mask": Mutation(
         old="qk = gl.where(keep, qk, ", new="qk = gl.where(True, qk, ", error=AssertionError, message="lse"

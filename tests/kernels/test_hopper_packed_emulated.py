@@ -222,22 +222,22 @@ MUTATIONS = {
         old="mask=rows < q_len)", new="mask=rows >= 0)", error=EmulationError, message="is accessed", call="one"
     ),
     "work not told": Mutation(
-        old="    mbarrier.arrive(full.index(stage), count=1)\n    return next_work",
-        new="    return next_work",
+        old="    mbarrier.arrive(full.index(stage), count=1)\n\n\n@gluon.jit\ndef hear_work",
+        new="\n\n@gluon.jit\ndef hear_work",
         error=DeadlockError,
         message="hear_work",
         call="cut blocks",
     ),
     "work not waited for": Mutation(
-        old="    mbarrier.wait(full.index(stage), (ring_turn // 2) & 1)\n    next_work",
-        new="    next_work",
+        old="    mbarrier.wait(full.index(stage), (ring_turn // 2) & 1)\n    own_work = ",
+        new="    own_work = ",
         error=EmulationError,
         message="read before anything|read without a wait",
         call="cut blocks",
     ),
     "one place for work": Mutation(
-        old="told_work.index(",
-        new="told_work.index(0 * ",
+        old="stage * TOLD",
+        new="0 * TOLD",
         error=EmulationError,
         message="overwritten without a wait|read without a wait",
         call="cut blocks",

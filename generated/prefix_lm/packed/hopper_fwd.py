@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: hopper/fwd.py.jinja
-# hash: ba0bef3c0cc9beda
+# hash: f8492773c00cf185
 """Forward of `prefix_lm`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx or kv_idx < length
@@ -13,8 +13,8 @@
     o           [total_q, Hq, Dv]
     lse         [Hq, total_q]  fp32, log of the softmax denominator
 
-A program takes one block of query rows after the other. A warp of its own, `produce_tiles`, copies the queries, and the
-keys and values of each block that they visit, to shared memory (TMA). Two warpgroups, `consume_tiles`, have half of the
+A program takes one block of query rows after the other. Two warps, `produce_rows` and `produce_keys`, copy the queries,
+and the keys and values of each block that they visit, to shared memory (TMA). Two warpgroups, `consume_tiles`, have half of the
 rows each: while the tensor cores add up the values of one block, they take the exponentials of the next
 (arXiv:2407.08608). Otherwise this is the online softmax of arXiv:2205.14135: `row_max` is the largest score so far,
 `row_sums` the sums of exponentials relative to it, by the four threads that share a row. Scores are kept times log2(e),
@@ -40,6 +40,8 @@ ROWS = gl.constexpr(64)
 MOST_ROWS = gl.constexpr(2**30)
 MOST_COUNT = gl.constexpr(0x7FFF0000)
 WRAP_STRIDE = gl.constexpr(2**33)
+# What consumers are told of a block of rows: so many numbers.
+TOLD = gl.constexpr(9)
 # The name that Triton 3.9 gives it, and the one of before.
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 
@@ -71,8 +73,6 @@ def lane_layout():
 @triton.constexpr_function
 def store_layout(COLS):
     """How it stores them: 16 bytes a thread. As the tensor cores leave them, each store of a warp meets eight lines."""
-    if COLS > 128:  # the way there leads through shared memory, of which such tiles leave too little
-        return product_layout(COLS)
     return gl.BlockedLayout([1, 8], [256 // COLS, COLS // 8], [4, 1], [1, 0])
 
 
@@ -107,10 +107,17 @@ def make_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 @gluon.jit
-def make_ring(desc, COUNT: gl.constexpr, READERS: gl.constexpr, ROWS: gl.constexpr, BLOCK_COLS: gl.constexpr):
-    """Places for COUNT tiles, each of which READERS warpgroups read."""
+def make_numbers(COUNT: gl.constexpr):
+    return gl.allocate_shared_memory(gl.int32, [COUNT, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
+
+
+@gluon.jit
+def make_ring(
+    desc, COUNT: gl.constexpr, SENDS: gl.constexpr, READERS: gl.constexpr, ROWS: gl.constexpr, BLOCK_COLS: gl.constexpr
+):
+    """Places for COUNT tiles, each of which SENDS arrivals complete and READERS warpgroups read."""
     tiles = gl.allocate_shared_memory(desc.dtype, [COUNT, 1, 1, 1, ROWS, BLOCK_COLS], desc.layout)
-    return tiles, make_barriers(COUNT, 1), make_barriers(COUNT, READERS)
+    return tiles, make_barriers(COUNT, SENDS), make_barriers(COUNT, READERS)
 
 
 @gluon.jit
@@ -132,26 +139,82 @@ def receive_tile(ring, ring_turn, ROWS: gl.constexpr, COLS: gl.constexpr, STAGES
 
 
 @gluon.jit
-def take_work(counter_ptr, ring, ring_turn):
-    """Take the next piece of work that no program has, and tell the others."""
-    told_work, full, empty = ring
-    stage = ring_turn % 2
-    mbarrier.wait(empty.index(stage), ((ring_turn // 2) & 1) ^ 1)
-    next_work = gl.num_programs(0) + gl.atomic_add(counter_ptr, 1, sem="relaxed")
-    told_work.index(stage).store(gl.zeros([1], gl.int32, gl.BlockedLayout([1], [32], [1], [0])) + next_work)
+def send_turn(
+    k_desc,
+    v_desc,
+    seq_end,
+    seq_len,
+    head,
+    start_n,
+    values,
+    k_ring,
+    v_ring,
+    numbers,
+    ring_turn,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Copy a block of keys, tell which it is, and copy the values of the one before."""
+    stage, lap = ring_turn % STAGES, ring_turn // STAGES
+    mbarrier.wait(k_ring[2].index(stage), (lap & 1) ^ 1)
+    tell(numbers, stage, start_n // BLOCK_N)
+    mbarrier.arrive(k_ring[1].index(stage), count=1)
+    send_tile(k_desc, seq_end, seq_len, head, start_n, k_ring, ring_turn, STAGES)
+    send_tile(v_desc, values[0], values[1], values[2], values[3], v_ring, ring_turn, STAGES)
+
+
+@gluon.jit
+def hear_block(k_ring, numbers, ring_turn, STAGES: gl.constexpr):
+    """Which block of keys `ring_turn` brings, once it is there."""
+    mbarrier.wait(k_ring[1].index(ring_turn % STAGES), (ring_turn // STAGES) & 1)
+    return hear(numbers, ring_turn % STAGES, 4)
+
+
+@gluon.jit
+def tell(numbers, i, number):
+    numbers.index(i).store(gl.zeros([1], gl.int32, gl.BlockedLayout([1], [32], [1], [0])) + gl.cast(number, gl.int32))
+
+
+@gluon.jit
+def hear(numbers, i, WARPS: gl.constexpr):
+    return gl.max(numbers.index(i).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
+
+
+@gluon.jit
+def tell_work(ring, ring_turn, own_work, h, block, q_shift, q_start, q_len, kv_len, num_masked, num_plain):
+    """Tell the consumers where a block of rows is, and how many blocks of keys it visits; behind the last h is -1."""
+    numbers, full, empty = ring
+    stage, lap = ring_turn % 2, ring_turn // 2
+    mbarrier.wait(empty.index(stage), (lap & 1) ^ 1)
+    tell(numbers, stage * TOLD + 0, own_work)
+    tell(numbers, stage * TOLD + 1, h)
+    tell(numbers, stage * TOLD + 2, block)
+    tell(numbers, stage * TOLD + 3, q_shift)
+    tell(numbers, stage * TOLD + 4, q_start)
+    tell(numbers, stage * TOLD + 5, q_len)
+    tell(numbers, stage * TOLD + 6, kv_len)
+    tell(numbers, stage * TOLD + 7, num_masked)
+    tell(numbers, stage * TOLD + 8, num_plain)
     mbarrier.arrive(full.index(stage), count=1)
-    return next_work
 
 
 @gluon.jit
 def hear_work(ring, ring_turn, WARPS: gl.constexpr):
-    """The next piece of work, once it is told."""
-    told_work, full, empty = ring
+    """What `tell_work` tells."""
+    numbers, full, empty = ring
     stage = ring_turn % 2
     mbarrier.wait(full.index(stage), (ring_turn // 2) & 1)
-    next_work = gl.max(told_work.index(stage).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
+    own_work = hear(numbers, stage * TOLD + 0, WARPS)
+    h = hear(numbers, stage * TOLD + 1, WARPS)
+    block = hear(numbers, stage * TOLD + 2, WARPS)
+    q_shift = hear(numbers, stage * TOLD + 3, WARPS)
+    q_start = hear(numbers, stage * TOLD + 4, WARPS)
+    q_len = hear(numbers, stage * TOLD + 5, WARPS)
+    kv_len = hear(numbers, stage * TOLD + 6, WARPS)
+    num_masked = hear(numbers, stage * TOLD + 7, WARPS)
+    num_plain = hear(numbers, stage * TOLD + 8, WARPS)
     mbarrier.arrive(empty.index(stage), count=1)
-    return next_work
+    return own_work, h, block, q_shift, q_start, q_len, kv_len, num_masked, num_plain
 
 
 @gluon.jit
@@ -250,45 +313,114 @@ def rescaled(acc, alpha, SUMS: gl.constexpr):
 
 
 @gluon.jit
-def store_rows(ptr, tile, length, stride_row, COLS: gl.constexpr, STORED: gl.constexpr, DTYPE: gl.constexpr):
-    """Write the first `length` rows of a tile, and of its columns COLS, from `ptr` on."""
-    tile = gl.convert_layout(tile.to(DTYPE), STORED)
+def store_columns(ptr, tile, start, length, stride_row, COLS: gl.constexpr):
+    """Write `tile` over the rows from `start` on of a `[length, COLS]` matrix, nothing beyond its edges."""
+    STORED: gl.constexpr = store_layout(tile.shape[1])
+    tile = gl.convert_layout(tile, STORED)
     row = gl.arange(0, tile.shape[0], layout=gl.SliceLayout(1, STORED))
+    # Not pure, or all addresses would be found ahead of the loop and kept.
+    row = start + gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [row], gl.int32, is_pure=False, pack=1)
     col = gl.arange(0, tile.shape[1], layout=gl.SliceLayout(0, STORED))
     ptrs = ptr + (row.to(gl.int64) * stride_row)[:, None] + col[None, :]
     gl.store(ptrs, tile, mask=(row < length)[:, None] & (col < COLS)[None, :])
 
 
 @gluon.jit
-def produce_tiles(
+def store_rows(ptr, tile, start, length, stride_row, COLS: gl.constexpr):
+    """The same for up to 256 columns: for more than 128 at a time shared memory has no room, through which they go."""
+    if tile.shape[1] == 256:
+        left, right = gl.split(gl.permute(gl.reshape(tile, [tile.shape[0], 2, 128]), [0, 2, 1]))
+        store_columns(ptr, left, start, length, stride_row, COLS)
+        store_columns(ptr + 128, right, start, length, stride_row, COLS - 128)
+    else:
+        store_columns(ptr, tile, start, length, stride_row, COLS)
+
+
+@gluon.jit
+def produce_rows(
     q_desc,
+    q_ring,
+    work_ring,
+    block_seqs_ptr,
+    q_offset,
+    length,
+    num_heads,
+    work_counter_ptr,
+    Q_OFFSET_PER_BATCH: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+):
+    PARTS: gl.constexpr = BLOCK_M // ROWS
+    Q_BLOCKS: gl.constexpr = query_blocks(BLOCK_D)
+    q_turn = 0
+    # A block of rows of one head is a piece of work, after the first for whichever program is free.
+    num_work = gl.load(block_seqs_ptr + 6) * num_heads
+    own_work = gl.program_id(0)
+    while own_work < num_work:
+        # As in the portable kernel: the blocks of a sequence follow each other, and long sequences come first.
+        record = block_seqs_ptr + own_work // num_heads * 8
+        b = gl.load(record).to(gl.int64)
+        first_entry = gl.load(record + 1)
+        q_start, q_len = gl.load(record + 2).to(gl.int64), gl.load(record + 3)
+        kv_len = gl.load(record + 5)
+        sequence_work = own_work - first_entry * num_heads
+        num_blocks = gl.cdiv(q_len, BLOCK_M)
+        block = sequence_work % num_blocks
+        h = (sequence_work // num_blocks).to(gl.int64)
+        block = num_blocks - 1 - block
+        start_m = block * BLOCK_M
+        q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+
+        q_first = start_m + q_shift
+        q_last = gl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
+        kv_end = gl.maximum(gl.minimum(q_last + 1, kv_len), gl.minimum(length, kv_len))
+        # Blocks before full_end need no mask.
+        full_end = gl.maximum(gl.minimum(q_first + 1, kv_len), gl.minimum(length, kv_len)) // BLOCK_N * BLOCK_N
+        full_end = gl.maximum(full_end, 0)
+        num_partial = gl.maximum(gl.cdiv(kv_end - full_end, BLOCK_N), 0)
+        num_full = full_end // BLOCK_N
+        # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
+        num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
+        # The first block is masked in any case.
+        num_masked = gl.maximum(num_partial, 1)
+        num_plain = num_full - (num_masked - num_partial)
+
+        tell_work(work_ring, q_turn, own_work, h, block, q_shift, q_start, q_len, kv_len, num_masked, num_plain)
+        q_head, q_end = h.to(gl.int32), q_start.to(gl.int32) + q_len
+        for part in gl.static_range(PARTS):
+            send_tile(
+                q_desc, q_end, q_len, q_head, start_m + part * ROWS, q_ring, PARTS * q_turn + part, PARTS * Q_BLOCKS
+            )
+        q_turn += 1
+        own_work = gl.num_programs(0) + gl.atomic_add(work_counter_ptr, 1, sem="relaxed")
+    tell_work(work_ring, q_turn, -1, -1, -1, -1, -1, -1, -1, -1, -1)
+
+
+@gluon.jit
+def produce_keys(
     k_desc,
     v_desc,
-    q_ring,
     k_ring,
     v_ring,
+    key_blocks,
     work_ring,
     block_seqs_ptr,
     q_offset,
     length,
     num_heads,
     group_size,
-    work_counter_ptr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
-    BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    PARTS: gl.constexpr = BLOCK_M // ROWS
-    Q_BLOCKS: gl.constexpr = query_blocks(BLOCK_D)
-    kv_turn, q_turn = 0, 0
-    # The values of a block before the first: zeros, for they lie behind the last key.
-    send_tile(v_desc, 0, 0, 0, 0, v_ring, kv_turn, STAGES)
-    # A block of rows of one head is a piece of work, after the first for whichever program is free.
-    num_work = gl.load(block_seqs_ptr + 6) * num_heads
-    own_work, work_turn = gl.program_id(0), 0
-    while own_work < num_work:
+    kv_turn = 0
+    # Each turn brings the keys of a block and the values of the one before; before the first zeros, from behind the last key.
+    values = (0, 0, 0, 0)
+    work_turn = 0
+    own_work = hear_work(work_ring, work_turn, 1)[0]
+    while own_work >= 0:
         # As in the portable kernel: the blocks of a sequence follow each other, and long sequences come first.
         record = block_seqs_ptr + own_work // num_heads * 8
         b = gl.load(record).to(gl.int64)
@@ -301,7 +433,8 @@ def produce_tiles(
         block = sequence_work % num_blocks
         h = (sequence_work // num_blocks).to(gl.int64)
         hkv = h // group_size
-        start_m = (num_blocks - 1 - block) * BLOCK_M
+        block = num_blocks - 1 - block
+        start_m = block * BLOCK_M
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
 
         q_first = start_m + q_shift
@@ -314,27 +447,53 @@ def produce_tiles(
         num_full = full_end // BLOCK_N
         # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
         num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
+        # The first block is masked in any case.
+        num_masked = gl.maximum(num_partial, 1)
+        num_plain = num_full - (num_masked - num_partial)
 
-        q_head, kv_head = h.to(gl.int32), hkv.to(gl.int32)
-        q_end, k_end = q_start.to(gl.int32) + q_len, kv_start.to(gl.int32) + kv_len
-        for part in gl.static_range(PARTS):
-            send_tile(
-                q_desc, q_end, q_len, q_head, start_m + part * ROWS, q_ring, PARTS * q_turn + part, PARTS * Q_BLOCKS
-            )
-        q_turn += 1
-        for nth in range(num_partial):
+        kv_head, k_end = hkv.to(gl.int32), kv_start.to(gl.int32) + kv_len
+        for nth in range(num_masked):
             start_n = full_end + nth * BLOCK_N
-            send_tile(k_desc, k_end, kv_len, kv_head, start_n, k_ring, kv_turn, STAGES)
+            start_n = gl.where(num_partial > 0, start_n, 0)
+            send_turn(
+                k_desc,
+                v_desc,
+                k_end,
+                kv_len,
+                kv_head,
+                start_n,
+                values,
+                k_ring,
+                v_ring,
+                key_blocks,
+                kv_turn,
+                BLOCK_N,
+                STAGES,
+            )
+            values = (k_end, kv_len, kv_head, start_n)
             kv_turn += 1
-            send_tile(v_desc, k_end, kv_len, kv_head, start_n, v_ring, kv_turn, STAGES)
-        for nth in range(num_full):
+        for nth in range(num_masked - num_partial, num_full):
             start_n = nth * BLOCK_N
-            send_tile(k_desc, k_end, kv_len, kv_head, start_n, k_ring, kv_turn, STAGES)
+            send_turn(
+                k_desc,
+                v_desc,
+                k_end,
+                kv_len,
+                kv_head,
+                start_n,
+                values,
+                k_ring,
+                v_ring,
+                key_blocks,
+                kv_turn,
+                BLOCK_N,
+                STAGES,
+            )
+            values = (k_end, kv_len, kv_head, start_n)
             kv_turn += 1
-            send_tile(v_desc, k_end, kv_len, kv_head, start_n, v_ring, kv_turn, STAGES)
-        # Asked for while the consumers still work on the last copies: the answer takes its time.
-        own_work = take_work(work_counter_ptr, work_ring, work_turn)
         work_turn += 1
+        own_work = hear_work(work_ring, work_turn, 1)[0]
+    send_tile(v_desc, values[0], values[1], values[2], values[3], v_ring, kv_turn, STAGES)
 
 
 @gluon.jit
@@ -342,18 +501,15 @@ def consume_tiles(
     q_ring,
     k_ring,
     v_ring,
+    key_blocks,
     work_ring,
-    block_seqs_ptr,
-    q_offset,
     length,
     o_ptr,
     lse_ptr,
     stride_oh,
     stride_os,
     q_total,
-    num_heads,
     scale,
-    Q_OFFSET_PER_BATCH: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_DV: gl.constexpr,
@@ -366,7 +522,6 @@ def consume_tiles(
     SCORES: gl.constexpr = product_layout(BLOCK_N)
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2)
-    STORED: gl.constexpr = store_layout(BLOCK_DV)
     LANES: gl.constexpr = lane_layout()
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(0, SCORES)
@@ -378,36 +533,15 @@ def consume_tiles(
     p_pairs = as_pairs(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES), DTYPE)
     acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
     inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
-    o_start, o_left = gl.cast(0, gl.int64), 0
-    # A block of rows of one head is a piece of work, after the first for whichever program is free.
-    num_work = gl.load(block_seqs_ptr + 6) * num_heads
-    own_work, work_turn = gl.program_id(0), 0
-    while own_work < num_work:
-        # As in the portable kernel: the blocks of a sequence follow each other, and long sequences come first.
-        record = block_seqs_ptr + own_work // num_heads * 8
-        b = gl.load(record).to(gl.int64)
-        first_entry = gl.load(record + 1)
-        q_start, q_len = gl.load(record + 2).to(gl.int64), gl.load(record + 3)
-        kv_len = gl.load(record + 5)
-        sequence_work = own_work - first_entry * num_heads
-        num_blocks = gl.cdiv(q_len, BLOCK_M)
-        block = sequence_work % num_blocks
-        h = (sequence_work // num_blocks).to(gl.int64)
-        start_m = (num_blocks - 1 - block) * BLOCK_M
-        q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-
+    o_start, o_row, o_len = gl.cast(0, gl.int64), 0, 0
+    _work, h, block, q_shift, q_start, q_len, kv_len, num_masked, num_plain = hear_work(work_ring, q_turn, 4)
+    while h >= 0:
+        h = h.to(gl.int64)
+        q_start = q_start.to(gl.int64)
+        # The compiler must know what this is a multiple of.
+        start_m = block * BLOCK_M
         rows = start_m + PART * ROWS + gl.arange(0, ROWS, layout=ROW)
         q_idx = rows + q_shift
-        q_first = start_m + q_shift
-        q_last = gl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
-        kv_end = gl.maximum(gl.minimum(q_last + 1, kv_len), gl.minimum(length, kv_len))
-        # Blocks before full_end need no mask.
-        full_end = gl.maximum(gl.minimum(q_first + 1, kv_len), gl.minimum(length, kv_len)) // BLOCK_N * BLOCK_N
-        full_end = gl.maximum(full_end, 0)
-        num_partial = gl.maximum(gl.cdiv(kv_end - full_end, BLOCK_N), 0)
-        num_full = full_end // BLOCK_N
-        # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
-        num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
 
         row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)
         row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)
@@ -415,10 +549,9 @@ def consume_tiles(
         q_place = PARTS * (q_turn % Q_BLOCKS) + PART
         mbarrier.wait(q_ring[1].index(q_place), (q_turn // Q_BLOCKS) & 1)
         q_tile = q_ring[0].index(q_place).reshape([ROWS, BLOCK_D])
-        # The first block comes here in any case, with or without a mask: beside it the last values of the rows before are added.
-        for nth in range(gl.maximum(num_partial, 1)):
-            start_n = full_end + nth * BLOCK_N
-            start_n = gl.where(num_partial > 0, start_n, 0)
+        # Beside the first block the last values of the rows before are added.
+        for nth in range(num_masked):
+            start_n = hear_block(k_ring, key_blocks, kv_turn, STAGES) * BLOCK_N
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
             qk, acc = begin_block(
                 q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
@@ -439,13 +572,13 @@ def consume_tiles(
             acc = end_sums(acc, v_ring, kv_turn, STAGES)
             if nth == 0:
                 # These were of the rows before.
-                store_rows(o_ptr + o_start, acc * inv_sum[:, None], o_left, stride_os, HEAD_DIM_V, STORED, DTYPE)
+                store_rows(o_ptr + o_start, (acc * inv_sum[:, None]).to(DTYPE), o_row, o_len, stride_os, HEAD_DIM_V)
                 acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
             else:
                 acc = rescaled(acc, alpha, SUMS)
             kv_turn += 1
 
-        for _ in range(gl.where(num_partial > 0, 0, 1), num_full):
+        for _ in range(num_plain):
             qk, acc = begin_block(
                 q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
@@ -460,7 +593,6 @@ def consume_tiles(
             kv_turn += 1
 
         mbarrier.arrive(q_ring[2].index(q_place), count=1)
-        q_turn += 1
         row_sum = gl.convert_layout(gl.sum(row_sums, 1), ROW)
         # A row without any key gives o = 0 and lse = -inf.
         row_sum = gl.where(row_sum == 0.0, 1.0, row_sum)
@@ -468,15 +600,14 @@ def consume_tiles(
         gl.store(lse_ptr + h * q_total + q_start + rows, lse, mask=rows < q_len)
         # What is left to do for these rows is done beside the first block of the next ones.
         inv_sum = gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, SUMS))
-        own_row = start_m + PART * ROWS
-        o_start = (q_start + own_row) * stride_os + h * stride_oh
-        o_left = q_len - own_row
-        own_work = hear_work(work_ring, work_turn, 4)
-        work_turn += 1
+        o_start, o_row = q_start * stride_os + h * stride_oh, start_m + PART * ROWS
+        o_len = q_len
+        q_turn += 1
+        _work, h, block, q_shift, q_start, q_len, kv_len, num_masked, num_plain = hear_work(work_ring, q_turn, 4)
 
     acc = begin_sums(from_pairs(p_pairs, DTYPE, WEIGHTS), acc, v_ring, kv_turn, BLOCK_N, BLOCK_DV, STAGES)
     acc = end_sums(acc, v_ring, kv_turn, STAGES)
-    store_rows(o_ptr + o_start, acc * inv_sum[:, None], o_left, stride_os, HEAD_DIM_V, STORED, DTYPE)
+    store_rows(o_ptr + o_start, (acc * inv_sum[:, None]).to(DTYPE), o_row, o_len, stride_os, HEAD_DIM_V)
 
 
 @gluon.jit(
@@ -526,13 +657,13 @@ def prefix_lm_packed_hopper_fwd(
     q_desc = describe_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, ROWS, BLOCK_D)
     k_desc = describe_rows(k_ptr, kv_heads, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
     v_desc = describe_rows(v_ptr, kv_heads, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, BLOCK_DV)
-    q_ring = make_ring(q_desc, PARTS * query_blocks(BLOCK_D), 1, ROWS, BLOCK_D)
-    k_ring = make_ring(k_desc, STAGES, PARTS, BLOCK_N, BLOCK_D)
-    v_ring = make_ring(v_desc, STAGES, PARTS, BLOCK_N, BLOCK_DV)
-    work_ring = (
-        gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0])),
-        make_barriers(2, 1),
-        make_barriers(2, PARTS),
+    q_ring = make_ring(q_desc, PARTS * query_blocks(BLOCK_D), 1, 1, ROWS, BLOCK_D)
+    # A block of keys comes with its number.
+    k_ring = make_ring(k_desc, STAGES, 2, PARTS, BLOCK_N, BLOCK_D)
+    v_ring = make_ring(v_desc, STAGES, 1, PARTS, BLOCK_N, BLOCK_DV)
+    key_blocks, work_ring = (
+        make_numbers(STAGES),
+        (make_numbers(2 * TOLD), make_barriers(2, 1), make_barriers(2, PARTS + 1)),
     )
     # Registers are those of each thread: the first consumer gets what is left, as many as the others.
     gl.warp_specialize(
@@ -543,18 +674,15 @@ def prefix_lm_packed_hopper_fwd(
                     q_ring,
                     k_ring,
                     v_ring,
+                    key_blocks,
                     work_ring,
-                    block_seqs_ptr,
-                    q_offset,
                     length,
                     o_ptr,
                     lse_ptr,
                     stride_oh,
                     stride_os,
                     q_total,
-                    num_heads,
                     scale,
-                    Q_OFFSET_PER_BATCH,
                     HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_DV,
@@ -570,18 +698,15 @@ def prefix_lm_packed_hopper_fwd(
                     q_ring,
                     k_ring,
                     v_ring,
+                    key_blocks,
                     work_ring,
-                    block_seqs_ptr,
-                    q_offset,
                     length,
                     o_ptr,
                     lse_ptr,
                     stride_oh,
                     stride_os,
                     q_total,
-                    num_heads,
                     scale,
-                    Q_OFFSET_PER_BATCH,
                     HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_DV,
@@ -592,29 +717,43 @@ def prefix_lm_packed_hopper_fwd(
                 ),
             ),
             (
-                produce_tiles,
+                produce_rows,
                 (
                     q_desc,
+                    q_ring,
+                    work_ring,
+                    block_seqs_ptr,
+                    q_offset,
+                    length,
+                    num_heads,
+                    work_counter_ptr,
+                    Q_OFFSET_PER_BATCH,
+                    BLOCK_D,
+                    BLOCK_M,
+                    BLOCK_N,
+                ),
+            ),
+            (
+                produce_keys,
+                (
                     k_desc,
                     v_desc,
-                    q_ring,
                     k_ring,
                     v_ring,
+                    key_blocks,
                     work_ring,
                     block_seqs_ptr,
                     q_offset,
                     length,
                     num_heads,
                     group_size,
-                    work_counter_ptr,
                     Q_OFFSET_PER_BATCH,
-                    BLOCK_D,
                     BLOCK_M,
                     BLOCK_N,
                     STAGES,
                 ),
             ),
         ],
-        worker_num_warps=[4, 1],
-        worker_num_regs=[240, 24],
+        worker_num_warps=[4, 1, 1],
+        worker_num_regs=[240, 24, 24],
     )
