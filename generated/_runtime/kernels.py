@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/kernels.py.jinja
-# hash: eb9b34c65b4b24fa
+# hash: 91c989138a9c61e4
 """What each kernel's code is, as a hash: tuned tiles hold for the code they were measured on."""
 
 # variant -> mode of calls -> pass -> hash of the kernel's file without comments and docstrings
@@ -10,15 +10,15 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "5f7c13e5d5a62f8e",
             "dq": "23b8073fbb5e7868",
             "dkdv": "46be56b8a6913495",
-            "hopper_fwd": "6831af324daebc64",
-            "hopper_bwd": "13909e950d03d2ef",
+            "hopper_fwd": "4277bb80ac4f1cc4",
+            "hopper_bwd": "77017fd5e2260ecf",
         },
         "packed": {
             "fwd": "91a6cf19c5e99c59",
             "dq": "018b5b33f7d8deb9",
             "dkdv": "b254008df5b983a0",
-            "hopper_fwd": "81f26882eebf7301",
-            "hopper_bwd": "e41f61731a874db8",
+            "hopper_fwd": "dc920ac493815932",
+            "hopper_bwd": "fc050528157e8d74",
         },
         "segmented": {
             "fwd": "a14d3099d522751d",
@@ -31,14 +31,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "f16cf16c79f9793b",
             "dq": "91091985dbd7a606",
             "dkdv": "bfe6e13e1e1452ee",
-            "hopper_fwd": "f4849c6ec167dd1e",
+            "hopper_fwd": "ffa5b12de31f7312",
             "hopper_bwd": "d4ff29814b7df10c",
         },
         "packed": {
             "fwd": "b6e418a3a3ba2f5d",
             "dq": "f012c30ad7b29242",
             "dkdv": "c20540f939402544",
-            "hopper_fwd": "19e361fbf9efcbd8",
+            "hopper_fwd": "6b485f4e4cd964e4",
             "hopper_bwd": "a09502b6804ab0fe",
         },
         "segmented": {
@@ -69,14 +69,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "cfb5becf5e0a0576",
             "dq": "2b3223153fe342e9",
             "dkdv": "0e7f6537241f818e",
-            "hopper_fwd": "931a1f9223bb2f75",
+            "hopper_fwd": "69d9a2b1ddddde84",
             "hopper_bwd": "1b45497a92b98bc7",
         },
         "packed": {
             "fwd": "9b10cc5a5ec7eb8c",
             "dq": "f42747ebcc07e309",
             "dkdv": "3837a6a99a03b567",
-            "hopper_fwd": "f889d238657c3f3e",
+            "hopper_fwd": "3fca9f402ed85fcc",
             "hopper_bwd": "877f90288b774ec5",
         },
         "segmented": {
@@ -90,14 +90,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "0eb33ebfa8a94caf",
             "dq": "92f7a2ad61a7a7ea",
             "dkdv": "0bc282a4975f4f7a",
-            "hopper_fwd": "7895fea52da63fe4",
+            "hopper_fwd": "f778da03bd69288c",
             "hopper_bwd": "2360b64415c6710b",
         },
         "packed": {
             "fwd": "0516465877167b82",
             "dq": "dbd06f2a91f3bd28",
             "dkdv": "55be522a4adc169a",
-            "hopper_fwd": "dbca4e75e0b01fee",
+            "hopper_fwd": "71664cbb0b629c9b",
             "hopper_bwd": "a6b9a6a63c054f5b",
         },
         "segmented": {
@@ -111,14 +111,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "d81e5dd65d1e06d4",
             "dq": "8ee5eade28b29a8d",
             "dkdv": "4f3f874780bb93de",
-            "hopper_fwd": "0c256e9cb65b667a",
+            "hopper_fwd": "ec57eb4d76a7d2af",
             "hopper_bwd": "1cb44a277dbe6b2f",
         },
         "packed": {
             "fwd": "975cfdf7149bf077",
             "dq": "8ad3256dd9a807e7",
             "dkdv": "fabbd70475409e4d",
-            "hopper_fwd": "817a4691d7901c61",
+            "hopper_fwd": "b5cc02b02cd400fb",
             "hopper_bwd": "d7bd9fb60bd52297",
         },
         "segmented": {
@@ -132,15 +132,15 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "b8866d8968b90575",
             "dq": "d4ec827b76f4e842",
             "dkdv": "e3ce1d21e8fe8f9a",
-            "hopper_fwd": "7ca69348d9deae68",
-            "hopper_bwd": "a34a3b04dd44fcdd",
+            "hopper_fwd": "34b4d2205e3d4f29",
+            "hopper_bwd": "3d073a854e596f23",
         },
         "packed": {
             "fwd": "b6113b0c7c0a4745",
             "dq": "9a98810d5de356ea",
             "dkdv": "eb2a6cfc6284c069",
-            "hopper_fwd": "0ca8bfb1a77dbb13",
-            "hopper_bwd": "39c2e036f2d1a938",
+            "hopper_fwd": "ac91c22e7d8eb1a7",
+            "hopper_bwd": "1a6d06db8a939ae6",
         },
         "segmented": {
             "fwd": "3d0a17bd8cf4fbeb",
@@ -153,14 +153,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "799fa161a5c29029",
             "dq": "b92370fa8b27e793",
             "dkdv": "857c6273f698da81",
-            "hopper_fwd": "e1f05a686af9c17f",
+            "hopper_fwd": "0582f82b34087b67",
             "hopper_bwd": "d99dc0af02f81e27",
         },
         "packed": {
             "fwd": "fdc53be2493ec8ce",
             "dq": "19afddaee5b2c01d",
             "dkdv": "22e6cb47dfb187ff",
-            "hopper_fwd": "9e87653274949f40",
+            "hopper_fwd": "87cee1a783981a5b",
             "hopper_bwd": "231a975a5e29d050",
         },
         "segmented": {
@@ -174,14 +174,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "dbd3e9dac3ae2d22",
             "dq": "a31f3375df7d477d",
             "dkdv": "ad2c712fd49d19fe",
-            "hopper_fwd": "e0c6e46db70f3c33",
+            "hopper_fwd": "d91940e5c51c7931",
             "hopper_bwd": "817f254f89e79acf",
         },
         "packed": {
             "fwd": "51e72e1ca9ea6010",
             "dq": "352bbedf25f01cc9",
             "dkdv": "6e642269dd3b13d8",
-            "hopper_fwd": "9b617a05656e3b97",
+            "hopper_fwd": "dcb5dc7803dab5f5",
             "hopper_bwd": "61286550cdb2dc89",
         },
         "segmented": {
@@ -195,14 +195,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "eb0853df72c3abaa",
             "dq": "71f52667034f2477",
             "dkdv": "b24ce5d3d3aba089",
-            "hopper_fwd": "3433a9363e859bcb",
+            "hopper_fwd": "4c636809484741a3",
             "hopper_bwd": "0740af5e6ad0c64d",
         },
         "packed": {
             "fwd": "e39e74f3fa8bb91d",
             "dq": "b5a793cdf79ff3de",
             "dkdv": "b4631b17cc2b43a5",
-            "hopper_fwd": "bd5ca3543a5d4977",
+            "hopper_fwd": "dec493a924811820",
             "hopper_bwd": "27847d83a5fc7de9",
         },
         "segmented": {
@@ -216,14 +216,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "751c7d505ee07342",
             "dq": "8299ad07ed20d180",
             "dkdv": "6b6d614be71c10b3",
-            "hopper_fwd": "a9e374a5b82630ef",
+            "hopper_fwd": "6259ed9d606607b1",
             "hopper_bwd": "8e49990b6c564df6",
         },
         "packed": {
             "fwd": "37a93964cdd31470",
             "dq": "11f4635c174ccb01",
             "dkdv": "fe118c50ba86a401",
-            "hopper_fwd": "c13849562e911e3f",
+            "hopper_fwd": "a9fbc1a5242fd750",
             "hopper_bwd": "84f57bb13ed7bd4f",
         },
         "segmented": {
@@ -237,14 +237,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "0968d229c16d0e2a",
             "dq": "e293a8345ebe9619",
             "dkdv": "1b25ba3b7fc42b46",
-            "hopper_fwd": "e3c59513929a85f9",
+            "hopper_fwd": "8123889aa7327e5a",
             "hopper_bwd": "540f7da058aee3a5",
         },
         "packed": {
             "fwd": "4141facc7e1e0204",
             "dq": "b4ba577bde698200",
             "dkdv": "6a9f80871bb9fe76",
-            "hopper_fwd": "43a5849a41755054",
+            "hopper_fwd": "eab376d80076acac",
             "hopper_bwd": "eec366c4294263ee",
         },
         "segmented": {
@@ -258,14 +258,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "77d1cd3240236c63",
             "dq": "d7d5fce1c8d29b61",
             "dkdv": "61c7cf4c1215a8f2",
-            "hopper_fwd": "e77358d37fe0108b",
+            "hopper_fwd": "c40441ee00aa8085",
             "hopper_bwd": "a03e18399e8343d9",
         },
         "packed": {
             "fwd": "239fd720b70e11b0",
             "dq": "f9db5cb9a63e45fc",
             "dkdv": "2878b05200f9e628",
-            "hopper_fwd": "c820d9fd76e35f74",
+            "hopper_fwd": "f8e9eb01e495bf7b",
             "hopper_bwd": "d55d7c52f62a285c",
         },
         "segmented": {
@@ -279,14 +279,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "c6cb153f2989ee6b",
             "dq": "41b859cb808ec41a",
             "dkdv": "5bce81d44ac8c97d",
-            "hopper_fwd": "fb96c5ff61a36850",
+            "hopper_fwd": "3222307fe84393dd",
             "hopper_bwd": "261a3ed562aba2e3",
         },
         "packed": {
             "fwd": "3a90e5af5b9d5e68",
             "dq": "86cebbba95d6948e",
             "dkdv": "268a7fe113dbb955",
-            "hopper_fwd": "52491c84a110ecd6",
+            "hopper_fwd": "2b30b81ac17fcaeb",
             "hopper_bwd": "30ef79098800bd35",
         },
         "segmented": {
@@ -300,14 +300,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "286536702430cfdc",
             "dq": "6e041c3d1e84a294",
             "dkdv": "71a622e223a27c3c",
-            "hopper_fwd": "8265116de154f6d4",
+            "hopper_fwd": "488a0ecc121d44cf",
             "hopper_bwd": "75a1d8626c41eafb",
         },
         "packed": {
             "fwd": "8b414197f984d4bf",
             "dq": "217f8764b87c566c",
             "dkdv": "a4603d4f56fa695c",
-            "hopper_fwd": "24f337a53f78309a",
+            "hopper_fwd": "c42693609eb5d93e",
             "hopper_bwd": "e667fff9a67b5120",
         },
         "segmented": {

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/bwd_wide.py.jinja
-# hash: 1f89a9c1f091b0a2
+# hash: 7471764da0dd9436
 """Gradients of `alibi` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep          q_idx >= kv_idx
@@ -198,7 +198,7 @@ def begin_block(
     BLOCK_DV: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """`k q^T` of block `ring_turn`, and `v do^T - delta`, which is left to be computed while the first is exponentiated.
+    """`k q^T` of block `ring_turn`, and `v do^T - delta`, while the first is exponentiated.
 
     The difference is free: sums begin with what is subtracted.
     """

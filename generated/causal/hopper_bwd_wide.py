@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/bwd_wide.py.jinja
-# hash: cbe3d702248dc38e
+# hash: 77a06bfb5393188e
 """Gradients of `causal` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep   q_idx >= kv_idx
@@ -195,7 +195,7 @@ def begin_block(
     BLOCK_DV: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """`k q^T - lse / scale` of block `ring_turn`, and `v do^T - delta`, which is left to be computed while the first is exponentiated.
+    """`k q^T - lse / scale` of block `ring_turn`, and `v do^T - delta`, while the first is exponentiated.
 
     Both differences are free: sums begin with what is subtracted.
     """

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/bwd.py.jinja
-# hash: f886e35afb1d1e18
+# hash: cc13a94ebccf44c6
 """Gradients of `document` on Hopper with respect to k and v, and where it may be so to q.
 
     keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -178,7 +178,7 @@ def begin_block(
     BLOCK_DV: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """`k q^T - lse / scale` of block `ring_turn`, and `v do^T - delta`, which is left to be computed while the first is exponentiated.
+    """`k q^T - lse / scale` of block `ring_turn`, and `v do^T - delta`, while the first is exponentiated.
 
     Both differences are free: sums begin with what is subtracted.
     """

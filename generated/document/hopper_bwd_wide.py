@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/bwd_wide.py.jinja
-# hash: a753ebda7dc77d60
+# hash: 50b3fbd71f2effad
 """Gradients of `document` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -204,7 +204,7 @@ def begin_block(
     BLOCK_DV: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """`k q^T - lse / scale` of block `ring_turn`, and `v do^T - delta`, which is left to be computed while the first is exponentiated.
+    """`k q^T - lse / scale` of block `ring_turn`, and `v do^T - delta`, while the first is exponentiated.
 
     Both differences are free: sums begin with what is subtracted.
     """

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/fwd.py.jinja
-# hash: c89ca76952ca560d
+# hash: 7837968381acb5a1
 """Forward of `document` on Hopper: `o = softmax(score) v`.
 
     keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -14,12 +14,13 @@
     o       [B, Hq, Sq, Dv]
     lse     [B, Hq, Sq]  fp32, log of the softmax denominator
 
-A program takes one block of query rows after the other. Two warps, `produce_rows` and `produce_keys`, copy the queries,
-and the keys and values of each block that they visit, to shared memory (TMA). Two warpgroups, `consume_tiles`, have half of the
-rows each: while the tensor cores add up the values of one block, they take the exponentials of the next
-(arXiv:2407.08608). Otherwise this is the online softmax of arXiv:2205.14135: `row_max` is the largest score so far,
-`row_sums` the sums of exponentials relative to it, by the four threads that share a row. Scores are kept times log2(e),
-so that each exponential is one `exp2`.
+A program takes one block of query rows after the other. Two warps copy to shared memory (TMA): `produce_rows` the
+queries, with which it tells what there is to do, and `produce_keys` the keys and values of each block that they visit.
+Two warpgroups, `consume_tiles`, have half of the rows each: while the tensor cores add up the values of one block,
+they take the exponentials of the next (arXiv:2407.08608). Otherwise this is the online softmax of arXiv:2205.14135:
+`row_max` is the largest score so far, `row_sums` the sums of exponentials relative to it, by the four threads that
+share a row. Scores are kept times log2(e), so that each exponential is one `exp2`. What ends a block of rows is done
+beside the first block of keys of the next one.
 
 A ring is a tuple of tiles, their barriers `full`, which a copy completes, and `empty`, on which consumers arrive.
 """
@@ -372,7 +373,6 @@ def produce_rows(
         # The first block is masked in any case.
         num_masked = gl.maximum(num_partial, 1)
         num_plain = num_full - (num_masked - num_partial)
-
         tell_work(work_ring, q_turn, h, b, block, q_shift, num_masked, num_plain)
         batch_row, q_head = b.to(gl.int32), h.to(gl.int32)
         for part in gl.static_range(PARTS):
@@ -390,20 +390,19 @@ def produce_keys(
     v_ring,
     key_blocks,
     ranges_ptr,
-    q_offset,
     stride_ranges_b,
     q_len,
     kv_len,
     num_heads,
     group_size,
     batch,
-    Q_OFFSET_PER_BATCH: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     kv_turn = 0
-    # Each turn brings the keys of a block and the values of the one before; before the first zeros, from behind the last key.
+    # Each turn brings the keys of a block and the values of the one before.
+    # Before the first these are zeros, for they lie behind the last key.
     values = (0, 0, kv_len)
     num_blocks = gl.cdiv(q_len, BLOCK_M)
     for own_work in range(gl.program_id(0), num_blocks * num_heads * batch, gl.num_programs(0)):
@@ -412,7 +411,6 @@ def produce_keys(
         h = (head % num_heads).to(gl.int64)
         hkv = h // group_size
         start_m = block * BLOCK_M
-        q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
 
         # Of the blocks this one visits, those from full_begin to full_end need no mask.
         block_range = ranges_ptr + b * stride_ranges_b + start_m // BLOCK_M * 4
@@ -425,8 +423,6 @@ def produce_keys(
         num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
         # The first block is masked in any case.
         num_masked = gl.maximum(num_partial, 1)
-        num_plain = num_full - (num_masked - num_partial)
-
         batch_row, kv_head = b.to(gl.int32), hkv.to(gl.int32)
         for nth in range(num_masked):
             start_n = kv_begin + nth * BLOCK_N
@@ -541,7 +537,7 @@ def consume_tiles(
             qk, acc = begin_block(
                 q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
-            # Always so: else the compiler would find the mask ahead of the product, and take bits apart that it has put together.
+            # Always so: else the compiler would find the mask ahead of the product, and keep it as bits.
             if start_m < q_len:
                 keep = (q_idx[:, None] >= kv_idx[None, :]) & (doc_q[:, None] == doc_kv[None, :])
                 if RAGGED:
@@ -784,14 +780,12 @@ def document_hopper_fwd(
                         v_ring,
                         key_blocks,
                         ranges_ptr,
-                        q_offset,
                         stride_ranges_b,
                         q_len,
                         kv_len,
                         num_heads,
                         group_size,
                         batch,
-                        Q_OFFSET_PER_BATCH,
                         BLOCK_M,
                         BLOCK_N,
                         STAGES,
@@ -893,14 +887,12 @@ def document_hopper_fwd(
                         v_ring,
                         key_blocks,
                         ranges_ptr,
-                        q_offset,
                         stride_ranges_b,
                         q_len,
                         kv_len,
                         num_heads,
                         group_size,
                         batch,
-                        Q_OFFSET_PER_BATCH,
                         BLOCK_M,
                         BLOCK_N,
                         STAGES,

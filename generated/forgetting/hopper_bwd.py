@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/bwd.py.jinja
-# hash: 40d70d4d57c9fd22
+# hash: e1c1c38c371ed838
 """Gradients of `forgetting` on Hopper with respect to k and v and g, and where it may be so to q.
 
     keep         q_idx >= kv_idx
@@ -177,7 +177,7 @@ def begin_block(
     BLOCK_DV: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """`k q^T` of block `ring_turn`, and `v do^T - delta`, which is left to be computed while the first is exponentiated.
+    """`k q^T` of block `ring_turn`, and `v do^T - delta`, while the first is exponentiated.
 
     The difference is free: sums begin with what is subtracted.
     """

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: hopper/fwd.py.jinja
-# hash: 7f412634d03b3f45
+# hash: a477d5e091aa5505
 """Forward of `full` on Hopper: `o = softmax(score) v`.
 
     q    [B, Hq, Sq, D]
@@ -10,12 +10,13 @@
     o    [B, Hq, Sq, Dv]
     lse  [B, Hq, Sq]  fp32, log of the softmax denominator
 
-A program takes one block of query rows after the other. Two warps, `produce_rows` and `produce_keys`, copy the queries,
-and the keys and values of each block that they visit, to shared memory (TMA). Two warpgroups, `consume_tiles`, have half of the
-rows each: while the tensor cores add up the values of one block, they take the exponentials of the next
-(arXiv:2407.08608). Otherwise this is the online softmax of arXiv:2205.14135: `row_max` is the largest score so far,
-`row_sums` the sums of exponentials relative to it, by the four threads that share a row. Scores are kept times log2(e),
-so that each exponential is one `exp2`.
+A program takes one block of query rows after the other. Two warps copy to shared memory (TMA): `produce_rows` the
+queries, with which it tells what there is to do, and `produce_keys` the keys and values of each block that they visit.
+Two warpgroups, `consume_tiles`, have half of the rows each: while the tensor cores add up the values of one block,
+they take the exponentials of the next (arXiv:2407.08608). Otherwise this is the online softmax of arXiv:2205.14135:
+`row_max` is the largest score so far, `row_sums` the sums of exponentials relative to it, by the four threads that
+share a row. Scores are kept times log2(e), so that each exponential is one `exp2`. What ends a block of rows is done
+beside the first block of keys of the next one.
 
 A ring is a tuple of tiles, their barriers `full`, which a copy completes, and `empty`, on which consumers arrive.
 """
@@ -351,7 +352,6 @@ def produce_rows(
         # The first block is masked in any case.
         num_masked = gl.maximum(num_partial, 1)
         num_plain = num_full - (num_masked - num_partial)
-
         tell_work(work_ring, q_turn, h, b, block, num_masked, num_plain)
         batch_row, q_head = b.to(gl.int32), h.to(gl.int32)
         for part in gl.static_range(PARTS):
@@ -378,7 +378,8 @@ def produce_keys(
     STAGES: gl.constexpr,
 ):
     kv_turn = 0
-    # Each turn brings the keys of a block and the values of the one before; before the first zeros, from behind the last key.
+    # Each turn brings the keys of a block and the values of the one before.
+    # Before the first these are zeros, for they lie behind the last key.
     values = (0, 0, kv_len)
     num_blocks = gl.cdiv(q_len, BLOCK_M)
     for own_work in range(gl.program_id(0), num_blocks * num_heads * batch, gl.num_programs(0)):
@@ -386,7 +387,6 @@ def produce_keys(
         b = (head // num_heads).to(gl.int64)
         h = (head % num_heads).to(gl.int64)
         hkv = h // group_size
-        start_m = block * BLOCK_M
 
         # Blocks before full_end need no mask.
         full_end = kv_len // BLOCK_N * BLOCK_N
@@ -394,8 +394,6 @@ def produce_keys(
         num_full = full_end // BLOCK_N
         # The first block is masked in any case.
         num_masked = gl.maximum(num_partial, 1)
-        num_plain = num_full - (num_masked - num_partial)
-
         batch_row, kv_head = b.to(gl.int32), hkv.to(gl.int32)
         for nth in range(num_masked):
             start_n = full_end + nth * BLOCK_N
@@ -500,10 +498,8 @@ def consume_tiles(
             qk, acc = begin_block(
                 q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
-            # Always so: else the compiler would find the mask ahead of the product, and take bits apart that it has put together.
-            if start_m < q_len:
-                if RAGGED:
-                    qk = gl.where((kv_idx < kv_len)[None, :], qk, float("-inf"))
+            if RAGGED:
+                qk = gl.where((kv_idx < kv_len)[None, :], qk, float("-inf"))
             max_new = gl.maximum(row_max, gl.max(qk, 1) * qk_scale)
             # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)

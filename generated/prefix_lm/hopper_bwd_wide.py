@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: hopper/bwd_wide.py.jinja
-# hash: 1543ecc6f2c67c8d
+# hash: 11aafd4c8ee6a24b
 """Gradients of `prefix_lm` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep   q_idx >= kv_idx or kv_idx < length
@@ -195,7 +195,7 @@ def begin_block(
     BLOCK_DV: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """`k q^T - lse / scale` of block `ring_turn`, and `v do^T - delta`, which is left to be computed while the first is exponentiated.
+    """`k q^T - lse / scale` of block `ring_turn`, and `v do^T - delta`, while the first is exponentiated.
 
     Both differences are free: sums begin with what is subtracted.
     """

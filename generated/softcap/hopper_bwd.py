@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/bwd.py.jinja
-# hash: 721754f0fda821e1
+# hash: a29514ca3d8639d1
 """Gradients of `softcap` on Hopper with respect to k and v, and where it may be so to q.
 
     keep   q_idx >= kv_idx
@@ -184,7 +184,7 @@ def begin_block(
     BLOCK_DV: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """`k q^T` of block `ring_turn`, and `v do^T - delta`, which is left to be computed while the first is exponentiated.
+    """`k q^T` of block `ring_turn`, and `v do^T - delta`, while the first is exponentiated.
 
     The difference is free: sums begin with what is subtracted.
     """

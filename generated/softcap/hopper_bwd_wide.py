@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/bwd_wide.py.jinja
-# hash: 6b982c2e91a2ce05
+# hash: 6bcb31329e6f9331
 """Gradients of `softcap` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep   q_idx >= kv_idx
@@ -210,7 +210,7 @@ def begin_block(
     BLOCK_DV: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """`k q^T` of block `ring_turn`, and `v do^T - delta`, which is left to be computed while the first is exponentiated.
+    """`k q^T` of block `ring_turn`, and `v do^T - delta`, while the first is exponentiated.
 
     The difference is free: sums begin with what is subtracted.
     """

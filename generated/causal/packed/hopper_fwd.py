@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/fwd.py.jinja
-# hash: 59c617105b005631
+# hash: 5f73f65c9e1e007f
 """Forward of `causal`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx
@@ -13,12 +13,13 @@
     o           [total_q, Hq, Dv]
     lse         [Hq, total_q]  fp32, log of the softmax denominator
 
-A program takes one block of query rows after the other. Two warps, `produce_rows` and `produce_keys`, copy the queries,
-and the keys and values of each block that they visit, to shared memory (TMA). Two warpgroups, `consume_tiles`, have half of the
-rows each: while the tensor cores add up the values of one block, they take the exponentials of the next
-(arXiv:2407.08608). Otherwise this is the online softmax of arXiv:2205.14135: `row_max` is the largest score so far,
-`row_sums` the sums of exponentials relative to it, by the four threads that share a row. Scores are kept times log2(e),
-so that each exponential is one `exp2`.
+A program takes one block of query rows after the other. Two warps copy to shared memory (TMA): `produce_rows` the
+queries, with which it tells what there is to do, and `produce_keys` the keys and values of each block that they visit.
+Two warpgroups, `consume_tiles`, have half of the rows each: while the tensor cores add up the values of one block,
+they take the exponentials of the next (arXiv:2407.08608). Otherwise this is the online softmax of arXiv:2205.14135:
+`row_max` is the largest score so far, `row_sums` the sums of exponentials relative to it, by the four threads that
+share a row. Scores are kept times log2(e), so that each exponential is one `exp2`. What ends a block of rows is done
+beside the first block of keys of the next one.
 
 A ring is a tuple of tiles, their barriers `full`, which a copy completes, and `empty`, on which consumers arrive.
 
@@ -361,7 +362,8 @@ def produce_rows(
         record = block_seqs_ptr + own_work // num_heads * 8
         b = gl.load(record).to(gl.int64)
         first_entry = gl.load(record + 1)
-        q_start, q_len = gl.load(record + 2).to(gl.int64), gl.load(record + 3)
+        q_start = gl.load(record + 2).to(gl.int64)
+        q_len = gl.load(record + 3)
         kv_len = gl.load(record + 5)
         sequence_work = own_work - first_entry * num_heads
         num_blocks = gl.cdiv(q_len, BLOCK_M)
@@ -384,7 +386,6 @@ def produce_rows(
         # The first block is masked in any case.
         num_masked = gl.maximum(num_partial, 1)
         num_plain = num_full - (num_masked - num_partial)
-
         tell_work(work_ring, q_turn, own_work, h, block, q_shift, q_start, q_len, kv_len, num_masked, num_plain)
         q_head, q_end = h.to(gl.int32), q_start.to(gl.int32) + q_len
         for part in gl.static_range(PARTS):
@@ -414,7 +415,8 @@ def produce_keys(
     STAGES: gl.constexpr,
 ):
     kv_turn = 0
-    # Each turn brings the keys of a block and the values of the one before; before the first zeros, from behind the last key.
+    # Each turn brings the keys of a block and the values of the one before.
+    # Before the first these are zeros, for they lie behind the last key.
     values = (0, 0, 0, 0)
     work_turn = 0
     own_work = hear_work(work_ring, work_turn, 1)[0]
@@ -423,7 +425,7 @@ def produce_keys(
         record = block_seqs_ptr + own_work // num_heads * 8
         b = gl.load(record).to(gl.int64)
         first_entry = gl.load(record + 1)
-        q_start, q_len = gl.load(record + 2).to(gl.int64), gl.load(record + 3)
+        q_len = gl.load(record + 3)
         kv_start = gl.load(record + 4).to(gl.int64)
         kv_len = gl.load(record + 5)
         sequence_work = own_work - first_entry * num_heads
@@ -447,8 +449,6 @@ def produce_keys(
         num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
         # The first block is masked in any case.
         num_masked = gl.maximum(num_partial, 1)
-        num_plain = num_full - (num_masked - num_partial)
-
         kv_head, k_end = hkv.to(gl.int32), kv_start.to(gl.int32) + kv_len
         for nth in range(num_masked):
             start_n = full_end + nth * BLOCK_N
@@ -553,7 +553,7 @@ def consume_tiles(
             qk, acc = begin_block(
                 q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
-            # Always so: else the compiler would find the mask ahead of the product, and take bits apart that it has put together.
+            # Always so: else the compiler would find the mask ahead of the product, and keep it as bits.
             if start_m < q_len:
                 keep = q_idx[:, None] >= kv_idx[None, :]
                 keep = keep & (kv_idx < kv_len)[None, :]

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/fwd.py.jinja
-# hash: 8461f71a640a9b56
+# hash: 34351d0347d09764
 """Forward of `document`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
@@ -16,12 +16,13 @@
     o           [total_q, Hq, Dv]
     lse         [Hq, total_q]  fp32, log of the softmax denominator
 
-A program takes one block of query rows after the other. Two warps, `produce_rows` and `produce_keys`, copy the queries,
-and the keys and values of each block that they visit, to shared memory (TMA). Two warpgroups, `consume_tiles`, have half of the
-rows each: while the tensor cores add up the values of one block, they take the exponentials of the next
-(arXiv:2407.08608). Otherwise this is the online softmax of arXiv:2205.14135: `row_max` is the largest score so far,
-`row_sums` the sums of exponentials relative to it, by the four threads that share a row. Scores are kept times log2(e),
-so that each exponential is one `exp2`.
+A program takes one block of query rows after the other. Two warps copy to shared memory (TMA): `produce_rows` the
+queries, with which it tells what there is to do, and `produce_keys` the keys and values of each block that they visit.
+Two warpgroups, `consume_tiles`, have half of the rows each: while the tensor cores add up the values of one block,
+they take the exponentials of the next (arXiv:2407.08608). Otherwise this is the online softmax of arXiv:2205.14135:
+`row_max` is the largest score so far, `row_sums` the sums of exponentials relative to it, by the four threads that
+share a row. Scores are kept times log2(e), so that each exponential is one `exp2`. What ends a block of rows is done
+beside the first block of keys of the next one.
 
 A ring is a tuple of tiles, their barriers `full`, which a copy completes, and `empty`, on which consumers arrive.
 
@@ -373,7 +374,8 @@ def produce_rows(
         record = block_seqs_ptr + own_work // num_heads * 8
         b = gl.load(record).to(gl.int64)
         first_entry = gl.load(record + 1)
-        q_start, q_len = gl.load(record + 2).to(gl.int64), gl.load(record + 3)
+        q_start = gl.load(record + 2).to(gl.int64)
+        q_len = gl.load(record + 3)
         kv_start = gl.load(record + 4).to(gl.int64)
         kv_len = gl.load(record + 5)
         sequence_work = own_work - first_entry * num_heads
@@ -395,7 +397,6 @@ def produce_rows(
         # The first block is masked in any case.
         num_masked = gl.maximum(num_partial, 1)
         num_plain = num_full - (num_masked - num_partial)
-
         tell_work(
             work_ring, q_turn, own_work, h, block, q_shift, q_start, q_len, kv_start, kv_len, num_masked, num_plain
         )
@@ -419,25 +420,23 @@ def produce_keys(
     work_ring,
     block_seqs_ptr,
     ranges_ptr,
-    q_offset,
     num_heads,
     group_size,
-    Q_OFFSET_PER_BATCH: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     kv_turn = 0
-    # Each turn brings the keys of a block and the values of the one before; before the first zeros, from behind the last key.
+    # Each turn brings the keys of a block and the values of the one before.
+    # Before the first these are zeros, for they lie behind the last key.
     values = (0, 0, 0, 0)
     work_turn = 0
     own_work = hear_work(work_ring, work_turn, 1)[0]
     while own_work >= 0:
         # As in the portable kernel: the blocks of a sequence follow each other, and long sequences come first.
         record = block_seqs_ptr + own_work // num_heads * 8
-        b = gl.load(record).to(gl.int64)
         first_entry = gl.load(record + 1)
-        q_start, q_len = gl.load(record + 2).to(gl.int64), gl.load(record + 3)
+        q_len = gl.load(record + 3)
         kv_start = gl.load(record + 4).to(gl.int64)
         kv_len = gl.load(record + 5)
         sequence_work = own_work - first_entry * num_heads
@@ -446,7 +445,6 @@ def produce_keys(
         h = (sequence_work // num_blocks).to(gl.int64)
         hkv = h // group_size
         start_m = block * BLOCK_M
-        q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
 
         # Of the blocks this one visits, those from full_begin to full_end need no mask.
         block_range = ranges_ptr + (first_entry + start_m // BLOCK_M) * 4
@@ -459,8 +457,6 @@ def produce_keys(
         num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
         # The first block is masked in any case.
         num_masked = gl.maximum(num_partial, 1)
-        num_plain = num_full - (num_masked - num_partial)
-
         kv_head, k_end = hkv.to(gl.int32), kv_start.to(gl.int32) + kv_len
         for nth in range(num_masked):
             start_n = kv_begin + nth * BLOCK_N
@@ -575,7 +571,7 @@ def consume_tiles(
             qk, acc = begin_block(
                 q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
             )
-            # Always so: else the compiler would find the mask ahead of the product, and take bits apart that it has put together.
+            # Always so: else the compiler would find the mask ahead of the product, and keep it as bits.
             if start_m < q_len:
                 keep = (q_idx[:, None] >= kv_idx[None, :]) & (doc_q[:, None] == doc_kv[None, :])
                 keep = keep & (kv_idx < kv_len)[None, :]
@@ -766,10 +762,8 @@ def document_packed_hopper_fwd(
                     work_ring,
                     block_seqs_ptr,
                     ranges_ptr,
-                    q_offset,
                     num_heads,
                     group_size,
-                    Q_OFFSET_PER_BATCH,
                     BLOCK_M,
                     BLOCK_N,
                     STAGES,
