@@ -87,13 +87,19 @@ def serves_backward(mode: Mode, head_dim: int) -> bool:
 
 
 def visits_long_runs(planned: VariantPlan) -> bool:
-    """Whether the rows of a variant visit one run of keys from the first on, as those of a causal mask do.
+    """Whether the rows of a variant visit one run of keys, from the first on, as those of a causal mask do.
 
-    A program of Hopper's works on one block of rows at a time and cannot hide the start and end of a short run behind
-    another program, as the portable ones do.
+    A program of Hopper's works on one block of rows at a time, and hides the start and end of a short run less well
+    than the portable ones do behind each other.
     """
     bounds = planned.fwd.bounds
     return bounds is not None and bounds.begin == "0" and not bounds.jumps and not bounds.lists
+
+
+def visits_runs(planned: VariantPlan) -> bool:
+    """Whether the rows of a variant visit runs of keys, and no blocks of a list, most of which a mask cuts."""
+    bounds = planned.fwd.bounds
+    return bounds is not None and not bounds.lists
 
 
 def scores_cheaply(variant: Variant) -> bool:

@@ -82,6 +82,7 @@ def render(spec: Spec) -> dict[str, str]:
         "linear": [],
         "cheap_scores": [],
         "long_runs": [],
+        "runs": [],
         "fused_backwards": [],
         "atomic": [],
     }
@@ -93,6 +94,7 @@ def render(spec: Spec) -> dict[str, str]:
             planned.fwd.linear,
             hopper.scores_cheaply(variant),
             hopper.visits_long_runs(planned),
+            hopper.visits_runs(planned),
             hopper.fuses_backward(planned),
             not is_deterministic(variant),
         )

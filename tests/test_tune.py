@@ -450,7 +450,7 @@ def test_explain_shows_the_family(capsys: pytest.CaptureFixture[str], monkeypatc
     monkeypatch.chdir(ROOT)
     for variant, said in (
         ("causal", "fwd   hopper  128      128"),
-        ("window", "family='hopper', but as a rule is not faster"),
+        ("natten", "family='hopper', but as a rule is not faster"),
     ):
         wanted = ["explain", variant, "--gpu", "h100", "--dtype", "bf16", "--head-dim", "128", "--seq", "16384"]
         assert cli.main(wanted) == cli.EXIT_OK

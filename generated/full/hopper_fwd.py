@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: hopper/fwd.py.jinja
-# hash: a477d5e091aa5505
+# hash: 4ec0ac384bc807f5
 """Forward of `full` on Hopper: `o = softmax(score) v`.
 
     q    [B, Hq, Sq, D]
@@ -383,7 +383,7 @@ def produce_keys(
     values = (0, 0, kv_len)
     num_blocks = gl.cdiv(q_len, BLOCK_M)
     for own_work in range(gl.program_id(0), num_blocks * num_heads * batch, gl.num_programs(0)):
-        head, block = own_work // num_blocks, own_work % num_blocks
+        head = own_work // num_blocks
         b = (head // num_heads).to(gl.int64)
         h = (head % num_heads).to(gl.int64)
         hkv = h // group_size

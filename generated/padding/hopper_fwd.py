@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/fwd.py.jinja
-# hash: 649749ede902080b
+# hash: dff5bd4b5cdfb19b
 """Forward of `padding` on Hopper: `o = softmax(score) v`.
 
     keep    kv_idx < length[b]
@@ -405,8 +405,7 @@ def produce_keys(
     for own_work in range(gl.program_id(0), num_pairs * num_heads * batch, gl.num_programs(0)):
         head, block_pair = own_work // num_pairs, own_work % num_pairs
         # Of an odd number of blocks the middle one is alone.
-        for pair_half in range(gl.where(2 * block_pair + 1 == num_blocks, 1, 2)):
-            block = gl.where(pair_half == 0, num_blocks - 1 - block_pair, block_pair)
+        for _ in range(gl.where(2 * block_pair + 1 == num_blocks, 1, 2)):
             b = (head // num_heads).to(gl.int64)
             h = (head % num_heads).to(gl.int64)
             hkv = h // group_size

@@ -8,7 +8,7 @@ from .archs import (
     NARROW_COLUMNS,
     SCORED_ROWS,
 )
-from .kernels import CHEAP_SCORES, FUSED_BACKWARDS, KERNEL_HASHES, LINEAR, LONG_RUNS
+from .kernels import CHEAP_SCORES, FUSED_BACKWARDS, KERNEL_HASHES, LINEAR, LONG_RUNS, RUNS
 from .tuned import Tile
 
 PORTABLE, HOPPER = FAMILIES = ("portable", "hopper")
@@ -96,9 +96,12 @@ def refusal(kernel: str, op: str, mode: str, arch: str, dtype: str, head_dims: t
 def is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bool:
     """Whether Hopper's forward is the faster one as a rule, by what was measured.
 
-    That is for long runs of keys; at 64 columns, where a score costs as much as its products, for cheap ones.
+    That is for long runs of keys, and in dense calls of 128 columns for short ones, too; at 64 columns, where a score
+    costs as much as its products, for cheap ones.
     """
     cols = max(tile_columns(head_dim) for head_dim in head_dims)
+    if mode == "dense" and cols == 128:
+        return op in RUNS
     is_narrow = cols == 64
     return _has_long_runs(op, mode, length) and (not is_narrow or (op in CHEAP_SCORES and length >= _NARROW_FROM))
 

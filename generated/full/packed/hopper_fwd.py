@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: hopper/fwd.py.jinja
-# hash: ec47a55cd312d10c
+# hash: 13eb53b8f195383c
 """Forward of `full`, packed sequences on Hopper: `o = softmax(score) v`.
 
     q           [total_q, Hq, D]
@@ -415,7 +415,6 @@ def produce_keys(
         kv_len = gl.load(record + 5)
         sequence_work = own_work - first_entry * num_heads
         num_blocks = gl.cdiv(q_len, BLOCK_M)
-        block = sequence_work % num_blocks
         h = (sequence_work // num_blocks).to(gl.int64)
         hkv = h // group_size
 

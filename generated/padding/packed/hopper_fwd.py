@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/fwd.py.jinja
-# hash: 059ac7ed0c6d074b
+# hash: e0a8ff9f6ca5cb0c
 """Forward of `padding`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        kv_idx < length[b]
@@ -429,10 +429,8 @@ def produce_keys(
         kv_len = gl.load(record + 5)
         sequence_work = own_work - first_entry * num_heads
         num_blocks = gl.cdiv(q_len, BLOCK_M)
-        block = sequence_work % num_blocks
         h = (sequence_work // num_blocks).to(gl.int64)
         hkv = h // group_size
-        block = num_blocks - 1 - block
         length_val = gl.load(length_ptr + b * stride_length_0)
 
         kv_end = gl.minimum(length_val, kv_len)
