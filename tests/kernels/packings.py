@@ -246,5 +246,5 @@ def term_sizes(
                 whole[part.keys] += size[-1]
             else:
                 part.own(name[1:], whole).add_(size)
-    tiny = torch.finfo(dtype).tiny
+    tiny = plain.smallest_size(dtype)
     return {name: size.clamp(min=tiny) for name, size in sizes.items()}, largest

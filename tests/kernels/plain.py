@@ -248,13 +248,20 @@ class _Call:
         return dropout(probs, self.own["dropout_p"], self.own["seed"]) if self.own.get("dropout_p") else probs
 
 
+def smallest_size(dtype: torch.dtype) -> float:
+    """Below it a term is as coarse as at it: the spacing of subnormal numbers of `dtype` is that of its smallest normal
+    one. Besides, exp2 has float32 results whatever the dtype, of which it flushes subnormal ones to 0 (PTX
+    ex2.approx.ftz): that is an error as large as the smallest normal number, not as its eps."""
+    return max(torch.finfo(dtype).tiny, torch.finfo(torch.float32).tiny / torch.finfo(dtype).eps)
+
+
 def term_sizes(entry: Entry, inputs: Inputs, dtype: torch.dtype, **options: Any) -> tuple[dict[str, Tensor], float]:
     """What each result would be if none of its terms cancelled, and the same for the largest score.
 
     Rounding a term moves a result by that term's size times eps, however small the result itself. `inputs` are
-    float64; below the smallest normal number of `dtype` the spacing of numbers stays what it is there.
+    float64; below `smallest_size` the spacing of numbers stays what it is there.
     """
-    tiny = torch.finfo(dtype).tiny
+    tiny = smallest_size(dtype)
     x = inputs
     call = _Call.of(entry, x.q, x.k, x.tensors | x.scalars, **options)
     kv_heads = x.k.shape[1]
