@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/bwd.py.jinja
-# hash: 2bff4bfd738d40d6
+# hash: a21c441d080d7dce
 """Gradients of `window` on Hopper with respect to k and v, and where it may be so to q.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < size
@@ -22,8 +22,8 @@ A program takes one block of keys of one key head after the other, half of them 
 `consume_tiles`, which keep the sums of dk and dv over all query heads that share the key head. A warp, `produce_tiles`,
 copies the keys, and the rows of each block of queries, to shared memory (TMA). Tiles of scores are transposed,
 keys by queries: probabilities and ds feed the products that sum them up from registers. With WITH_DQ each step
-also multiplies ds, exchanged through shared memory, by the keys, and a warp of its own, `add_tiles`, adds the
-product to `dq_sums`: in any order, so that equal inputs may give other last bits.
+also multiplies ds of the one before, exchanged through shared memory, by the keys, and a warp of its own, `add_tiles`,
+adds the product to `dq_sums`: in any order, so that equal inputs may give other last bits.
 
 A ring is a tuple of tiles, their vectors of rows, and the barriers `full`, which a copy completes, and `empty`, on
 which consumers arrive.
