@@ -48,15 +48,15 @@ _WORDS = """
     begin_dq begin_with first_turn lap o_start stage store_dq
 
     DTYPE HOPPER_WARPS KEY LANES Q_BLOCKS ROW ROWS SCORES STAGES STORED SUMS WEIGHTS add_lanes as_loaded as_pairs
-    async_load begin_block begin_scores begin_sums block_pair consume_tiles describe_rows end_block first_partial
+    async_load begin_block begin_sums block_pair consume_tiles describe_rows end_block 
     from_pairs gluon hopper_fwd inv_sum k_desc k_ring kv_head kv_heads kv_turn lane_layout last_full
     launch_hopper make_barriers make_ring mbarrier multiprocessors no_scores nth num_full num_pairs num_partial
-    o_cols o_mask o_rows own_work p_pairs p_tile pair_half produce_tiles product_layout q_desc q_head q_place
+    own_work p_pairs p_tile pair_half produce_tiles product_layout q_desc q_head q_place
     q_ring query_blocks receive_tile ring_turn row_sums row_term send_tile store_layout tile_columns tma v_desc
     v_ring warpgroup_mma warpgroup_mma_wait
 
     KEYS K_SUMS K_WEIGHTS LINES V_SUMS V_WEIGHTS WITH_DQ add_tiles async_add delta_desc describe_lines
-    describe_vector do_desc do_ring dq_desc dq_ring dq_sums dq_tiles ds_full ds_tiles fence_async_shared first_row fused
+    describe_vector do_desc do_ring dq_desc dq_ring dq_sums dq_tiles ds_tiles fence_async_shared first_row fused
     head_parts hopper_bwd hopper_delta in_fragments k_block k_lap k_part lse_desc make_places
     num_key_blocks own_start q_turn row_delta row_lse send_keys send_rows sum_index
 

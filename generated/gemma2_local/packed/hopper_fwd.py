@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/fwd.py.jinja
-# hash: 88e5cf42a48b172b
+# hash: e5f3985c12009857
 """Forward of `gemma2_local`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < 4096
@@ -267,23 +267,6 @@ def from_pairs(words, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def begin_scores(
-    q_tile,
-    k_ring,
-    ring_turn,
-    SCORES: gl.constexpr,
-    ROWS: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    BLOCK_D: gl.constexpr,
-    STAGES: gl.constexpr,
-):
-    """Begin `q k^T` of block `ring_turn`."""
-    k_tile = receive_tile(k_ring, ring_turn, BLOCK_N, BLOCK_D, STAGES)
-    no_scores = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
-    return warpgroup_mma(q_tile, k_tile.permute((1, 0)), no_scores, use_acc=False, is_async=True)
-
-
-@gluon.jit
 def begin_sums(p_tile, acc, v_ring, ring_turn, BLOCK_N: gl.constexpr, BLOCK_DV: gl.constexpr, STAGES: gl.constexpr):
     """Begin to add the values that come at `ring_turn`."""
     return warpgroup_mma(p_tile, receive_tile(v_ring, ring_turn, BLOCK_N, BLOCK_DV, STAGES), acc, is_async=True)
@@ -307,7 +290,9 @@ def begin_block(
 ):
     """The scores of a block, while the values of the one before are being added."""
     p_tile = from_pairs(p_pairs, q_tile.dtype, WEIGHTS)
-    qk = begin_scores(q_tile, k_ring, ring_turn, SCORES, ROWS, BLOCK_N, BLOCK_D, STAGES)
+    k_tile = receive_tile(k_ring, ring_turn, BLOCK_N, BLOCK_D, STAGES)
+    no_scores = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
+    qk = warpgroup_mma(q_tile, k_tile.permute((1, 0)), no_scores, use_acc=False, is_async=True)
     acc = begin_sums(p_tile, acc, v_ring, ring_turn, BLOCK_N, BLOCK_DV, STAGES)
     qk = warpgroup_mma_wait(1, deps=(qk,))
     mbarrier.arrive(k_ring[2].index(ring_turn % STAGES), count=1)
