@@ -48,7 +48,7 @@ _WORDS = """
     begin_dq begin_with first_turn lap o_start stage store_dq
 
     DTYPE HOPPER_WARPS KEY LANES Q_BLOCKS ROW ROWS SCORES STAGES STORED SUMS WEIGHTS add_lanes as_loaded as_pairs
-    async_load begin_block begin_sums block_pair consume_tiles describe_rows end_block 
+    async_load begin_block begin_sums block_pair consume_tiles describe_rows end_block
     from_pairs gluon hopper_fwd inv_sum k_desc k_ring kv_head kv_heads kv_turn lane_layout last_full
     launch_hopper make_barriers make_ring mbarrier multiprocessors no_scores nth num_full num_pairs num_partial
     own_work p_pairs p_tile pair_half produce_tiles product_layout q_desc q_head q_place
