@@ -24,10 +24,11 @@ FORWARD_TILES = {64: (128, 128, 8, 3), 128: (128, 128, 8, 2), 256: (128, 64, 8, 
 """Columns of a tile, those of q and k or of v, whichever are more -> block_m, block_n, num_warps and num_stages of the
 forward: 64 rows for each of two warpgroups, and what keys and stages fit shared memory beside them."""
 
-LONG_FORWARD_TILE, LONG_FROM = (192, 128, 12, 2), 8192
+LONG_FORWARD_TILE, LONG_FROM, ALIKE_FROM = (192, 128, 12, 2), 8192, 2048
 """The same at 64 columns, and from how many keys on: of dense calls of a variant whose score is the product scaled and
-whose rows visit one long run of keys. Three warpgroups hide each other's exponentials, but their rows together meet
-more blocks that the mask cuts, and they have no registers for a score that is more."""
+whose rows visit one long run of keys; from fewer on where all rows visit the same keys. Three warpgroups hide each
+other's exponentials, but their rows together meet more blocks that the mask cuts, and they have no registers for a
+score that is more."""
 
 BACKWARD_TILES = {64: (128, 128, 8, 2), 128: (64, 128, 8, 2), 256: (64, 64, 8, 2)}
 """The same of the backward, whose two warpgroups share the keys. Where a score is more than the product scaled, block_m
@@ -94,6 +95,11 @@ def visits_long_runs(planned: VariantPlan) -> bool:
     """
     bounds = planned.fwd.bounds
     return bounds is not None and bounds.begin == "0" and not bounds.jumps and not bounds.lists
+
+
+def rows_are_alike(planned: VariantPlan) -> bool:
+    """Whether all rows of a variant visit the same keys, and so no blocks that a mask cuts."""
+    return visits_long_runs(planned) and not planned.fwd.longest_first
 
 
 def visits_runs(planned: VariantPlan) -> bool:

@@ -45,7 +45,8 @@ _WORDS = """
 
     TOLD apart first_plain hear hear_block key_blocks make_numbers num_masked num_plain numbers o_len o_row
     produce_keys produce_rows rescaled end_sums send_turn store_columns store_rows tell tell_work
-    begin_dq begin_with first_turn lap o_start stage store_dq
+    RAISE begin_dq begin_with change_of_turns change_turns first_turn lap o_start raised scaling scaling_operands stage
+    store_dq
 
     DTYPE HOPPER_WARPS KEY LANES Q_BLOCKS ROW ROWS SCORES STAGES STORED SUMS WEIGHTS add_lanes as_loaded as_pairs
     async_load begin_block begin_sums block_pair consume_tiles describe_rows end_block

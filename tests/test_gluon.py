@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 
-from tests.gluon import DeadlockError, EmulationError, Kernel, Timing
+from tests.gluon import DeadlockError, EmulationError, Kernel, Timing, ptx
 from tests.gluon.device import BlockType, Descriptor
 
 HEADER = """
@@ -187,3 +187,78 @@ def test_a_barrier_has_a_number_of_arrivals() -> None:
 def test_a_kernel_imports_nothing_else() -> None:
     with pytest.raises(EmulationError, match="imports torch"):
         Kernel("import torch", "kernel", Timing.LATE_PRODUCTS)
+
+
+TURNS = """
+@gluon.jit
+def change(asm):
+    threads = gl.zeros([128], gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
+    gl.inline_asm_elementwise(asm, "=r,r", [threads], gl.int32, is_pure=False, pack=1)
+
+@gluon.jit
+def first(out):
+    change("bar.arrive 14, 256;")
+    change("bar.sync 15, 256;")
+    gl.store(out, 2 * gl.load(out))
+
+@gluon.jit
+def second(out):
+    change("bar.sync 14, 256;")
+    gl.store(out, gl.load(out) + 3)
+    change("bar.arrive 15, 256;")
+"""
+
+
+def test_named_barriers_take_turns() -> None:
+    out = torch.ones(1)
+    run(
+        "gl.warp_specialize([(first, (a,)), (second, (a,))], worker_num_warps=[4], worker_num_regs=[24])",
+        out,
+        before=TURNS,
+    )
+    assert out.item() == 2 * (1 + 3)
+
+
+def test_a_turn_that_nobody_gives_is_a_deadlock() -> None:
+    never = TURNS.replace('change("bar.arrive 15, 256;")', "pass")
+    with pytest.raises(DeadlockError, match="named barrier 15"):
+        run(
+            "gl.warp_specialize([(first, (a,)), (second, (a,))], worker_num_warps=[4], worker_num_regs=[24])",
+            torch.ones(1),
+            before=never,
+        )
+
+
+LINES = """{{
+.reg .pred p;
+setp.gt.f32 p, $2, $3;
+{vote}
+@!p bra.uni DONE;
+add.f32 $0, $2, 0f41000000;
+mul.f32 $1, $3, $3;
+DONE:
+}}"""
+
+
+def run_lines(text: str, *numbers: list[float]) -> list[Tensor]:
+    first, second = map(torch.tensor, numbers)
+    return ptx.run(text, [first, second], 2, {0: first, 1: second})
+
+
+def test_lines_are_skipped_where_no_thread_needs_them() -> None:
+    text = LINES.format(vote="vote.sync.any.pred p, p, 0xFFFFFFFF;")
+    assert [x.tolist() for x in run_lines(text, [1.0, 5.0], [2.0, 3.0])] == [[9.0, 13.0], [4.0, 9.0]]
+    assert [x.tolist() for x in run_lines(text, [1.0, 2.0], [2.0, 3.0])] == [[1.0, 2.0], [2.0, 3.0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (LINES.format(vote=""), "takes some threads alone"),
+        ("{\nadd.f32 $0, a, $2;\n}", "a is read before it is written"),
+        ("{\nfma.rn.f32 $0, $2, $2, $2;\n}", "no emulation of 'fma.rn.f32"),
+    ],
+)
+def test_lines_that_are_refused(text: str, message: str) -> None:
+    with pytest.raises(EmulationError, match=message):
+        run_lines(text, [1.0, 5.0], [2.0, 3.0])

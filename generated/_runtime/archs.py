@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/archs.py.jinja
-# hash: 745714f660018060
+# hash: 0b002067335b10a7
 """Default tiles per architecture and pass, from `archs:` of variants.yaml."""
 
 from typing import TypedDict
@@ -292,6 +292,8 @@ HOPPER_FORWARD: dict[int, tuple[int, int, int, int]] = {
 }
 # That at 64 columns, and from how many keys on: of dense calls where a score is the product scaled, and runs are long.
 HOPPER_LONG_FORWARD, HOPPER_LONG_FROM = (192, 128, 12, 2), 8192
+# From how many on where all rows visit the same keys.
+HOPPER_ALIKE_FROM = 2048
 # Columns of a tile -> the backward's, of whose block_m at most so many where a score is more than the product scaled.
 HOPPER_BACKWARD: dict[int, tuple[int, int, int, int]] = {
     64: (128, 128, 8, 2),

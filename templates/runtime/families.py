@@ -1,6 +1,7 @@
 """The families of kernels: the portable one runs on every chip; that of Hopper, written in Gluon, on sm_90 alone."""
 
 from .archs import (
+    HOPPER_ALIKE_FROM,
     HOPPER_BACKWARD,
     HOPPER_FORWARD,
     HOPPER_LONG_FORWARD,
@@ -8,7 +9,7 @@ from .archs import (
     NARROW_COLUMNS,
     SCORED_ROWS,
 )
-from .kernels import CHEAP_SCORES, FUSED_BACKWARDS, KERNEL_HASHES, LINEAR, LONG_RUNS, RUNS
+from .kernels import ALIKE_ROWS, CHEAP_SCORES, FUSED_BACKWARDS, KERNEL_HASHES, LINEAR, LONG_RUNS, RUNS
 from .tuned import Tile
 
 PORTABLE, HOPPER = FAMILIES = ("portable", "hopper")
@@ -56,7 +57,8 @@ def hopper_tile(op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int,
     if reason:
         return reason
     cols = max(tile_columns(head_dim) for head_dim in head_dims)
-    if mode == "dense" and cols == 64 and length >= HOPPER_LONG_FROM and op in LINEAR and op in LONG_RUNS:
+    long_from = HOPPER_ALIKE_FROM if op in ALIKE_ROWS else HOPPER_LONG_FROM
+    if mode == "dense" and cols == 64 and length >= long_from and op in LINEAR and op in LONG_RUNS:
         return HopperTile(*HOPPER_LONG_FORWARD)
     return HopperTile(*HOPPER_FORWARD[cols])
 

@@ -1,8 +1,9 @@
 """Gluon's kernels for Hopper, run on the CPU: an emulation of the part of the language that they use.
 
 Gluon has no interpreter. Here a kernel's own Python source is executed, each function as it stands, with names of
-`triton` that compute on torch tensors: `values` has scalars, blocks, pointers and layouts, `device` shared memory,
-mbarriers, TMA and wgmma, `partitions` the warps that run side by side. Programs run one after the other.
+`triton` that compute on torch tensors: `values` has scalars, blocks, pointers and layouts, `ptx` what a kernel spells
+out for several numbers of a thread, `device` shared memory, barriers, TMA and wgmma, `partitions` the warps that run
+side by side. Programs run one after the other.
 
     kernel = Kernel(Path("generated/causal/hopper_fwd.py").read_text(), "causal_hopper_fwd", Timing.LATE_PRODUCTS)
     kernel[grid](*arguments, **constants)
@@ -19,8 +20,8 @@ It knows nothing of time, registers, the memory model beside mbarriers, or which
 """
 
 from .device import Timing
+from .errors import EmulationError
 from .kernel import Kernel
 from .partitions import DeadlockError
-from .values import EmulationError
 
 __all__ = ["DeadlockError", "EmulationError", "Kernel", "Timing"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +16,15 @@ from torch import Tensor
 from triton.experimental.gluon import language as real
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier as real_mbarrier
 
+from .errors import EmulationError, check
 from .partitions import Known, Partition, Scheduler, Wait, learn, place_in
-from .values import DTYPES, NAMES, EmulationError, Operand, Pointer, Value, check
+from .values import DTYPES, NAMES, Operand, Pointer, Value, inline_asm_elementwise, zeros
 
 SHARED_BYTES = 227 * 1024
 """Shared memory of a program on sm_90."""
+
+NAMED_BARRIER = re.compile(r"bar\.(sync|arrive) (\d+), (\d+);")
+"""Of the barriers that the hardware has 16 of, at which so many threads arrive; `sync` waits for the others."""
 
 
 class Timing(Enum):
@@ -263,6 +268,7 @@ class Program:
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.source, self._land_oldest)
         self._slots: list[Slot] = []
+        self._named: dict[int, Barrier] = {}
 
     @property
     def partition(self) -> Partition:
@@ -330,6 +336,31 @@ class Program:
         barrier.arrive(count, self.partition.arrive())
         # Whoever waited for this does at once all that it now may.
         self.scheduler.yield_turn()
+
+    def inline_asm_elementwise(
+        self, asm: str, constraints: str, args: list[Value], dtype: Any, *, is_pure: bool, pack: int
+    ) -> Value | tuple[Value, ...]:
+        named = NAMED_BARRIER.fullmatch(asm)
+        if named is None:
+            return inline_asm_elementwise(asm, constraints, args, dtype, is_pure=is_pure, pack=pack)
+        threads = 32 * self.partition.warps
+        check(args[0].shape == [threads] and pack == 1 and not is_pure, f"{asm!r} not once by each thread")
+        self._meet(named[1] == "sync", int(named[2]), int(named[3]) // threads)
+        return zeros([threads], dtype, args[0].layout)
+
+    def _meet(self, waits: bool, number: int, partitions: int) -> None:
+        """Arrive at a named barrier, as so many partitions do."""
+        check(number < 16, f"there is no barrier {number}")
+        if number not in self._named:
+            self._named[number] = Barrier(f"named barrier {number}")
+            self._named[number].init(partitions)
+        barrier = self._named[number]
+        phase = barrier.phases
+        barrier.arrive(1, self.partition.arrive())
+        if waits:
+            self.wait(barrier, phase & 1)
+        else:
+            self.scheduler.yield_turn()
 
     def make_tensor_descriptor(
         self, base: Pointer, shape: list[Operand], strides: list[Operand], block_shape: list[int], layout: Any

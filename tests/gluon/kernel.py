@@ -6,7 +6,7 @@ import builtins
 import inspect
 import linecache
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier as real_mb
 
 from . import values
 from .device import Program, Timing
-from .values import EmulationError, Memory, Pointer, Value, check, scalar
+from .errors import EmulationError, check
+from .values import Memory, Pointer, Value, scalar
 
 LAUNCH_OPTIONS = ("num_warps",)
 
@@ -83,6 +84,7 @@ class Kernel:
             static_range=range,
             program_id=lambda axis: scalar(self._running().number if axis == 0 else 0),
             num_programs=lambda axis: scalar(self._running().grid if axis == 0 else 1),
+            inline_asm_elementwise=method("inline_asm_elementwise"),
             allocate_shared_memory=method("allocate_shared_memory"),
             warp_specialize=method("warp_specialize"),
         )
@@ -107,7 +109,7 @@ class Kernel:
         )
         gluon = SimpleNamespace(jit=_jit, language=language)
         return {
-            "triton": SimpleNamespace(constexpr_function=lambda function: function),
+            "triton": SimpleNamespace(constexpr_function=_constexpr_function),
             "triton.experimental": SimpleNamespace(gluon=gluon),
             "triton.experimental.gluon": gluon,
             "triton.experimental.gluon.language.nvidia.hopper": hopper,
@@ -124,7 +126,6 @@ _FUNCTIONS = (
         "cdiv",
         "convert_layout",
         "full",
-        "inline_asm_elementwise",
         "load",
         "maximum",
         "minimum",
@@ -142,6 +143,16 @@ _ELEMENTWISE = ("abs", "cos", "exp", "exp2", "log", "log2", "rsqrt", "sin", "sqr
 def _constexpr(value: Any) -> Any:
     """Marks a parameter, and is its value."""
     return value
+
+
+def _constexpr_function(function: FunctionType) -> Callable[..., Any]:
+    """What the compiler runs is Python: its `range` counts in Python's numbers."""
+
+    def run(*arguments: Any) -> Any:
+        space = {**function.__globals__, "__builtins__": builtins}
+        return FunctionType(function.__code__, space, function.__name__)(*arguments)
+
+    return run
 
 
 def _jit(function: Callable[..., Any] | None = None, **_: Any) -> Any:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, TypeAlias
 
-from .values import EmulationError
+from .errors import EmulationError
 
 
 class DeadlockError(EmulationError):

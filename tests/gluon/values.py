@@ -16,6 +16,9 @@ from torch import Tensor
 from triton.experimental.gluon import language as real
 from triton.language.semantic import TritonSemantic
 
+from . import ptx
+from .errors import EmulationError, check
+
 DTYPES: dict[Any, torch.dtype] = {
     real.int1: torch.bool,
     real.int8: torch.int8,
@@ -28,15 +31,6 @@ DTYPES: dict[Any, torch.dtype] = {
     real.float64: torch.float64,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
-
-class EmulationError(Exception):
-    """What a compiler would refuse, or what is undefined on the device."""
-
-
-def check(holds: bool, message: str) -> None:
-    if not holds:
-        raise EmulationError(message)
 
 
 Function: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -379,6 +373,8 @@ ASSEMBLY = {
 def inline_asm_elementwise(
     asm: str, constraints: str, args: list[Any], dtype: Any, *, is_pure: bool, pack: int
 ) -> Value | tuple[Value, ...]:
+    if "\n" in asm:
+        return _run_lines(asm, constraints, args, dtype, pack)
     check(asm in ASSEMBLY, f"no emulation of the instruction {asm!r}")
     instruction = ASSEMBLY[asm]
     check(pack == instruction.pack, f"{asm!r} of {pack} elements")
@@ -390,3 +386,21 @@ def inline_asm_elementwise(
     found = tuple(x.dtype for x in results)
     check(found == tuple(dtypes), f"{asm!r} gives {found}, not {tuple(dtypes)}")
     return result
+
+
+def _run_lines(asm: str, constraints: str, args: list[Any], dtype: Any, pack: int) -> Value | tuple[Value, ...]:
+    """Lines for `pack` numbers of each argument. What belongs to a thread here is `pack` in a row: that is for the
+    layouts to say, so the lines may give each number of equal rows the same."""
+    dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
+    data = torch.broadcast_tensors(*(x.data for x in args))
+    inputs = [x for each in data for x in each.reshape(-1, pack).unbind(1)]
+    outputs = pack * len(dtypes)
+    kinds = constraints.split(",")
+    check(len(kinds) == outputs + len(inputs), f"{constraints!r} for {outputs} outputs and {len(inputs)} inputs")
+    check(all(kind.startswith("=") for kind in kinds[:outputs]), f"{constraints!r} for {outputs} outputs")
+    tied = {int(kind): inputs[i] for i, kind in enumerate(kinds[outputs:]) if kind.isdigit()}
+    found = ptx.run(asm, inputs, outputs, tied)
+    parts = [torch.stack(found[i : i + pack], 1).reshape(data[0].shape) for i in range(0, outputs, pack)]
+    results = tuple(Value(part, args[0].layout) for part in parts)
+    check(tuple(x.dtype for x in results) == dtypes, f"{asm!r} does not give {dtypes}")
+    return results if isinstance(dtype, tuple) else results[0]

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/fwd.py.jinja
-# hash: 0d6970f61f90f65c
+# hash: acf800413deed1e4
 """Forward of `padding`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        kv_idx < length[b]
@@ -18,9 +18,9 @@ A program takes one block of query rows after the other. Two warps copy to share
 queries, with which it tells what there is to do, and `produce_keys` the keys and values of each block that they visit.
 Two warpgroups, `consume_tiles`, have half of the rows each: while the tensor cores add up the values of one block,
 they take the exponentials of the next (arXiv:2407.08608). Otherwise this is the online softmax of arXiv:2205.14135:
-`row_max` is the largest score so far, `row_sums` the sums of exponentials relative to it, by the four threads that
-share a row. Scores are kept times log2(e), so that each exponential is one `exp2`. What ends a block of rows is done
-beside the first block of keys of the next one.
+`row_max` is the largest score so far, or up to 8 less, `row_sums` the sums of exponentials relative to it, by the four
+threads that share a row. Scores are kept times log2(e), so that each exponential is one `exp2`. What ends a block of
+rows is done beside the first block of keys of the next one.
 
 A ring is a tuple of tiles, their barriers `full`, which a copy completes, and `empty`, on which consumers arrive.
 
@@ -37,6 +37,32 @@ LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
 # Of a block, those of each warpgroup.
 ROWS = gl.constexpr(64)
+# What is written here for a thread's two rows: outputs 0 to 3 are the results of `raised`, inputs 4 to 7 its arguments.
+# 0f41000000 is 8.0, and 0f3F800000 is 1.0.
+RAISE = gl.constexpr("""{
+.reg .pred p, q, any;
+.reg .f32 a, b;
+add.f32 a, $4, 0f41000000;
+add.f32 b, $5, 0f41000000;
+setp.gt.f32 p, $6, a;
+setp.gt.f32 q, $7, b;
+mov.b32 $0, $4;
+mov.b32 $1, $5;
+mov.b32 $2, 0f3F800000;
+mov.b32 $3, 0f3F800000;
+or.pred any, p, q;
+vote.sync.any.pred any, any, 0xFFFFFFFF;
+@!any bra.uni DONE;
+sub.f32 a, $4, $6;
+sub.f32 b, $5, $7;
+ex2.approx.ftz.f32 a, a;
+ex2.approx.ftz.f32 b, b;
+@p mov.b32 $0, $6;
+@q mov.b32 $1, $7;
+@p mov.b32 $2, a;
+@q mov.b32 $3, b;
+DONE:
+}""")
 # Of sequences as `describe_rows` has them: rows at most; steps at most of the axes that move them; 2**64 bytes in
 # MOST_ROWS steps, in 16-bit elements.
 MOST_ROWS = gl.constexpr(2**30)
@@ -220,6 +246,19 @@ def hear_work(ring, ring_turn, WARPS: gl.constexpr):
 
 
 @gluon.jit
+def raised(row_max, found):
+    """What a row's weights are relative to from now on, and by what its sums so far are to be multiplied.
+
+    That stays until a score is found that is more than 8 above, so that weights are at most 2**8. Most blocks then
+    change it in no row of a warp, and sums are not multiplied. The branch also makes the compiler find the maxima of
+    both rows of a thread beside each other, ahead of all exponentials.
+    """
+    return gl.inline_asm_elementwise(
+        RAISE, "=&f,=&f,=&f,=&f,f,f,f,f", [row_max, found], (gl.float32, gl.float32), is_pure=False, pack=2
+    )
+
+
+@gluon.jit
 def add_lanes(row_sums, alpha, p, LANES: gl.constexpr):
     """Each thread adds up its own weights of a row, relative to the new maximum: those of others come in at the end."""
     parts = gl.reshape(p, [p.shape[0], p.shape[1] // 8, 4, 2])
@@ -252,6 +291,20 @@ def from_pairs(words, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
     return gl.convert_layout(gl.reshape(tile, [words.shape[0], words.shape[1] * 2]), LAYOUT, assert_trivial=True)
 
 
+@triton.constexpr_function
+def change_of_turns(HOW, PART):
+    """Of the hardware's 16 barriers the last ones: the compiler takes the first."""
+    return f"bar.{HOW} {15 - PART}, 256;"
+
+
+@gluon.jit
+def change_turns(HOW: gl.constexpr, PART: gl.constexpr):
+    """Wait until it is a warpgroup's turn ("sync"), or say that it is ("arrive")."""
+    CHANGE: gl.constexpr = change_of_turns(HOW, PART)
+    threads = gl.zeros([128], gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
+    gl.inline_asm_elementwise(CHANGE, "=r,r", [threads], gl.int32, is_pure=False, pack=1)
+
+
 @gluon.jit
 def begin_sums(p_tile, acc, v_ring, ring_turn, BLOCK_N: gl.constexpr, BLOCK_DV: gl.constexpr, STAGES: gl.constexpr):
     """Begin to add the values that come at `ring_turn`."""
@@ -266,6 +319,8 @@ def begin_block(
     k_ring,
     v_ring,
     ring_turn,
+    PART: gl.constexpr,
+    PARTS: gl.constexpr,
     SCORES: gl.constexpr,
     WEIGHTS: gl.constexpr,
     ROWS: gl.constexpr,
@@ -274,12 +329,17 @@ def begin_block(
     BLOCK_DV: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """The scores of a block, while the values of the one before are being added."""
+    """The scores of a block, while the values of the one before are being added.
+
+    Warpgroups begin their products in turn: one after the other they then take exponentials beside those of the next.
+    """
     p_tile = from_pairs(p_pairs, q_tile.dtype, WEIGHTS)
     k_tile = receive_tile(k_ring, ring_turn, BLOCK_N, BLOCK_D, STAGES)
+    change_turns("sync", PART)
     no_scores = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
     qk = warpgroup_mma(q_tile, k_tile.permute((1, 0)), no_scores, use_acc=False, is_async=True)
     acc = begin_sums(p_tile, acc, v_ring, ring_turn, BLOCK_N, BLOCK_DV, STAGES)
+    change_turns("arrive", (PART + 1) % PARTS)
     qk = warpgroup_mma_wait(1, deps=(qk,))
     mbarrier.arrive(k_ring[2].index(ring_turn % STAGES), count=1)
     return qk, acc
@@ -293,10 +353,36 @@ def end_sums(acc, v_ring, ring_turn, STAGES: gl.constexpr):
     return acc
 
 
+@triton.constexpr_function
+def scaling(COUNT):
+    """Multiply a thread's COUNT sums, which are of two rows, in pairs: if alpha is 1 in all rows of the warp, none."""
+    products = " ".join(f"mul.f32 ${i}, ${i}, ${2 * COUNT + i};" for i in range(COUNT))
+    return f"""{{
+.reg .pred p, q;
+setp.neu.f32 p, ${2 * COUNT}, 0f3F800000;
+setp.neu.f32 q, ${2 * COUNT + 2}, 0f3F800000;
+or.pred p, p, q;
+vote.sync.any.pred p, p, 0xFFFFFFFF;
+@!p bra.uni DONE;
+{products}
+DONE:
+}}"""
+
+
+@triton.constexpr_function
+def scaling_operands(COUNT):
+    """Sums, the same before, and alpha of each."""
+    return ",".join(["=f"] * COUNT + [str(i) for i in range(COUNT)] + ["f"] * COUNT)
+
+
 @gluon.jit
 def rescaled(acc, alpha, SUMS: gl.constexpr):
-    """The sums relative to the new maximum."""
-    return acc * gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]
+    """The sums relative to what the weights now are."""
+    COUNT: gl.constexpr = acc.shape[1] // 2
+    SCALE: gl.constexpr = scaling(COUNT)
+    OPERANDS: gl.constexpr = scaling_operands(COUNT)
+    alpha = gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]
+    return gl.inline_asm_elementwise(SCALE, OPERANDS, [acc, alpha], gl.float32, is_pure=False, pack=COUNT)
 
 
 @gluon.jit
@@ -507,6 +593,8 @@ def consume_tiles(
     Q_BLOCKS: gl.constexpr = query_blocks(BLOCK_D)
     qk_scale = scale * LOG2E
     kv_turn, q_turn = 0, 0
+    if PART == PARTS - 1:
+        change_turns("arrive", 0)
     # Before the first block of rows there is one of no row, with a block of weights of 0 left to add.
     p_pairs = as_pairs(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES), DTYPE)
     acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
@@ -533,18 +621,31 @@ def consume_tiles(
             start_n = hear_block(k_ring, key_blocks, kv_turn, STAGES) * BLOCK_N
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
             qk, acc = begin_block(
-                q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
+                q_tile,
+                p_pairs,
+                acc,
+                k_ring,
+                v_ring,
+                kv_turn,
+                PART,
+                PARTS,
+                SCORES,
+                WEIGHTS,
+                ROWS,
+                BLOCK_N,
+                BLOCK_D,
+                BLOCK_DV,
+                STAGES,
             )
             # Always so: else the compiler would find the mask ahead of the product, and keep it as bits.
             if start_m < q_len:
                 keep = (kv_idx < length_val)[None, :]
                 keep = keep & (kv_idx < kv_len)[None, :]
                 qk = gl.where(keep, qk, float("-inf"))
-            max_new = gl.maximum(row_max, gl.max(qk, 1) * qk_scale)
+            max_new, alpha = raised(row_max, gl.max(qk, 1) * qk_scale)
             # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
             p = gl.exp2(qk * qk_scale - max_ref[:, None])
-            alpha = gl.exp2(row_max - max_ref)
             row_sums = add_lanes(row_sums, alpha, p, LANES)
             p_pairs = as_pairs(p, DTYPE)
             row_max = max_new
@@ -559,11 +660,24 @@ def consume_tiles(
 
         for _ in range(num_plain):
             qk, acc = begin_block(
-                q_tile, p_pairs, acc, k_ring, v_ring, kv_turn, SCORES, WEIGHTS, ROWS, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES
+                q_tile,
+                p_pairs,
+                acc,
+                k_ring,
+                v_ring,
+                kv_turn,
+                PART,
+                PARTS,
+                SCORES,
+                WEIGHTS,
+                ROWS,
+                BLOCK_N,
+                BLOCK_D,
+                BLOCK_DV,
+                STAGES,
             )
-            max_new = gl.maximum(row_max, gl.max(qk, 1) * qk_scale)
+            max_new, alpha = raised(row_max, gl.max(qk, 1) * qk_scale)
             p = gl.exp2(qk * qk_scale - max_new[:, None])
-            alpha = gl.exp2(row_max - max_new)
             row_sums = add_lanes(row_sums, alpha, p, LANES)
             p_pairs = as_pairs(p, DTYPE)
             row_max = max_new
