@@ -392,7 +392,7 @@ def _run_lines(asm: str, constraints: str, args: list[Any], dtype: Any, pack: in
     """Lines for `pack` numbers of each argument. What belongs to a thread here is `pack` in a row: that is for the
     layouts to say, so the lines may give each number of equal rows the same."""
     dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
-    data = torch.broadcast_tensors(*(x.data for x in args))
+    data = [x.data for x in broadcast(*args)]
     inputs = [x for each in data for x in each.reshape(-1, pack).unbind(1)]
     outputs = pack * len(dtypes)
     kinds = constraints.split(",")

@@ -97,6 +97,17 @@ def draw(
     )
 
 
+JUMPS = (1.0, 6.0, 12.0, 20.0, 3.0, 0.1)
+"""Sizes of the keys of blocks of 128, one after the other."""
+
+
+def jumping(inputs: Inputs) -> Inputs:
+    """The same call with keys of JUMPS, so that rows find far greater scores than their first, several times."""
+    blocks = torch.arange(inputs.k.shape[-2], device=DEVICE) // 128
+    sizes = torch.tensor(JUMPS, device=DEVICE)[blocks % len(JUMPS)]
+    return replace(inputs, k=(inputs.k.detach() * sizes[:, None]).to(inputs.k.dtype).requires_grad_())
+
+
 def evaluate(variant: str, inputs: Inputs, *, framework: Any = "torch", **options: Any) -> dict[str, Tensor]:
     """What the op of a framework makes of a call: o, lse and every gradient."""
     if framework == "jax":

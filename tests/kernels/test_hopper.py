@@ -13,7 +13,7 @@ from generated._runtime.archs import HOPPER_LONG_FROM
 from generated._runtime.kernels import ATOMIC, KERNEL_HASHES, LINEAR, LONG_RUNS
 from generated._runtime.torch_support import arch_of
 
-from .cases import DEVICE, VARIANTS, Shape, assert_same, draw, evaluate
+from .cases import DEVICE, VARIANTS, Shape, assert_same, draw, evaluate, jumping
 from .judge import check_results
 from .packings import MIXED, Packing, draw_packed
 from .replaying import never_replaying
@@ -50,6 +50,14 @@ def on_hopper() -> None:
 @with_family
 def test_shapes(variant: str, shape: Shape, dtype: torch.dtype) -> None:
     inputs = draw(variant, shape, dtype)
+    check_results(variant, inputs, evaluate(variant, inputs, family="hopper"))
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@with_family
+def test_jumping_scores(variant: str, dim: int) -> None:
+    """What weights are relative to is raised in blocks after the first."""
+    inputs = jumping(draw(variant, Shape(q_len=1500, kv_heads=2, group=2, dim=dim), torch.bfloat16))
     check_results(variant, inputs, evaluate(variant, inputs, family="hopper"))
 
 

@@ -21,7 +21,7 @@ from bench import golden
 from bench.golden import Inputs
 from tests.gluon import DeadlockError, EmulationError, Kernel, Timing
 
-from .cases import Shape, draw, variants_where
+from .cases import Shape, draw, jumping, variants_where
 from .library_formulas import FORMULAS
 
 PACKAGE = "generated"
@@ -43,11 +43,13 @@ class Call:
     shape: Shape
     q_offset: int | str | tuple[int, ...] = 0
     transposed: bool = False
+    jumps: bool = False
     positions: int = 0
 
     def inputs(self, variant: str, package: str) -> Inputs:
         manifest = golden.load_manifest(package)
         inputs = draw(variant, self.shape, positions=self.positions, manifest=manifest)
+        inputs = jumping(inputs) if self.jumps else inputs
         axes = (0, 2, 1, 3) if self.transposed else (0, 1, 2, 3)
         q, k, v = (x.detach().permute(axes).contiguous().permute(axes) for x in (inputs.q, inputs.k, inputs.v))
         return replace(inputs, q=q, k=k, v=v)
@@ -68,6 +70,7 @@ CALLS = {
     "five blocks": Call(shape=Shape(q_len=640, kv_len=640, group=1), transposed=True),
     "six blocks of keys": Call(shape=Shape(q_len=256, kv_len=768, group=3), q_offset=500, positions=768),
     "a far window": Call(shape=Shape(q_len=200, kv_len=400, group=1), q_offset=4096 - 50, positions=4300),
+    "jumping scores": Call(shape=Shape(q_len=256, kv_len=768, group=1), q_offset=500, positions=768, jumps=True),
     "padded columns": Call(shape=Shape(q_len=140, kv_len=270, dim=96, dim_v=64)),
     "wide columns": Call(shape=Shape(q_len=130, kv_len=200, group=1, dim=64, dim_v=256)),
 }
@@ -265,14 +268,24 @@ MUTATIONS = {
         message="may still run",
     ),
     "sums not rescaled": Mutation(
-        old="return acc * gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]",
-        new="return acc",
+        old="mul.f32 ${i}, ${i}, ${2 * COUNT + i};",
+        new="mov.b32 ${i}, ${i};",
         error=AssertionError,
         message="largest error",
+        call="jumping scores",
+    ),
+    "a maximum that never rises": Mutation(
+        old="@p mov.b32 $0, $6;", new="", error=AssertionError, message="too far off"
+    ),
+    "a turn that is not passed on": Mutation(
+        old='change_turns("arrive", (PART + 1) % PARTS)',
+        new='change_turns("arrive", PART)',
+        error=EmulationError,
+        message="named barrier|waits for",
     ),
     "a factor in the layout of scores": Mutation(
-        old="gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]",
-        new="alpha[:, None]",
+        old="alpha = gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]",
+        new="alpha = alpha[:, None]",
         error=EmulationError,
         message="two layouts",
     ),
