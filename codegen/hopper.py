@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from codegen import expr
-from codegen.expr import Level, Load, Op
+from codegen import blocks, expr
+from codegen.affine import linear
+from codegen.expr import Const, Level, Load, Op
 from codegen.model import ArgGroup
 from codegen.modes import Mode
 from codegen.plan import VariantPlan, sums_by_keys
@@ -37,6 +38,9 @@ SCORED_ROWS = 64
 
 NARROW_COLUMNS = 128
 """The most columns of a tile that the backward's first kernel serves; dense calls have another for more."""
+
+WIDE_BAND = 1024
+"""Keys that a row sees in a band from which on the backward is the faster one: of windows of 128 it is not."""
 
 ARCH, FAMILY = "sm_90", "hopper"
 
@@ -106,6 +110,17 @@ def visits_runs(planned: VariantPlan) -> bool:
     """Whether the rows of a variant visit runs of keys, and no blocks of a list, most of which a mask cuts."""
     bounds = planned.fwd.bounds
     return bounds is not None and not bounds.lists
+
+
+def visits_bands(planned: VariantPlan) -> bool:
+    """Whether the rows of a variant visit keys up to a distance that is not known to be less than WIDE_BAND."""
+    first = blocks.analyse(planned.variant.mask).keys.main.first
+    if first is None:
+        return False
+    operands = first.args if isinstance(first, Op) and first.op == "max" else (first,)
+    forms = [linear(expr.substitute(operand, {"q_first": expr.int_var("q_idx")})) for operand in operands]
+    bands = [form.rest for form in forms if form is not None and form.q == 1]
+    return bool(bands) and not any(isinstance(rest, Const) and 1 - rest.value < WIDE_BAND for rest in bands)
 
 
 def scores_cheaply(variant: Variant) -> bool:

@@ -84,6 +84,7 @@ def render(spec: Spec) -> dict[str, str]:
         "long_runs": [],
         "alike_rows": [],
         "runs": [],
+        "bands": [],
         "fused_backwards": [],
         "atomic": [],
     }
@@ -97,6 +98,7 @@ def render(spec: Spec) -> dict[str, str]:
             hopper.visits_long_runs(planned),
             hopper.rows_are_alike(planned),
             hopper.visits_runs(planned),
+            hopper.visits_bands(planned),
             hopper.fuses_backward(planned),
             not is_deterministic(variant),
         )

@@ -58,9 +58,18 @@ def test_backwards_of_long_runs_are_one_kernel() -> None:
     assert families(family="portable") == ["portable", "portable"]
 
 
+def test_backwards_of_bands_too() -> None:
+    for variant in ("window", "streaming_llm", "gemma2_local"):
+        for head_dims in ((64, 64), (128, 128), (256, 256)):
+            assert families(variant, head_dims=head_dims) == ["hopper", "hopper"], variant
+        assert families(variant, mode="packed") == ["portable", "portable"]
+
+
 def test_other_backwards_are_so_where_a_call_asks() -> None:
-    assert families("window") == ["portable", "portable"]
-    assert families("window", family="hopper") == ["hopper", "hopper"]
+    # gpt_oss sees 128 keys.
+    for variant in ("gpt_oss", "document", "natten"):
+        assert families(variant) == ["portable", "portable"]
+        assert families(variant, family="hopper") == ["hopper", "hopper"]
 
 
 def test_of_short_sequences_dq_has_a_kernel_of_its_own() -> None:
@@ -134,6 +143,10 @@ def test_long_sequences_of_narrow_tiles_too() -> None:
     assert forward(head_dims=(64, 64), length=8192) == HopperTile(192, 128, 12, 2)
     assert forward(head_dims=(64, 64), length=1024) == HopperTile(128, 128, 8, 3)
     assert forward(head_dims=(64, 64), length=1023).family == "portable"
+    # Where all rows see the same keys, from fewer on.
+    assert forward(variant="full", head_dims=(64, 64), length=2048) == HopperTile(192, 128, 12, 2)
+    assert forward(variant="full", head_dims=(64, 64), length=512) == HopperTile(128, 128, 8, 3)
+    assert forward(variant="full", head_dims=(64, 64), length=511).family == "portable"
     assert forward(variant="alibi", head_dims=(64, 64), length=8192) == HopperTile(128, 128, 8, 3)
     for variant in ("window", "softcap", "forgetting", "relative_bias"):
         assert forward(variant=variant, head_dims=(64, 64), length=8192).family == "portable"
@@ -226,7 +239,9 @@ def test_narrow_masks_are_no_long_runs() -> None:
     for variant in ("window", "gpt_oss", "document", "streaming_llm", "gemma2_local"):
         assert is_faster(variant, "dense", (128, 128), LENGTH), variant
         assert not is_faster(variant, "packed", (128, 128), LENGTH), variant
-    for variant in ("window", "gpt_oss", "natten", "document", "streaming_llm", "gemma2_local"):
-        assert not is_faster(variant, "dense", (256, 256), LENGTH), variant
+        assert is_faster(variant, "dense", (256, 256), LENGTH), variant
         assert not is_faster(variant, "dense", (64, 64), LENGTH), variant
+    for head_dims in ((64, 64), (128, 128), (256, 256)):
+        assert not is_faster("natten", "dense", head_dims, LENGTH)
+    for variant in ("window", "gpt_oss", "natten", "document", "streaming_llm", "gemma2_local"):
         assert isinstance(hopper_tile(variant, "dense", "sm_90", "bfloat16", (128, 128), LENGTH), HopperTile)

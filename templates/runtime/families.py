@@ -9,7 +9,7 @@ from .archs import (
     NARROW_COLUMNS,
     SCORED_ROWS,
 )
-from .kernels import ALIKE_ROWS, CHEAP_SCORES, FUSED_BACKWARDS, KERNEL_HASHES, LINEAR, LONG_RUNS, RUNS
+from .kernels import ALIKE_ROWS, BANDS, CHEAP_SCORES, FUSED_BACKWARDS, KERNEL_HASHES, LINEAR, LONG_RUNS, RUNS
 from .tuned import Tile
 
 PORTABLE, HOPPER = FAMILIES = ("portable", "hopper")
@@ -36,8 +36,10 @@ class HopperTile(Tile):
 WIDE_KEYS = 64
 """Keys of the tiles of the backward's kernel for more than 128 columns, in which both warpgroups have all of them."""
 
-# Keys of a sequence from which on a forward at 64 columns, and any packed call, are the faster ones of this family.
+# Keys of a sequence from which on a forward at 64 columns, and any packed call, are the faster ones of this family;
+# and such a forward of rows that all visit the same keys.
 _NARROW_FROM = _PACKED_FROM = 1024
+_NARROW_ALIKE_FROM = 512
 # Keys of a sequence, by columns of a tile, from which on one kernel for all gradients is the faster backward.
 _FUSED_FROM = {64: 2048, 128: 1024, 256: 1024}
 
@@ -98,23 +100,25 @@ def refusal(kernel: str, op: str, mode: str, arch: str, dtype: str, head_dims: t
 def is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bool:
     """Whether Hopper's forward is the faster one as a rule, by what was measured.
 
-    That is for long runs of keys, and in dense calls of 128 columns for short ones, too; at 64 columns, where a score
-    costs as much as its products, for cheap ones.
+    That is for long runs of keys, and in dense calls of 128 columns and more for short ones, too; at 64 columns, where
+    a score costs as much as its products, for cheap ones.
     """
-    cols = max(tile_columns(head_dim) for head_dim in head_dims)
-    if mode == "dense" and cols == 128:
+    is_narrow = max(tile_columns(head_dim) for head_dim in head_dims) == 64
+    if mode == "dense" and not is_narrow:
         return op in RUNS
-    is_narrow = cols == 64
-    return _has_long_runs(op, mode, length) and (not is_narrow or (op in CHEAP_SCORES and length >= _NARROW_FROM))
+    narrow_from = _NARROW_ALIKE_FROM if op in ALIKE_ROWS else _NARROW_FROM
+    return _has_long_runs(op, mode, length) and (not is_narrow or (op in CHEAP_SCORES and length >= narrow_from))
 
 
 def backward_is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bool:
     """Whether Hopper's dk and dv are the faster ones as a rule, with a dq in the same kernel or beside them.
 
-    What pads 192 columns to 256 costs as much as that gains.
+    That is for long runs of keys, and in dense calls for bands. What pads 192 columns to 256 costs as much as that
+    gains.
     """
     widest = max(head_dims)
-    return _has_long_runs(op, mode, length) and (widest <= 128 or widest > 192)
+    has_runs = _has_long_runs(op, mode, length) or (mode == "dense" and op in BANDS)
+    return has_runs and (widest <= 128 or widest > 192)
 
 
 def _has_long_runs(op: str, mode: str, length: int) -> bool:

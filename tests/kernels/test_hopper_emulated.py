@@ -166,7 +166,8 @@ def test_forward_with_early_products(monkeypatch: pytest.MonkeyPatch, variant: s
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name in kernels.LONG_RUNS & kernels.LINEAR])
 def test_three_warpgroups(monkeypatch: pytest.MonkeyPatch, variant: str, name: str) -> None:
     """As long sequences of 64 columns have them."""
-    monkeypatch.setattr(f"{PACKAGE}._runtime.families.HOPPER_LONG_FROM", 0)
+    for name_of_length in ("HOPPER_LONG_FROM", "HOPPER_ALIKE_FROM"):
+        monkeypatch.setattr(f"{PACKAGE}._runtime.families.{name_of_length}", 0)
     kernel = emulate(monkeypatch, variant, Timing.LATE_PRODUCTS)
     tiles_for.cache_clear()
     try:
