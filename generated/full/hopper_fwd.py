@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: hopper/fwd.py.jinja
-# hash: 2984517fae621a0d
+# hash: 1567b052679f4ab0
 """Forward of `full` on Hopper: `o = softmax(score) v`.
 
     q    [B, Hq, Sq, D]
@@ -88,7 +88,7 @@ def lane_layout():
 
 @triton.constexpr_function
 def store_layout(COLS):
-    """How it stores them: 16 bytes a thread. As the tensor cores leave them, each store of a warp meets eight lines."""
+    """How a warpgroup stores rows: 16 bytes a thread, so that a warp's store fills the lines that it meets."""
     return gl.BlockedLayout([1, 8], [256 // COLS, COLS // 8], [4, 1], [1, 0])
 
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/fwd.py.jinja
-# hash: 4cd7c5125692d0e1
+# hash: 70c3fd6bd5bd592f
 """Forward of `natten` on Hopper: `o = softmax(score) v`.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -104,7 +104,7 @@ def lane_layout():
 
 @triton.constexpr_function
 def store_layout(COLS):
-    """How it stores them: 16 bytes a thread. As the tensor cores leave them, each store of a warp meets eight lines."""
+    """How a warpgroup stores rows: 16 bytes a thread, so that a warp's store fills the lines that it meets."""
     return gl.BlockedLayout([1, 8], [256 // COLS, COLS // 8], [4, 1], [1, 0])
 
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: hopper/fwd.py.jinja
-# hash: e4d05edba985258a
+# hash: 3f325892ec01ca4c
 """Forward of `prefix_lm` on Hopper: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx or kv_idx < length
@@ -89,7 +89,7 @@ def lane_layout():
 
 @triton.constexpr_function
 def store_layout(COLS):
-    """How it stores them: 16 bytes a thread. As the tensor cores leave them, each store of a warp meets eight lines."""
+    """How a warpgroup stores rows: 16 bytes a thread, so that a warp's store fills the lines that it meets."""
     return gl.BlockedLayout([1, 8], [256 // COLS, COLS // 8], [4, 1], [1, 0])
 
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/fwd.py.jinja
-# hash: 0fdc0ddd3cb349e8
+# hash: acae2f155e9364e4
 """Forward of `window` on Hopper: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx and q_idx - kv_idx < size
@@ -89,7 +89,7 @@ def lane_layout():
 
 @triton.constexpr_function
 def store_layout(COLS):
-    """How it stores them: 16 bytes a thread. As the tensor cores leave them, each store of a warp meets eight lines."""
+    """How a warpgroup stores rows: 16 bytes a thread, so that a warp's store fills the lines that it meets."""
     return gl.BlockedLayout([1, 8], [256 // COLS, COLS // 8], [4, 1], [1, 0])
 
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/fwd.py.jinja
-# hash: d5252c6314feacdb
+# hash: 52eea629385cad41
 """Forward of `window`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < size
@@ -99,7 +99,7 @@ def lane_layout():
 
 @triton.constexpr_function
 def store_layout(COLS):
-    """How it stores them: 16 bytes a thread. As the tensor cores leave them, each store of a warp meets eight lines."""
+    """How a warpgroup stores rows: 16 bytes a thread, so that a warp's store fills the lines that it meets."""
     return gl.BlockedLayout([1, 8], [256 // COLS, COLS // 8], [4, 1], [1, 0])
 
 
