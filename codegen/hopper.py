@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from codegen import blocks, expr
+from codegen import expr
 from codegen.affine import linear
 from codegen.expr import Const, Level, Load, Op
 from codegen.model import ArgGroup
@@ -103,7 +103,8 @@ def visits_long_runs(planned: VariantPlan) -> bool:
 
 def rows_are_alike(planned: VariantPlan) -> bool:
     """Whether all rows of a variant visit the same keys, and so no blocks that a mask cuts."""
-    return visits_long_runs(planned) and not planned.fwd.longest_first
+    bounds = planned.fwd.bounds
+    return bounds is not None and not bounds.masked
 
 
 def visits_runs(planned: VariantPlan) -> bool:
@@ -114,7 +115,7 @@ def visits_runs(planned: VariantPlan) -> bool:
 
 def visits_bands(planned: VariantPlan) -> bool:
     """Whether the rows of a variant visit keys up to a distance that is not known to be less than WIDE_BAND."""
-    first = blocks.analyse(planned.variant.mask).keys.main.first
+    first = planned.analysis.keys.main.first
     if first is None:
         return False
     operands = first.args if isinstance(first, Op) and first.op == "max" else (first,)

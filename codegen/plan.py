@@ -169,6 +169,7 @@ class VariantPlan:
     variant: Variant
     mode: Mode
     symbol: str
+    analysis: blocks.BlockAnalysis
     fwd: KernelPlan
     dq: KernelPlan
     dkdv: KernelPlan
@@ -188,6 +189,7 @@ def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
         variant=variant,
         mode=mode,
         symbol=sign.symbol,
+        analysis=analysis,
         fwd=_query_kernel(variant, analysis, sign, backward=False),
         dq=_query_kernel(variant, analysis, sign, backward=True),
         dkdv=_key_kernel(variant, analysis, sign),

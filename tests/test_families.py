@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from codegen import hopper
+from codegen.load import load
+from codegen.plan import plan
 from generated._runtime.checks import ArgumentError
 from generated._runtime.configs import Tile, config_text, tiles_for
 from generated._runtime.families import BACKWARD, FORWARD, HopperTile, hopper_tile, is_faster, refusal
 from generated._runtime.torch_support import call_words
 
 LENGTH = 4096
+LIBRARY = Path(__file__).parents[1] / "library.yaml"
 
 
 def forward(
@@ -151,6 +156,15 @@ def test_long_sequences_of_narrow_tiles_too() -> None:
     for variant in ("window", "softcap", "forgetting", "relative_bias"):
         assert forward(variant=variant, head_dims=(64, 64), length=8192).family == "portable"
     assert forward(variant="document", head_dims=(64, 64), length=8192, family="hopper").block_m == 128
+
+
+def test_rows_under_a_mask_are_not_alike() -> None:
+    """Though they visit every block, as under masks from a tensor."""
+    library = load(LIBRARY).variants
+    for name in ("tensor_mask", "block_sparse"):
+        planned = plan(library[name])
+        assert hopper.visits_long_runs(planned)
+        assert not hopper.rows_are_alike(planned)
 
 
 def test_packed_calls_run_on_hopper() -> None:
