@@ -49,6 +49,11 @@ def tile_columns(head_dim: int) -> int:
     return max(1 << (head_dim - 1).bit_length(), 64)
 
 
+def _widest(head_dims: tuple[int, int]) -> int:
+    """The columns of the wider tile of a call: of q and k, or of v."""
+    return max(tile_columns(head_dim) for head_dim in head_dims)
+
+
 def hopper_tile(op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int, int], length: int) -> HopperTile | str:
     """The tile of a call's forward in Hopper's family; where that cannot run it, the reason.
 
@@ -58,7 +63,7 @@ def hopper_tile(op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int,
     reason = refusal(FORWARD, op, mode, arch, dtype, head_dims, length)
     if reason:
         return reason
-    cols = max(tile_columns(head_dim) for head_dim in head_dims)
+    cols = _widest(head_dims)
     long_from = HOPPER_ALIKE_FROM if op in ALIKE_ROWS else HOPPER_LONG_FROM
     if mode == "dense" and cols == 64 and length >= long_from and op in LINEAR and op in LONG_RUNS:
         return HopperTile(*HOPPER_LONG_FORWARD)
@@ -72,7 +77,7 @@ def backward_tiles(
     the portable kernels have to."""
     if refusal(BACKWARD, op, mode, arch, dtype, head_dims, length):
         return {}
-    tile = HopperTile(*HOPPER_BACKWARD[max(tile_columns(head_dim) for head_dim in head_dims)])
+    tile = HopperTile(*HOPPER_BACKWARD[_widest(head_dims)])
     if op not in LINEAR:
         tile = HopperTile(min(tile.block_m, SCORED_ROWS), *tile[1:])
     return dict.fromkeys(("dkdv", "dq") if op in FUSED_BACKWARDS else ("dkdv",), tile)
@@ -103,7 +108,7 @@ def is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bo
     That is for long runs of keys, and in dense calls of 128 columns and more for short ones, too; at 64 columns, where
     a score costs as much as its products, for cheap ones.
     """
-    is_narrow = max(tile_columns(head_dim) for head_dim in head_dims) == 64
+    is_narrow = _widest(head_dims) == 64
     if mode == "dense" and not is_narrow:
         return op in RUNS
     narrow_from = _NARROW_ALIKE_FROM if op in ALIKE_ROWS else _NARROW_FROM
@@ -130,4 +135,4 @@ def fusing_is_faster(head_dims: tuple[int, int], length: int) -> bool:
 
     What it adds to is cleared and converted, which takes as long for short sequences as for long ones.
     """
-    return length >= _FUSED_FROM[max(tile_columns(head_dim) for head_dim in head_dims)]
+    return length >= _FUSED_FROM[_widest(head_dims)]
