@@ -208,11 +208,13 @@ def second(out):
     change("bar.arrive 15, 256;")
 """
 
+BOTH = "gl.warp_specialize([(first, (a,)), (second, (a,))], worker_num_warps=[4], worker_num_regs=[24])"
+
 
 def test_named_barriers_take_turns() -> None:
     out = torch.ones(1)
     run(
-        "gl.warp_specialize([(first, (a,)), (second, (a,))], worker_num_warps=[4], worker_num_regs=[24])",
+        BOTH,
         out,
         before=TURNS,
     )
@@ -223,7 +225,7 @@ def test_a_turn_that_nobody_gives_is_a_deadlock() -> None:
     never = TURNS.replace('change("bar.arrive 15, 256;")', "pass")
     with pytest.raises(DeadlockError, match="named barrier 15"):
         run(
-            "gl.warp_specialize([(first, (a,)), (second, (a,))], worker_num_warps=[4], worker_num_regs=[24])",
+            BOTH,
             torch.ones(1),
             before=never,
         )

@@ -373,34 +373,41 @@ ASSEMBLY = {
 def inline_asm_elementwise(
     asm: str, constraints: str, args: list[Any], dtype: Any, *, is_pure: bool, pack: int
 ) -> Value | tuple[Value, ...]:
+    dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
     if "\n" in asm:
-        return _run_lines(asm, constraints, args, dtype, pack)
+        # They ask what other threads need, which is not the same in another place.
+        check(not is_pure, f"{asm!r} with is_pure={is_pure}")
+        results = _run_lines(asm, constraints, args, len(dtypes), pack)
+    else:
+        results = _run_one(asm, constraints, args, is_pure, pack)
+    found = tuple(x.dtype for x in results)
+    check(found == dtypes, f"{asm!r} gives {found}, not {dtypes}")
+    return results if isinstance(dtype, tuple) else results[0]
+
+
+def _run_one(asm: str, constraints: str, args: list[Any], is_pure: bool, pack: int) -> tuple[Value, ...]:
+    """A single instruction, one of ASSEMBLY."""
     check(asm in ASSEMBLY, f"no emulation of the instruction {asm!r}")
     instruction = ASSEMBLY[asm]
     check(pack == instruction.pack, f"{asm!r} of {pack} elements")
     check(is_pure == instruction.is_pure, f"{asm!r} with is_pure={is_pure}")
     result = instruction.run(*args)
-    results, dtypes = (result, dtype) if isinstance(result, tuple) else ((result,), (dtype,))
+    results = result if isinstance(result, tuple) else (result,)
     operands = pack * len(args) + len(results)
     check(len(constraints.split(",")) == operands, f"{constraints!r} for {operands} operands")
-    found = tuple(x.dtype for x in results)
-    check(found == tuple(dtypes), f"{asm!r} gives {found}, not {tuple(dtypes)}")
-    return result
+    return results
 
 
-def _run_lines(asm: str, constraints: str, args: list[Any], dtype: Any, pack: int) -> Value | tuple[Value, ...]:
-    """Lines for `pack` numbers of each argument. What belongs to a thread here is `pack` in a row: that is for the
-    layouts to say, so the lines may give each number of equal rows the same."""
-    dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
+def _run_lines(asm: str, constraints: str, args: list[Any], count: int, pack: int) -> tuple[Value, ...]:
+    """Lines that give `count` results, for `pack` numbers of each argument. What belongs to a thread here is `pack` in
+    a row: that is for the layouts to say, so the lines may give each number of equal rows the same."""
     data = [x.data for x in broadcast(*args)]
     inputs = [x for each in data for x in each.reshape(-1, pack).unbind(1)]
-    outputs = pack * len(dtypes)
+    outputs = pack * count
     kinds = constraints.split(",")
     check(len(kinds) == outputs + len(inputs), f"{constraints!r} for {outputs} outputs and {len(inputs)} inputs")
     check(all(kind.startswith("=") for kind in kinds[:outputs]), f"{constraints!r} for {outputs} outputs")
     tied = {int(kind): inputs[i] for i, kind in enumerate(kinds[outputs:]) if kind.isdigit()}
     found = ptx.run(asm, inputs, outputs, tied)
     parts = [torch.stack(found[i : i + pack], 1).reshape(data[0].shape) for i in range(0, outputs, pack)]
-    results = tuple(Value(part, args[0].layout) for part in parts)
-    check(tuple(x.dtype for x in results) == dtypes, f"{asm!r} does not give {dtypes}")
-    return results if isinstance(dtype, tuple) else results[0]
+    return tuple(Value(part, args[0].layout) for part in parts)
