@@ -114,7 +114,11 @@ class ArgGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelPlan(InMode):
-    """One kernel: its name, arguments and variant-dependent text."""
+    """One kernel: its name, arguments and variant-dependent text.
+
+    `row_term`, `key_term` and `block_term`: what the logits of a row share, those of a key, and all of a block, where a
+    kernel adds that apart from the rest.
+    """
 
     name: str
     args: Sequence[ArgGroup]
@@ -131,6 +135,8 @@ class KernelPlan(InMode):
     full: BlockText | None = None
     partial: BlockText | None = None
     row_term: str = ""
+    key_term: str = ""
+    block_term: str = ""
     gradients: Sequence[GradientTerm] = ()
     mode: Mode = Mode.DENSE
 
@@ -158,6 +164,16 @@ class KernelPlan(InMode):
     def atomic(self) -> str:
         """The tensors whose gradients are added with atomics, as text; empty if none is."""
         return " and ".join(dict.fromkeys(t.tensor for t in self.gradients if t.atomic))
+
+    @property
+    def inputs(self) -> list[ArgGroup]:
+        """The arguments that are pointers, or may be."""
+        return [g for g in self.args if g.loadable or any(n.endswith("_ptr") or n == "q_offset" for n in g.names)]
+
+    @property
+    def numbers(self) -> list[ArgGroup]:
+        """The other arguments."""
+        return [group for group in self.args if group not in self.inputs]
 
     @property
     def has_offset(self) -> bool:

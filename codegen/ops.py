@@ -28,6 +28,8 @@ class Launches:
     dq: str
     dkdv: str
     hopper_bwd: str
+    row_inputs: str
+    row_numbers: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,6 +384,8 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
             dkdv=launch_arguments(planned.dkdv),
             # What it reads of rows is padded to whole blocks.
             hopper_bwd=re.sub(r"\b(lse|delta)\b", r"row_\1", launch_arguments(planned.hopper_bwd)),
+            row_inputs="".join(f"{group.host}, " for group in planned.hopper_delta.inputs),
+            row_numbers="".join(f"{group.host}, " for group in planned.hopper_delta.numbers),
         ),
         mask_arguments=of_mask,
         has_offset=reads_query_position(variant),

@@ -17,12 +17,17 @@ from codegen.gradients import by_lag, decay_load, gradient_terms
 from codegen.lists import ListsPlan, lists_plan
 from codegen.model import BlockText, GradientKind, GradientTerm, GradientText, KernelPlan
 from codegen.modes import Mode, specialised
-from codegen.rows import NOTHING, split_rows
+from codegen.rows import NOTHING, Sides, split_rows, split_sides
 from codegen.signature import Signatures, legend
 from codegen.spec import Variant
 from codegen.text import words
 
 LOG2E = const(1.4426950408889634)
+
+_QK, _SCALE = float_var("qk"), float_var("scale")
+
+PRODUCT = expr.mul(expr.mul(LOG2E, _SCALE), _QK)
+"""The logit of a score that is the scaled product."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +42,11 @@ class Logits:
 
 def logits(variant: Variant, mode: Mode) -> Logits:
     """Put the raw product in place of `score`, and fold scale and log2(e) into the coefficients."""
-    score, qk, scale = float_var(expr.SCORE), float_var("qk"), float_var("scale")
-    value = {expr.SCORE: expr.mul(scale, qk)}
+    score = float_var(expr.SCORE)
+    value = {expr.SCORE: expr.mul(_SCALE, _QK)}
     modified = variant.score if variant.score is not None else score
     logit = expr.scaled(LOG2E, expr.substitute(modified, value))
-    linear = logit == expr.mul(expr.mul(LOG2E, scale), qk) and not variant.decay
+    linear = logit == PRODUCT and not variant.decay
     if variant.decay:
         difference = expr.sub(decay_load("q", mode), decay_load("kv", mode))
         logit = expr.add(logit, difference)
@@ -58,7 +63,14 @@ class KernelBuilder:
     """Builds the variant-dependent text of one kernel."""
 
     def __init__(
-        self, variant: Variant, mode: Mode, *, query_axis: int, walks_heads: bool = False, splits_rows: bool = False
+        self,
+        variant: Variant,
+        mode: Mode,
+        *,
+        query_axis: int,
+        walks_heads: bool = False,
+        splits_rows: bool = False,
+        splits_sides: bool = False,
     ) -> None:
         decay = PACKED_DECAY if mode is Mode.PACKED else DECAY
         tensors = {**variant.tensors, **({decay.name: decay} if variant.decay else {})}
@@ -68,6 +80,10 @@ class KernelBuilder:
         if splits_rows:
             logit, self.row_term = split_rows(self.logits.logit)
             self.logits = replace(self.logits, logit=logit)
+        sides = split_sides(self.logits.logit, PRODUCT) if splits_sides else None
+        self.sides = Sides() if sides is None else sides
+        if sides is not None:
+            self.logits = replace(self.logits, logit=PRODUCT, linear=True)
         self.key = "cols" if mode is Mode.SEGMENTED else "kv_idx"
         self.reads: frozenset[str] = frozenset()
         self.by_position = mode is not Mode.SEGMENTED
@@ -104,12 +120,12 @@ class KernelBuilder:
             ],
         )
 
-    def row_term_text(self) -> str:
-        """What the logits of a row share, one number a row; empty if that is nothing."""
-        if self.row_term is NOTHING:
+    def term_text(self, term: Expr) -> str:
+        """What the logits of a row, a key or a block share, in the shape that it has; empty if that is nothing."""
+        if expr.is_const(term, 0):
             return ""
-        self.reads |= expr.names(self.row_term)
-        return self.emitter.own_shape([self.row_term])[0]
+        self.reads |= expr.names(term)
+        return self.emitter.own_shape([term])[0]
 
     def index_statements(self, axis: str, reads: Set[str]) -> list[str]:
         """Where the rows (or keys) of a block lie and which positions they have, of that what `reads` names."""
@@ -175,6 +191,7 @@ class VariantPlan:
     dkdv: KernelPlan
     hopper_fwd: KernelPlan
     hopper_bwd: KernelPlan
+    hopper_delta: KernelPlan
     lists: ListsPlan | None
     terms: tuple[GradientTerm, ...]
 
@@ -195,6 +212,7 @@ def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
         dkdv=_key_kernel(variant, analysis, sign),
         hopper_fwd=_query_kernel(variant, analysis, sign, backward=False, hopper=True),
         hopper_bwd=_key_kernel(variant, analysis, sign, hopper=True),
+        hopper_delta=_delta_kernel(variant, sign),
         lists=lists_plan(variant, analysis, sign),
         terms=terms,
     )
@@ -208,7 +226,7 @@ def _query_kernel(
     terms = [t for t in builder.logits.terms if backward and t.kind is not GradientKind.COLUMN]
     full = builder.block(partial=False, terms=terms, backward=backward)
     partial = builder.block(partial=True, terms=terms, backward=backward)
-    row_term = builder.row_term_text()
+    row_term = builder.term_text(builder.row_term)
     bounds = key_bounds(analysis, builder.emitter)
     emitter = builder.emitter
     hoisted = " ".join([*emitter.prologue, *bounds.statements])
@@ -240,12 +258,16 @@ def sums_by_keys(terms: Sequence[GradientTerm]) -> bool:
 def _key_kernel(
     variant: Variant, analysis: blocks.BlockAnalysis, sign: Signatures, *, hopper: bool = False
 ) -> KernelPlan:
-    """The kernel of dk and dv, or that of Hopper's family, which also gathers what dq needs where it can."""
-    builder = KernelBuilder(variant, sign.mode, query_axis=1, walks_heads=True)
+    """The kernel of dk and dv, or that of Hopper's family, which also gathers what dq needs where it can.
+
+    That adds to a key at once what its rows share, and finds with the log of a row's denominator what its keys do.
+    """
+    builder = KernelBuilder(variant, sign.mode, query_axis=1, walks_heads=True, splits_sides=hopper)
     gathers_all = hopper and sums_by_keys(builder.logits.terms)
     terms = [t for t in builder.logits.terms if gathers_all or t.kind is GradientKind.COLUMN]
     full = builder.block(partial=False, terms=terms, backward=True)
     partial = builder.block(partial=True, terms=terms, backward=True)
+    key_term, block_term = builder.term_text(builder.sides.keys), builder.term_text(builder.sides.block)
     bounds = query_bounds(analysis, builder.emitter)
     emitter = builder.emitter
     reads = builder.reads | words(" ".join([*emitter.prologue, *emitter.head_prologue]))
@@ -267,7 +289,29 @@ def _key_kernel(
         bounds_per_head=analysis.tables_per_head or _any_reads_head(analysis.queries),
         full=full,
         partial=partial,
+        key_term=key_term,
+        block_term=block_term,
         gradients=terms,
+    )
+
+
+def _delta_kernel(variant: Variant, sign: Signatures) -> KernelPlan:
+    """What runs before the backward of Hopper's family: beside delta it finds what the keys of a row share."""
+    builder = KernelBuilder(variant, sign.mode, query_axis=0, splits_sides=True)
+    row_term = builder.term_text(builder.sides.rows)
+    emitter = builder.emitter
+    hoisted = " ".join([row_term, *emitter.prologue])
+    prologue = [*builder.index_statements("q", builder.reads | words(hoisted)), *emitter.prologue]
+    args, constants = sign.row_terms(words(" ".join([hoisted, *prologue])))
+    return KernelPlan(
+        name=f"{sign.symbol}_hopper_delta",
+        mode=sign.mode,
+        args=args,
+        constants=constants,
+        linear=builder.logits.linear,
+        helpers=frozenset(emitter.helpers),
+        prologue=prologue,
+        row_term=row_term,
     )
 
 

@@ -80,6 +80,7 @@ def render(spec: Spec) -> dict[str, str]:
     files: dict[str, str] = {}
     kinds: dict[str, list[str]] = {
         "linear": [],
+        "additive": [],
         "cheap_scores": [],
         "long_runs": [],
         "alike_rows": [],
@@ -94,6 +95,7 @@ def render(spec: Spec) -> dict[str, str]:
         planned = plans[Mode.DENSE]
         holds = (
             planned.fwd.linear,
+            planned.hopper_bwd.linear,
             hopper.scores_cheaply(variant),
             hopper.visits_long_runs(planned),
             hopper.rows_are_alike(planned),
@@ -167,7 +169,7 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
         for stem, attribute in KERNELS.items()
     }
     if hopper.serves(planned.variant, planned.mode):
-        plans = {"fwd": planned.hopper_fwd, "bwd": planned.hopper_bwd, "delta": planned.dq}
+        plans = {"fwd": planned.hopper_fwd, "bwd": planned.hopper_bwd, "delta": planned.hopper_delta}
         if hopper.serves_wide(planned.mode):
             plans["bwd_wide"] = planned.hopper_bwd
         files |= {

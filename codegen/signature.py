@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from codegen import expr
@@ -203,6 +203,15 @@ class Signatures:
 
     def dkdv_constants(self, terms: Sequence[GradientTerm]) -> list[str]:
         return [*_flags(terms), *self.constants()]
+
+    def row_terms(self, read: Set[str]) -> tuple[list[ArgGroup], list[str]]:
+        """What a kernel of rows that reads these names takes for them, and its constants."""
+        wanted = {*read, *(["q_offset"] if "q_shift" in read else []), *(["group_size"] if "hkv" in read else [])}
+        groups = [*self._tensors(), *self._loadable(), *self._tensor_strides()]
+        groups.append(ArgGroup(names=("group_size",), host="group_size", varies=True))
+        groups = [group for group in groups if wanted & set(group.names)]
+        offset = ["Q_OFFSET_PER_BATCH"] if "q_offset" in wanted else []
+        return groups, [*offset, *(["SCALARS_LOADED"] if any(group.loadable for group in groups) else [])]
 
     @property
     def _gathered_in_dq(self) -> list[GradientTerm]:

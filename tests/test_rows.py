@@ -1,4 +1,5 @@
-"""A score is the sum of what differs between the keys of a row and of what they share."""
+"""A score is the sum of what differs between the keys of a row and of what they share; of some, row and key add to the
+product each for itself."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from codegen.errors import ExprError
 from codegen.evaluate import Array, evaluate
 from codegen.expr import Expr, Level, Type
 from codegen.parse import parse
-from codegen.rows import NOTHING, split_rows
+from codegen.rows import NOTHING, Sides, split_rows, split_sides
 from tests.expressions import SCOPE, contents, texts
 
-QUERIES, KEYS, START = 5, 7, 300
+QUERIES, KEYS, START, ROW_START = 5, 7, 300, 290
 
 
 def inputs(seed: int) -> tuple[dict[str, Array], dict[str, Array]]:
@@ -25,9 +26,10 @@ def inputs(seed: int) -> tuple[dict[str, Array], dict[str, Array]]:
         "b": np.asarray(1),
         "h": np.asarray(2),
         "hkv": np.asarray(1),
-        "q_idx": np.arange(QUERIES)[:, None] + 290,
+        "q_idx": np.arange(QUERIES)[:, None] + ROW_START,
         "kv_idx": np.arange(KEYS) + START,
         "start_n": np.asarray(START),
+        "row_start": np.asarray(ROW_START),
         "size": np.asarray(rng.integers(-5, 9)),
         "cap": np.asarray(rng.normal()),
         "score": rng.normal(size=(QUERIES, KEYS)),
@@ -50,12 +52,13 @@ def test_the_parts_add_up(text: str, seed: int) -> None:
     assert rows is NOTHING or expr.level(rows) is Level.QUERY
     variables, tensors = inputs(seed)
     whole, of_pairs, of_rows = (evaluate(x, variables, tensors) for x in (e, pairs, rows))
-    scale = (
-        1.0
-        + np.abs(np.where(np.isfinite(of_pairs), of_pairs, 0.0))
-        + np.abs(np.where(np.isfinite(of_rows), of_rows, 0.0))
-    )
-    np.testing.assert_allclose((of_pairs + of_rows) / scale, whole / scale, rtol=1e-9, atol=1e-9)
+    check_sum([of_pairs, of_rows], whole)
+
+
+def check_sum(parts: list[Array], whole: Array) -> None:
+    """The parts add up to the whole, but for what rounding them leaves."""
+    scale = 1.0 + sum(np.abs(np.where(np.isfinite(part), part, 0.0)) for part in parts)
+    np.testing.assert_allclose(sum(parts) / scale, whole / scale, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -89,3 +92,68 @@ def test_what_is_split(score: str, pairs: str, rows: str) -> None:
 def test_what_is_left_as_it_is(score: str) -> None:
     e = read(score)
     assert split_rows(e) == (e, NOTHING)
+
+
+SCORE = expr.float_var("score")
+
+
+@settings(deadline=None)
+@given(parts=st.tuples(texts("float", 2), texts("float", 2)), seed=st.integers(0, 99))
+def test_the_sides_add_up(parts: tuple[str, str], seed: int) -> None:
+    try:
+        e = expr.sub(expr.add(SCORE, read(parts[0])), read(parts[1]))
+    except ExprError:
+        reject()
+    sides = split_sides(e, SCORE)
+    if sides is None:  # some number differs from pair to pair
+        return
+    assert expr.level(sides.keys) in (Level.UNIFORM, Level.KEY)
+    assert expr.level(sides.rows) in (Level.UNIFORM, Level.QUERY)
+    assert expr.level(sides.block) is Level.UNIFORM
+    variables, tensors = inputs(seed)
+    terms = (SCORE, sides.keys, sides.rows, sides.block)
+    check_sum([evaluate(x, variables, tensors) for x in terms], evaluate(e, variables, tensors))
+
+
+@pytest.mark.parametrize(
+    ("score", "keys", "rows", "block"),
+    [
+        ("score", "", "", ""),
+        ("score + cap", "", "", "cap"),
+        ("score + weight[h, kv_idx]", "kv_idx", "", ""),
+        ("score - weight[h, q_idx]", "", "q_idx", ""),
+        ("score + level[h] * (kv_idx - q_idx)", "kv_idx - start_n", "q_idx - row_start", "start_n - row_start"),
+        (
+            "level[h] * (kv_idx - q_idx) + score + cap",
+            "kv_idx - start_n",
+            "q_idx - row_start",
+            "start_n - row_start + cap",
+        ),
+    ],
+)
+def test_the_sides_of_a_score(score: str, keys: str, rows: str, block: str) -> None:
+    sides = split_sides(read(score), SCORE)
+    assert isinstance(sides, Sides)
+    of_interest = {"q_idx", "kv_idx", "start_n", "row_start", "cap"}
+    for part, holds in ((sides.keys, keys), (sides.rows, rows), (sides.block, block)):
+        assert expr.names(part) & of_interest == {name for name in of_interest if name in holds.split()}
+        assert bool(holds) != expr.is_const(part, 0)
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        "cap",
+        "2.0 * score",
+        "score + score",
+        "-score",
+        "cap - score",
+        "tanh(score)",
+        "score * weight[h, kv_idx]",
+        "score - abs(kv_idx - q_idx)",
+        "score + weight[h, q_idx - kv_idx]",
+        "where(q_idx > kv_idx, score, 0.0)",
+    ],
+)
+def test_what_has_no_sides(score: str) -> None:
+    assert split_sides(read(score), SCORE) is None

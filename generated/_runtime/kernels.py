@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/kernels.py.jinja
-# hash: 94966d2f22474986
+# hash: e9020f6111c26d4c
 """What each kernel's code is, as a hash: tuned tiles hold for the code they were measured on."""
 
 # variant -> mode of calls -> pass -> hash of the kernel's file without comments and docstrings
@@ -11,14 +11,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "23b8073fbb5e7868",
             "dkdv": "46be56b8a6913495",
             "hopper_fwd": "cf85c1edaecc6797",
-            "hopper_bwd": "77017fd5e2260ecf",
+            "hopper_bwd": "f8f051e91703e508",
         },
         "packed": {
             "fwd": "91a6cf19c5e99c59",
             "dq": "018b5b33f7d8deb9",
             "dkdv": "b254008df5b983a0",
             "hopper_fwd": "c9d81401e9778ba7",
-            "hopper_bwd": "fc050528157e8d74",
+            "hopper_bwd": "c2f0047ed6440fa3",
         },
         "segmented": {
             "fwd": "a14d3099d522751d",
@@ -32,14 +32,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "91091985dbd7a606",
             "dkdv": "bfe6e13e1e1452ee",
             "hopper_fwd": "a32dbc22728b20f3",
-            "hopper_bwd": "d4ff29814b7df10c",
+            "hopper_bwd": "7b341b7e56ac35bc",
         },
         "packed": {
             "fwd": "b6e418a3a3ba2f5d",
             "dq": "f012c30ad7b29242",
             "dkdv": "c20540f939402544",
             "hopper_fwd": "4a126ce040e060a5",
-            "hopper_bwd": "a09502b6804ab0fe",
+            "hopper_bwd": "ca5a013d5e5be604",
         },
         "segmented": {
             "fwd": "b1e2c18ec069b0c8",
@@ -70,14 +70,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "2b3223153fe342e9",
             "dkdv": "0e7f6537241f818e",
             "hopper_fwd": "aaf7d753a2953e01",
-            "hopper_bwd": "1b45497a92b98bc7",
+            "hopper_bwd": "6ea5f96d6b80eba1",
         },
         "packed": {
             "fwd": "9b10cc5a5ec7eb8c",
             "dq": "f42747ebcc07e309",
             "dkdv": "3837a6a99a03b567",
             "hopper_fwd": "d1f8635532fc0d82",
-            "hopper_bwd": "877f90288b774ec5",
+            "hopper_bwd": "43f1829be1c38203",
         },
         "segmented": {
             "fwd": "ed8959a7ee626ba9",
@@ -91,14 +91,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "92f7a2ad61a7a7ea",
             "dkdv": "0bc282a4975f4f7a",
             "hopper_fwd": "3a00c44013981911",
-            "hopper_bwd": "2360b64415c6710b",
+            "hopper_bwd": "a912c382a7a4766b",
         },
         "packed": {
             "fwd": "0516465877167b82",
             "dq": "dbd06f2a91f3bd28",
             "dkdv": "55be522a4adc169a",
             "hopper_fwd": "7982fda1f7bcca0a",
-            "hopper_bwd": "a6b9a6a63c054f5b",
+            "hopper_bwd": "9cf8808671e745aa",
         },
         "segmented": {
             "fwd": "bf6dd8acaf2d3634",
@@ -112,14 +112,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "8ee5eade28b29a8d",
             "dkdv": "4f3f874780bb93de",
             "hopper_fwd": "f80d8a8404102b40",
-            "hopper_bwd": "1cb44a277dbe6b2f",
+            "hopper_bwd": "4cf6055db3a50ec1",
         },
         "packed": {
             "fwd": "975cfdf7149bf077",
             "dq": "8ad3256dd9a807e7",
             "dkdv": "fabbd70475409e4d",
             "hopper_fwd": "820f9dbdcce6a2aa",
-            "hopper_bwd": "d7bd9fb60bd52297",
+            "hopper_bwd": "f8872c66b4e1d153",
         },
         "segmented": {
             "fwd": "af687c239f26b295",
@@ -133,14 +133,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "d4ec827b76f4e842",
             "dkdv": "e3ce1d21e8fe8f9a",
             "hopper_fwd": "86c71c11f8c27430",
-            "hopper_bwd": "3d073a854e596f23",
+            "hopper_bwd": "e864757e0e9808d3",
         },
         "packed": {
             "fwd": "b6113b0c7c0a4745",
             "dq": "9a98810d5de356ea",
             "dkdv": "eb2a6cfc6284c069",
             "hopper_fwd": "ad031de825347d8a",
-            "hopper_bwd": "1a6d06db8a939ae6",
+            "hopper_bwd": "b1d95e39e57d47b7",
         },
         "segmented": {
             "fwd": "3d0a17bd8cf4fbeb",
@@ -154,14 +154,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "b92370fa8b27e793",
             "dkdv": "857c6273f698da81",
             "hopper_fwd": "a61c6f0d22b2a435",
-            "hopper_bwd": "d99dc0af02f81e27",
+            "hopper_bwd": "a55ab8bcb4f0c07d",
         },
         "packed": {
             "fwd": "fdc53be2493ec8ce",
             "dq": "19afddaee5b2c01d",
             "dkdv": "22e6cb47dfb187ff",
             "hopper_fwd": "894478b6e984abb3",
-            "hopper_bwd": "231a975a5e29d050",
+            "hopper_bwd": "9eea69a185c2ed73",
         },
         "segmented": {
             "fwd": "3de5f2862c47ad3c",
@@ -175,14 +175,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "a31f3375df7d477d",
             "dkdv": "ad2c712fd49d19fe",
             "hopper_fwd": "4884dca853d44541",
-            "hopper_bwd": "817f254f89e79acf",
+            "hopper_bwd": "5fc8907e8fd2c7df",
         },
         "packed": {
             "fwd": "51e72e1ca9ea6010",
             "dq": "352bbedf25f01cc9",
             "dkdv": "6e642269dd3b13d8",
             "hopper_fwd": "1dc295fb3d296320",
-            "hopper_bwd": "61286550cdb2dc89",
+            "hopper_bwd": "aa2f9bacaa779e04",
         },
         "segmented": {
             "fwd": "cbbcb428b9af603b",
@@ -196,14 +196,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "71f52667034f2477",
             "dkdv": "b24ce5d3d3aba089",
             "hopper_fwd": "554444dc465cfe21",
-            "hopper_bwd": "0740af5e6ad0c64d",
+            "hopper_bwd": "ae01c8a55360b20c",
         },
         "packed": {
             "fwd": "e39e74f3fa8bb91d",
             "dq": "b5a793cdf79ff3de",
             "dkdv": "b4631b17cc2b43a5",
             "hopper_fwd": "cf77b8500deb2648",
-            "hopper_bwd": "27847d83a5fc7de9",
+            "hopper_bwd": "4486677a8e1dbdba",
         },
         "segmented": {
             "fwd": "8f413b15faebe579",
@@ -217,14 +217,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "8299ad07ed20d180",
             "dkdv": "6b6d614be71c10b3",
             "hopper_fwd": "42d29a5d7f749fd0",
-            "hopper_bwd": "8e49990b6c564df6",
+            "hopper_bwd": "9c3f27464e44c645",
         },
         "packed": {
             "fwd": "37a93964cdd31470",
             "dq": "11f4635c174ccb01",
             "dkdv": "fe118c50ba86a401",
             "hopper_fwd": "ccef60ce0cbea281",
-            "hopper_bwd": "84f57bb13ed7bd4f",
+            "hopper_bwd": "5ed61b6cb5cbdef2",
         },
         "segmented": {
             "fwd": "6951c1a68a76e6f1",
@@ -238,14 +238,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "e293a8345ebe9619",
             "dkdv": "1b25ba3b7fc42b46",
             "hopper_fwd": "fbe6b1c38cc81dde",
-            "hopper_bwd": "540f7da058aee3a5",
+            "hopper_bwd": "cb8b552156f17f4e",
         },
         "packed": {
             "fwd": "4141facc7e1e0204",
             "dq": "b4ba577bde698200",
             "dkdv": "6a9f80871bb9fe76",
             "hopper_fwd": "39f0c3384ad4da66",
-            "hopper_bwd": "eec366c4294263ee",
+            "hopper_bwd": "22d46d53d60b07e6",
         },
         "segmented": {
             "fwd": "5927ada9703707b8",
@@ -259,14 +259,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "d7d5fce1c8d29b61",
             "dkdv": "61c7cf4c1215a8f2",
             "hopper_fwd": "9a21ff9e40bfd5a6",
-            "hopper_bwd": "a03e18399e8343d9",
+            "hopper_bwd": "5cc7945abdf2f613",
         },
         "packed": {
             "fwd": "239fd720b70e11b0",
             "dq": "f9db5cb9a63e45fc",
             "dkdv": "2878b05200f9e628",
             "hopper_fwd": "2f70e76e88458ada",
-            "hopper_bwd": "d55d7c52f62a285c",
+            "hopper_bwd": "efaa1d82e45102d5",
         },
         "segmented": {
             "fwd": "45f3c6e07d539593",
@@ -280,14 +280,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "41b859cb808ec41a",
             "dkdv": "5bce81d44ac8c97d",
             "hopper_fwd": "7386f793eb061d1e",
-            "hopper_bwd": "261a3ed562aba2e3",
+            "hopper_bwd": "4eeb8143adde8164",
         },
         "packed": {
             "fwd": "3a90e5af5b9d5e68",
             "dq": "86cebbba95d6948e",
             "dkdv": "268a7fe113dbb955",
             "hopper_fwd": "96876dcd0f6e60e6",
-            "hopper_bwd": "30ef79098800bd35",
+            "hopper_bwd": "00e5152a04496542",
         },
         "segmented": {
             "fwd": "74550898928b8967",
@@ -301,14 +301,14 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "6e041c3d1e84a294",
             "dkdv": "71a622e223a27c3c",
             "hopper_fwd": "addec0f66fb0f86f",
-            "hopper_bwd": "75a1d8626c41eafb",
+            "hopper_bwd": "b409623a4a49e12d",
         },
         "packed": {
             "fwd": "8b414197f984d4bf",
             "dq": "217f8764b87c566c",
             "dkdv": "a4603d4f56fa695c",
             "hopper_fwd": "8a3f44ba465cc263",
-            "hopper_bwd": "e667fff9a67b5120",
+            "hopper_bwd": "1971fc7e217e6208",
         },
         "segmented": {
             "fwd": "5321fbcbd6adfea1",
@@ -330,6 +330,24 @@ LINEAR = frozenset(
         "padding",
         "streaming_llm",
         "natten",
+        "gpt_oss",
+    }
+)
+
+# Variants whose logit is that product and what row and key add to it each for itself.
+ADDITIVE = frozenset(
+    {
+        "full",
+        "causal",
+        "causal_dropout",
+        "window",
+        "prefix_lm",
+        "document",
+        "padding",
+        "streaming_llm",
+        "natten",
+        "alibi",
+        "forgetting",
         "gpt_oss",
     }
 )

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 8f379cd5e9cc9a40
+# hash: 00502fa33a1d4897
 """Gradients of `alibi` on Hopper with respect to k and v and slope, and where it may be so to q.
 
     keep          q_idx >= kv_idx
@@ -150,9 +150,8 @@ def receive_tile(ring, ring_turn, ROWS: gl.constexpr, COLS: gl.constexpr, STAGES
 
 
 @gluon.jit
-def begin_with(ring, ring_turn, KEYS: gl.constexpr, SCORES: gl.constexpr, STAGES: gl.constexpr):
-    """What the sums of a product begin with: for all keys the vector of rows that came with tile `ring_turn`."""
-    vector = ring[1].index(ring_turn % STAGES).load(gl.SliceLayout(0, SCORES))
+def begin_with(vector, KEYS: gl.constexpr, SCORES: gl.constexpr):
+    """What the sums of a product begin with: a vector of rows for all keys."""
     none = gl.zeros([KEYS, vector.shape[0]], gl.float32, SCORES)
     tile = gl.broadcast(vector[None, :], none)[0]
     # Each number in its register here, and not by a copy between two products, for which the first would be waited for.
@@ -166,6 +165,7 @@ def begin_block(
     q_ring,
     do_ring,
     ring_turn,
+    block_term,
     SCORES: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_D: gl.constexpr,
@@ -174,14 +174,17 @@ def begin_block(
 ):
     """`k q^T` of block `ring_turn`, and `v do^T - delta`, while the first is exponentiated.
 
-    The difference is free: sums begin with what is subtracted.
+    The first also has the terms of row and block, and -lse, all over scale. They are as free as the difference: sums
+    begin with them.
     """
     KEYS: gl.constexpr = k_tile.shape[0]
+    ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
+    stage = ring_turn % STAGES
     q_tile = receive_tile(q_ring, ring_turn, BLOCK_M, BLOCK_D, STAGES)
     do_tile = receive_tile(do_ring, ring_turn, BLOCK_M, BLOCK_DV, STAGES)
-    dp = begin_with(do_ring, ring_turn, KEYS, SCORES, STAGES)
-    none = gl.zeros([KEYS, BLOCK_M], gl.float32, SCORES)
-    qk = warpgroup_mma(k_tile, q_tile.permute((1, 0)), none, use_acc=False, is_async=True)
+    qk = begin_with(q_ring[1].index(stage).load(ROW) + block_term, KEYS, SCORES)
+    dp = begin_with(do_ring[1].index(stage).load(ROW), KEYS, SCORES)
+    qk = warpgroup_mma(k_tile, q_tile.permute((1, 0)), qk, is_async=True)
     dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), dp, is_async=True)
     qk = warpgroup_mma_wait(1, deps=(qk,))
     return qk, dp, q_tile, do_tile
@@ -496,6 +499,8 @@ def consume_tiles(
         ds_ring[0].index(0).slice(PART * KEYS, KEYS).store(gl.zeros([KEYS, BLOCK_M], DTYPE, SCORES))
         fence_async_shared()
         mbarrier.arrive(ds_ring[1].index(0), count=1)
+    qk_scale = scale * LOG2E
+    unscaled = 1.0 / qk_scale
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
     # Earlier keys are seen by more rows: a block from the start and one from the end make pairs, of one work each.
@@ -529,28 +534,28 @@ def consume_tiles(
             for member in range(group_size):
                 h = hkv * group_size + member
                 slope_val = gl.load(slope_ptr + h * stride_slope_0)
+                key_term = 1.4426950408889634 * slope_val * (kv_idx - start_n).to(gl.float32)
                 dslope_heads = gl.zeros([KEYS], gl.float32, KEY)
                 for nth in range(num_partial):
                     start_m = row_begin + nth * BLOCK_M
                     start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
+                    row_start = start_m + q_shift
+                    block_term = (
+                        1.4426950408889634 * slope_val * (start_n.to(gl.float32) - row_start.to(gl.float32))
+                    ) * unscaled
                     qk, dp, q_tile, do_tile = begin_block(
-                        k_tile, v_tile, q_ring, do_ring, q_turn, SCORES, BLOCK_M, BLOCK_D, BLOCK_DV, STAGES
+                        k_tile, v_tile, q_ring, do_ring, q_turn, block_term, SCORES, BLOCK_M, BLOCK_D, BLOCK_DV, STAGES
                     )
-                    logit = qk
+                    logit = qk * qk_scale + key_term[:, None]
                     # Always so: else the compiler would compute this ahead of the products and keep it in registers.
                     if start_m < q_len:
                         rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                         q_idx = rows + q_shift
-                        term = kv_idx.to(gl.float32)[:, None] - q_idx.to(gl.float32)[None, :]
-                        logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * slope_val * term
                         keep = q_idx[None, :] >= kv_idx[:, None]
-                        # Beyond the last row a score of zeros may be inf.
-                        keep = keep & (rows < q_len)[None, :]
                         if RAGGED:
                             keep = keep & (kv_idx < kv_len)[:, None]
                         logit = gl.where(keep, logit, float("-inf"))
-                    lse = q_ring[1].index(q_turn % STAGES).load(ROW)
-                    p = gl.exp2(logit - lse[None, :])
+                    p = gl.exp2(logit)
                     dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
                     dp = warpgroup_mma_wait(1, deps=(dp,))
                     ds = p * dp
@@ -558,9 +563,11 @@ def consume_tiles(
                     keep = p > 0.0
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                     q_idx = rows + q_shift
-                    term = kv_idx.to(gl.float32)[:, None] - q_idx.to(gl.float32)[None, :]
                     if WITH_DQ and GRAD_SLOPE:
-                        dslope_heads += gl.sum(gl.where(keep, ds * term, 0.0), 1)
+                        dslope_heads += gl.sum(
+                            gl.where(keep, ds * (kv_idx.to(gl.float32)[:, None] - q_idx.to(gl.float32)[None, :]), 0.0),
+                            1,
+                        )
                     dk, dv = end_block(
                         ds.to(DTYPE),
                         dk,
@@ -583,28 +590,24 @@ def consume_tiles(
                     q_turn += 1
                 for nth in range(num_full):
                     start_m = full_begin + nth * BLOCK_M
+                    row_start = start_m + q_shift
+                    block_term = (
+                        1.4426950408889634 * slope_val * (start_n.to(gl.float32) - row_start.to(gl.float32))
+                    ) * unscaled
                     qk, dp, q_tile, do_tile = begin_block(
-                        k_tile, v_tile, q_ring, do_ring, q_turn, SCORES, BLOCK_M, BLOCK_D, BLOCK_DV, STAGES
+                        k_tile, v_tile, q_ring, do_ring, q_turn, block_term, SCORES, BLOCK_M, BLOCK_D, BLOCK_DV, STAGES
                     )
-                    logit = qk
-                    # Always so: else the compiler would compute this ahead of the products and keep it in registers.
-                    if start_m < q_len:
-                        rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
-                        q_idx = rows + q_shift
-                        term = kv_idx.to(gl.float32)[:, None] - q_idx.to(gl.float32)[None, :]
-                        logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * slope_val * term
+                    logit = qk * qk_scale + key_term[:, None]
                     if RAGGED and start_n + BLOCK_N > kv_len:
                         logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
-                    lse = q_ring[1].index(q_turn % STAGES).load(ROW)
-                    p = gl.exp2(logit - lse[None, :])
+                    p = gl.exp2(logit)
                     dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
                     dp = warpgroup_mma_wait(1, deps=(dp,))
                     ds = p * dp
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                     q_idx = rows + q_shift
-                    term = kv_idx.to(gl.float32)[:, None] - q_idx.to(gl.float32)[None, :]
                     if WITH_DQ and GRAD_SLOPE:
-                        dslope_heads += gl.sum(ds * term, 1)
+                        dslope_heads += gl.sum(ds * (kv_idx.to(gl.float32)[:, None] - q_idx.to(gl.float32)[None, :]), 1)
                     dk, dv = end_block(
                         ds.to(DTYPE),
                         dk,

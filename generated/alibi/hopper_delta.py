@@ -1,18 +1,20 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/delta.py.jinja
-# hash: 901666b1b06bad4e
+# hash: 25a48dd9f03cfa33
 """What runs before and after the backward of `alibi` on Hopper.
 
-o         [B, Hq, Sq, Dv]
-do        [B, Hq, Sq, Dv]
-dq        [B, Hq, Sq, D]
-lse       [B, Hq, Sq]  fp32, log of the softmax denominator
-dlse      [B, Hq, Sq]  fp32, gradient of lse
-delta     [B, Hq, Sq]  fp32, sum(o * do) - dlse
-row_lse   [B, Hq, blocks * BLOCK_M]  fp32, lse times log2(e), inf where no probability is above 0
-row_delta [B, Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
-dq_sums   [B, Hq, blocks, 2, lines, 32]  fp32, gradient of q without its factor
+    o         [B, Hq, Sq, Dv]
+    do        [B, Hq, Sq, Dv]
+    dq        [B, Hq, Sq, D]
+    lse       [B, Hq, Sq]  fp32, log of the softmax denominator
+    dlse      [B, Hq, Sq]  fp32, gradient of lse
+    delta     [B, Hq, Sq]  fp32, sum(o * do) - dlse
+    row_lse   [B, Hq, blocks * BLOCK_M]  fp32, (row_term - lse) / scale, -inf where no probability is above 0
+    row_delta [B, Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
+    dq_sums   [B, Hq, blocks, 2, lines, 32]  fp32, gradient of q without its factor
+
+`row_term` is what the logits of a row share: all of its keys have it, and so it is found here.
 """
 
 import triton
@@ -29,12 +31,14 @@ def load_rows(ptr, rows, length, stride_row, COLS: tl.constexpr, BLOCK_COLS: tl.
     return tl.load(ptrs, mask=(rows < length)[:, None] & (cols < COLS)[None, :], other=0.0).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["q_len", "num_heads"])
+@triton.jit(do_not_specialize=["q_offset", "q_len", "num_heads"])
 def alibi_hopper_delta(
     o_ptr,
     do_ptr,
     lse_ptr,
     dlse_ptr,
+    slope_ptr,
+    q_offset,
     delta_ptr,
     row_lse_ptr,
     row_delta_ptr,
@@ -44,8 +48,11 @@ def alibi_hopper_delta(
     stride_dob,
     stride_doh,
     stride_dos: tl.constexpr,
+    stride_slope_0,
     q_len,
     num_heads,
+    scale,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
     HAS_DLSE: tl.constexpr,
     WITH_DQ: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
@@ -62,6 +69,11 @@ def alibi_hopper_delta(
     h = (head % num_heads).to(tl.int64)
     rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
     in_rows = rows < q_len
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    row_start = block * BLOCK_M + q_shift
+    q_idx = rows + q_shift
+    slope_val = tl.load(slope_ptr + h * stride_slope_0)
+    row_term = -(1.4426950408889634 * slope_val * (q_idx - row_start).to(tl.float32))
     row_offs = (b * num_heads + h) * q_len + rows
     lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
     if WITH_DQ:
@@ -78,7 +90,7 @@ def alibi_hopper_delta(
     padded_offs = ((b * num_heads + h) * num_blocks + block) * BLOCK_M + tl.arange(0, BLOCK_M)
     # A row without any key has none of positive probability either; -inf minus -inf would be NaN.
     lse = tl.where(lse == float("-inf"), float("inf"), lse)
-    tl.store(row_lse_ptr + padded_offs, lse)
+    tl.store(row_lse_ptr + padded_offs, (row_term - lse) / (scale * LOG2E))
     tl.store(row_delta_ptr + padded_offs, -delta)
 
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/jax_launch.py.jinja
-# hash: c1fd99bd9dc20710
+# hash: 28ba7facadc61871
 """Launches of the kernels of `alibi`, in JAX."""
 
 from jax import Array
@@ -185,13 +185,18 @@ def backward(
                 do,
                 lse,
                 dlse,
+                slope,
+                q_offset,
                 delta,
                 row_lse,
                 row_delta,
                 *unit_strides(o),
                 *unit_strides(do),
+                *slope.stride(),
                 q_len,
                 num_heads,
+                scale,
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: 5a4c1d088b5905c8
+# hash: 9d06ed85aa8efcc7
 """Launches of the kernels of `alibi`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -242,13 +242,18 @@ def _backward(
                 do,
                 lse,
                 dlse,
+                slope,
+                q_offset,
                 delta,
                 row_lse,
                 row_delta,
                 *unit_strides(o),
                 *unit_strides(do),
+                *slope.stride(),
                 q_len,
                 num_heads,
+                scale,
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/bwd_wide.py.jinja
-# hash: 6c04ea531ebbab5e
+# hash: 69fae3bb8ff32f63
 """Gradients of `forgetting` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep         q_idx >= kv_idx
@@ -181,9 +181,8 @@ def take_over(ring, ring_turn):
 
 
 @gluon.jit
-def begin_with(ring, ring_turn, KEYS: gl.constexpr, SCORES: gl.constexpr, STAGES: gl.constexpr):
-    """What the sums of a product begin with: for all keys the vector of rows that came with tile `ring_turn`."""
-    vector = ring[1].index(ring_turn % STAGES).load(gl.SliceLayout(0, SCORES))
+def begin_with(vector, KEYS: gl.constexpr, SCORES: gl.constexpr):
+    """What the sums of a product begin with: a vector of rows for all keys."""
     none = gl.zeros([KEYS, vector.shape[0]], gl.float32, SCORES)
     tile = gl.broadcast(vector[None, :], none)[0]
     # Each number in its register here, and not by a copy between two products, for which the first would be waited for.
@@ -197,6 +196,7 @@ def begin_block(
     q_ring,
     do_ring,
     ring_turn,
+    block_term,
     SCORES: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_D: gl.constexpr,
@@ -205,14 +205,17 @@ def begin_block(
 ):
     """`k q^T` of block `ring_turn`, and `v do^T - delta`, while the first is exponentiated.
 
-    The difference is free: sums begin with what is subtracted.
+    The first also has the terms of row and block, and -lse, all over scale. They are as free as the difference: sums
+    begin with them.
     """
     KEYS: gl.constexpr = k_tile.shape[0]
+    ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
+    stage = ring_turn % STAGES
     q_tile = receive_tile(q_ring, ring_turn, BLOCK_M, BLOCK_D, STAGES)
     do_tile = receive_tile(do_ring, ring_turn, BLOCK_M, BLOCK_DV, STAGES)
-    dp = begin_with(do_ring, ring_turn, KEYS, SCORES, STAGES)
-    none = gl.zeros([KEYS, BLOCK_M], gl.float32, SCORES)
-    qk = warpgroup_mma(k_tile, q_tile.permute((1, 0)), none, use_acc=False, is_async=True)
+    qk = begin_with(q_ring[1].index(stage).load(ROW) + block_term, KEYS, SCORES)
+    dp = begin_with(do_ring[1].index(stage).load(ROW), KEYS, SCORES)
+    qk = warpgroup_mma(k_tile, q_tile.permute((1, 0)), qk, is_async=True)
     dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), dp, is_async=True)
     qk = warpgroup_mma_wait(1, deps=(qk,))
     return qk, dp, q_tile, do_tile
@@ -542,6 +545,8 @@ def score_tiles(
     K_WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2)
     k_tile = k_ring[0].index(0).reshape([BLOCK_N, BLOCK_D])
     v_tile = v_ring[0].index(0).reshape([BLOCK_N, BLOCK_DV])
+    qk_scale = scale * LOG2E
+    unscaled = 1.0 / qk_scale
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
     # Earlier keys are seen by more rows: a block from the start and one from the end make pairs, of one work each.
@@ -572,33 +577,31 @@ def score_tiles(
 
             for member in range(group_size):
                 h = hkv * group_size + member
+                decay_val = gl.load(
+                    decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(start_n, decay_size_2)
+                )
                 decay_kv = gl.load(
                     decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(kv_idx, decay_size_2)
                 )
+                key_term = decay_val - decay_kv
+                block_term = (-decay_val) * unscaled
                 ddecay_cols = gl.zeros([KEYS], gl.float32, KEY)
                 for nth in range(num_partial):
                     start_m = row_begin + nth * BLOCK_M
                     start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
                     qk, dp, q_tile, _do_tile = begin_block(
-                        k_tile, v_tile, q_ring, do_ring, q_turn, SCORES, BLOCK_M, BLOCK_D, BLOCK_DV, STAGES
+                        k_tile, v_tile, q_ring, do_ring, q_turn, block_term, SCORES, BLOCK_M, BLOCK_D, BLOCK_DV, STAGES
                     )
-                    logit = qk
+                    logit = qk * qk_scale + key_term[:, None]
                     # Always so: else the compiler would compute this ahead of the products and keep it in registers.
                     if start_m < q_len:
                         rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                         q_idx = rows + q_shift
-                        decay_q = gl.load(
-                            decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(q_idx, decay_size_2)
-                        )
-                        logit = 1.4426950408889634 * scale * qk + (decay_q[None, :] - decay_kv[:, None])
                         keep = q_idx[None, :] >= kv_idx[:, None]
-                        # Beyond the last row a score of zeros may be inf.
-                        keep = keep & (rows < q_len)[None, :]
                         if RAGGED:
                             keep = keep & (kv_idx < kv_len)[:, None]
                         logit = gl.where(keep, logit, float("-inf"))
-                    lse = q_ring[1].index(q_turn % STAGES).load(ROW)
-                    p = gl.exp2(logit - lse[None, :])
+                    p = gl.exp2(logit)
                     hand_over(p.to(DTYPE), p_ring, q_turn)
                     dp = warpgroup_mma_wait(0, deps=(dp,))
                     ds = p * dp
@@ -607,24 +610,14 @@ def score_tiles(
                         ds.to(DTYPE), dk, q_tile, ds_ring, q_ring, do_ring, q_turn, K_WEIGHTS, STAGES, WITH_DQ
                     )
                     q_turn += 1
-                for nth in range(num_full):
-                    start_m = full_begin + nth * BLOCK_M
+                for _ in range(num_full):
                     qk, dp, q_tile, _do_tile = begin_block(
-                        k_tile, v_tile, q_ring, do_ring, q_turn, SCORES, BLOCK_M, BLOCK_D, BLOCK_DV, STAGES
+                        k_tile, v_tile, q_ring, do_ring, q_turn, block_term, SCORES, BLOCK_M, BLOCK_D, BLOCK_DV, STAGES
                     )
-                    logit = qk
-                    # Always so: else the compiler would compute this ahead of the products and keep it in registers.
-                    if start_m < q_len:
-                        rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
-                        q_idx = rows + q_shift
-                        decay_q = gl.load(
-                            decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(q_idx, decay_size_2)
-                        )
-                        logit = 1.4426950408889634 * scale * qk + (decay_q[None, :] - decay_kv[:, None])
+                    logit = qk * qk_scale + key_term[:, None]
                     if RAGGED and start_n + BLOCK_N > kv_len:
                         logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
-                    lse = q_ring[1].index(q_turn % STAGES).load(ROW)
-                    p = gl.exp2(logit - lse[None, :])
+                    p = gl.exp2(logit)
                     hand_over(p.to(DTYPE), p_ring, q_turn)
                     dp = warpgroup_mma_wait(0, deps=(dp,))
                     ds = p * dp

@@ -1,22 +1,30 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/delta.py.jinja
-# hash: 2f618659207643cb
+# hash: 9a86839c4b6cff1a
 """What runs before the backward of `forgetting` on Hopper.
 
-o         [B, Hq, Sq, Dv]
-do        [B, Hq, Sq, Dv]
-lse       [B, Hq, Sq]  fp32, log of the softmax denominator
-dlse      [B, Hq, Sq]  fp32, gradient of lse
-delta     [B, Hq, Sq]  fp32, sum(o * do) - dlse
-row_lse   [B, Hq, blocks * BLOCK_M]  fp32, lse times log2(e), inf where no probability is above 0
-row_delta [B, Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
+    o         [B, Hq, Sq, Dv]
+    do        [B, Hq, Sq, Dv]
+    lse       [B, Hq, Sq]  fp32, log of the softmax denominator
+    dlse      [B, Hq, Sq]  fp32, gradient of lse
+    delta     [B, Hq, Sq]  fp32, sum(o * do) - dlse
+    row_lse   [B, Hq, blocks * BLOCK_M]  fp32, (row_term - lse) / scale, -inf where no probability is above 0
+    row_delta [B, Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
+
+`row_term` is what the logits of a row share: all of its keys have it, and so it is found here.
 """
 
 import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def clamp_index(index, size):
+    # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
+    return tl.maximum(tl.minimum(index, size - 1), 0)
 
 
 @triton.jit
@@ -27,12 +35,14 @@ def load_rows(ptr, rows, length, stride_row, COLS: tl.constexpr, BLOCK_COLS: tl.
     return tl.load(ptrs, mask=(rows < length)[:, None] & (cols < COLS)[None, :], other=0.0).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["q_len", "num_heads"])
+@triton.jit(do_not_specialize=["q_offset", "decay_size_2", "q_len", "num_heads"])
 def forgetting_hopper_delta(
     o_ptr,
     do_ptr,
     lse_ptr,
     dlse_ptr,
+    decay_ptr,
+    q_offset,
     delta_ptr,
     row_lse_ptr,
     row_delta_ptr,
@@ -42,8 +52,13 @@ def forgetting_hopper_delta(
     stride_dob,
     stride_doh,
     stride_dos: tl.constexpr,
+    stride_decay_0,
+    stride_decay_1,
+    decay_size_2,
     q_len,
     num_heads,
+    scale,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
     HAS_DLSE: tl.constexpr,
     WITH_DQ: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
@@ -60,6 +75,10 @@ def forgetting_hopper_delta(
     h = (head % num_heads).to(tl.int64)
     rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
     in_rows = rows < q_len
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    q_idx = rows + q_shift
+    decay_q = tl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(q_idx, decay_size_2))
+    row_term = decay_q
     row_offs = (b * num_heads + h) * q_len + rows
     lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
     if WITH_DQ:
@@ -76,5 +95,5 @@ def forgetting_hopper_delta(
     padded_offs = ((b * num_heads + h) * num_blocks + block) * BLOCK_M + tl.arange(0, BLOCK_M)
     # A row without any key has none of positive probability either; -inf minus -inf would be NaN.
     lse = tl.where(lse == float("-inf"), float("inf"), lse)
-    tl.store(row_lse_ptr + padded_offs, lse)
+    tl.store(row_lse_ptr + padded_offs, (row_term - lse) / (scale * LOG2E))
     tl.store(row_delta_ptr + padded_offs, -delta)

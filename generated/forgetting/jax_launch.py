@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/jax_launch.py.jinja
-# hash: f34bb9c8b773b9eb
+# hash: 000886aea1d79a9c
 """Launches of the kernels of `forgetting`, in JAX."""
 
 from jax import Array
@@ -194,13 +194,19 @@ def backward(
                 do,
                 lse,
                 dlse,
+                decay,
+                q_offset,
                 delta,
                 row_lse,
                 row_delta,
                 *unit_strides(o),
                 *unit_strides(do),
+                *decay.stride()[:2],
+                decay.shape[2],
                 q_len,
                 num_heads,
+                scale,
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=False,
                 HEAD_DIM_V=head_dim_v,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/torch_launch.py.jinja
-# hash: e8918cafd5473a1d
+# hash: 1cff26290b898228
 """Launches of the kernels of `forgetting`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -248,13 +248,19 @@ def _backward(
                 do,
                 lse,
                 dlse,
+                decay,
+                q_offset,
                 delta,
                 row_lse,
                 row_delta,
                 *unit_strides(o),
                 *unit_strides(do),
+                *decay.stride()[:2],
+                decay.shape[2],
                 q_len,
                 num_heads,
+                scale,
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=False,
                 HEAD_DIM_V=head_dim_v,

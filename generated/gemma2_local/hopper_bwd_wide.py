@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/bwd_wide.py.jinja
-# hash: a5fa8d2a32908d2d
+# hash: 03173742a14049d9
 """Gradients of `gemma2_local` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 4096
@@ -188,9 +188,8 @@ def take_over(ring, ring_turn):
 
 
 @gluon.jit
-def begin_with(ring, ring_turn, KEYS: gl.constexpr, SCORES: gl.constexpr, STAGES: gl.constexpr):
-    """What the sums of a product begin with: for all keys the vector of rows that came with tile `ring_turn`."""
-    vector = ring[1].index(ring_turn % STAGES).load(gl.SliceLayout(0, SCORES))
+def begin_with(vector, KEYS: gl.constexpr, SCORES: gl.constexpr):
+    """What the sums of a product begin with: a vector of rows for all keys."""
     none = gl.zeros([KEYS, vector.shape[0]], gl.float32, SCORES)
     tile = gl.broadcast(vector[None, :], none)[0]
     # Each number in its register here, and not by a copy between two products, for which the first would be waited for.
@@ -215,9 +214,11 @@ def begin_block(
     The difference is free: sums begin with what is subtracted.
     """
     KEYS: gl.constexpr = k_tile.shape[0]
+    ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
+    stage = ring_turn % STAGES
     q_tile = receive_tile(q_ring, ring_turn, BLOCK_M, BLOCK_D, STAGES)
     do_tile = receive_tile(do_ring, ring_turn, BLOCK_M, BLOCK_DV, STAGES)
-    dp = begin_with(do_ring, ring_turn, KEYS, SCORES, STAGES)
+    dp = begin_with(do_ring[1].index(stage).load(ROW), KEYS, SCORES)
     none = gl.zeros([KEYS, BLOCK_M], gl.float32, SCORES)
     qk = warpgroup_mma(k_tile, q_tile.permute((1, 0)), none, use_acc=False, is_async=True)
     dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), dp, is_async=True)
@@ -513,6 +514,7 @@ def score_tiles(
     K_WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2)
     k_tile = k_ring[0].index(0).reshape([BLOCK_N, BLOCK_D])
     v_tile = v_ring[0].index(0).reshape([BLOCK_N, BLOCK_DV])
+
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
     for own_work in range(gl.program_id(0), num_key_blocks * num_kv_heads * batch, gl.num_programs(0)):

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd_wide.py.jinja
-# hash: 6b4de717659e08f5
+# hash: c3284999c3e130da
 """Gradients of `relative_bias` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep   q_idx >= kv_idx
@@ -201,9 +201,8 @@ def take_over(ring, ring_turn):
 
 
 @gluon.jit
-def begin_with(ring, ring_turn, KEYS: gl.constexpr, SCORES: gl.constexpr, STAGES: gl.constexpr):
-    """What the sums of a product begin with: for all keys the vector of rows that came with tile `ring_turn`."""
-    vector = ring[1].index(ring_turn % STAGES).load(gl.SliceLayout(0, SCORES))
+def begin_with(vector, KEYS: gl.constexpr, SCORES: gl.constexpr):
+    """What the sums of a product begin with: a vector of rows for all keys."""
     none = gl.zeros([KEYS, vector.shape[0]], gl.float32, SCORES)
     tile = gl.broadcast(vector[None, :], none)[0]
     # Each number in its register here, and not by a copy between two products, for which the first would be waited for.
@@ -228,9 +227,11 @@ def begin_block(
     The difference is free: sums begin with what is subtracted.
     """
     KEYS: gl.constexpr = k_tile.shape[0]
+    ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
+    stage = ring_turn % STAGES
     q_tile = receive_tile(q_ring, ring_turn, BLOCK_M, BLOCK_D, STAGES)
     do_tile = receive_tile(do_ring, ring_turn, BLOCK_M, BLOCK_DV, STAGES)
-    dp = begin_with(do_ring, ring_turn, KEYS, SCORES, STAGES)
+    dp = begin_with(do_ring[1].index(stage).load(ROW), KEYS, SCORES)
     none = gl.zeros([KEYS, BLOCK_M], gl.float32, SCORES)
     qk = warpgroup_mma(k_tile, q_tile.permute((1, 0)), none, use_acc=False, is_async=True)
     dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), dp, is_async=True)
@@ -562,6 +563,7 @@ def score_tiles(
     K_WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2)
     k_tile = k_ring[0].index(0).reshape([BLOCK_N, BLOCK_D])
     v_tile = v_ring[0].index(0).reshape([BLOCK_N, BLOCK_DV])
+
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
     # Earlier keys are seen by more rows: a block from the start and one from the end make pairs, of one work each.

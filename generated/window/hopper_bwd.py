@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/bwd.py.jinja
-# hash: a21c441d080d7dce
+# hash: d9ba4240d2608d33
 """Gradients of `window` on Hopper with respect to k and v, and where it may be so to q.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < size
@@ -147,9 +147,8 @@ def receive_tile(ring, ring_turn, ROWS: gl.constexpr, COLS: gl.constexpr, STAGES
 
 
 @gluon.jit
-def begin_with(ring, ring_turn, KEYS: gl.constexpr, SCORES: gl.constexpr, STAGES: gl.constexpr):
-    """What the sums of a product begin with: for all keys the vector of rows that came with tile `ring_turn`."""
-    vector = ring[1].index(ring_turn % STAGES).load(gl.SliceLayout(0, SCORES))
+def begin_with(vector, KEYS: gl.constexpr, SCORES: gl.constexpr):
+    """What the sums of a product begin with: a vector of rows for all keys."""
     none = gl.zeros([KEYS, vector.shape[0]], gl.float32, SCORES)
     tile = gl.broadcast(vector[None, :], none)[0]
     # Each number in its register here, and not by a copy between two products, for which the first would be waited for.
@@ -174,10 +173,12 @@ def begin_block(
     Both differences are free: sums begin with what is subtracted.
     """
     KEYS: gl.constexpr = k_tile.shape[0]
+    ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
+    stage = ring_turn % STAGES
     q_tile = receive_tile(q_ring, ring_turn, BLOCK_M, BLOCK_D, STAGES)
     do_tile = receive_tile(do_ring, ring_turn, BLOCK_M, BLOCK_DV, STAGES)
-    qk = begin_with(q_ring, ring_turn, KEYS, SCORES, STAGES)
-    dp = begin_with(do_ring, ring_turn, KEYS, SCORES, STAGES)
+    qk = begin_with(q_ring[1].index(stage).load(ROW), KEYS, SCORES)
+    dp = begin_with(do_ring[1].index(stage).load(ROW), KEYS, SCORES)
     qk = warpgroup_mma(k_tile, q_tile.permute((1, 0)), qk, is_async=True)
     dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), dp, is_async=True)
     qk = warpgroup_mma_wait(1, deps=(qk,))

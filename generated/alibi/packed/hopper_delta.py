@@ -1,19 +1,21 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/delta.py.jinja
-# hash: f00817bad8520057
+# hash: 5f99264da60a36fb
 """What runs before and after the backward of `alibi`, packed sequences on Hopper.
 
-o         [total_q, Hq, Dv]
-do        [total_q, Hq, Dv]
-dq        [total_q, Hq, D]
-lse       [Hq, total_q]  fp32, log of the softmax denominator
-dlse      [Hq, total_q]  fp32, gradient of lse
-delta     [Hq, total_q]  fp32, sum(o * do) - dlse
-row_seqs  [entries, 8]  int32, the sequence of each block of rows, as `block_seqs`
-row_lse   [Hq, blocks * BLOCK_M]  fp32, lse times log2(e), inf where no probability is above 0
-row_delta [Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
-dq_sums   [Hq, blocks, 2, lines, 32]  fp32, gradient of q without its factor
+    o         [total_q, Hq, Dv]
+    do        [total_q, Hq, Dv]
+    dq        [total_q, Hq, D]
+    lse       [Hq, total_q]  fp32, log of the softmax denominator
+    dlse      [Hq, total_q]  fp32, gradient of lse
+    delta     [Hq, total_q]  fp32, sum(o * do) - dlse
+    row_seqs  [entries, 8]  int32, the sequence of each block of rows, as `block_seqs`
+    row_lse   [Hq, blocks * BLOCK_M]  fp32, (row_term - lse) / scale, -inf where no probability is above 0
+    row_delta [Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
+    dq_sums   [Hq, blocks, 2, lines, 32]  fp32, gradient of q without its factor
+
+`row_term` is what the logits of a row share: all of its keys have it, and so it is found here.
 """
 
 import triton
@@ -30,13 +32,15 @@ def load_rows(ptr, rows, length, stride_row, COLS: tl.constexpr, BLOCK_COLS: tl.
     return tl.load(ptrs, mask=(rows < length)[:, None] & (cols < COLS)[None, :], other=0.0).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["q_total", "num_row_blocks", "num_entries"])
+@triton.jit(do_not_specialize=["q_offset", "q_total", "num_row_blocks", "num_entries"])
 def alibi_packed_hopper_delta(
     o_ptr,
     do_ptr,
     lse_ptr,
     dlse_ptr,
     row_seqs_ptr,
+    slope_ptr,
+    q_offset,
     delta_ptr,
     row_lse_ptr,
     row_delta_ptr,
@@ -44,9 +48,12 @@ def alibi_packed_hopper_delta(
     stride_os: tl.constexpr,
     stride_doh,
     stride_dos: tl.constexpr,
+    stride_slope_0,
     q_total,
     num_row_blocks,
     num_entries,
+    scale,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
     HAS_DLSE: tl.constexpr,
     WITH_DQ: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
@@ -69,6 +76,11 @@ def alibi_packed_hopper_delta(
     row_block = h * num_row_blocks + q_start // BLOCK_M + b + block
     rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
     in_rows = rows < q_len
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    row_start = block * BLOCK_M + q_shift
+    q_idx = rows + q_shift
+    slope_val = tl.load(slope_ptr + h * stride_slope_0)
+    row_term = -(1.4426950408889634 * slope_val * (q_idx - row_start).to(tl.float32))
     row_offs = h * q_total + q_start + rows
     lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
     if WITH_DQ:
@@ -85,7 +97,7 @@ def alibi_packed_hopper_delta(
     padded_offs = row_block * BLOCK_M + tl.arange(0, BLOCK_M)
     # A row without any key has none of positive probability either; -inf minus -inf would be NaN.
     lse = tl.where(lse == float("-inf"), float("inf"), lse)
-    tl.store(row_lse_ptr + padded_offs, lse)
+    tl.store(row_lse_ptr + padded_offs, (row_term - lse) / (scale * LOG2E))
     tl.store(row_delta_ptr + padded_offs, -delta)
 
 

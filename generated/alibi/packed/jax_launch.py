@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/jax_launch.py.jinja
-# hash: 0432c1953d8d0704
+# hash: ef44128f3e8bdaf8
 """Launches of the kernels of `alibi`, packed sequences, in JAX."""
 
 from jax import Array
@@ -236,14 +236,19 @@ def backward(
                 lse,
                 dlse,
                 row_seqs,
+                slope,
+                q_offset,
                 delta,
                 row_lse,
                 row_delta,
                 *unit_strides(o)[1:],
                 *unit_strides(do)[1:],
+                *slope.stride(),
                 q_len,
                 num_row_blocks,
                 row_seqs.shape[0],
+                scale,
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,

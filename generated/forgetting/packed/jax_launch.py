@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/jax_launch.py.jinja
-# hash: 10b08edeebb87f33
+# hash: 397ecd583e669f26
 """Launches of the kernels of `forgetting`, packed sequences, in JAX."""
 
 from jax import Array
@@ -239,14 +239,19 @@ def backward(
                 lse,
                 dlse,
                 row_seqs,
+                decay,
+                q_offset,
                 delta,
                 row_lse,
                 row_delta,
                 *unit_strides(o)[1:],
                 *unit_strides(do)[1:],
+                decay.stride(1),
                 q_len,
                 num_row_blocks,
                 row_seqs.shape[0],
+                scale,
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=False,
                 HEAD_DIM_V=head_dim_v,

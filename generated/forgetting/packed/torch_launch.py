@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/torch_launch.py.jinja
-# hash: 49d52ae66bde960e
+# hash: b401de06db113a92
 """Launches of the kernels of `forgetting`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -319,14 +319,19 @@ def _backward(
                 lse,
                 dlse,
                 row_seqs,
+                decay,
+                q_offset,
                 delta,
                 row_lse,
                 row_delta,
                 *unit_strides(o)[1:],
                 *unit_strides(do)[1:],
+                decay.stride(1),
                 q_len,
                 num_row_blocks,
                 row_seqs.shape[0],
+                scale,
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=False,
                 HEAD_DIM_V=head_dim_v,

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 69a99c649c8c1fd5
+# hash: 645f90940bf2bfaa
 """Gradients of `relative_bias`, packed sequences on Hopper with respect to k and v, and where it may be so to q.
 
     keep        q_idx >= kv_idx
@@ -200,9 +200,8 @@ def receive_tile(ring, ring_turn, ROWS: gl.constexpr, COLS: gl.constexpr, STAGES
 
 
 @gluon.jit
-def begin_with(ring, ring_turn, KEYS: gl.constexpr, SCORES: gl.constexpr, STAGES: gl.constexpr):
-    """What the sums of a product begin with: for all keys the vector of rows that came with tile `ring_turn`."""
-    vector = ring[1].index(ring_turn % STAGES).load(gl.SliceLayout(0, SCORES))
+def begin_with(vector, KEYS: gl.constexpr, SCORES: gl.constexpr):
+    """What the sums of a product begin with: a vector of rows for all keys."""
     none = gl.zeros([KEYS, vector.shape[0]], gl.float32, SCORES)
     tile = gl.broadcast(vector[None, :], none)[0]
     # Each number in its register here, and not by a copy between two products, for which the first would be waited for.
@@ -227,9 +226,11 @@ def begin_block(
     The difference is free: sums begin with what is subtracted.
     """
     KEYS: gl.constexpr = k_tile.shape[0]
+    ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
+    stage = ring_turn % STAGES
     q_tile = receive_tile(q_ring, ring_turn, BLOCK_M, BLOCK_D, STAGES)
     do_tile = receive_tile(do_ring, ring_turn, BLOCK_M, BLOCK_DV, STAGES)
-    dp = begin_with(do_ring, ring_turn, KEYS, SCORES, STAGES)
+    dp = begin_with(do_ring[1].index(stage).load(ROW), KEYS, SCORES)
     none = gl.zeros([KEYS, BLOCK_M], gl.float32, SCORES)
     qk = warpgroup_mma(k_tile, q_tile.permute((1, 0)), none, use_acc=False, is_async=True)
     dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), dp, is_async=True)
@@ -567,6 +568,7 @@ def consume_tiles(
         ds_ring[0].index(0).slice(PART * KEYS, KEYS).store(gl.zeros([KEYS, BLOCK_M], DTYPE, SCORES))
         fence_async_shared()
         mbarrier.arrive(ds_ring[1].index(0), count=1)
+
     num_kv_heads = num_heads // group_size
     q_turn, k_lap = 0, 0
     # A block of keys of one key head is a piece of work, after the first for whichever program is free.
