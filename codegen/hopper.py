@@ -32,9 +32,8 @@ other's exponentials, but their rows together meet more blocks that the mask cut
 score that is more."""
 
 BACKWARD_TILES = {64: (128, 128, 8, 2), 128: (64, 128, 8, 2), 256: (64, 64, 8, 2)}
-"""The same of the backward, whose two warpgroups share the keys. Where a score is more than the product scaled and what
-row and key add to it each for itself, block_m is at most SCORED_ROWS, for the score takes the registers of half of the
-queries."""
+"""The same of the backward, whose two warpgroups share the keys. Where a score is more than the product scaled, block_m
+is at most SCORED_ROWS, for the score takes the registers of half of the queries."""
 SCORED_ROWS = 64
 
 NARROW_COLUMNS = 128
@@ -60,7 +59,7 @@ def long_forward_tile(planned: VariantPlan, head_dim: int) -> TileConfig | None:
 def backward_tile(planned: VariantPlan, head_dim: int) -> TileConfig:
     """The tile of the backward."""
     tile = _tile(BACKWARD_TILES[_columns(head_dim)])
-    return tile if planned.hopper_bwd.linear else replace(tile, block_m=min(tile.block_m, SCORED_ROWS))
+    return tile if planned.fwd.linear else replace(tile, block_m=min(tile.block_m, SCORED_ROWS))
 
 
 def _tile(numbers: tuple[int, int, int, int]) -> TileConfig:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from codegen.bounds import BoundsText
-from codegen.expr import KEY_NAMES, QUERY_NAMES, Expr, Load, names
+from codegen.expr import KEY_NAMES, QUERY_NAMES, Expr, Load, is_const, names
 from codegen.modes import InMode, Mode
 
 
@@ -56,6 +56,11 @@ class GradientTerm:
     def flag(self) -> str:
         """The constant that says whether a call wants the gradient; empty where every call does."""
         return f"GRAD_{self.tensor.upper()}" if self.trained else ""
+
+    @property
+    def sign(self) -> int:
+        """What each pair's ds is multiplied by, 1 or -1; else 0."""
+        return next((sign for sign in (1, -1) if is_const(self.local, sign)), 0)
 
     @property
     def atomic(self) -> bool:
@@ -117,7 +122,7 @@ class KernelPlan(InMode):
     """One kernel: its name, arguments and variant-dependent text.
 
     `row_term`, `key_term` and `block_term`: what the logits of a row share, those of a key, and all of a block, where a
-    kernel adds that apart from the rest.
+    kernel adds that apart from the rest. `sums_by_products`: sums of ds over rows and keys may be products with ones.
     """
 
     name: str
@@ -138,6 +143,7 @@ class KernelPlan(InMode):
     key_term: str = ""
     block_term: str = ""
     gradients: Sequence[GradientTerm] = ()
+    sums_by_products: bool = False
     mode: Mode = Mode.DENSE
 
     @property
@@ -154,6 +160,16 @@ class KernelPlan(InMode):
     def flags(self) -> dict[str, str]:
         """Constants that say which gradients a call wants, and the op's parameter for each."""
         return {t.flag: t.flag.lower() for t in self.gradients if t.flag}
+
+    @property
+    def row_sums(self) -> list[GradientTerm]:
+        """The terms that a kernel of keys gathers as sums of rows."""
+        return [t for t in self.gradients if self.sums_by_products and t.kind is GradientKind.ROW]
+
+    @property
+    def column_sums(self) -> list[GradientTerm]:
+        """The terms that are sums of ds, and gathered as products, too."""
+        return [t for t in self.gradients if self.sums_by_products and t.kind is GradientKind.COLUMN and t.sign]
 
     @property
     def stores(self) -> list[GradientTerm]:

@@ -48,8 +48,9 @@ def _allocation(term: GradientTerm, mode: Mode, *, in_keys: bool) -> str:
         shape, none = f"({batch}, num_heads, {_sizes(term, mode, in_keys=in_keys)})", "(0,)"
     wanted = f"{shape} if {term.flag.lower()} else {none}" if term.trained else shape
     # Every program stores the sums of its own rows or keys, but there may be more entries than blocks of packed
-    # sequences. Pairs in blocks that a mask leaves out are never visited.
-    whole = term.summed and not (term.kind is GradientKind.HEAD and mode is Mode.PACKED)
+    # sequences, and programs of keys add to those of rows. Pairs in blocks that a mask leaves out are never visited.
+    added = term.kind is GradientKind.ROW and in_keys
+    whole = term.summed and not added and not (term.kind is GradientKind.HEAD and mode is Mode.PACKED)
     return f"q.{'new_empty' if whole else 'new_zeros'}({wanted}, dtype=FP32)"
 
 

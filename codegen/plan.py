@@ -251,8 +251,10 @@ def _query_kernel(
 
 
 def sums_by_keys(terms: Sequence[GradientTerm]) -> bool:
-    """Whether the programs of blocks of keys can gather all gradients: those of a head are sums of sums."""
-    return all(t.kind in (GradientKind.COLUMN, GradientKind.HEAD) for t in terms)
+    """Whether the programs of blocks of keys can gather all gradients: those of a head are sums of sums, and those of a
+    row, where they are sums of ds, products as dq is."""
+    gathered = (GradientKind.COLUMN, GradientKind.HEAD)
+    return all(t.kind in gathered or (t.kind is GradientKind.ROW and t.sign) for t in terms)
 
 
 def _key_kernel(
@@ -265,8 +267,9 @@ def _key_kernel(
     builder = KernelBuilder(variant, sign.mode, query_axis=1, walks_heads=True, splits_sides=hopper)
     gathers_all = hopper and sums_by_keys(builder.logits.terms)
     terms = [t for t in builder.logits.terms if gathers_all or t.kind is GradientKind.COLUMN]
-    full = builder.block(partial=False, terms=terms, backward=True)
-    partial = builder.block(partial=True, terms=terms, backward=True)
+    by_pairs = [t for t in terms if t.kind is not GradientKind.ROW]
+    full = builder.block(partial=False, terms=by_pairs, backward=True)
+    partial = builder.block(partial=True, terms=by_pairs, backward=True)
     key_term, block_term = builder.term_text(builder.sides.keys), builder.term_text(builder.sides.block)
     bounds = query_bounds(analysis, builder.emitter)
     emitter = builder.emitter
@@ -292,6 +295,7 @@ def _key_kernel(
         key_term=key_term,
         block_term=block_term,
         gradients=terms,
+        sums_by_products=gathers_all,
     )
 
 

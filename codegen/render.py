@@ -80,7 +80,6 @@ def render(spec: Spec) -> dict[str, str]:
     files: dict[str, str] = {}
     kinds: dict[str, list[str]] = {
         "linear": [],
-        "additive": [],
         "cheap_scores": [],
         "long_runs": [],
         "alike_rows": [],
@@ -95,7 +94,6 @@ def render(spec: Spec) -> dict[str, str]:
         planned = plans[Mode.DENSE]
         holds = (
             planned.fwd.linear,
-            planned.hopper_bwd.linear,
             hopper.scores_cheaply(variant),
             hopper.visits_long_runs(planned),
             hopper.rows_are_alike(planned),

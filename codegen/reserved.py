@@ -56,7 +56,8 @@ _WORDS = """
     q_ring query_blocks receive_tile ring_turn row_sums row_term send_tile store_layout tile_columns tma v_desc
     v_ring warpgroup_mma warpgroup_mma_wait
 
-    block_term key_term row_start unscaled
+    LINE add_rows begin_columns begin_rows block_term column_sums key_term make_ones of_lines ones own_part own_start_m
+    row_start sums_layout unscaled
 
     KEYS K_SUMS K_WEIGHTS LINES V_SUMS V_WEIGHTS WITH_DQ add_tiles async_add delta_desc describe_lines
     describe_vector do_desc do_ring dq_desc dq_ring dq_sums dq_tiles ds_tiles fence_async_shared first_row fused

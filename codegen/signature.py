@@ -188,14 +188,15 @@ class Signatures:
     def dkdv(self, terms: Sequence[GradientTerm]) -> list[ArgGroup]:
         """Of a kernel that gathers `terms`."""
         delta = ArgGroup(names=("delta_ptr",), host="delta")
-        # Where dq has a kernel of its own, that has filled the sums of heads: so they are before what this one fills.
-        heads = dict.fromkeys(t.accumulator for t in terms if t.kind is GradientKind.HEAD)
+        # Where dq has a kernel of its own, that has filled sums of heads and rows: so these are before its own.
+        of_dq = (GradientKind.HEAD, GradientKind.ROW)
+        filled = dict.fromkeys(t.accumulator for t in terms if t.kind in of_dq)
         groups = self._backward(
             ("dk", "dv"),
-            [t for t in terms if t.kind is not GradientKind.HEAD],
+            [t for t in terms if t.kind not in of_dq],
             inputs=("q", "k", "v", "do"),
             reads=[delta],
-            first=[ArgGroup(names=(f"{x}_ptr",), host=x) for x in heads],
+            first=[ArgGroup(names=(f"{x}_ptr",), host=x) for x in filled],
         )
         # Its tables are others than those of dq.
         tables = "|".join((*PACKED_TABLES, *self.tables))

@@ -92,8 +92,8 @@ def test_a_fixed_order_takes_a_portable_dq() -> None:
     assert families(deterministic=True) == ["hopper", "portable"]
     assert families(deterministic=True, family="hopper") == ["hopper", "portable"]
     assert families(deterministic=False) == ["hopper", "hopper"]
-    for variant in ("forgetting", "relative_bias"):
-        assert families(variant) == ["hopper", "portable"]
+    assert families("forgetting") == ["hopper", "hopper"]
+    assert families("forgetting", deterministic=True) == families("relative_bias") == ["hopper", "portable"]
 
 
 OWN = {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 2}

@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/archs.py.jinja
-# hash: 506dd6bfd5891410
+# hash: 0b002067335b10a7
 """Default tiles per architecture and pass, from `archs:` of variants.yaml."""
 
 from typing import TypedDict
@@ -294,13 +294,12 @@ HOPPER_FORWARD: dict[int, tuple[int, int, int, int]] = {
 HOPPER_LONG_FORWARD, HOPPER_LONG_FROM = (192, 128, 12, 2), 8192
 # From how many on where all rows visit the same keys.
 HOPPER_ALIKE_FROM = 2048
-# Columns of a tile -> the backward's.
+# Columns of a tile -> the backward's, of whose block_m at most so many where a score is more than the product scaled.
 HOPPER_BACKWARD: dict[int, tuple[int, int, int, int]] = {
     64: (128, 128, 8, 2),
     128: (64, 128, 8, 2),
     256: (64, 64, 8, 2),
 }
-# Of its block_m at most so many where a score is more than a product and terms of row and key.
 SCORED_ROWS = 64
 # The most columns of its tiles in packed calls.
 NARROW_COLUMNS = 128

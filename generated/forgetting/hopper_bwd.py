@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/bwd.py.jinja
-# hash: 49340851c9b0da2f
+# hash: 62f0da4f4e319d0e
 """Gradients of `forgetting` on Hopper with respect to k and v and g, and where it may be so to q.
 
     keep         q_idx >= kv_idx
@@ -12,6 +12,7 @@
     lse          [B, Hq, Sq]  fp32, log of the softmax denominator
     delta        [B, Hq, Sq]  fp32, sum(o * do) - dlse
     decay        [B, Hq, P]  fp32, cumulative log-decay times log2(e)
+    ddecay_rows  [B, Hq, Sq]  fp32, partial sums
     dk           [B, Hkv, Skv, D]
     dv           [B, Hkv, Skv, Dv]
     ddecay_cols  [B, Hq, Skv]  fp32, partial sums
@@ -206,23 +207,27 @@ def in_fragments(tile, COLS: gl.constexpr):
 
 
 @gluon.jit
-def begin_dq(k_part, ds_ring, ring_turn, BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, PART: gl.constexpr):
-    """Begin a warpgroup's part of what tile `ring_turn` of ds, which is block `ring_turn - 1`, adds to dq."""
+def begin_dq(k_part, ones, ds_ring, ring_turn, BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, PART: gl.constexpr):
+    """Begin a warpgroup's part of what tile `ring_turn` of ds, of block `ring_turn - 1`, adds to dq and row sums."""
     tiles, full, _empty = ds_ring
     COLS: gl.constexpr = BLOCK_D * BLOCK_M // 128
     mbarrier.wait(full.index(ring_turn & 1), (ring_turn >> 1) & 1)
     ds_tile = tiles.index(ring_turn & 1)
     ds_part = ds_tile if BLOCK_M == 64 else ds_tile.slice(PART * 64, 64, dim=1)
     none = gl.zeros([64, COLS], gl.float32, product_layout(COLS))
-    return warpgroup_mma(ds_part.permute((1, 0)), k_part, none, use_acc=False, is_async=True)
+    dq = warpgroup_mma(ds_part.permute((1, 0)), k_part, none, use_acc=False, is_async=True)
+    # Of 64 rows the sums of its own keys.
+    own_part = ds_tile.slice(PART * 64, 64) if BLOCK_M == 64 else ds_part
+    return dq, begin_rows(own_part.permute((1, 0)), ones)
 
 
 @gluon.jit
-def store_dq(dq, dq_ring, ring_turn, PART: gl.constexpr):
-    """Put a part of dq where the warp that adds it will take it."""
-    tiles, _full, empty = dq_ring
+def store_dq(dq, row_sums, dq_ring, ring_turn, PART: gl.constexpr):
+    """Put a part of dq and of the sums of rows where the warp that adds it will take it."""
+    tiles, sums, _full, empty = dq_ring
     mbarrier.wait(empty.index(PART), (ring_turn & 1) ^ 1)
     tiles.index(PART).store(in_fragments(dq, dq.shape[1]))
+    sums.index(PART).store(of_lines(row_sums, gl.SliceLayout(1, sums_layout())))
 
 
 @gluon.jit
@@ -230,8 +235,10 @@ def end_block(
     ds,
     dk,
     dv,
+    column_sums,
     k_part,
     q_tile,
+    ones,
     ds_ring,
     dq_ring,
     q_ring,
@@ -245,7 +252,7 @@ def end_block(
     WITH_DQ: gl.constexpr,
     PART: gl.constexpr,
 ):
-    """Add block `ring_turn` to dk, and with WITH_DQ the one before to dq.
+    """Add block `ring_turn` to dk, and with WITH_DQ the one before to dq. Sums of ds come with them.
 
     So a warpgroup need not wait for the other's ds of the same block, and either takes exponentials while the other
     multiplies. The first of a block of keys has none before it: the product is that of the block of keys before, again,
@@ -259,28 +266,72 @@ def end_block(
         place, lap = (ring_turn + 1) & 1, (ring_turn + 1) >> 1
         mbarrier.wait(empty.index(place), (lap & 1) ^ 1)
         tiles.index(place).slice(PART * KEYS, KEYS).store(ds)
-        dq = begin_dq(k_part, ds_ring, ring_turn, BLOCK_M, BLOCK_D, PART)
+        dq, row_sums = begin_dq(k_part, ones, ds_ring, ring_turn, BLOCK_M, BLOCK_D, PART)
         dk = warpgroup_mma(ds_weights, q_tile, dk, is_async=True)
+        column_sums = begin_columns(ds, ones, column_sums)
         # Fences wait until what was stored is there: here beside the products.
         fence_async_shared()
         mbarrier.arrive(full.index(place), count=1)
-        dv, dq = warpgroup_mma_wait(1, deps=(dv, dq))
+        dv, dq, row_sums = warpgroup_mma_wait(2, deps=(dv, dq, row_sums))
         mbarrier.arrive(do_ring[3].index(stage), count=1)
         mbarrier.arrive(empty.index(ring_turn & 1), count=1)
         if has_before:
-            store_dq(dq, dq_ring, ring_turn - 1, PART)
-        dk = warpgroup_mma_wait(0, deps=(dk,))
+            store_dq(dq, row_sums, dq_ring, ring_turn - 1, PART)
+        dk, column_sums = warpgroup_mma_wait(0, deps=(dk, column_sums))
         mbarrier.arrive(q_ring[3].index(stage), count=1)
         fence_async_shared()
         if has_before:
-            mbarrier.arrive(dq_ring[1].index(PART), count=1)
+            mbarrier.arrive(dq_ring[2].index(PART), count=1)
     else:
         dk = warpgroup_mma(ds_weights, q_tile, dk, is_async=True)
         dv = warpgroup_mma_wait(1, deps=(dv,))
         mbarrier.arrive(do_ring[3].index(stage), count=1)
         dk = warpgroup_mma_wait(0, deps=(dk,))
         mbarrier.arrive(q_ring[3].index(stage), count=1)
-    return dk, dv
+    return dk, dv, column_sums
+
+
+@gluon.jit
+def make_ones(DTYPE: gl.constexpr, ROWS: gl.constexpr):
+    """What ds is multiplied by for its sums: tensor cores then add up what they do for dq and dk, rounded as it is."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    tiles = gl.allocate_shared_memory(DTYPE, [1, 8, ROWS], gl.NVMMASharedLayout.get_default_for([8, ROWS], DTYPE))
+    tiles.index(0).store(gl.full([8, ROWS], 1.0, DTYPE, LAYOUT))
+    fence_async_shared()
+    return tiles.index(0)
+
+
+@triton.constexpr_function
+def sums_layout():
+    """How a warpgroup holds the sums of 64 lines, each eight times: of fewer columns there is no product."""
+    return product_layout(8)
+
+
+@gluon.jit
+def of_lines(sums, LINE: gl.constexpr):
+    """The sum of each line."""
+    return gl.convert_layout(gl.sum(sums, 1) * 0.125, LINE)
+
+
+@gluon.jit
+def begin_rows(ds, ones):
+    """Begin the sums of 64 rows over keys."""
+    none = gl.zeros([64, 8], gl.float32, sums_layout())
+    return warpgroup_mma(ds, ones.permute((1, 0)), none, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def add_rows(ptr, sums, num_rows, LAYOUT: gl.constexpr):
+    """Add the sums of 64 rows to memory, nothing beyond the last row."""
+    row = gl.arange(0, 64, layout=LAYOUT)
+    gl.atomic_add(ptr + row, sums, mask=row < num_rows, sem="relaxed")
+
+
+@gluon.jit
+def begin_columns(ds, ones, sums):
+    """Begin to add a block to the sums of keys over rows."""
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=sums_layout(), k_width=2)
+    return warpgroup_mma(gl.convert_layout(ds, WEIGHTS), ones.permute((1, 0)), sums, is_async=True)
 
 
 @triton.constexpr_function
@@ -385,6 +436,7 @@ def add_tiles(
     dq_desc,
     dq_ring,
     q_offset,
+    ddecay_rows_ptr,
     q_len,
     kv_len,
     num_heads,
@@ -397,7 +449,8 @@ def add_tiles(
 ):
     # Of the fp32 tiles as they lie in shared memory: a line is what the 32 banks hold.
     LINES: gl.constexpr = BLOCK_M * BLOCK_D // 64
-    dq_tiles, dq_full, dq_empty = dq_ring
+    ROWS: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
+    dq_tiles, row_sums, dq_full, dq_empty = dq_ring
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn = 0
     # Earlier keys are seen by more rows: a block from the start and one from the end make pairs, of one work each.
@@ -432,6 +485,13 @@ def add_tiles(
                     for part in gl.static_range(2):
                         mbarrier.wait(dq_full.index(part), q_turn & 1)
                         async_add(dq_desc, [((2 * row_block + part) * LINES).to(gl.int32), 0], dq_tiles.index(part))
+                        own_start_m = start_m + part * (BLOCK_M - 64)
+                        add_rows(
+                            ddecay_rows_ptr + (b * num_heads + h) * q_len + own_start_m,
+                            row_sums.index(part).load(ROWS),
+                            q_len - own_start_m,
+                            ROWS,
+                        )
                         tma.store_wait(0)
                         mbarrier.arrive(dq_empty.index(part), count=1)
                     q_turn += 1
@@ -441,6 +501,13 @@ def add_tiles(
                     for part in gl.static_range(2):
                         mbarrier.wait(dq_full.index(part), q_turn & 1)
                         async_add(dq_desc, [((2 * row_block + part) * LINES).to(gl.int32), 0], dq_tiles.index(part))
+                        own_start_m = start_m + part * (BLOCK_M - 64)
+                        add_rows(
+                            ddecay_rows_ptr + (b * num_heads + h) * q_len + own_start_m,
+                            row_sums.index(part).load(ROWS),
+                            q_len - own_start_m,
+                            ROWS,
+                        )
                         tma.store_wait(0)
                         mbarrier.arrive(dq_empty.index(part), count=1)
                     q_turn += 1
@@ -452,6 +519,7 @@ def consume_tiles(
     v_ring,
     q_ring,
     do_ring,
+    ones,
     ds_ring,
     dq_ring,
     decay_ptr,
@@ -548,6 +616,7 @@ def consume_tiles(
                 key_term = decay_val - decay_kv
                 block_term = (-decay_val) * unscaled
                 ddecay_cols = gl.zeros([KEYS], gl.float32, KEY)
+                column_sums = gl.zeros([KEYS, 8], gl.float32, sums_layout())
                 for nth in range(num_partial):
                     start_m = row_begin + nth * BLOCK_M
                     start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
@@ -567,13 +636,16 @@ def consume_tiles(
                     dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
                     dp = warpgroup_mma_wait(1, deps=(dp,))
                     ds = p * dp
-                    ddecay_cols += gl.sum(-ds, 1)
-                    dk, dv = end_block(
+                    if not WITH_DQ:
+                        ddecay_cols += gl.sum(-ds, 1)
+                    dk, dv, column_sums = end_block(
                         ds.to(DTYPE),
                         dk,
                         dv,
+                        column_sums,
                         k_part,
                         q_tile,
+                        ones,
                         ds_ring,
                         dq_ring,
                         q_ring,
@@ -599,13 +671,16 @@ def consume_tiles(
                     dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
                     dp = warpgroup_mma_wait(1, deps=(dp,))
                     ds = p * dp
-                    ddecay_cols += gl.sum(-ds, 1)
-                    dk, dv = end_block(
+                    if not WITH_DQ:
+                        ddecay_cols += gl.sum(-ds, 1)
+                    dk, dv, column_sums = end_block(
                         ds.to(DTYPE),
                         dk,
                         dv,
+                        column_sums,
                         k_part,
                         q_tile,
+                        ones,
                         ds_ring,
                         dq_ring,
                         q_ring,
@@ -620,14 +695,18 @@ def consume_tiles(
                         PART,
                     )
                     q_turn += 1
+                if WITH_DQ:
+                    ddecay_cols = -of_lines(column_sums, KEY)
                 gl.store(ddecay_cols_ptr + (b * num_heads + h) * kv_len + kv_idx, ddecay_cols, mask=kv_idx < kv_len)
             if WITH_DQ:
                 # Of the last block.
-                dq = warpgroup_mma_wait(0, deps=(begin_dq(k_part, ds_ring, q_turn, BLOCK_M, BLOCK_D, PART),))
+                dq, row_sums = warpgroup_mma_wait(
+                    0, deps=begin_dq(k_part, ones, ds_ring, q_turn, BLOCK_M, BLOCK_D, PART)
+                )
                 if q_turn > first_turn:
-                    store_dq(dq, dq_ring, q_turn - 1, PART)
+                    store_dq(dq, row_sums, dq_ring, q_turn - 1, PART)
                     fence_async_shared()
-                    mbarrier.arrive(dq_ring[1].index(PART), count=1)
+                    mbarrier.arrive(dq_ring[2].index(PART), count=1)
             mbarrier.arrive(k_ring[2].index(0), count=1)
             own_start = start_n + PART * KEYS
             # Through the place of v, whose last reader this was.
@@ -666,6 +745,7 @@ def forgetting_hopper_bwd(
     delta_ptr,
     decay_ptr,
     q_offset,
+    ddecay_rows_ptr,
     dk_ptr,
     dv_ptr,
     ddecay_cols_ptr,
@@ -727,6 +807,7 @@ def forgetting_hopper_bwd(
     q_ring = make_ring(q_desc, lse_desc, STAGES, BLOCK_M, BLOCK_D)
     do_ring = make_ring(do_desc, delta_desc, STAGES, BLOCK_M, BLOCK_DV)
     if WITH_DQ:
+        ones = make_ones(DTYPE, BLOCK_M)
         LINES: gl.constexpr = BLOCK_M * BLOCK_D // 64
         dq_desc = describe_lines(dq_sums_ptr, num_rows * (BLOCK_D // 32), LINES)
         ds_tiles = gl.allocate_shared_memory(
@@ -734,7 +815,8 @@ def forgetting_hopper_bwd(
         )
         ds_ring = (ds_tiles, make_barriers(2, 2), make_barriers(2, 2))
         dq_tiles = gl.allocate_shared_memory(gl.float32, [2, LINES, 32], dq_desc.layout)
-        dq_ring = (dq_tiles, make_barriers(2, 1), make_barriers(2, 1))
+        row_sums = gl.allocate_shared_memory(gl.float32, [2, 64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        dq_ring = (dq_tiles, row_sums, make_barriers(2, 1), make_barriers(2, 1))
         gl.warp_specialize(
             [
                 (
@@ -744,6 +826,7 @@ def forgetting_hopper_bwd(
                         v_ring,
                         q_ring,
                         do_ring,
+                        ones,
                         ds_ring,
                         dq_ring,
                         decay_ptr,
@@ -786,6 +869,7 @@ def forgetting_hopper_bwd(
                         v_ring,
                         q_ring,
                         do_ring,
+                        ones,
                         ds_ring,
                         dq_ring,
                         decay_ptr,
@@ -852,6 +936,7 @@ def forgetting_hopper_bwd(
                         dq_desc,
                         dq_ring,
                         q_offset,
+                        ddecay_rows_ptr,
                         q_len,
                         kv_len,
                         num_heads,
@@ -878,6 +963,7 @@ def forgetting_hopper_bwd(
                         v_ring,
                         q_ring,
                         do_ring,
+                        None,
                         None,
                         None,
                         decay_ptr,
@@ -920,6 +1006,7 @@ def forgetting_hopper_bwd(
                         v_ring,
                         q_ring,
                         do_ring,
+                        None,
                         None,
                         None,
                         decay_ptr,

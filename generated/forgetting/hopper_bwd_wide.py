@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/bwd_wide.py.jinja
-# hash: 69fae3bb8ff32f63
+# hash: f3fbdd611e2d6735
 """Gradients of `forgetting` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep         q_idx >= kv_idx
@@ -12,6 +12,7 @@
     lse          [B, Hq, Sq]  fp32, log of the softmax denominator
     delta        [B, Hq, Sq]  fp32, sum(o * do) - dlse
     decay        [B, Hq, P]  fp32, cumulative log-decay times log2(e)
+    ddecay_rows  [B, Hq, Sq]  fp32, partial sums
     dk           [B, Hkv, Skv, D]
     dv           [B, Hkv, Skv, Dv]
     ddecay_cols  [B, Hq, Skv]  fp32, partial sums
@@ -235,7 +236,9 @@ def in_fragments(tile, COLS: gl.constexpr):
 def end_block(
     ds,
     dk,
+    column_sums,
     q_tile,
+    ones,
     ds_ring,
     q_ring,
     do_ring,
@@ -244,16 +247,17 @@ def end_block(
     STAGES: gl.constexpr,
     WITH_DQ: gl.constexpr,
 ):
-    """Add block `ring_turn` to dk, and with WITH_DQ hand over its ds."""
+    """Add block `ring_turn` to dk, and with WITH_DQ hand over its ds. The sums of its keys come with it."""
     stage = ring_turn % STAGES
     dk = warpgroup_mma(gl.convert_layout(ds, K_WEIGHTS), q_tile, dk, is_async=True)
     mbarrier.arrive(do_ring[3].index(stage), count=1)
     if WITH_DQ:
+        column_sums = begin_columns(ds, ones, column_sums)
         hand_over(ds, ds_ring, ring_turn)
-    dk = warpgroup_mma_wait(0, deps=(dk,))
+    dk, column_sums = warpgroup_mma_wait(0, deps=(dk, column_sums))
     # For both: the other warpgroup does not read it.
     mbarrier.arrive(q_ring[3].index(stage), count=2)
-    return dk
+    return dk, column_sums
 
 
 @gluon.jit
@@ -277,6 +281,7 @@ def add_block(
     dv,
     dq_part,
     k_tile,
+    ones,
     p_ring,
     ds_ring,
     do_ring,
@@ -287,7 +292,8 @@ def add_block(
     STAGES: gl.constexpr,
     WITH_DQ: gl.constexpr,
 ):
-    """Add block `ring_turn` to dv, and with WITH_DQ what it adds to dq to memory."""
+    """Add block `ring_turn` to dv, and with WITH_DQ what it adds to dq to memory, and its row sums."""
+    row_sums = gl.zeros([BLOCK_M, 8], gl.float32, sums_layout())
     do_tile = receive_tile(do_ring, ring_turn, BLOCK_M, BLOCK_DV, STAGES)
     dv = warpgroup_mma(take_over(p_ring, ring_turn), do_tile, dv, is_async=True)
     if WITH_DQ:
@@ -296,7 +302,8 @@ def add_block(
         # 64 columns at a time: these are added while the next are multiplied. Those that pad a tile stay zero.
         PARTS: gl.constexpr = (HEAD_DIM + 63) // 64
         dq = warpgroup_mma(ds_tile, k_tile.slice(0, 64, dim=1), none, use_acc=False, is_async=True)
-        dv, dq = warpgroup_mma_wait(0, deps=(dv, dq))
+        row_sums = begin_rows(ds_tile, ones)
+        dv, dq, row_sums = warpgroup_mma_wait(0, deps=(dv, dq, row_sums))
         mbarrier.arrive(do_ring[3].index(ring_turn % STAGES), count=1)
         mbarrier.arrive(p_ring[2].index(ring_turn & 1), count=1)
         for part in gl.static_range(1, PARTS):
@@ -309,7 +316,50 @@ def add_block(
         dv = warpgroup_mma_wait(0, deps=(dv,))
         mbarrier.arrive(do_ring[3].index(ring_turn % STAGES), count=1)
         mbarrier.arrive(p_ring[2].index(ring_turn & 1), count=1)
-    return dv
+    return dv, row_sums
+
+
+@gluon.jit
+def make_ones(DTYPE: gl.constexpr, ROWS: gl.constexpr):
+    """What ds is multiplied by for its sums: tensor cores then add up what they do for dq and dk, rounded as it is."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    tiles = gl.allocate_shared_memory(DTYPE, [1, 8, ROWS], gl.NVMMASharedLayout.get_default_for([8, ROWS], DTYPE))
+    tiles.index(0).store(gl.full([8, ROWS], 1.0, DTYPE, LAYOUT))
+    fence_async_shared()
+    return tiles.index(0)
+
+
+@triton.constexpr_function
+def sums_layout():
+    """How a warpgroup holds the sums of 64 lines, each eight times: of fewer columns there is no product."""
+    return product_layout(8)
+
+
+@gluon.jit
+def of_lines(sums, LINE: gl.constexpr):
+    """The sum of each line."""
+    return gl.convert_layout(gl.sum(sums, 1) * 0.125, LINE)
+
+
+@gluon.jit
+def begin_rows(ds, ones):
+    """Begin the sums of 64 rows over keys."""
+    none = gl.zeros([64, 8], gl.float32, sums_layout())
+    return warpgroup_mma(ds, ones.permute((1, 0)), none, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def add_rows(ptr, sums, num_rows, LAYOUT: gl.constexpr):
+    """Add the sums of 64 rows to memory, nothing beyond the last row."""
+    row = gl.arange(0, 64, layout=LAYOUT)
+    gl.atomic_add(ptr + row, sums, mask=row < num_rows, sem="relaxed")
+
+
+@gluon.jit
+def begin_columns(ds, ones, sums):
+    """Begin to add a block to the sums of keys over rows."""
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=sums_layout(), k_width=2)
+    return warpgroup_mma(gl.convert_layout(ds, WEIGHTS), ones.permute((1, 0)), sums, is_async=True)
 
 
 @gluon.jit
@@ -400,9 +450,11 @@ def sum_tiles(
     k_ring,
     v_ring,
     do_ring,
+    ones,
     p_ring,
     ds_ring,
     q_offset,
+    ddecay_rows_ptr,
     dv_ptr,
     stride_dvb,
     stride_dvh,
@@ -425,6 +477,7 @@ def sum_tiles(
     DTYPE: gl.constexpr = k_ring[0].dtype
     KEYS: gl.constexpr = BLOCK_N
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
+    LINE: gl.constexpr = gl.SliceLayout(1, sums_layout())
     k_tile = k_ring[0].index(0).reshape([BLOCK_N, BLOCK_D])
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
@@ -461,10 +514,11 @@ def sum_tiles(
                     start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
                     row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
                     dq_part = dq_sums_ptr + row_block * (BLOCK_M * BLOCK_D)
-                    dv = add_block(
+                    dv, row_sums = add_block(
                         dv,
                         dq_part,
                         k_tile,
+                        ones,
                         p_ring,
                         ds_ring,
                         do_ring,
@@ -475,15 +529,23 @@ def sum_tiles(
                         STAGES,
                         WITH_DQ,
                     )
+                    if WITH_DQ:
+                        add_rows(
+                            ddecay_rows_ptr + (b * num_heads + h) * q_len + start_m,
+                            of_lines(row_sums, LINE),
+                            q_len - start_m,
+                            LINE,
+                        )
                     q_turn += 1
                 for nth in range(num_full):
                     start_m = full_begin + nth * BLOCK_M
                     row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
                     dq_part = dq_sums_ptr + row_block * (BLOCK_M * BLOCK_D)
-                    dv = add_block(
+                    dv, row_sums = add_block(
                         dv,
                         dq_part,
                         k_tile,
+                        ones,
                         p_ring,
                         ds_ring,
                         do_ring,
@@ -494,6 +556,13 @@ def sum_tiles(
                         STAGES,
                         WITH_DQ,
                     )
+                    if WITH_DQ:
+                        add_rows(
+                            ddecay_rows_ptr + (b * num_heads + h) * q_len + start_m,
+                            of_lines(row_sums, LINE),
+                            q_len - start_m,
+                            LINE,
+                        )
                     q_turn += 1
             mbarrier.arrive(k_ring[2].index(0), count=1)
             mbarrier.arrive(v_ring[2].index(0), count=1)
@@ -508,6 +577,7 @@ def score_tiles(
     v_ring,
     q_ring,
     do_ring,
+    ones,
     p_ring,
     ds_ring,
     decay_ptr,
@@ -586,6 +656,7 @@ def score_tiles(
                 key_term = decay_val - decay_kv
                 block_term = (-decay_val) * unscaled
                 ddecay_cols = gl.zeros([KEYS], gl.float32, KEY)
+                column_sums = gl.zeros([KEYS, 8], gl.float32, sums_layout())
                 for nth in range(num_partial):
                     start_m = row_begin + nth * BLOCK_M
                     start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
@@ -605,9 +676,21 @@ def score_tiles(
                     hand_over(p.to(DTYPE), p_ring, q_turn)
                     dp = warpgroup_mma_wait(0, deps=(dp,))
                     ds = p * dp
-                    ddecay_cols += gl.sum(-ds, 1)
-                    dk = end_block(
-                        ds.to(DTYPE), dk, q_tile, ds_ring, q_ring, do_ring, q_turn, K_WEIGHTS, STAGES, WITH_DQ
+                    if not WITH_DQ:
+                        ddecay_cols += gl.sum(-ds, 1)
+                    dk, column_sums = end_block(
+                        ds.to(DTYPE),
+                        dk,
+                        column_sums,
+                        q_tile,
+                        ones,
+                        ds_ring,
+                        q_ring,
+                        do_ring,
+                        q_turn,
+                        K_WEIGHTS,
+                        STAGES,
+                        WITH_DQ,
                     )
                     q_turn += 1
                 for _ in range(num_full):
@@ -621,11 +704,25 @@ def score_tiles(
                     hand_over(p.to(DTYPE), p_ring, q_turn)
                     dp = warpgroup_mma_wait(0, deps=(dp,))
                     ds = p * dp
-                    ddecay_cols += gl.sum(-ds, 1)
-                    dk = end_block(
-                        ds.to(DTYPE), dk, q_tile, ds_ring, q_ring, do_ring, q_turn, K_WEIGHTS, STAGES, WITH_DQ
+                    if not WITH_DQ:
+                        ddecay_cols += gl.sum(-ds, 1)
+                    dk, column_sums = end_block(
+                        ds.to(DTYPE),
+                        dk,
+                        column_sums,
+                        q_tile,
+                        ones,
+                        ds_ring,
+                        q_ring,
+                        do_ring,
+                        q_turn,
+                        K_WEIGHTS,
+                        STAGES,
+                        WITH_DQ,
                     )
                     q_turn += 1
+                if WITH_DQ:
+                    ddecay_cols = -of_lines(column_sums, KEY)
                 gl.store(ddecay_cols_ptr + (b * num_heads + h) * kv_len + kv_idx, ddecay_cols, mask=kv_idx < kv_len)
             mbarrier.arrive(k_ring[2].index(0), count=1)
             mbarrier.arrive(v_ring[2].index(0), count=1)
@@ -644,6 +741,7 @@ def forgetting_hopper_bwd_wide(
     delta_ptr,
     decay_ptr,
     q_offset,
+    ddecay_rows_ptr,
     dk_ptr,
     dv_ptr,
     ddecay_cols_ptr,
@@ -705,6 +803,7 @@ def forgetting_hopper_bwd_wide(
     q_ring = make_ring(q_desc, lse_desc, STAGES, BLOCK_M, BLOCK_D)
     do_ring = make_ring(do_desc, delta_desc, STAGES, BLOCK_M, BLOCK_DV)
     p_ring, ds_ring = make_hand_over(DTYPE, BLOCK_N, BLOCK_M), make_hand_over(DTYPE, BLOCK_N, BLOCK_M)
+    ones = make_ones(DTYPE, BLOCK_M)
     gl.warp_specialize(
         [
             (
@@ -714,6 +813,7 @@ def forgetting_hopper_bwd_wide(
                     v_ring,
                     q_ring,
                     do_ring,
+                    ones,
                     p_ring,
                     ds_ring,
                     decay_ptr,
@@ -750,9 +850,11 @@ def forgetting_hopper_bwd_wide(
                     k_ring,
                     v_ring,
                     do_ring,
+                    ones,
                     p_ring,
                     ds_ring,
                     q_offset,
+                    ddecay_rows_ptr,
                     dv_ptr,
                     stride_dvb,
                     stride_dvh,

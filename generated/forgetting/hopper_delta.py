@@ -1,16 +1,18 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/delta.py.jinja
-# hash: 9a86839c4b6cff1a
-"""What runs before the backward of `forgetting` on Hopper.
+# hash: 4fcc8426e2800169
+"""What runs before and after the backward of `forgetting` on Hopper.
 
     o         [B, Hq, Sq, Dv]
     do        [B, Hq, Sq, Dv]
+    dq        [B, Hq, Sq, D]
     lse       [B, Hq, Sq]  fp32, log of the softmax denominator
     dlse      [B, Hq, Sq]  fp32, gradient of lse
     delta     [B, Hq, Sq]  fp32, sum(o * do) - dlse
     row_lse   [B, Hq, blocks * BLOCK_M]  fp32, (row_term - lse) / scale, -inf where no probability is above 0
     row_delta [B, Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
+    dq_sums   [B, Hq, blocks, 2, lines, 32]  fp32, gradient of q without its factor
 
 `row_term` is what the logits of a row share: all of its keys have it, and so it is found here.
 """
@@ -97,3 +99,39 @@ def forgetting_hopper_delta(
     lse = tl.where(lse == float("-inf"), float("inf"), lse)
     tl.store(row_lse_ptr + padded_offs, (row_term - lse) / (scale * LOG2E))
     tl.store(row_delta_ptr + padded_offs, -delta)
+
+
+@triton.jit(do_not_specialize=["q_len", "num_heads"])
+def forgetting_hopper_dq_rows(
+    dq_sums_ptr,
+    dq_ptr,
+    stride_dqb,
+    stride_dqh,
+    stride_dqs: tl.constexpr,
+    q_len,
+    num_heads,
+    scale,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """dq from its sums, one warpgroup's part of a block of queries in each program: the order of registers undone."""
+    num_blocks = tl.cdiv(q_len, BLOCK_M)
+    PART_COLS: tl.constexpr = BLOCK_D * BLOCK_M // 128
+    part, tile = tl.program_id(0) % 2, tl.program_id(0) // 2
+    head, block = tile // num_blocks, tile % num_blocks
+    b = (head // num_heads).to(tl.int64)
+    h = (head % num_heads).to(tl.int64)
+    first = tl.program_id(0).to(tl.int64) * (64 * PART_COLS)
+    sums = tl.load(dq_sums_ptr + first + tl.arange(0, 64 * PART_COLS)) * scale
+    sums = tl.permute(tl.reshape(sums, [PART_COLS // 8, 4, 8, 4, 2, 2]), [1, 4, 2, 0, 3, 5])
+    dq_tile = tl.reshape(sums, [64, PART_COLS])
+    rows = block * BLOCK_M + tl.arange(0, 64)
+    cols = tl.arange(0, PART_COLS)
+    # Of 128 rows each warpgroup has half; of 64 it has half of the columns.
+    if BLOCK_M == 128:
+        rows += part * 64
+    else:
+        cols += part * PART_COLS
+    dq_ptrs = dq_ptr + b * stride_dqb + h * stride_dqh + (rows.to(tl.int64) * stride_dqs)[:, None] + cols[None, :]
+    tl.store(dq_ptrs, dq_tile.to(dq_ptr.dtype.element_ty), mask=(rows < q_len)[:, None] & (cols < HEAD_DIM)[None, :])

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/jax_launch.py.jinja
-# hash: 000886aea1d79a9c
+# hash: ab2310c1daedc8aa
 """Launches of the kernels of `forgetting`, in JAX."""
 
 from jax import Array
@@ -125,22 +125,23 @@ def backward(
     scale: float,
     config_words: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | Array]:
-    """Launch the backward: dq, which finds delta, then dk and dv."""
+    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, config_words)
     tile = tiles["dkdv"]
+    fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
-    ddecay_rows = q.new_empty((batch, num_heads, q_len), dtype=FP32)
+    ddecay_rows = q.new_zeros((batch, num_heads, q_len), dtype=FP32)
     ddecay_cols = q.new_empty((batch, num_heads, kv_len), dtype=FP32)
     dg = g.new_empty(g.shape)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
-    if dq.numel() > 0:
+    if dq.numel() > 0 and not fused:
         launch(
             bwd_dq.forgetting_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
@@ -185,7 +186,9 @@ def backward(
         num_blocks = cdiv(q_len, tile.block_m)
         row_lse = q.new_empty((batch, num_heads, num_blocks * tile.block_m), dtype=FP32)
         row_delta = q.new_empty(row_lse.shape, dtype=FP32)
-        dq_sums = q.new_empty((0,), dtype=FP32)
+        dq_sums = q.new_zeros(
+            (batch, num_heads, num_blocks, tile.block_m * tile_columns(head_dim)) if fused else (0,), dtype=FP32
+        )
         if dq.numel() > 0:
             launch(
                 hopper_delta.forgetting_hopper_delta,
@@ -208,7 +211,7 @@ def backward(
                 scale,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 HAS_DLSE=dlse is not None,
-                WITH_DQ=False,
+                WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,
                 BLOCK_DV=tile_columns(head_dim_v),
                 BLOCK_M=tile.block_m,
@@ -228,6 +231,7 @@ def backward(
                 row_delta,
                 decay,
                 q_offset,
+                ddecay_rows,
                 dk,
                 dv,
                 ddecay_cols,
@@ -246,7 +250,7 @@ def backward(
                 scale,
                 dq_sums,
                 batch,
-                WITH_DQ=False,
+                WITH_DQ=fused,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 RAGGED=kv_len % tile.block_n != 0,
                 HEAD_DIM=head_dim,
@@ -257,6 +261,21 @@ def backward(
                 BLOCK_N=tile.block_n,
                 STAGES=tile.num_stages,
                 num_warps=HOPPER_WARPS,
+            )
+        if fused and dq.numel() > 0:
+            launch(
+                hopper_delta.forgetting_hopper_dq_rows,
+                (2 * num_blocks * num_heads * batch,),
+                dq_sums,
+                dq,
+                *dq.stride()[:3],
+                q_len,
+                num_heads,
+                scale,
+                HEAD_DIM=head_dim,
+                BLOCK_D=tile_columns(head_dim),
+                BLOCK_M=tile.block_m,
+                num_warps=4,
             )
     elif dk.numel() > 0:
         launch(

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/torch_launch.py.jinja
-# hash: 1cff26290b898228
+# hash: 7a1334c3de573ee0
 """Launches of the kernels of `forgetting`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -178,23 +178,24 @@ def _backward(
     scale: float,
     config_words: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Launch the backward: dq, which finds delta, then dk and dv."""
+    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, config_words)
     tile = tiles["dkdv"]
+    fused = tiles["dq"].family == "hopper"
     dlse = None if dlse is None else dlse.contiguous()
     delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
-    ddecay_rows = q.new_empty((batch, num_heads, q_len), dtype=FP32)
+    ddecay_rows = q.new_zeros((batch, num_heads, q_len), dtype=FP32)
     ddecay_cols = q.new_empty((batch, num_heads, kv_len), dtype=FP32)
     dg = g.new_empty(g.shape)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
-    if dq.numel() > 0:
+    if dq.numel() > 0 and not fused:
         launch(
             bwd_dq.forgetting_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
@@ -239,7 +240,9 @@ def _backward(
         num_blocks = cdiv(q_len, tile.block_m)
         row_lse = q.new_empty((batch, num_heads, num_blocks * tile.block_m), dtype=FP32)
         row_delta = q.new_empty(row_lse.shape, dtype=FP32)
-        dq_sums = q.new_empty((0,), dtype=FP32)
+        dq_sums = q.new_zeros(
+            (batch, num_heads, num_blocks, tile.block_m * tile_columns(head_dim)) if fused else (0,), dtype=FP32
+        )
         if dq.numel() > 0:
             launch(
                 hopper_delta.forgetting_hopper_delta,
@@ -262,7 +265,7 @@ def _backward(
                 scale,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 HAS_DLSE=dlse is not None,
-                WITH_DQ=False,
+                WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,
                 BLOCK_DV=tile_columns(head_dim_v),
                 BLOCK_M=tile.block_m,
@@ -282,6 +285,7 @@ def _backward(
                 row_delta,
                 decay,
                 q_offset,
+                ddecay_rows,
                 dk,
                 dv,
                 ddecay_cols,
@@ -300,7 +304,7 @@ def _backward(
                 scale,
                 dq_sums,
                 batch,
-                WITH_DQ=False,
+                WITH_DQ=fused,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 RAGGED=kv_len % tile.block_n != 0,
                 HEAD_DIM=head_dim,
@@ -311,6 +315,21 @@ def _backward(
                 BLOCK_N=tile.block_n,
                 STAGES=tile.num_stages,
                 num_warps=HOPPER_WARPS,
+            )
+        if fused and dq.numel() > 0:
+            launch(
+                hopper_delta.forgetting_hopper_dq_rows,
+                (2 * num_blocks * num_heads * batch,),
+                dq_sums,
+                dq,
+                *dq.stride()[:3],
+                q_len,
+                num_heads,
+                scale,
+                HEAD_DIM=head_dim,
+                BLOCK_D=tile_columns(head_dim),
+                BLOCK_M=tile.block_m,
+                num_warps=4,
             )
     elif dk.numel() > 0:
         launch(

@@ -9,7 +9,7 @@ from .archs import (
     NARROW_COLUMNS,
     SCORED_ROWS,
 )
-from .kernels import ADDITIVE, ALIKE_ROWS, BANDS, CHEAP_SCORES, FUSED_BACKWARDS, KERNEL_HASHES, LINEAR, LONG_RUNS, RUNS
+from .kernels import ALIKE_ROWS, BANDS, CHEAP_SCORES, FUSED_BACKWARDS, KERNEL_HASHES, LINEAR, LONG_RUNS, RUNS
 from .tuned import Tile
 
 PORTABLE, HOPPER = FAMILIES = ("portable", "hopper")
@@ -78,7 +78,7 @@ def backward_tiles(
     if refusal(BACKWARD, op, mode, arch, dtype, head_dims, length):
         return {}
     tile = HopperTile(*HOPPER_BACKWARD[_widest(head_dims)])
-    if op not in ADDITIVE:
+    if op not in LINEAR:
         tile = HopperTile(min(tile.block_m, SCORED_ROWS), *tile[1:])
     return dict.fromkeys(("dkdv", "dq") if op in FUSED_BACKWARDS else ("dkdv",), tile)
 

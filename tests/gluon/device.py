@@ -269,12 +269,12 @@ class Program:
         self.scheduler = Scheduler(self.source, self._land_oldest)
         self._slots: list[Slot] = []
         self._named: dict[int, Barrier] = {}
+        self._launch = Partition(f"launch of program {self.number}", self.warps)
 
     @property
     def partition(self) -> Partition:
-        check(self.scheduler.current is not None, "outside of the partitions of a program")
-        assert self.scheduler.current is not None
-        return self.scheduler.current
+        """The one that runs; before there are any, all warps of the launch."""
+        return self.scheduler.current or self._launch
 
     def _land_oldest(self) -> bool:
         if not self.copies:
@@ -314,6 +314,9 @@ class Program:
             Partition(f"{i} ({function.__name__}) of program {self.number}", warps[i])
             for i, (function, _) in enumerate(functions)
         ]
+        # They begin at a barrier.
+        for partition in partitions:
+            learn(partition.known, self._launch.arrive())
         self.scheduler.run(partitions, [lambda f=f, args=args: f(*args) for f, args in functions])  # type: ignore[misc]
         for partition in partitions:
             check(not partition.products, f"{partition.name} ended before its wgmma did")

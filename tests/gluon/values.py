@@ -232,12 +232,14 @@ def store(pointer: Pointer, value: Operand, mask: Operand | None = None) -> None
     elements[offsets.data[keep]] = data[keep]
 
 
-def atomic_add(pointer: Pointer, value: Operand, *, sem: str) -> Value:
+def atomic_add(pointer: Pointer, value: Operand, *, sem: str, mask: Value | None = None) -> Value:
     """Programs run one after the other: no other comes between, whatever `sem` says."""
     check(sem in ("relaxed", "acquire", "release", "acq_rel"), f"an atomic operation with the semantics {sem!r}")
-    before = load(pointer)
-    check(before.data.dim() == 0, "an atomic operation on a block")
-    store(pointer, before + value)
+    offsets, keep = pointer.places(mask)
+    places = offsets.data[keep].flatten()
+    check(len(places.unique()) == len(places), "an atomic operation of a block twice on an element")
+    before = load(pointer, mask=mask)
+    store(pointer, before + value, mask=mask)
     return before
 
 

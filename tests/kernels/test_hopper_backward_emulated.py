@@ -184,6 +184,20 @@ MUTATIONS = {
         error=EmulationError,
         message="is overwritten",
     ),
+    "no fence behind the ones": Mutation(
+        variant="forgetting",
+        old="    fence_async_shared()\n    return tiles.index(0)\n",
+        new="    return tiles.index(0)\n",
+        error=EmulationError,
+        message="read without a fence",
+    ),
+    "sums of keys used while they are added": Mutation(
+        variant="forgetting",
+        old="dk, column_sums = warpgroup_mma_wait(0, deps=(dk, column_sums))",
+        new="dk, column_sums = warpgroup_mma_wait(1, deps=(dk, column_sums))",
+        error=EmulationError,
+        message="still run",
+    ),
     "no mask": Mutation(
         old="qk = gl.where(keep, qk, ", new="qk = gl.where(True, qk, ", error=AssertionError, message="largest error"
     ),

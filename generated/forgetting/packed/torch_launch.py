@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/torch_launch.py.jinja
-# hash: b401de06db113a92
+# hash: 0074e86d4b0ad9ff
 """Launches of the kernels of `forgetting`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -241,31 +241,37 @@ def _backward(
     config_words: str,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Launch the backward: dq, which finds delta, then dk and dv."""
+    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
     q, k, v, o, do = batch_row(q), batch_row(k), batch_row(v), batch_row(o), batch_row(do)
     num_heads, q_len, head_dim = q.shape[1:]
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, cu_seqlens_q, config_words)
     tile = tiles["dkdv"]
+    fused = tiles["dq"].family == "hopper"
     dlse = None if dlse is None else dlse.contiguous()
     delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
     num_seqs = cu_seqlens_q.shape[0] - 1
-    (block_seqs,) = pass_table(block_tables, "dq", 1) or _tables(q, k, cu_seqlens_q, cu_seqlens_k, tiles["dq"], False)
+    if not fused:
+        (block_seqs,) = pass_table(block_tables, "dq", 1) or _tables(
+            q, k, cu_seqlens_q, cu_seqlens_k, tiles["dq"], False
+        )
     (key_block_seqs,) = pass_table(block_tables, "dkdv", 1) or _tables(
         q, k, cu_seqlens_q, cu_seqlens_k, tiles["dkdv"], True
     )
     if tile.family == "hopper":
         row_seqs = block_sequences(cu_seqlens_q, cu_seqlens_k, q_len, k.shape[2], tile.block_m, False)
-    ddecay_rows = q.new_empty((1, num_heads, q_len), dtype=FP32)
+    if fused:
+        block_seqs = row_seqs
+    ddecay_rows = q.new_zeros((1, num_heads, q_len), dtype=FP32)
     ddecay_cols = q.new_empty((1, num_heads, kv_len), dtype=FP32)
     dg = g.new_empty(g.shape)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
-    if dq.numel() > 0:
+    if dq.numel() > 0 and not fused:
         launch(
             bwd_dq.forgetting_packed_bwd_dq,
             (block_seqs.shape[0] * num_heads,),
@@ -309,7 +315,9 @@ def _backward(
         num_row_blocks = q_len // tile.block_m + cu_seqlens_q.shape[0] - 1
         row_lse = q.new_empty((num_heads, num_row_blocks * tile.block_m), dtype=FP32)
         row_delta = q.new_empty(row_lse.shape, dtype=FP32)
-        dq_sums = q.new_empty((0,), dtype=FP32)
+        dq_sums = q.new_zeros(
+            (num_heads, num_row_blocks, tile.block_m * tile_columns(head_dim)) if fused else (0,), dtype=FP32
+        )
         if dq.numel() > 0:
             launch(
                 hopper_delta.forgetting_packed_hopper_delta,
@@ -333,7 +341,7 @@ def _backward(
                 scale,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 HAS_DLSE=dlse is not None,
-                WITH_DQ=False,
+                WITH_DQ=fused,
                 HEAD_DIM_V=head_dim_v,
                 BLOCK_DV=tile_columns(head_dim_v),
                 BLOCK_M=tile.block_m,
@@ -353,6 +361,7 @@ def _backward(
                 decay,
                 key_block_seqs,
                 q_offset,
+                ddecay_rows,
                 dk,
                 dv,
                 ddecay_cols,
@@ -371,7 +380,7 @@ def _backward(
                 dq_sums,
                 cu_seqlens_q.shape[0] - 1,
                 work_counter(q),
-                WITH_DQ=False,
+                WITH_DQ=fused,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 HEAD_DIM=head_dim,
                 HEAD_DIM_V=head_dim_v,
@@ -381,6 +390,22 @@ def _backward(
                 BLOCK_N=tile.block_n,
                 STAGES=tile.num_stages,
                 num_warps=HOPPER_WARPS,
+            )
+        if fused and dq.numel() > 0:
+            launch(
+                hopper_delta.forgetting_packed_hopper_dq_rows,
+                (2 * row_seqs.shape[0] * num_heads,),
+                dq_sums,
+                row_seqs,
+                dq,
+                *dq.stride()[1:3],
+                num_row_blocks,
+                row_seqs.shape[0],
+                scale,
+                HEAD_DIM=head_dim,
+                BLOCK_D=tile_columns(head_dim),
+                BLOCK_M=tile.block_m,
+                num_warps=4,
             )
     elif dk.numel() > 0:
         launch(
