@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.pool import DEFAULT_JOBS
 from bench.record import OURS, TITLES
 
-SPEED = ("core", "fa3", "paper", "fla", "dims", "variants")
+SPEED = ("core", "fa3", "paper", "fla", "gqa", "dims", "variants")
 """Suites of `bench.suites`."""
 
 SUITES = (*SPEED, "packed", "jax", "schedules", "host", "memory")
@@ -20,7 +20,7 @@ DESCRIPTION = """Measures the generated ops beside their peers on this machine's
 
 python -m bench --suite core --minutes 8 --json r.json --plots plots  # what the project's bars need
 python -m bench                                        # everything
-python -m bench --suite fa3,fla --peers flex-max,fa4   # also: paper, dims, variants, packed, jax, schedules, ...
+python -m bench --suite fa3,fla --peers flex-max,fa4   # also: paper, gqa, dims, variants, packed, jax, schedules, ...
 python -m bench --suite fa3 --only 'causal.*D128' --seqs 4096,65536 --csv speed.csv
 python -m bench --suite core --list                    # the cases and what they take; needs no GPU
 python -m bench --from bench/results/h100.json --plots plots  # tables, bars and plots of a stored run; needs no GPU

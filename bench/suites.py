@@ -16,6 +16,7 @@ TOKENS, HIDDEN = 16384, 2048
 
 FA3_SEQS = (512, 1024, 2048, 4096, 8192, 16384)
 CORE_SEQS = (16384, 2048, 4096)
+GQA_SEQS = (16384, 8192, 2048)
 LONG = 16384
 DIMS_SEQ = 8192
 DIMS = (64, 80, 96, 112, 128, 192, 256)
@@ -84,6 +85,20 @@ def fla(_: Sizes) -> list[Case]:
     ]
 
 
+def gqa(sizes: Sizes) -> list[Case]:
+    """32 query heads for 8 key heads, 16k tokens, beside those that need no compilation."""
+    return [
+        Case(
+            variant=variant,
+            shape=Shape(batch=TOKENS // seq, heads=32, kv_heads=8, seq=seq, dim=dim),
+            peers=("cudnn", "fa4"),
+        )
+        for seq in sizes.seqs or GQA_SEQS
+        for dim in sizes.dims
+        for variant in ("causal", "full")
+    ]
+
+
 def dims(_: Sizes) -> list[Case]:
     """Head dims that are no powers of two, among those that are."""
     return [
@@ -138,6 +153,7 @@ SUITES: dict[str, Callable[[Sizes], Sequence[Case]]] = {
     "fa3": fa3,
     "paper": paper,
     "fla": fla,
+    "gqa": gqa,
     "dims": dims,
     "variants": variants,
 }
