@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from codegen import expr
 from codegen.affine import linear
+from codegen.blocks import Schedule
 from codegen.expr import Const, Level, Load, Op
 from codegen.model import ArgGroup
 from codegen.modes import Mode
@@ -114,7 +115,10 @@ def visits_runs(planned: VariantPlan) -> bool:
 
 
 def visits_bands(planned: VariantPlan) -> bool:
-    """Whether the rows of a variant visit keys up to a distance that is not known to be less than WIDE_BAND."""
+    """Whether the rows of a variant visit keys up to a distance that is not known to be less than WIDE_BAND, or in ranges
+    that a table has."""
+    if planned.analysis.schedule is Schedule.RANGES:
+        return True
     first = planned.analysis.keys.main.first
     if first is None:
         return False
@@ -193,6 +197,41 @@ def by_keys(lines: Sequence[str]) -> list[str]:
     return found
 
 
+_OWN = {"kv_idx": "own_key", "rows": "own_row", "q_idx": "own_position"}
+"""Vectors of a block, and what they are called where each thread has an element of its own."""
+
+
+def read_apart(lines: Sequence[str]) -> list[str]:
+    """A block's statements of keys or of rows, where they read memory: each thread then reads for one of its own, not for
+    all that it has scores of.
+
+    >>> read_apart(["kv_idx = start_n + tl.arange(0, BLOCK_N)", "x_kv = tl.load(x_ptr + kv_idx)"])
+    ['own_key = start_n + tl.arange(0, BLOCK_N)', 'x_kv = tl.load(x_ptr + own_key)']
+    """
+    if not any("tl.load(" in line for line in lines):
+        return []
+    vectors = "|".join(rf"\b{name}\b" for name in _OWN)
+    return [re.sub(vectors, lambda found: _OWN[found[0]], line) for line in lines]
+
+
+def targets(lines: Sequence[str]) -> list[str]:
+    """The names that some statements define.
+
+    >>> targets(["x, y = f(a)", "z = x"])
+    ['x', 'y', 'z']
+    """
+    return [name for line in lines for name in line.partition(" = ")[0].split(", ")]
+
+
+def without(lines: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Those of some statements that define none of some names.
+
+    >>> without(["x = f(a)", "y = x"], ["x"])
+    ['y = x']
+    """
+    return [line for line in lines if not set(targets([line])) & set(names)]
+
+
 def by_distance(text: str) -> str:
     """Source in which `apart` stands for how far a row and a key are apart.
 
@@ -212,5 +251,8 @@ FILTERS = {
     "used": used,
     "needed": needed,
     "by_keys": by_keys,
+    "read_apart": read_apart,
+    "targets": targets,
+    "without": without,
 }
 """Filters of the templates under `hopper/`."""

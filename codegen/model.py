@@ -157,6 +157,12 @@ class KernelPlan(InMode):
         return "cols" if self.segmented else "kv_idx"
 
     @property
+    def shares_work(self) -> bool:
+        """Whether the call says how many others a block visits, not its place: then programs of Hopper's take one block
+        after the other as they are free."""
+        return self.packed or any(name in ("ranges_ptr", "spans_ptr") for group in self.args for name in group.names)
+
+    @property
     def flags(self) -> dict[str, str]:
         """Constants that say which gradients a call wants, and the op's parameter for each."""
         return {t.flag: t.flag.lower() for t in self.gradients if t.flag}

@@ -98,6 +98,11 @@ class OpPlan(InMode):
         """What tells the kernels of a pass their blocks, and those they visit, made by other kernels."""
         return [*(PACKED_TABLES if self.packed else ()), *(self.lists.tables if self.lists is not None else ())]
 
+    @property
+    def shares_work(self) -> bool:
+        """Whether programs of Hopper's ask for their work, so that a launch gives them a counter."""
+        return bool(self.tables)
+
     def tables_text(self, prefix: str) -> str:
         """Their names as the target of an assignment."""
         names = [prefix + name for name in self.tables]
@@ -134,7 +139,7 @@ class OpPlan(InMode):
     def table_makers(self) -> list[str]:
         """Those of the runtime's functions that launch kernels of its own, or allocate lists."""
         lists = ["list_blocks"] if self.lists is not None and not self.lists.ranges else []
-        counter = ["work_counter"] if self.packed and self.hopper else []
+        counter = ["work_counter"] if self.shares_work and self.hopper else []
         return [*(["block_sequences"] if self.packed else []), *lists, *counter]
 
     @property

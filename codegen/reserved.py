@@ -48,7 +48,7 @@ _WORDS = """
     RAISE begin_dq begin_with change_of_turns change_turns first_turn lap o_start raised scaling scaling_operands stage
     store_dq
 
-    DTYPE HOPPER_WARPS KEY LANES Q_BLOCKS ROW ROWS SCORES STAGES STORED SUMS WEIGHTS add_lanes as_loaded as_pairs
+    DTYPE HOPPER_WARPS KEY LANES Q_BLOCKS ROW ROWS SCORES STAGES STORED SUMS WEIGHTS add_lanes as_pairs
     async_load begin_block begin_sums block_pair consume_tiles describe_rows end_block
     from_pairs gluon hopper_fwd inv_sum k_desc k_ring kv_head kv_heads kv_turn lane_layout last_full
     launch_hopper make_barriers make_ring mbarrier multiprocessors no_scores nth num_full num_pairs num_partial
@@ -57,7 +57,7 @@ _WORDS = """
     v_ring warpgroup_mma warpgroup_mma_wait
 
     LINE add_rows begin_columns begin_rows block_term column_sums key_term make_ones of_lines ones own_part own_start_m
-    row_start sums_layout unscaled
+    OWN_KEY OWN_ROW own_key own_position own_row row_start sums_layout unscaled
 
     KEYS K_SUMS K_WEIGHTS LINES V_SUMS V_WEIGHTS WITH_DQ add_tiles async_add delta_desc describe_lines
     describe_vector do_desc do_ring dq_desc dq_ring dq_sums dq_tiles ds_tiles fence_async_shared first_row fused

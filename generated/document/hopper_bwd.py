@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/bwd.py.jinja
-# hash: 5af55c4c123fd723
+# hash: 59404036c07007db
 """Gradients of `document` on Hopper with respect to k and v, and where it may be so to q.
 
     keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -30,6 +30,9 @@ adds the product to `dq_sums`: in any order, so that equal inputs may give other
 
 A ring is a tuple of tiles, their vectors of rows, and the barriers `full`, which a copy completes, and `empty`, on
 which consumers arrive.
+
+Tables say how many rows a block visits, so the work is shared out as it is done: which block comes next is asked of
+a counter in memory, by the warp that copies.
 """
 
 import triton
@@ -145,6 +148,29 @@ def send_rows(desc, vector_desc, batch_row, head, start, row, ring, ring_turn, S
     mbarrier.expect(full.index(stage), desc.block_type.nbytes + vector_desc.block_type.nbytes)
     async_load(desc, [batch_row, head, start, 0], full.index(stage), tiles.index(stage))
     async_load(vector_desc, [row], full.index(stage), vectors.index(stage))
+
+
+@gluon.jit
+def take_work(counter_ptr, ring, ring_turn):
+    """Take the next piece of work that no program has, and tell the others."""
+    told_work, full, empty = ring
+    stage = ring_turn % 2
+    mbarrier.wait(empty.index(stage), ((ring_turn // 2) & 1) ^ 1)
+    next_work = gl.num_programs(0) + gl.atomic_add(counter_ptr, 1, sem="relaxed")
+    told_work.index(stage).store(gl.zeros([1], gl.int32, gl.BlockedLayout([1], [32], [1], [0])) + next_work)
+    mbarrier.arrive(full.index(stage), count=1)
+    return next_work
+
+
+@gluon.jit
+def hear_work(ring, ring_turn, WARPS: gl.constexpr):
+    """The next piece of work, once it is told."""
+    told_work, full, empty = ring
+    stage = ring_turn % 2
+    mbarrier.wait(full.index(stage), (ring_turn // 2) & 1)
+    next_work = gl.max(told_work.index(stage).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
+    mbarrier.arrive(empty.index(stage), count=1)
+    return next_work
 
 
 @gluon.jit
@@ -317,6 +343,7 @@ def produce_tiles(
     v_ring,
     q_ring,
     do_ring,
+    work_ring,
     ranges_ptr,
     stride_ranges_b,
     q_len,
@@ -324,13 +351,16 @@ def produce_tiles(
     num_heads,
     group_size,
     batch,
+    work_counter_ptr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    for own_work in range(gl.program_id(0), num_key_blocks * num_kv_heads * batch, gl.num_programs(0)):
+    # A block of keys of one key head is a piece of work, after the first for whichever program is free.
+    own_work, work_turn = gl.program_id(0), 0
+    while own_work < num_key_blocks * num_kv_heads * batch:
         head = own_work // num_key_blocks
         start_n = (own_work % num_key_blocks) * BLOCK_N
         b = (head // num_kv_heads).to(gl.int64)
@@ -364,12 +394,15 @@ def produce_tiles(
                 send_rows(do_desc, delta_desc, batch_row, h.to(gl.int32), start_m, first_row, do_ring, q_turn, STAGES)
                 q_turn += 1
         k_lap ^= 1
+        own_work = take_work(work_counter_ptr, work_ring, work_turn)
+        work_turn += 1
 
 
 @gluon.jit
 def add_tiles(
     dq_desc,
     dq_ring,
+    work_ring,
     ranges_ptr,
     stride_ranges_b,
     q_len,
@@ -386,7 +419,9 @@ def add_tiles(
     dq_tiles, dq_full, dq_empty = dq_ring
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn = 0
-    for own_work in range(gl.program_id(0), num_key_blocks * num_kv_heads * batch, gl.num_programs(0)):
+    # A block of keys of one key head is a piece of work, after the first for whichever program is free.
+    own_work, work_turn = gl.program_id(0), 0
+    while own_work < num_key_blocks * num_kv_heads * batch:
         head = own_work // num_key_blocks
         start_n = (own_work % num_key_blocks) * BLOCK_N
         b = (head // num_kv_heads).to(gl.int64)
@@ -421,6 +456,8 @@ def add_tiles(
                     tma.store_wait(0)
                     mbarrier.arrive(dq_empty.index(part), count=1)
                 q_turn += 1
+        own_work = hear_work(work_ring, work_turn, 1)
+        work_turn += 1
 
 
 @gluon.jit
@@ -431,6 +468,7 @@ def consume_tiles(
     do_ring,
     ds_ring,
     dq_ring,
+    work_ring,
     doc_ptr,
     ranges_ptr,
     q_offset,
@@ -469,6 +507,7 @@ def consume_tiles(
     SCORES: gl.constexpr = product_layout(BLOCK_M)
     ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(1, SCORES)
+    OWN_ROW: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     K_SUMS: gl.constexpr = product_layout(BLOCK_D)
     V_SUMS: gl.constexpr = product_layout(BLOCK_DV)
     K_WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=K_SUMS, k_width=2)
@@ -486,7 +525,9 @@ def consume_tiles(
     qk_scale = scale * LOG2E
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    for own_work in range(gl.program_id(0), num_key_blocks * num_kv_heads * batch, gl.num_programs(0)):
+    # A block of keys of one key head is a piece of work, after the first for whichever program is free.
+    own_work, work_turn = gl.program_id(0), 0
+    while own_work < num_key_blocks * num_kv_heads * batch:
         head = own_work // num_key_blocks
         start_n = (own_work % num_key_blocks) * BLOCK_N
         b = (head // num_kv_heads).to(gl.int64)
@@ -511,16 +552,19 @@ def consume_tiles(
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
+                own_row = start_m + gl.arange(0, BLOCK_M, layout=OWN_ROW)
+                own_position = own_row + q_shift
+                doc_q = gl.load(
+                    doc_ptr + b * stride_doc_0 + clamp_index(own_position, doc_size_1).to(gl.int64) * stride_doc_1
+                )
                 qk, dp, q_tile, do_tile = begin_block(
                     k_tile, v_tile, q_ring, do_ring, q_turn, SCORES, BLOCK_M, BLOCK_D, BLOCK_DV, STAGES
                 )
+                doc_q = gl.convert_layout(doc_q, ROW)
                 # Always so: else the compiler would compute this ahead of the products and keep it in registers.
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                     q_idx = rows + q_shift
-                    doc_q = gl.load(
-                        doc_ptr + b * stride_doc_0 + clamp_index(q_idx, doc_size_1).to(gl.int64) * stride_doc_1
-                    )
                     keep = (q_idx[None, :] >= kv_idx[:, None]) & (doc_q[None, :] == doc_kv[:, None])
                     if RAGGED:
                         keep = keep & (kv_idx < kv_len)[:, None]
@@ -612,6 +656,8 @@ def consume_tiles(
         fence_async_shared()
         mbarrier.arrive(v_ring[2].index(PART), count=1)
         k_lap ^= 1
+        own_work = hear_work(work_ring, work_turn, 4)
+        work_turn += 1
 
 
 @gluon.jit(
@@ -667,6 +713,7 @@ def document_hopper_bwd(
     scale,
     dq_sums_ptr,
     batch,
+    work_counter_ptr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
@@ -696,6 +743,11 @@ def document_hopper_bwd(
     v_ring = make_places(v_desc, 2, 1, BLOCK_N // 2, BLOCK_DV)
     q_ring = make_ring(q_desc, lse_desc, STAGES, BLOCK_M, BLOCK_D)
     do_ring = make_ring(do_desc, delta_desc, STAGES, BLOCK_M, BLOCK_DV)
+    work_ring = (
+        gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0])),
+        make_barriers(2, 1),
+        make_barriers(2, 3 if WITH_DQ else 2),
+    )
     if WITH_DQ:
         LINES: gl.constexpr = BLOCK_M * BLOCK_D // 64
         dq_desc = describe_lines(dq_sums_ptr, num_rows * (BLOCK_D // 32), LINES)
@@ -716,6 +768,7 @@ def document_hopper_bwd(
                         do_ring,
                         ds_ring,
                         dq_ring,
+                        work_ring,
                         doc_ptr,
                         ranges_ptr,
                         q_offset,
@@ -759,6 +812,7 @@ def document_hopper_bwd(
                         do_ring,
                         ds_ring,
                         dq_ring,
+                        work_ring,
                         doc_ptr,
                         ranges_ptr,
                         q_offset,
@@ -806,6 +860,7 @@ def document_hopper_bwd(
                         v_ring,
                         q_ring,
                         do_ring,
+                        work_ring,
                         ranges_ptr,
                         stride_ranges_b,
                         q_len,
@@ -813,6 +868,7 @@ def document_hopper_bwd(
                         num_heads,
                         group_size,
                         batch,
+                        work_counter_ptr,
                         BLOCK_M,
                         BLOCK_N,
                         STAGES,
@@ -823,6 +879,7 @@ def document_hopper_bwd(
                     (
                         dq_desc,
                         dq_ring,
+                        work_ring,
                         ranges_ptr,
                         stride_ranges_b,
                         q_len,
@@ -852,6 +909,7 @@ def document_hopper_bwd(
                         do_ring,
                         None,
                         None,
+                        work_ring,
                         doc_ptr,
                         ranges_ptr,
                         q_offset,
@@ -895,6 +953,7 @@ def document_hopper_bwd(
                         do_ring,
                         None,
                         None,
+                        work_ring,
                         doc_ptr,
                         ranges_ptr,
                         q_offset,
@@ -942,6 +1001,7 @@ def document_hopper_bwd(
                         v_ring,
                         q_ring,
                         do_ring,
+                        work_ring,
                         ranges_ptr,
                         stride_ranges_b,
                         q_len,
@@ -949,6 +1009,7 @@ def document_hopper_bwd(
                         num_heads,
                         group_size,
                         batch,
+                        work_counter_ptr,
                         BLOCK_M,
                         BLOCK_N,
                         STAGES,

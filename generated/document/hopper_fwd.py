@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/fwd.py.jinja
-# hash: d9685727384cad3c
+# hash: 5b1aee3b45ff0583
 """Forward of `document` on Hopper: `o = softmax(score) v`.
 
     keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -23,6 +23,9 @@ threads that share a row. Scores are kept times log2(e), so that each exponentia
 rows is done beside the first block of keys of the next one.
 
 A ring is a tuple of tiles, their barriers `full`, which a copy completes, and `empty`, on which consumers arrive.
+
+Tables say how many keys a block visits, so the work is shared out as it is done: which block comes next is asked of
+a counter in memory, by the warp that copies.
 """
 
 import triton
@@ -61,7 +64,7 @@ ex2.approx.ftz.f32 b, b;
 DONE:
 }""")
 # What consumers are told of a block of rows: so many numbers.
-TOLD = gl.constexpr(6)
+TOLD = gl.constexpr(7)
 # The name that Triton 3.9 gives it, and the one of before.
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 
@@ -211,17 +214,18 @@ def hear(numbers, i, WARPS: gl.constexpr):
 
 
 @gluon.jit
-def tell_work(ring, ring_turn, h, b, block, q_shift, num_masked, num_plain):
+def tell_work(ring, ring_turn, own_work, h, b, block, q_shift, num_masked, num_plain):
     """Tell the consumers where a block of rows is, and how many blocks of keys it visits; behind the last h is -1."""
     numbers, full, empty = ring
     stage, lap = ring_turn % 2, ring_turn // 2
     mbarrier.wait(empty.index(stage), (lap & 1) ^ 1)
-    tell(numbers, stage * TOLD + 0, h)
-    tell(numbers, stage * TOLD + 1, b)
-    tell(numbers, stage * TOLD + 2, block)
-    tell(numbers, stage * TOLD + 3, q_shift)
-    tell(numbers, stage * TOLD + 4, num_masked)
-    tell(numbers, stage * TOLD + 5, num_plain)
+    tell(numbers, stage * TOLD + 0, own_work)
+    tell(numbers, stage * TOLD + 1, h)
+    tell(numbers, stage * TOLD + 2, b)
+    tell(numbers, stage * TOLD + 3, block)
+    tell(numbers, stage * TOLD + 4, q_shift)
+    tell(numbers, stage * TOLD + 5, num_masked)
+    tell(numbers, stage * TOLD + 6, num_plain)
     mbarrier.arrive(full.index(stage), count=1)
 
 
@@ -231,14 +235,15 @@ def hear_work(ring, ring_turn, WARPS: gl.constexpr):
     numbers, full, empty = ring
     stage = ring_turn % 2
     mbarrier.wait(full.index(stage), (ring_turn // 2) & 1)
-    h = hear(numbers, stage * TOLD + 0, WARPS)
-    b = hear(numbers, stage * TOLD + 1, WARPS)
-    block = hear(numbers, stage * TOLD + 2, WARPS)
-    q_shift = hear(numbers, stage * TOLD + 3, WARPS)
-    num_masked = hear(numbers, stage * TOLD + 4, WARPS)
-    num_plain = hear(numbers, stage * TOLD + 5, WARPS)
+    own_work = hear(numbers, stage * TOLD + 0, WARPS)
+    h = hear(numbers, stage * TOLD + 1, WARPS)
+    b = hear(numbers, stage * TOLD + 2, WARPS)
+    block = hear(numbers, stage * TOLD + 3, WARPS)
+    q_shift = hear(numbers, stage * TOLD + 4, WARPS)
+    num_masked = hear(numbers, stage * TOLD + 5, WARPS)
+    num_plain = hear(numbers, stage * TOLD + 6, WARPS)
     mbarrier.arrive(empty.index(stage), count=1)
-    return h, b, block, q_shift, num_masked, num_plain
+    return own_work, h, b, block, q_shift, num_masked, num_plain
 
 
 @gluon.jit
@@ -416,6 +421,7 @@ def produce_rows(
     q_len,
     num_heads,
     batch,
+    work_counter_ptr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -425,7 +431,10 @@ def produce_rows(
     Q_BLOCKS: gl.constexpr = query_blocks(BLOCK_D)
     q_turn = 0
     num_blocks = gl.cdiv(q_len, BLOCK_M)
-    for own_work in range(gl.program_id(0), num_blocks * num_heads * batch, gl.num_programs(0)):
+    # A block of rows of one head is a piece of work, after the first for whichever program is free.
+    num_work = num_blocks * num_heads * batch
+    own_work = gl.program_id(0)
+    while own_work < num_work:
         head, block = own_work // num_blocks, own_work % num_blocks
         b = (head // num_heads).to(gl.int64)
         h = (head % num_heads).to(gl.int64)
@@ -444,13 +453,13 @@ def produce_rows(
         # The first block is masked in any case.
         num_masked = gl.maximum(num_partial, 1)
         num_plain = num_full - (num_masked - num_partial)
-        tell_work(work_ring, q_turn, h, b, block, q_shift, num_masked, num_plain)
+        tell_work(work_ring, q_turn, own_work, h, b, block, q_shift, num_masked, num_plain)
         batch_row, q_head = b.to(gl.int32), h.to(gl.int32)
         for part in gl.static_range(PARTS):
             send_tile(q_desc, batch_row, q_head, start_m + part * ROWS, q_ring, PARTS * q_turn + part, PARTS * Q_BLOCKS)
         q_turn += 1
-
-    tell_work(work_ring, q_turn, -1, -1, -1, -1, -1, -1)
+        own_work = gl.num_programs(0) + gl.atomic_add(work_counter_ptr, 1, sem="relaxed")
+    tell_work(work_ring, q_turn, -1, -1, -1, -1, -1, -1, -1)
 
 
 @gluon.jit
@@ -460,13 +469,13 @@ def produce_keys(
     k_ring,
     v_ring,
     key_blocks,
+    work_ring,
     ranges_ptr,
     stride_ranges_b,
     q_len,
     kv_len,
     num_heads,
     group_size,
-    batch,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
@@ -476,7 +485,9 @@ def produce_keys(
     # Before the first these are zeros, for they lie behind the last key.
     values = (0, 0, kv_len)
     num_blocks = gl.cdiv(q_len, BLOCK_M)
-    for own_work in range(gl.program_id(0), num_blocks * num_heads * batch, gl.num_programs(0)):
+    work_turn = 0
+    own_work = hear_work(work_ring, work_turn, 1)[0]
+    while own_work >= 0:
         head, block = own_work // num_blocks, own_work % num_blocks
         b = (head // num_heads).to(gl.int64)
         h = (head % num_heads).to(gl.int64)
@@ -535,7 +546,8 @@ def produce_keys(
             )
             values = (batch_row, kv_head, start_n)
             kv_turn += 1
-
+        work_turn += 1
+        own_work = hear_work(work_ring, work_turn, 1)[0]
     send_tile(v_desc, values[0], values[1], values[2], v_ring, kv_turn, STAGES)
 
 
@@ -575,6 +587,7 @@ def consume_tiles(
     LANES: gl.constexpr = lane_layout()
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(0, SCORES)
+    OWN_KEY: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     PARTS: gl.constexpr = BLOCK_M // ROWS
     Q_BLOCKS: gl.constexpr = query_blocks(BLOCK_D)
     qk_scale = scale * LOG2E
@@ -586,7 +599,7 @@ def consume_tiles(
     acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
     inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
     o_start, o_row = gl.cast(0, gl.int64), q_len
-    h, b, block, q_shift, num_masked, num_plain = hear_work(work_ring, q_turn, 4)
+    _work, h, b, block, q_shift, num_masked, num_plain = hear_work(work_ring, q_turn, 4)
     while h >= 0:
         h = h.to(gl.int64)
         b = b.to(gl.int64)
@@ -606,7 +619,8 @@ def consume_tiles(
         for nth in range(num_masked):
             start_n = hear_block(k_ring, key_blocks, kv_turn, STAGES) * BLOCK_N
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-            doc_kv = gl.load(doc_ptr + b * stride_doc_0 + clamp_index(kv_idx, doc_size_1).to(gl.int64) * stride_doc_1)
+            own_key = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
+            doc_kv = gl.load(doc_ptr + b * stride_doc_0 + clamp_index(own_key, doc_size_1).to(gl.int64) * stride_doc_1)
             qk, acc = begin_block(
                 q_tile,
                 p_pairs,
@@ -624,6 +638,7 @@ def consume_tiles(
                 BLOCK_DV,
                 STAGES,
             )
+            doc_kv = gl.convert_layout(doc_kv, KEY)
             # Always so: else the compiler would find the mask ahead of the product, and keep it as bits.
             if start_m < q_len:
                 keep = (q_idx[:, None] >= kv_idx[None, :]) & (doc_q[:, None] == doc_kv[None, :])
@@ -683,7 +698,7 @@ def consume_tiles(
         inv_sum = gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, SUMS))
         o_start, o_row = b * stride_ob + h * stride_oh, start_m + PART * ROWS
         q_turn += 1
-        h, b, block, q_shift, num_masked, num_plain = hear_work(work_ring, q_turn, 4)
+        _work, h, b, block, q_shift, num_masked, num_plain = hear_work(work_ring, q_turn, 4)
 
     acc = begin_sums(from_pairs(p_pairs, DTYPE, WEIGHTS), acc, v_ring, kv_turn, BLOCK_N, BLOCK_DV, STAGES)
     acc = end_sums(acc, v_ring, kv_turn, STAGES)
@@ -733,6 +748,7 @@ def document_hopper_fwd(
     group_size,
     scale,
     batch,
+    work_counter_ptr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
@@ -754,7 +770,10 @@ def document_hopper_fwd(
     # A block of keys comes with its number.
     k_ring = make_ring(k_desc, STAGES, 2, PARTS, BLOCK_N, BLOCK_D)
     v_ring = make_ring(v_desc, STAGES, 1, PARTS, BLOCK_N, BLOCK_DV)
-    key_blocks, work_ring = make_numbers(STAGES), (make_numbers(2 * TOLD), make_barriers(2, 1), make_barriers(2, PARTS))
+    key_blocks, work_ring = (
+        make_numbers(STAGES),
+        (make_numbers(2 * TOLD), make_barriers(2, 1), make_barriers(2, PARTS + 1)),
+    )
     # Registers are those of each thread: the first consumer gets what is left, as many as the others.
     if PARTS == 3:
         gl.warp_specialize(
@@ -864,6 +883,7 @@ def document_hopper_fwd(
                         q_len,
                         num_heads,
                         batch,
+                        work_counter_ptr,
                         Q_OFFSET_PER_BATCH,
                         BLOCK_D,
                         BLOCK_M,
@@ -878,13 +898,13 @@ def document_hopper_fwd(
                         k_ring,
                         v_ring,
                         key_blocks,
+                        work_ring,
                         ranges_ptr,
                         stride_ranges_b,
                         q_len,
                         kv_len,
                         num_heads,
                         group_size,
-                        batch,
                         BLOCK_M,
                         BLOCK_N,
                         STAGES,
@@ -971,6 +991,7 @@ def document_hopper_fwd(
                         q_len,
                         num_heads,
                         batch,
+                        work_counter_ptr,
                         Q_OFFSET_PER_BATCH,
                         BLOCK_D,
                         BLOCK_M,
@@ -985,13 +1006,13 @@ def document_hopper_fwd(
                         k_ring,
                         v_ring,
                         key_blocks,
+                        work_ring,
                         ranges_ptr,
                         stride_ranges_b,
                         q_len,
                         kv_len,
                         num_heads,
                         group_size,
-                        batch,
                         BLOCK_M,
                         BLOCK_N,
                         STAGES,

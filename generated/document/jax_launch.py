@@ -2,12 +2,13 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/jax_launch.py.jinja
-# hash: 1cf7494601518768
+# hash: 7a28d378e5df1494
 """Launches of the kernels of `document`, in JAX."""
 
 from .._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
 from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from .._runtime.jax_kernels import HAS_TRITON, call_tiles, launch, multiprocessors
+from .._runtime.jax_schedule import work_counter
 from .._runtime.jax_tensor import FP32, INT32, Tensor, aligned, empty_like_layout, row_stride, unit_strides
 from .._runtime.schedules import POSITIONS, least_block, pass_table
 
@@ -183,6 +184,7 @@ def forward(
             (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
             *arguments,
             batch,
+            work_counter(q),
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             RAGGED=kv_len % tile.block_n != 0,
             HEAD_DIM=head_dim,
@@ -355,6 +357,7 @@ def backward(
                 scale,
                 dq_sums,
                 batch,
+                work_counter(q),
                 WITH_DQ=fused,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 RAGGED=kv_len % tile.block_n != 0,

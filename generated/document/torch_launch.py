@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_launch.py.jinja
-# hash: 8d703d39a6f6b5d4
+# hash: 1896e6f59ce58d8d
 """Launches of the kernels of `document`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -16,6 +16,7 @@ from .._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_po
 from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from .._runtime.schedules import POSITIONS, least_block, pass_table
 from .._runtime.torch_replay import launch, launch_hopper, replayed
+from .._runtime.torch_schedule import work_counter
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -239,6 +240,7 @@ def _forward(
             (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
             *arguments,
             batch,
+            work_counter(q),
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             RAGGED=kv_len % tile.block_n != 0,
             HEAD_DIM=head_dim,
@@ -413,6 +415,7 @@ def _backward(
                 scale,
                 dq_sums,
                 batch,
+                work_counter(q),
                 WITH_DQ=fused,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 RAGGED=kv_len % tile.block_n != 0,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/fwd.py.jinja
-# hash: ffa2c1b0a538e0b7
+# hash: 8f3a09f8c66c925c
 """Forward of `forgetting` on Hopper: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx
@@ -260,15 +260,6 @@ def add_lanes(row_sums, alpha, p, LANES: gl.constexpr):
     parts = gl.reshape(p, [p.shape[0], p.shape[1] // 8, 4, 2])
     sums = gl.convert_layout(gl.sum(gl.sum(parts, 3), 1), LANES, assert_trivial=True)
     return row_sums * gl.convert_layout(alpha, gl.SliceLayout(1, LANES), assert_trivial=True)[:, None] + sums
-
-
-@gluon.jit
-def as_loaded(x):
-    """The same numbers, but not pure, so that nothing is computed of them ahead of this place.
-
-    The compiler would negate them where they are loaded, and wait for them before it begins the product.
-    """
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [x], gl.float32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -596,6 +587,7 @@ def consume_tiles(
     LANES: gl.constexpr = lane_layout()
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(0, SCORES)
+    OWN_KEY: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     PARTS: gl.constexpr = BLOCK_M // ROWS
     Q_BLOCKS: gl.constexpr = query_blocks(BLOCK_D)
     kv_turn, q_turn = 0, 0
@@ -626,7 +618,8 @@ def consume_tiles(
         for nth in range(num_masked):
             start_n = hear_block(k_ring, key_blocks, kv_turn, STAGES) * BLOCK_N
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-            decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(kv_idx, decay_size_2))
+            own_key = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
+            decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(own_key, decay_size_2))
             qk, acc = begin_block(
                 q_tile,
                 p_pairs,
@@ -644,7 +637,7 @@ def consume_tiles(
                 BLOCK_DV,
                 STAGES,
             )
-            decay_kv = as_loaded(decay_kv)
+            decay_kv = gl.convert_layout(decay_kv, KEY)
             logit = qk
             # Always so: else the compiler would find the mask ahead of the product, and keep it as bits.
             if start_m < q_len:
@@ -671,8 +664,8 @@ def consume_tiles(
 
         for nth in range(num_plain):
             start_n = (first_plain + nth) * BLOCK_N
-            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-            decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + kv_idx)
+            own_key = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
+            decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + own_key)
             qk, acc = begin_block(
                 q_tile,
                 p_pairs,
@@ -690,7 +683,7 @@ def consume_tiles(
                 BLOCK_DV,
                 STAGES,
             )
-            decay_kv = as_loaded(decay_kv)
+            decay_kv = gl.convert_layout(decay_kv, KEY)
             logit = 1.4426950408889634 * scale * qk - decay_kv[None, :]
             max_new, alpha = raised(row_max, gl.max(logit, 1) + decay_q)
             # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.

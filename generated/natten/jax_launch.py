@@ -1,13 +1,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/jax_launch.py.jinja
-# hash: e9a49cf63bdc7dca
+# hash: 411379244fd36f46
 """Launches of the kernels of `natten`, in JAX."""
 
 from .._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
 from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from .._runtime.jax_kernels import HAS_TRITON, call_tiles, launch, multiprocessors
-from .._runtime.jax_schedule import list_blocks
+from .._runtime.jax_schedule import list_blocks, work_counter
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, row_stride, unit_strides
 from .._runtime.schedules import pass_table
 
@@ -125,6 +125,7 @@ def forward(
             (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
             *arguments,
             batch,
+            work_counter(q),
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             RAGGED=kv_len % tile.block_n != 0,
             HEAD_DIM=head_dim,
@@ -290,6 +291,7 @@ def backward(
                 scale,
                 dq_sums,
                 batch,
+                work_counter(q),
                 WITH_DQ=fused,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 RAGGED=kv_len % tile.block_n != 0,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/torch_launch.py.jinja
-# hash: 6290400f4108fe37
+# hash: f76f9c50f6119da5
 """Launches of the kernels of `natten`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -15,7 +15,7 @@ from .._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_po
 from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from .._runtime.schedules import pass_table
 from .._runtime.torch_replay import launch, launch_hopper, replayed
-from .._runtime.torch_schedule import list_blocks
+from .._runtime.torch_schedule import list_blocks, work_counter
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -180,6 +180,7 @@ def _forward(
             (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
             *arguments,
             batch,
+            work_counter(q),
             Q_OFFSET_PER_BATCH=row_offsets is not None,
             RAGGED=kv_len % tile.block_n != 0,
             HEAD_DIM=head_dim,
@@ -347,6 +348,7 @@ def _backward(
                 scale,
                 dq_sums,
                 batch,
+                work_counter(q),
                 WITH_DQ=fused,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 RAGGED=kv_len % tile.block_n != 0,

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/bwd.py.jinja
-# hash: 0867e0caf623e180
+# hash: a69e9c9a1f6ad514
 """Gradients of `document`, packed sequences on Hopper with respect to k and v, and where it may be so to q.
 
     keep        q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
@@ -520,6 +520,7 @@ def consume_tiles(
     SCORES: gl.constexpr = product_layout(BLOCK_M)
     ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(1, SCORES)
+    OWN_ROW: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     K_SUMS: gl.constexpr = product_layout(BLOCK_D)
     V_SUMS: gl.constexpr = product_layout(BLOCK_DV)
     K_WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=K_SUMS, k_width=2)
@@ -572,16 +573,19 @@ def consume_tiles(
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
+                own_row = start_m + gl.arange(0, BLOCK_M, layout=OWN_ROW)
+                own_position = own_row + q_shift
+                doc_q = gl.load(
+                    doc_ptr + kv_start * stride_doc_0 + clamp_index(own_position, kv_len).to(gl.int64) * stride_doc_0
+                )
                 qk, dp, q_tile, do_tile = begin_block(
                     k_tile, v_tile, q_ring, do_ring, q_turn, SCORES, BLOCK_M, BLOCK_D, BLOCK_DV, STAGES
                 )
+                doc_q = gl.convert_layout(doc_q, ROW)
                 # Always so: else the compiler would compute this ahead of the products and keep it in registers.
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                     q_idx = rows + q_shift
-                    doc_q = gl.load(
-                        doc_ptr + kv_start * stride_doc_0 + clamp_index(q_idx, kv_len).to(gl.int64) * stride_doc_0
-                    )
                     keep = (q_idx[None, :] >= kv_idx[:, None]) & (doc_q[None, :] == doc_kv[:, None])
                     keep = keep & (kv_idx < kv_len)[:, None]
                     qk = gl.where(keep, qk, float("-inf"))

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/fwd.py.jinja
-# hash: a0ae890ea713c5ca
+# hash: 9e71a60926467cd7
 """Forward of `document`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
@@ -606,6 +606,7 @@ def consume_tiles(
     LANES: gl.constexpr = lane_layout()
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(0, SCORES)
+    OWN_KEY: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     PARTS: gl.constexpr = BLOCK_M // ROWS
     Q_BLOCKS: gl.constexpr = query_blocks(BLOCK_D)
     qk_scale = scale * LOG2E
@@ -638,8 +639,9 @@ def consume_tiles(
         for nth in range(num_masked):
             start_n = hear_block(k_ring, key_blocks, kv_turn, STAGES) * BLOCK_N
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+            own_key = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
             doc_kv = gl.load(
-                doc_ptr + kv_start * stride_doc_0 + clamp_index(kv_idx, kv_len).to(gl.int64) * stride_doc_0
+                doc_ptr + kv_start * stride_doc_0 + clamp_index(own_key, kv_len).to(gl.int64) * stride_doc_0
             )
             qk, acc = begin_block(
                 q_tile,
@@ -658,6 +660,7 @@ def consume_tiles(
                 BLOCK_DV,
                 STAGES,
             )
+            doc_kv = gl.convert_layout(doc_kv, KEY)
             # Always so: else the compiler would find the mask ahead of the product, and keep it as bits.
             if start_m < q_len:
                 keep = (q_idx[:, None] >= kv_idx[None, :]) & (doc_q[:, None] == doc_kv[None, :])
