@@ -115,8 +115,8 @@ def visits_runs(planned: VariantPlan) -> bool:
 
 
 def visits_bands(planned: VariantPlan) -> bool:
-    """Whether the rows of a variant visit keys up to a distance that is not known to be less than WIDE_BAND, or in a range
-    from a table."""
+    """Whether the rows of a variant visit keys up to a distance that is not known to be less than WIDE_BAND, or a range of
+    a table."""
     if planned.analysis.schedule is Schedule.RANGES:
         return True
     first = planned.analysis.keys.main.first
@@ -202,8 +202,8 @@ _OWN = {"kv_idx": "own_key", "rows": "own_row", "q_idx": "own_position"}
 
 
 def read_apart(lines: Sequence[str]) -> list[str]:
-    """A block's statements of keys or of rows, where they read memory: each thread then reads for one of its own, and not
-    for all of its scores.
+    """A block's statements of keys or of rows, where they read memory: each thread then reads for one of its own alone,
+    and the others' are what others read.
 
     >>> read_apart(["kv_idx = start_n + tl.arange(0, BLOCK_N)", "x_kv = tl.load(x_ptr + kv_idx)"])
     ['own_key = start_n + tl.arange(0, BLOCK_N)', 'x_kv = tl.load(x_ptr + own_key)']
