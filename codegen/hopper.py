@@ -115,7 +115,7 @@ def visits_runs(planned: VariantPlan) -> bool:
 
 
 def visits_bands(planned: VariantPlan) -> bool:
-    """Whether the rows of a variant visit keys up to a distance that is not known to be less than WIDE_BAND, or a range of
+    """Whether the rows of a variant visit keys up to a distance that is not known to be below WIDE_BAND, or in a range of
     a table."""
     if planned.analysis.schedule is Schedule.RANGES:
         return True
