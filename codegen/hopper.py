@@ -115,8 +115,9 @@ def visits_runs(planned: VariantPlan) -> bool:
 
 
 def visits_bands(planned: VariantPlan) -> bool:
-    """Whether the rows of a variant visit keys up to a distance that is not known to be below WIDE_BAND, or in a range of
-    a table."""
+    """Whether the rows of a variant visit ranges of keys from a table, or keys up to a distance that is not known to be
+    less than WIDE_BAND.
+    """
     if planned.analysis.schedule is Schedule.RANGES:
         return True
     first = planned.analysis.keys.main.first
