@@ -96,6 +96,21 @@ def test_formulas_count_what_the_masks_keep(variant: str, scalars: dict[str, int
     assert MODS[variant].pairs(300, scalars) == pairs.count(variant, 300, 1, scalars)
 
 
+@pytest.mark.parametrize(
+    ("variant", "scalars", "share"),
+    [
+        ("full", {}, 1.0),
+        # Of four rows of blocks: 1, 2, 3 and 4 blocks, of which the last of each is cut.
+        ("causal", {}, (6 * 128**2 + 4 * 128 * 129 / 2) / (10 * 128**2)),
+        # All rows but the first block's meet two blocks.
+        ("window", {"size": 128}, (3 * 128**2 + 128 * 129 / 2) / (7 * 128**2)),
+    ],
+)
+def test_the_share_of_blocks_that_is_unmasked(variant: str, scalars: dict[str, int | float], share: float) -> None:
+    shape = Shape(batch=1, heads=1, kv_heads=1, seq=512, dim=64)
+    assert pairs.share_of_blocks(Case(variant=variant, shape=shape, scalars=scalars)) == pytest.approx(share)
+
+
 def test_a_variant_without_a_formula_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(MODS, "document")
     shape = Shape(batch=2, heads=2, kv_heads=2, seq=700, dim=64)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/bwd_wide.py.jinja
-# hash: 3075902b2fb325dc
+# hash: 089e9cec6842b822
 """Gradients of `causal` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep   q_idx >= kv_idx
@@ -374,7 +374,9 @@ def produce_tiles(
                     )
                     q_turn += 1
                 for nth in range(num_full):
-                    start_m = full_begin + nth * BLOCK_M
+                    # Of heads that share keys the last rows first: all programs have these, and so meet them at a time.
+                    row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
+                    start_m = full_begin + row_turn * BLOCK_M
                     first_row = ((b * num_heads + h) * num_blocks * BLOCK_M + start_m).to(gl.int32)
                     send_rows(q_desc, lse_desc, batch_row, h.to(gl.int32), start_m, first_row, q_ring, q_turn, STAGES)
                     send_rows(
@@ -467,7 +469,9 @@ def sum_tiles(
                     )
                     q_turn += 1
                 for nth in range(num_full):
-                    start_m = full_begin + nth * BLOCK_M
+                    # Of heads that share keys the last rows first: all programs have these, and so meet them at a time.
+                    row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
+                    start_m = full_begin + row_turn * BLOCK_M
                     row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
                     dq_part = dq_sums_ptr + row_block * (BLOCK_M * BLOCK_D)
                     dv = add_block(

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/bwd_wide.py.jinja
-# hash: fd472b3d9b37192d
+# hash: d1438b918cff69dd
 """Gradients of `natten` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -409,7 +409,9 @@ def produce_tiles(
                 send_rows(do_desc, delta_desc, batch_row, h.to(gl.int32), start_m, first_row, do_ring, q_turn, STAGES)
                 q_turn += 1
             for nth in range(num_full):
-                list_entry = full_begin + nth
+                # Of heads that share keys the last rows first: all programs have these, and so meet them at a time.
+                row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
+                list_entry = full_begin + row_turn
                 start_m = (
                     gl.load(block_list_ptr + list_entry, mask=list_entry < list_end, other=0).to(gl.int32) * BLOCK_M
                 )
@@ -489,7 +491,9 @@ def sum_tiles(
                 )
                 q_turn += 1
             for nth in range(num_full):
-                list_entry = full_begin + nth
+                # Of heads that share keys the last rows first: all programs have these, and so meet them at a time.
+                row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
+                list_entry = full_begin + row_turn
                 start_m = (
                     gl.load(block_list_ptr + list_entry, mask=list_entry < list_end, other=0).to(gl.int32) * BLOCK_M
                 )

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd_wide.py.jinja
-# hash: c3284999c3e130da
+# hash: 85cd0062dd51b443
 """Gradients of `relative_bias` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep   q_idx >= kv_idx
@@ -402,7 +402,9 @@ def produce_tiles(
                     )
                     q_turn += 1
                 for nth in range(num_full):
-                    start_m = full_begin + nth * BLOCK_M
+                    # Of heads that share keys the last rows first: all programs have these, and so meet them at a time.
+                    row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
+                    start_m = full_begin + row_turn * BLOCK_M
                     first_row = ((b * num_heads + h) * num_blocks * BLOCK_M + start_m).to(gl.int32)
                     send_rows(q_desc, lse_desc, batch_row, h.to(gl.int32), start_m, first_row, q_ring, q_turn, STAGES)
                     send_rows(
@@ -495,7 +497,9 @@ def sum_tiles(
                     )
                     q_turn += 1
                 for nth in range(num_full):
-                    start_m = full_begin + nth * BLOCK_M
+                    # Of heads that share keys the last rows first: all programs have these, and so meet them at a time.
+                    row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
+                    start_m = full_begin + row_turn * BLOCK_M
                     row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
                     dq_part = dq_sums_ptr + row_block * (BLOCK_M * BLOCK_D)
                     dv = add_block(
@@ -628,7 +632,9 @@ def score_tiles(
                     )
                     q_turn += 1
                 for nth in range(num_full):
-                    start_m = full_begin + nth * BLOCK_M
+                    # Of heads that share keys the last rows first: all programs have these, and so meet them at a time.
+                    row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
+                    start_m = full_begin + row_turn * BLOCK_M
                     qk, dp, q_tile, _do_tile = begin_block(
                         k_tile, v_tile, q_ring, do_ring, q_turn, SCORES, BLOCK_M, BLOCK_D, BLOCK_DV, STAGES
                     )

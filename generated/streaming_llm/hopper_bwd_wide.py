@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/bwd_wide.py.jinja
-# hash: dbd8479eedd01f0a
+# hash: a455fecffd497ab0
 """Gradients of `streaming_llm` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep   q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks)
@@ -376,7 +376,9 @@ def produce_tiles(
                 send_rows(do_desc, delta_desc, batch_row, h.to(gl.int32), start_m, first_row, do_ring, q_turn, STAGES)
                 q_turn += 1
             for nth in range(num_full):
-                start_m = full_begin + nth * BLOCK_M
+                # Of heads that share keys the last rows first: all programs have these, and so meet them at a time.
+                row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
+                start_m = full_begin + row_turn * BLOCK_M
                 first_row = ((b * num_heads + h) * num_blocks * BLOCK_M + start_m).to(gl.int32)
                 send_rows(q_desc, lse_desc, batch_row, h.to(gl.int32), start_m, first_row, q_ring, q_turn, STAGES)
                 send_rows(do_desc, delta_desc, batch_row, h.to(gl.int32), start_m, first_row, do_ring, q_turn, STAGES)
@@ -459,7 +461,9 @@ def sum_tiles(
                 )
                 q_turn += 1
             for nth in range(num_full):
-                start_m = full_begin + nth * BLOCK_M
+                # Of heads that share keys the last rows first: all programs have these, and so meet them at a time.
+                row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
+                start_m = full_begin + row_turn * BLOCK_M
                 row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
                 dq_part = dq_sums_ptr + row_block * (BLOCK_M * BLOCK_D)
                 dv = add_block(
