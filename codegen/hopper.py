@@ -182,17 +182,17 @@ def needed(lines: Sequence[str], text: str) -> list[str]:
     return found[::-1]
 
 
-def by_keys(lines: Sequence[str]) -> list[str]:
-    """Those of a block's statements that find numbers of keys alone: they need neither the product nor a tile.
+def by_vectors(lines: Sequence[str]) -> list[str]:
+    """Those of a block's statements that find vectors, of keys or of rows: they need neither the product nor a tile.
 
-    >>> by_keys(["x_kv = f(kv_idx)", "y_qk = x_kv[None, :] + z_q[:, None]", "w_qk = y_qk * y_qk"])
+    >>> by_vectors(["x_kv = f(kv_idx)", "y_qk = x_kv[None, :] + z_q[:, None]", "w_qk = y_qk * y_qk"])
     ['x_kv = f(kv_idx)']
     """
     later, found = {"qk"}, []
     for line in lines:
-        targets, _, value = line.partition(" = ")
+        defined, _, value = line.partition(" = ")
         if "None" in value or later & words(value):
-            later |= words(targets)
+            later |= words(defined)
         else:
             found.append(line)
     return found
@@ -251,7 +251,7 @@ FILTERS = {
     "names": names,
     "used": used,
     "needed": needed,
-    "by_keys": by_keys,
+    "by_vectors": by_vectors,
     "read_apart": read_apart,
     "targets": targets,
     "without": without,
