@@ -1,6 +1,6 @@
 """The project's own bars, held against a run: each met or missed, with the figure that decides it.
 
-They are for the portable kernels in bfloat16 on one NVIDIA H100. A ratio is the peer's time over ours.
+They are for bfloat16 on one NVIDIA H100, with the kernels that calls get there. A ratio is the peer's time over ours.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from bench.record import OURS, Measurement, Name, Results, parse_name
 
 GPU = "H100"
-LONG = 16384
+LONG, SHORT = 16384, 512
+DIMS = (64, 128, 256)
 POWER_BELOW = {80: 64, 96: 64, 112: 64, 192: 128}
 
 
@@ -80,14 +81,28 @@ def _plain(name: Name) -> bool:
     return name.variant in ("causal", "full") and 2048 <= name.seq <= LONG
 
 
+def _short(name: Name) -> bool:
+    return name.variant in ("causal", "full") and name.seq == SHORT
+
+
 def bars(results: Results) -> Iterator[Bar]:
     """Every bar, forward and backward."""
-    flex = "causal, full, {}, S2k-16k: over Flex max-autotune"
-    for which, wide, decayed in (("fwd", 1.2, 1.15), ("bwd", 1.8, 2.0)):
+    plain = "causal, full, {}, S2k-16k: over {}"
+    for which, wide, fa4, flex, decayed in (("fwd", 1.2, 0.95, 1.4, 1.6), ("bwd", 1.8, 0.9, 1.3, 3.0)):
         narrow = _against(results, "flex-max", which, lambda name: _plain(name) and name.dim in (64, 128))
-        yield Bar(title=flex.format("D64 D128"), which=which, needed=1.1, found=narrow)
+        yield Bar(title=plain.format("D64 D128", "Flex max-autotune"), which=which, needed=1.1, found=narrow)
         widest = _against(results, "flex-max", which, lambda name: _plain(name) and name.dim == 256)
-        yield Bar(title=flex.format("D256"), which=which, needed=wide, found=widest)
+        yield Bar(title=plain.format("D256", "Flex max-autotune"), which=which, needed=wide, found=widest)
+        cudnn = _against(results, "cudnn", which, lambda name: _plain(name) and name.dim in DIMS)
+        yield Bar(title=plain.format("D64 D128 D256", "cuDNN"), which=which, needed=1.0, found=cudnn)
+        narrow = _against(results, "fa4", which, lambda name: _plain(name) and name.dim in (64, 128))
+        yield Bar(title=plain.format("D64 D128", "FA4"), which=which, needed=fa4, found=narrow)
+        widest = _against(results, "fa4", which, lambda name: _plain(name) and name.dim == 256)
+        yield Bar(title=plain.format("D256", "FA4"), which=which, needed=fa4, found=widest)
+        short = _against(results, "cudnn", which, lambda name: _short(name) and name.dim in DIMS)
+        yield Bar(title="causal, full, S512: over cuDNN", which=which, needed=0.95, found=short)
+        paper = _against(results, "flex", which, lambda name: name.seq == LONG)
+        yield Bar(title="FlexAttention's variants, S16k: over Flex", which=which, needed=flex, found=paper)
         odd = _shares(results, below, which, lambda name: name.dim in (80, 96, 192))
         yield Bar(title="D80 D96 D192: rate over the power of two below", which=which, needed=0.85, found=odd)
         every = _shares(results, causal_beside, which, lambda name: name.seq == LONG)
