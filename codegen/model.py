@@ -63,6 +63,12 @@ class GradientTerm:
         return next((sign for sign in (1, -1) if is_const(self.local, sign)), 0)
 
     @property
+    def is_sum(self) -> bool:
+        """Whether it is a sum of ds, of a row or of a key, that every call wants: then it may be a product with ones.
+        What only some calls want costs the others nothing."""
+        return self.kind in (GradientKind.ROW, GradientKind.COLUMN) and self.sign != 0 and not self.trained
+
+    @property
     def atomic(self) -> bool:
         return self.kind in (GradientKind.DIAGONAL, GradientKind.SCATTER)
 
@@ -101,6 +107,11 @@ class BlockText:
     keep: str
     dscore: str
     gradients: Sequence[GradientText]
+
+    @property
+    def texts(self) -> list[str]:
+        """All of it."""
+        return [*self.statements, self.logit, self.keep, self.dscore, *(part.text for part in self.gradients)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,12 +181,12 @@ class KernelPlan(InMode):
     @property
     def row_sums(self) -> list[GradientTerm]:
         """The terms that a kernel of keys gathers as sums of rows."""
-        return [t for t in self.gradients if self.sums_by_products and t.kind is GradientKind.ROW]
+        return [t for t in self.gradients if self.sums_by_products and t.kind is GradientKind.ROW and t.is_sum]
 
     @property
     def column_sums(self) -> list[GradientTerm]:
         """The terms that are sums of ds, and gathered as products, too."""
-        return [t for t in self.gradients if self.sums_by_products and t.kind is GradientKind.COLUMN and t.sign]
+        return [t for t in self.gradients if self.sums_by_products and t.kind is GradientKind.COLUMN and t.is_sum]
 
     @property
     def stores(self) -> list[GradientTerm]:

@@ -253,8 +253,7 @@ def _query_kernel(
 def sums_by_keys(terms: Sequence[GradientTerm]) -> bool:
     """Whether the programs of blocks of keys can gather all gradients: those of a head are sums of sums, and those of a
     row, where they are sums of ds, products as dq is."""
-    gathered = (GradientKind.COLUMN, GradientKind.HEAD)
-    return all(t.kind in gathered or (t.kind is GradientKind.ROW and t.sign) for t in terms)
+    return all(t.kind in (GradientKind.COLUMN, GradientKind.HEAD) or t.is_sum for t in terms)
 
 
 def _key_kernel(
@@ -276,17 +275,31 @@ def _key_kernel(
     reads = builder.reads | words(" ".join([*emitter.prologue, *emitter.head_prologue]))
     if terms or hopper:
         reads |= {builder.key}  # for the place of the sums, and for the bound of a cut block
-    args = sign.dkdv(terms)
+    prologue = [*builder.index_statements("kv", reads), *emitter.prologue]
+    args, constants = sign.dkdv(terms), sign.dkdv_constants(terms)
+    if hopper:
+        # What a row alone adds to a score is found ahead of it, and with it perhaps what nothing here reads.
+        texts = [
+            *prologue,
+            *emitter.head_prologue,
+            *bounds.statements,
+            *full.texts,
+            *partial.texts,
+            key_term,
+            block_term,
+        ]
+        in_rows = ["q_shift"] if "row_start" in words(block_term) else []
+        args, constants = sign.read_only(args, constants, {*words(" ".join(texts)), *in_rows})
     return KernelPlan(
         name=f"{sign.symbol}_{'hopper_bwd' if hopper else 'bwd_dkdv'}",
         mode=sign.mode,
         args=args,
-        constants=sign.dkdv_constants(terms),
+        constants=constants,
         legend=legend(variant, sign.mode, args, terms),
         also=_also(terms),
         linear=builder.logits.linear,
         helpers=frozenset(emitter.helpers),
-        prologue=[*builder.index_statements("kv", reads), *emitter.prologue],
+        prologue=prologue,
         head_prologue=emitter.head_prologue,
         bounds=bounds,
         bounds_per_head=analysis.tables_per_head or _any_reads_head(analysis.queries),

@@ -214,6 +214,15 @@ class Signatures:
         offset = ["Q_OFFSET_PER_BATCH"] if "q_offset" in wanted else []
         return groups, [*offset, *(["SCALARS_LOADED"] if any(group.loadable for group in groups) else [])]
 
+    def read_only(
+        self, args: Sequence[ArgGroup], constants: Sequence[str], read: Set[str]
+    ) -> tuple[list[ArgGroup], list[str]]:
+        """A kernel's arguments and constants without those of the variant's own that are not read by these names."""
+        own = [*self._tensors(), *self._tensor_strides()]
+        offset = "q_shift" in read
+        kept = [g for g in args if (read & set(g.names) if g in own else offset or "q_offset" not in g.names)]
+        return kept, [name for name in constants if offset or name != "Q_OFFSET_PER_BATCH"]
+
     @property
     def _gathered_in_dq(self) -> list[GradientTerm]:
         """All terms but the column sums, which dkdv gathers."""

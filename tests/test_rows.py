@@ -12,7 +12,11 @@ from codegen import expr
 from codegen.errors import ExprError
 from codegen.evaluate import Array, evaluate
 from codegen.expr import Expr, Level, Type
+from codegen.hopper import fuses_backward
+from codegen.load import load
+from codegen.model import KernelPlan
 from codegen.parse import parse
+from codegen.plan import VariantPlan, plan
 from codegen.rows import NOTHING, Sides, split_rows, split_sides
 from tests.expressions import SCOPE, contents, texts
 
@@ -157,3 +161,44 @@ def test_the_sides_of_a_score(score: str, keys: str, rows: str, block: str) -> N
 )
 def test_what_has_no_sides(score: str) -> None:
     assert split_sides(read(score), SCORE) is None
+
+
+BIASES = """
+variants:
+  biases:
+    mask: causal
+    score: score + bias[h, kv_idx] - row[h, q_idx]
+    tensors: {bias: {dims: [h, kv_idx], grad: true}, row: {dims: [h, q_idx], grad: false}}
+  trained_rows:
+    score: score + row[h, q_idx]
+    tensors: {row: {dims: [h, q_idx], grad: true}}
+  forgotten: {mask: causal, decay: true}
+"""
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, VariantPlan]:
+    path = tmp_path_factory.mktemp("spec") / "biases.yaml"
+    path.write_text(BIASES)
+    return {name: plan(variant) for name, variant in load(path).variants.items()}
+
+
+def pointers(kernel: KernelPlan) -> set[str]:
+    return {name for group in kernel.args for name in group.names if name.endswith("_ptr")}
+
+
+def test_a_term_of_rows_is_read_ahead_of_the_backward_alone(planned: dict[str, VariantPlan]) -> None:
+    found = planned["biases"]
+    assert pointers(found.hopper_delta) == {"row_ptr"}
+    assert "row_ptr" not in pointers(found.hopper_bwd) >= {"bias_ptr", "dbias_cols_ptr"}
+    assert found.hopper_bwd.has_offset, "its mask needs positions"
+    assert not planned["trained_rows"].hopper_bwd.has_offset
+    assert planned["trained_rows"].hopper_delta.has_offset
+
+
+def test_what_only_some_calls_want_is_no_product(planned: dict[str, VariantPlan]) -> None:
+    decayed = planned["forgotten"].hopper_bwd
+    assert [term.accumulator for term in decayed.row_sums + decayed.column_sums] == ["ddecay_rows", "ddecay_cols"]
+    assert fuses_backward(planned["biases"])
+    assert not planned["biases"].hopper_bwd.column_sums
+    assert not fuses_backward(planned["trained_rows"])
