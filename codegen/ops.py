@@ -54,6 +54,7 @@ class OpPlan(InMode):
     dropout: bool
     hopper: bool  # whether there are kernels of Hopper's family
     fuses_backward: bool  # whether its backward may be one kernel
+    shares_work: bool  # whether programs of Hopper's ask for their work, so that a launch gives them a counter
     positions: Sequence[str]
     formula: str
     reference_score: str
@@ -97,11 +98,6 @@ class OpPlan(InMode):
     def tables(self) -> list[str]:
         """What tells the kernels of a pass their blocks, and those they visit, made by other kernels."""
         return [*(PACKED_TABLES if self.packed else ()), *(self.lists.tables if self.lists is not None else ())]
-
-    @property
-    def shares_work(self) -> bool:
-        """Whether programs of Hopper's ask for their work, so that a launch gives them a counter."""
-        return bool(self.tables)
 
     def tables_text(self, prefix: str) -> str:
         """Their names as the target of an assignment."""
@@ -401,6 +397,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
         dropout=variant.dropout,
         hopper=hopper.serves(variant, planned.mode),
         fuses_backward=fuses_backward,
+        shares_work=planned.hopper_fwd.shares_work,
         positions=positions_read(variant) if planned.mode is Mode.SEGMENTED else (),
         formula=formula_of(variant),
         reference_score=reference.score,
