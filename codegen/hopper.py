@@ -37,9 +37,6 @@ BACKWARD_TILES = {64: (128, 128, 8, 2), 128: (64, 128, 8, 2), 256: (64, 64, 8, 2
 is at most SCORED_ROWS, for the score takes the registers of half of the queries."""
 SCORED_ROWS = 64
 
-NARROW_COLUMNS = 128
-"""The most columns of a tile that the backward's first kernel serves; dense calls have another for more."""
-
 WIDE_BAND = 1024
 """Keys that a row sees in a band from which on the backward is the faster one: of windows of 128 it is not."""
 
@@ -80,16 +77,6 @@ def _columns(head_dim: int) -> int:
 def serves(variant: Variant, mode: Mode) -> bool:
     """Whether a variant has kernels for Hopper in a mode."""
     return mode is not Mode.SEGMENTED and not variant.dropout
-
-
-def serves_wide(mode: Mode) -> bool:
-    """Whether their backward has a kernel for more than NARROW_COLUMNS."""
-    return mode is Mode.DENSE
-
-
-def serves_backward(mode: Mode, head_dim: int) -> bool:
-    """Whether their backward has a kernel for such a head_dim."""
-    return serves_wide(mode) or head_dim <= NARROW_COLUMNS
 
 
 def visits_long_runs(planned: VariantPlan) -> bool:

@@ -167,9 +167,12 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
         for stem, attribute in KERNELS.items()
     }
     if hopper.serves(planned.variant, planned.mode):
-        plans = {"fwd": planned.hopper_fwd, "bwd": planned.hopper_bwd, "delta": planned.hopper_delta}
-        if hopper.serves_wide(planned.mode):
-            plans["bwd_wide"] = planned.hopper_bwd
+        plans = {
+            "fwd": planned.hopper_fwd,
+            "bwd": planned.hopper_bwd,
+            "bwd_wide": planned.hopper_bwd,
+            "delta": planned.hopper_delta,
+        }
         files |= {
             f"{folder}/hopper_{stem}.py": _fill(
                 env, f"hopper/{stem}.py.jinja", kernel=kernel, fuses_backward=hopper.fuses_backward(planned), **context

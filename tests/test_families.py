@@ -13,7 +13,7 @@ from codegen.load import load
 from codegen.plan import plan
 from generated._runtime.checks import ArgumentError
 from generated._runtime.configs import Tile, config_text, tiles_for
-from generated._runtime.families import BACKWARD, FORWARD, HopperTile, hopper_tile, is_faster, refusal
+from generated._runtime.families import HopperTile, hopper_tile, is_faster
 from generated._runtime.torch_support import call_words
 
 LENGTH = 4096
@@ -181,14 +181,11 @@ def test_packed_calls_run_on_hopper() -> None:
     assert forward(mode="packed", head_dims=(64, 64), length=8192, family="hopper") == HopperTile(128, 128, 8, 3)
 
 
-def test_packed_backwards_of_wide_columns_are_portable() -> None:
+def test_packed_backwards_of_wide_columns_too() -> None:
     for head_dims in ((256, 256), (64, 256), (192, 128)):
         assert forward(mode="packed", head_dims=head_dims, family="hopper").family == "hopper"
-        assert families(mode="packed", head_dims=head_dims, family="hopper") == ["portable", "portable"]
-    reasons = [
-        refusal(kernel, "causal", "packed", "sm_90", "bfloat16", (256, 256), LENGTH) for kernel in (FORWARD, BACKWARD)
-    ]
-    assert reasons == ["", "its backward of packed calls has tiles of at most 128 columns"]
+        assert families(mode="packed", head_dims=head_dims, family="hopper") == ["hopper", "hopper"]
+        assert backward(mode="packed", head_dims=head_dims, family="hopper")[0] == HopperTile(64, 64, 8, 2)
 
 
 @pytest.mark.parametrize(

@@ -138,9 +138,10 @@ def _hopper_calls(
     if not runs or not hopper.serves(variant, mode):
         return []
     planned = plan(variant, mode)
-    tiles: list[tuple[Pass, TileConfig, int | None]] = [(Pass.FWD, hopper.forward_tile(head_dim), None)]
-    if hopper.serves_backward(mode, head_dim):
-        tiles.append((Pass.DKDV, hopper.backward_tile(planned, head_dim), None))
+    tiles: list[tuple[Pass, TileConfig, int | None]] = [
+        (Pass.FWD, hopper.forward_tile(head_dim), None),
+        (Pass.DKDV, hopper.backward_tile(planned, head_dim), None),
+    ]
     if long := hopper.long_forward_tile(planned, head_dim):
         tiles.append((Pass.FWD, long, hopper.LONG_FROM))
     return [

@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/archs.py.jinja
-# hash: 0b002067335b10a7
+# hash: 35ac662c1849e8d8
 """Default tiles per architecture and pass, from `archs:` of variants.yaml."""
 
 from typing import TypedDict
@@ -301,8 +301,6 @@ HOPPER_BACKWARD: dict[int, tuple[int, int, int, int]] = {
     256: (64, 64, 8, 2),
 }
 SCORED_ROWS = 64
-# The most columns of its tiles in packed calls.
-NARROW_COLUMNS = 128
 
 # What a variant runs with instead.
 VARIANT_ARCHS: dict[str, dict[str, Arch]] = {

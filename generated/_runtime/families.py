@@ -6,7 +6,6 @@ from .archs import (
     HOPPER_FORWARD,
     HOPPER_LONG_FORWARD,
     HOPPER_LONG_FROM,
-    NARROW_COLUMNS,
     SCORED_ROWS,
 )
 from .kernels import ALIKE_ROWS, BANDS, CHEAP_SCORES, FUSED_BACKWARDS, KERNEL_HASHES, LINEAR, LONG_RUNS, RUNS
@@ -94,9 +93,6 @@ def refusal(kernel: str, op: str, mode: str, arch: str, dtype: str, head_dims: t
     if any(4 * head_dim < 3 * tile_columns(head_dim) for head_dim in head_dims):
         # What pads a tile to a power of two is computed like the rest; the portable kernels take two parts.
         return f"of head_dims {head_dims} less than three quarters would fill a tile's columns"
-    most = max(HOPPER_BACKWARD) if mode == "dense" else NARROW_COLUMNS
-    if kernel == BACKWARD and max(head_dims) > most:
-        return f"its backward of {mode} calls has tiles of at most {most} columns"
     if length == 0:
         return "a copy by TMA needs at least one key"
     return ""

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/bwd_wide.py.jinja
-# hash: f41fff718d55fcbb
+# hash: 02f7a4f786cb2d89
 """Gradients of `document` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -98,13 +98,6 @@ def describe_vector(ptr, length, ROWS: gl.constexpr):
     """A vector of `length` numbers, of which ROWS are copied."""
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS], ptr.dtype.element_ty)
     return tma.make_tensor_descriptor(ptr, [length], [1], [ROWS], LAYOUT)
-
-
-@gluon.jit
-def describe_lines(ptr, length, LINES: gl.constexpr):
-    """`[length, 32]` in memory, of which tiles of LINES lines are added to."""
-    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([LINES, 32], ptr.dtype.element_ty)
-    return tma.make_tensor_descriptor(ptr, [length, 32], [32, 1], [LINES, 32], LAYOUT)
 
 
 @gluon.jit

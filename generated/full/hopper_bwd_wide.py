@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: hopper/bwd_wide.py.jinja
-# hash: eb891def7d6dcd6a
+# hash: de971911096fd443
 """Gradients of `full` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     q      [B, Hq, Sq, D]
@@ -85,13 +85,6 @@ def describe_vector(ptr, length, ROWS: gl.constexpr):
     """A vector of `length` numbers, of which ROWS are copied."""
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS], ptr.dtype.element_ty)
     return tma.make_tensor_descriptor(ptr, [length], [1], [ROWS], LAYOUT)
-
-
-@gluon.jit
-def describe_lines(ptr, length, LINES: gl.constexpr):
-    """`[length, 32]` in memory, of which tiles of LINES lines are added to."""
-    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([LINES, 32], ptr.dtype.element_ty)
-    return tma.make_tensor_descriptor(ptr, [length, 32], [32, 1], [LINES, 32], LAYOUT)
 
 
 @gluon.jit

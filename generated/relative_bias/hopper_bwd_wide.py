@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd_wide.py.jinja
-# hash: 85cd0062dd51b443
+# hash: 9e297e047a6e270f
 """Gradients of `relative_bias` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep   q_idx >= kv_idx
@@ -114,13 +114,6 @@ def describe_vector(ptr, length, ROWS: gl.constexpr):
     """A vector of `length` numbers, of which ROWS are copied."""
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS], ptr.dtype.element_ty)
     return tma.make_tensor_descriptor(ptr, [length], [1], [ROWS], LAYOUT)
-
-
-@gluon.jit
-def describe_lines(ptr, length, LINES: gl.constexpr):
-    """`[length, 32]` in memory, of which tiles of LINES lines are added to."""
-    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([LINES, 32], ptr.dtype.element_ty)
-    return tma.make_tensor_descriptor(ptr, [length, 32], [32, 1], [LINES, 32], LAYOUT)
 
 
 @gluon.jit

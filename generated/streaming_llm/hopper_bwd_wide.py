@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/bwd_wide.py.jinja
-# hash: a455fecffd497ab0
+# hash: f08209fca79a5e82
 """Gradients of `streaming_llm` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep   q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks)
@@ -87,13 +87,6 @@ def describe_vector(ptr, length, ROWS: gl.constexpr):
     """A vector of `length` numbers, of which ROWS are copied."""
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS], ptr.dtype.element_ty)
     return tma.make_tensor_descriptor(ptr, [length], [1], [ROWS], LAYOUT)
-
-
-@gluon.jit
-def describe_lines(ptr, length, LINES: gl.constexpr):
-    """`[length, 32]` in memory, of which tiles of LINES lines are added to."""
-    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([LINES, 32], ptr.dtype.element_ty)
-    return tma.make_tensor_descriptor(ptr, [length, 32], [32, 1], [LINES, 32], LAYOUT)
 
 
 @gluon.jit

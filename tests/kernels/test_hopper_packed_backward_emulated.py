@@ -15,7 +15,7 @@ from tests.gluon import DeadlockError, EmulationError, Kernel, Timing
 
 from .cases import MANIFEST
 from .packings import Packing, per_sequence
-from .test_hopper_backward_emulated import FUSED, PORTABLE_DQ, check_gradients, emulate_backward
+from .test_hopper_backward_emulated import FUSED, PORTABLE_DQ, WIDE, check_gradients, emulate_backward
 from .test_hopper_emulated import FEW, KINDS, VARIANTS, Mutation, calls_of
 from .test_hopper_packed_emulated import CALLS as FORWARD_CALLS
 from .test_hopper_packed_emulated import INF, NAN, Call, library_inputs
@@ -34,14 +34,25 @@ CALLS = {name: FORWARD_CALLS[name] for name in NAMES} | {
 }
 FOR_EACH = ("cut blocks", "an offset per sequence", "none of some", "padded columns", "wide columns")
 FOR_FEW = tuple(name for name in CALLS if name not in FOR_EACH)
+WIDE_CALLS = {
+    "wide tiles, cut": Call(
+        packing=Packing(q=(0, 70, 70, 150), k=(0, 66, 80, 210)), dim=192, dim_v=128, q_offset="end"
+    ),
+    "wide tiles, an offset per sequence": Call(packing=Packing.of(100, 230), dim=256, q_offset=(-40, 30)),
+    "wide values": Call(packing=Packing.of(130, 200), group=1, dim=64, dim_v=256),
+}
 # The poison is torch's deterministic mode, in which dq would be computed apart.
 ONE_KERNEL: dict[str, Any] = {"family": "hopper", "deterministic": False}
 
 
 def emulate(
-    monkeypatch: pytest.MonkeyPatch, variant: str, timing: Timing, mutate: Callable[[str], str] = lambda source: source
+    monkeypatch: pytest.MonkeyPatch,
+    variant: str,
+    timing: Timing,
+    mutate: Callable[[str], str] = lambda source: source,
+    stem: str = "hopper_bwd",
 ) -> Kernel:
-    return emulate_backward(monkeypatch, variant, timing, mutate, mode="packed")
+    return emulate_backward(monkeypatch, variant, timing, mutate, stem=stem, mode="packed")
 
 
 def check(variant: str, call: Call, **options: Any) -> None:
@@ -75,11 +86,17 @@ def test_behind_the_portable_dq(monkeypatch: pytest.MonkeyPatch, variant: str) -
     assert kernel.launches == 1
 
 
-def test_wide_columns_are_portable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no kernel for them as there is for dense calls."""
-    kernel = emulate(monkeypatch, "causal", Timing.LATE_PRODUCTS)
-    check("causal", Call(packing=Packing.of(130, 200), group=1, dim=64, dim_v=256))
-    assert kernel.launches == 0
+@pytest.mark.parametrize(("variant", "name"), [*calls_of(list(WIDE_CALLS)[:1]), *calls_of(list(WIDE_CALLS)[1:], FEW)])
+def test_wide_backward(monkeypatch: pytest.MonkeyPatch, variant: str, name: str) -> None:
+    kernel = emulate(monkeypatch, variant, Timing.LATE_PRODUCTS, stem=WIDE)
+    check(variant, WIDE_CALLS[name])
+    assert kernel.launches == 1
+
+
+def test_wide_behind_the_portable_dq(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = emulate(monkeypatch, "causal", Timing.LATE_PRODUCTS, stem=WIDE)
+    check("causal", WIDE_CALLS["wide tiles, cut"], config=PORTABLE_DQ)
+    assert kernel.launches == 1
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

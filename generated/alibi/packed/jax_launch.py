@@ -1,13 +1,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/jax_launch.py.jinja
-# hash: ef44128f3e8bdaf8
+# hash: b2d405b01290bd8f
 """Launches of the kernels of `alibi`, packed sequences, in JAX."""
 
 from jax import Array
 
 from ..._runtime.configs import PASSES, Tile, Tiles, block_columns
-from ..._runtime.families import HOPPER_WARPS, tile_columns
+from ..._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from ..._runtime.jax_gradients import reduce_gradient
 from ..._runtime.jax_kernels import HAS_TRITON, call_tiles, launch, multiprocessors
 from ..._runtime.jax_schedule import block_sequences, work_counter
@@ -15,7 +15,7 @@ from ..._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, uni
 from ..._runtime.schedules import pass_table
 
 if HAS_TRITON:
-    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_delta, hopper_fwd
+    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
 
 
 def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, config_words: str) -> Tiles:
@@ -173,9 +173,9 @@ def backward(
         row_seqs = block_sequences(cu_seqlens_q, cu_seqlens_k, q_len, k.shape[2], tile.block_m, False)
     if fused:
         block_seqs = row_seqs
-    # Of each head: of two warpgroups per block of keys, or of one program per block of queries.
+    # Of each head: of a warpgroup per 64 keys, or of one program per block of queries.
     head_seqs = key_block_seqs if fused else block_seqs
-    head_parts = 2 * head_seqs.shape[0] if fused else head_seqs.shape[0]
+    head_parts = head_seqs.shape[0] * (tile.block_n // 64 if fused else 1)
     dslope_heads = q.new_zeros((1, num_heads, head_parts) if grad_slope else (0,), dtype=FP32)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
@@ -257,7 +257,8 @@ def backward(
                 num_warps=4,
             )
         if dk.numel() > 0:
-            bwd_kernel = hopper_bwd.alibi_packed_hopper_bwd
+            is_wide = tile.block_n == WIDE_KEYS
+            bwd_kernel = hopper_bwd_wide.alibi_packed_hopper_bwd_wide if is_wide else hopper_bwd.alibi_packed_hopper_bwd
             launch(
                 bwd_kernel,
                 (min(key_block_seqs.shape[0] * num_kv_heads, multiprocessors(q)),),

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: ops/torch_launch.py.jinja
-# hash: ca36e0b41f5887f4
+# hash: b57c0dede8eaed30
 """Launches of the kernels of `causal`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from ..._runtime.configs import PASSES, Tile, Tiles, block_columns
-from ..._runtime.families import HOPPER_WARPS, tile_columns
+from ..._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from ..._runtime.schedules import pass_table
 from ..._runtime.torch_replay import launch, launch_hopper, replayed
 from ..._runtime.torch_schedule import block_sequences, work_counter
@@ -30,7 +30,7 @@ from ..._runtime.torch_support import (
 )
 
 if HAS_TRITON:
-    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_delta, hopper_fwd
+    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
 
 NAME = "causal_packed"
 # Operators are registered under the name of the package, so that two packages can live in one process.
@@ -314,7 +314,10 @@ def _backward(
                 num_warps=4,
             )
         if dk.numel() > 0:
-            bwd_kernel = hopper_bwd.causal_packed_hopper_bwd
+            is_wide = tile.block_n == WIDE_KEYS
+            bwd_kernel = (
+                hopper_bwd_wide.causal_packed_hopper_bwd_wide if is_wide else hopper_bwd.causal_packed_hopper_bwd
+            )
             launch_hopper(
                 bwd_kernel,
                 (min(key_block_seqs.shape[0] * num_kv_heads, multiprocessors(q)),),

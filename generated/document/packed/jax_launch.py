@@ -2,18 +2,18 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/jax_launch.py.jinja
-# hash: b6c937d150534ebd
+# hash: 349368ff790980b1
 """Launches of the kernels of `document`, packed sequences, in JAX."""
 
 from ..._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
-from ..._runtime.families import HOPPER_WARPS, tile_columns
+from ..._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from ..._runtime.jax_kernels import HAS_TRITON, call_tiles, launch, multiprocessors
 from ..._runtime.jax_schedule import block_sequences, work_counter
 from ..._runtime.jax_tensor import FP32, INT32, Tensor, aligned, empty_like_layout, unit_strides
 from ..._runtime.schedules import POSITIONS, least_block, pass_table
 
 if HAS_TRITON:
-    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_delta, hopper_fwd
+    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
 
 
 def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, config_words: str) -> Tiles:
@@ -350,7 +350,10 @@ def backward(
                 num_warps=4,
             )
         if dk.numel() > 0:
-            bwd_kernel = hopper_bwd.document_packed_hopper_bwd
+            is_wide = tile.block_n == WIDE_KEYS
+            bwd_kernel = (
+                hopper_bwd_wide.document_packed_hopper_bwd_wide if is_wide else hopper_bwd.document_packed_hopper_bwd
+            )
             launch(
                 bwd_kernel,
                 (min(key_block_seqs.shape[0] * num_kv_heads, multiprocessors(q)),),

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_launch.py.jinja
-# hash: 70adc50a32e8e48d
+# hash: a01c0a51da8f8c84
 """Launches of the kernels of `document`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from ..._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
-from ..._runtime.families import HOPPER_WARPS, tile_columns
+from ..._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from ..._runtime.schedules import POSITIONS, least_block, pass_table
 from ..._runtime.torch_replay import launch, launch_hopper, replayed
 from ..._runtime.torch_schedule import block_sequences, work_counter
@@ -31,7 +31,7 @@ from ..._runtime.torch_support import (
 )
 
 if HAS_TRITON:
-    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_delta, hopper_fwd
+    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
 
 NAME = "document_packed"
 # Operators are registered under the name of the package, so that two packages can live in one process.
@@ -431,7 +431,10 @@ def _backward(
                 num_warps=4,
             )
         if dk.numel() > 0:
-            bwd_kernel = hopper_bwd.document_packed_hopper_bwd
+            is_wide = tile.block_n == WIDE_KEYS
+            bwd_kernel = (
+                hopper_bwd_wide.document_packed_hopper_bwd_wide if is_wide else hopper_bwd.document_packed_hopper_bwd
+            )
             launch_hopper(
                 bwd_kernel,
                 (min(key_block_seqs.shape[0] * num_kv_heads, multiprocessors(q)),),

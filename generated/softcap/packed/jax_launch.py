@@ -1,18 +1,18 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: ops/jax_launch.py.jinja
-# hash: 63ab5124c9f217ed
+# hash: f038a907420e731c
 """Launches of the kernels of `softcap`, packed sequences, in JAX."""
 
 from ..._runtime.configs import PASSES, Tile, Tiles, block_columns
-from ..._runtime.families import HOPPER_WARPS, tile_columns
+from ..._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from ..._runtime.jax_kernels import HAS_TRITON, call_tiles, has_tanh_instruction, launch, multiprocessors
 from ..._runtime.jax_schedule import block_sequences, work_counter
 from ..._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 from ..._runtime.schedules import pass_table
 
 if HAS_TRITON:
-    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_delta, hopper_fwd
+    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
 
 
 def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, config_words: str) -> Tiles:
@@ -239,7 +239,10 @@ def backward(
                 num_warps=4,
             )
         if dk.numel() > 0:
-            bwd_kernel = hopper_bwd.softcap_packed_hopper_bwd
+            is_wide = tile.block_n == WIDE_KEYS
+            bwd_kernel = (
+                hopper_bwd_wide.softcap_packed_hopper_bwd_wide if is_wide else hopper_bwd.softcap_packed_hopper_bwd
+            )
             launch(
                 bwd_kernel,
                 (min(key_block_seqs.shape[0] * num_kv_heads, multiprocessors(q)),),

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/torch_launch.py.jinja
-# hash: 30ed5a7c0c1035c3
+# hash: 86b2f0449a468142
 """Launches of the kernels of `streaming_llm`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from ..._runtime.configs import PASSES, Tile, Tiles, block_columns
-from ..._runtime.families import HOPPER_WARPS, tile_columns
+from ..._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from ..._runtime.schedules import pass_table
 from ..._runtime.torch_replay import launch, launch_hopper, replayed
 from ..._runtime.torch_schedule import block_sequences, work_counter
@@ -31,7 +31,7 @@ from ..._runtime.torch_support import (
 )
 
 if HAS_TRITON:
-    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_delta, hopper_fwd
+    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
 
 NAME = "streaming_llm_packed"
 # Operators are registered under the name of the package, so that two packages can live in one process.
@@ -332,7 +332,12 @@ def _backward(
                 num_warps=4,
             )
         if dk.numel() > 0:
-            bwd_kernel = hopper_bwd.streaming_llm_packed_hopper_bwd
+            is_wide = tile.block_n == WIDE_KEYS
+            bwd_kernel = (
+                hopper_bwd_wide.streaming_llm_packed_hopper_bwd_wide
+                if is_wide
+                else hopper_bwd.streaming_llm_packed_hopper_bwd
+            )
             launch_hopper(
                 bwd_kernel,
                 (min(key_block_seqs.shape[0] * num_kv_heads, multiprocessors(q)),),
