@@ -10,6 +10,7 @@ from enum import StrEnum
 from codegen.bounds import BoundsText
 from codegen.expr import KEY_NAMES, QUERY_NAMES, Expr, Load, is_const, names
 from codegen.modes import InMode, Mode
+from codegen.text import words
 
 
 class GradientKind(StrEnum):
@@ -169,9 +170,17 @@ class KernelPlan(InMode):
 
     @property
     def shares_work(self) -> bool:
-        """Whether the call says how many others a block visits, not its place: then programs of Hopper's take one block
-        after the other as they are free."""
-        return self.packed or any(name in ("ranges_ptr", "spans_ptr") for group in self.args for name in group.names)
+        """Whether the call's tensors say how many others a block visits, not its place: then programs of Hopper's take
+        one block after the other as they are free."""
+        by_tables = any(name in ("ranges_ptr", "spans_ptr") for group in self.args for name in group.names)
+        return self.packed or by_tables or (self._bounds_are_loaded and not self.longest_first)
+
+    @property
+    def _bounds_are_loaded(self) -> bool:
+        """Whether numbers from memory bound what a block visits, such as the lengths of batch rows."""
+        lines = [line.partition(" = ") for line in (*self.prologue, *self.head_prologue)]
+        loaded = {name for name, _, value in lines if "tl.load(" in value}
+        return self.bounds is not None and bool(loaded & words(" ".join(self.bounds.statements)))
 
     @property
     def flags(self) -> dict[str, str]:

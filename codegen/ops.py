@@ -54,7 +54,7 @@ class OpPlan(InMode):
     dropout: bool
     hopper: bool  # whether there are kernels of Hopper's family
     fuses_backward: bool  # whether its backward may be one kernel
-    shares_work: bool  # whether programs of Hopper's ask for their work, so that a launch gives them a counter
+    shares_work: bool  # whether programs of Hopper's ask a counter for their work, in the forward or the backward
     positions: Sequence[str]
     formula: str
     reference_score: str
@@ -397,7 +397,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
         dropout=variant.dropout,
         hopper=hopper.serves(variant, planned.mode),
         fuses_backward=fuses_backward,
-        shares_work=planned.hopper_fwd.shares_work,
+        shares_work=planned.hopper_fwd.shares_work or planned.hopper_bwd.shares_work,
         positions=positions_read(variant) if planned.mode is Mode.SEGMENTED else (),
         formula=formula_of(variant),
         reference_score=reference.score,

@@ -298,6 +298,7 @@ def _key_kernel(
         legend=legend(variant, sign.mode, args, terms),
         also=_also(terms),
         linear=builder.logits.linear,
+        longest_first=bounds.begins_partial and not bounds.two_sided and not bounds.jumps,
         helpers=frozenset(emitter.helpers),
         prologue=prologue,
         head_prologue=emitter.head_prologue,

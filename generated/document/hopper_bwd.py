@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/bwd.py.jinja
-# hash: 59404036c07007db
+# hash: 5c7a9a30386e57c9
 """Gradients of `document` on Hopper with respect to k and v, and where it may be so to q.
 
     keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -31,8 +31,8 @@ adds the product to `dq_sums`: in any order, so that equal inputs may give other
 A ring is a tuple of tiles, their vectors of rows, and the barriers `full`, which a copy completes, and `empty`, on
 which consumers arrive.
 
-Tables say how many rows a block visits, so the work is shared out as it is done: which block comes next is asked of
-a counter in memory, by the warp that copies.
+Tensors of the call say how many rows a block visits, so the work is shared out as it is done: which block comes
+next is asked of a counter in memory, by the warp that copies.
 """
 
 import triton

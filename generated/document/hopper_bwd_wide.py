@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/bwd_wide.py.jinja
-# hash: 02f7a4f786cb2d89
+# hash: 762c5a261371dd87
 """Gradients of `document` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -31,8 +31,8 @@ each block of queries, to shared memory (TMA). Tiles of scores are transposed, k
 A ring is a tuple of tiles, their vectors of rows, and the barriers `full`, which a copy completes, and `empty`, on
 which consumers arrive; of what is handed over it has no vectors.
 
-Tables say how many rows a block visits, so the work is shared out as it is done: which block comes next is asked of
-a counter in memory, by the warp that copies.
+Tensors of the call say how many rows a block visits, so the work is shared out as it is done: which block comes
+next is asked of a counter in memory, by the warp that copies.
 """
 
 import triton

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/bwd.py.jinja
-# hash: 12fdd87c793f3277
+# hash: 601bac4503b324ba
 """Gradients of `natten` on Hopper with respect to k and v, and where it may be so to q.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -31,8 +31,8 @@ adds the product to `dq_sums`: in any order, so that equal inputs may give other
 A ring is a tuple of tiles, their vectors of rows, and the barriers `full`, which a copy completes, and `empty`, on
 which consumers arrive.
 
-Tables say how many rows a block visits, so the work is shared out as it is done: which block comes next is asked of
-a counter in memory, by the warp that copies.
+Tensors of the call say how many rows a block visits, so the work is shared out as it is done: which block comes
+next is asked of a counter in memory, by the warp that copies.
 """
 
 import triton

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/bwd_wide.py.jinja
-# hash: f61da4f678efb95c
+# hash: 0e12d6e1a18f3c9b
 """Gradients of `natten` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -31,8 +31,8 @@ each block of queries, to shared memory (TMA). Tiles of scores are transposed, k
 A ring is a tuple of tiles, their vectors of rows, and the barriers `full`, which a copy completes, and `empty`, on
 which consumers arrive; of what is handed over it has no vectors.
 
-Tables say how many rows a block visits, so the work is shared out as it is done: which block comes next is asked of
-a counter in memory, by the warp that copies.
+Tensors of the call say how many rows a block visits, so the work is shared out as it is done: which block comes
+next is asked of a counter in memory, by the warp that copies.
 """
 
 import triton

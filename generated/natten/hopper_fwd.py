@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/fwd.py.jinja
-# hash: 492851492724732f
+# hash: 4fa25f9f67bc56d2
 """Forward of `natten` on Hopper: `o = softmax(score) v`.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -24,8 +24,8 @@ rows is done beside the first block of keys of the next one.
 
 A ring is a tuple of tiles, their barriers `full`, which a copy completes, and `empty`, on which consumers arrive.
 
-Tables say how many keys a block visits, so the work is shared out as it is done: which block comes next is asked of
-a counter in memory, by the warp that copies.
+Tensors of the call say how many keys a block visits, so the work is shared out as it is done: which block comes
+next is asked of a counter in memory, by the warp that copies.
 """
 
 import triton

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/bwd.py.jinja
-# hash: 729da13b7dcef1a4
+# hash: 21cb654b233e84bd
 """Gradients of `padding` on Hopper with respect to k and v, and where it may be so to q.
 
     keep    kv_idx < length[b]
@@ -28,6 +28,9 @@ adds the product to `dq_sums`: in any order, so that equal inputs may give other
 
 A ring is a tuple of tiles, their vectors of rows, and the barriers `full`, which a copy completes, and `empty`, on
 which consumers arrive.
+
+Tensors of the call say how many rows a block visits, so the work is shared out as it is done: which block comes
+next is asked of a counter in memory, by the warp that copies.
 """
 
 import triton
@@ -137,6 +140,29 @@ def send_rows(desc, vector_desc, batch_row, head, start, row, ring, ring_turn, S
     mbarrier.expect(full.index(stage), desc.block_type.nbytes + vector_desc.block_type.nbytes)
     async_load(desc, [batch_row, head, start, 0], full.index(stage), tiles.index(stage))
     async_load(vector_desc, [row], full.index(stage), vectors.index(stage))
+
+
+@gluon.jit
+def take_work(counter_ptr, ring, ring_turn):
+    """Take the next piece of work that no program has, and tell the others."""
+    told_work, full, empty = ring
+    stage = ring_turn % 2
+    mbarrier.wait(empty.index(stage), ((ring_turn // 2) & 1) ^ 1)
+    next_work = gl.num_programs(0) + gl.atomic_add(counter_ptr, 1, sem="relaxed")
+    told_work.index(stage).store(gl.zeros([1], gl.int32, gl.BlockedLayout([1], [32], [1], [0])) + next_work)
+    mbarrier.arrive(full.index(stage), count=1)
+    return next_work
+
+
+@gluon.jit
+def hear_work(ring, ring_turn, WARPS: gl.constexpr):
+    """The next piece of work, once it is told."""
+    told_work, full, empty = ring
+    stage = ring_turn % 2
+    mbarrier.wait(full.index(stage), (ring_turn // 2) & 1)
+    next_work = gl.max(told_work.index(stage).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
+    mbarrier.arrive(empty.index(stage), count=1)
+    return next_work
 
 
 @gluon.jit
@@ -309,6 +335,7 @@ def produce_tiles(
     v_ring,
     q_ring,
     do_ring,
+    work_ring,
     length_ptr,
     stride_length_0,
     q_len,
@@ -316,13 +343,16 @@ def produce_tiles(
     num_heads,
     group_size,
     batch,
+    work_counter_ptr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    for own_work in range(gl.program_id(0), num_key_blocks * num_kv_heads * batch, gl.num_programs(0)):
+    # A block of keys of one key head is a piece of work, after the first for whichever program is free.
+    own_work, work_turn = gl.program_id(0), 0
+    while own_work < num_key_blocks * num_kv_heads * batch:
         head = own_work // num_key_blocks
         start_n = (own_work % num_key_blocks) * BLOCK_N
         b = (head // num_kv_heads).to(gl.int64)
@@ -357,12 +387,15 @@ def produce_tiles(
                 send_rows(do_desc, delta_desc, batch_row, h.to(gl.int32), start_m, first_row, do_ring, q_turn, STAGES)
                 q_turn += 1
         k_lap ^= 1
+        own_work = take_work(work_counter_ptr, work_ring, work_turn)
+        work_turn += 1
 
 
 @gluon.jit
 def add_tiles(
     dq_desc,
     dq_ring,
+    work_ring,
     length_ptr,
     stride_length_0,
     q_len,
@@ -379,7 +412,9 @@ def add_tiles(
     dq_tiles, dq_full, dq_empty = dq_ring
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn = 0
-    for own_work in range(gl.program_id(0), num_key_blocks * num_kv_heads * batch, gl.num_programs(0)):
+    # A block of keys of one key head is a piece of work, after the first for whichever program is free.
+    own_work, work_turn = gl.program_id(0), 0
+    while own_work < num_key_blocks * num_kv_heads * batch:
         head = own_work // num_key_blocks
         start_n = (own_work % num_key_blocks) * BLOCK_N
         b = (head // num_kv_heads).to(gl.int64)
@@ -415,6 +450,8 @@ def add_tiles(
                     tma.store_wait(0)
                     mbarrier.arrive(dq_empty.index(part), count=1)
                 q_turn += 1
+        own_work = hear_work(work_ring, work_turn, 1)
+        work_turn += 1
 
 
 @gluon.jit
@@ -425,6 +462,7 @@ def consume_tiles(
     do_ring,
     ds_ring,
     dq_ring,
+    work_ring,
     length_ptr,
     dk_ptr,
     dv_ptr,
@@ -473,7 +511,9 @@ def consume_tiles(
     qk_scale = scale * LOG2E
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    for own_work in range(gl.program_id(0), num_key_blocks * num_kv_heads * batch, gl.num_programs(0)):
+    # A block of keys of one key head is a piece of work, after the first for whichever program is free.
+    own_work, work_turn = gl.program_id(0), 0
+    while own_work < num_key_blocks * num_kv_heads * batch:
         head = own_work // num_key_blocks
         start_n = (own_work % num_key_blocks) * BLOCK_N
         b = (head // num_kv_heads).to(gl.int64)
@@ -593,6 +633,8 @@ def consume_tiles(
         fence_async_shared()
         mbarrier.arrive(v_ring[2].index(PART), count=1)
         k_lap ^= 1
+        own_work = hear_work(work_ring, work_turn, 4)
+        work_turn += 1
 
 
 @gluon.jit(do_not_specialize=["q_len", "kv_len", "num_heads", "group_size", "batch"])
@@ -632,6 +674,7 @@ def padding_hopper_bwd(
     scale,
     dq_sums_ptr,
     batch,
+    work_counter_ptr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
@@ -660,6 +703,11 @@ def padding_hopper_bwd(
     v_ring = make_places(v_desc, 2, 1, BLOCK_N // 2, BLOCK_DV)
     q_ring = make_ring(q_desc, lse_desc, STAGES, BLOCK_M, BLOCK_D)
     do_ring = make_ring(do_desc, delta_desc, STAGES, BLOCK_M, BLOCK_DV)
+    work_ring = (
+        gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0])),
+        make_barriers(2, 1),
+        make_barriers(2, 3 if WITH_DQ else 2),
+    )
     if WITH_DQ:
         LINES: gl.constexpr = BLOCK_M * BLOCK_D // 64
         dq_desc = describe_lines(dq_sums_ptr, num_rows * (BLOCK_D // 32), LINES)
@@ -680,6 +728,7 @@ def padding_hopper_bwd(
                         do_ring,
                         ds_ring,
                         dq_ring,
+                        work_ring,
                         length_ptr,
                         dk_ptr,
                         dv_ptr,
@@ -717,6 +766,7 @@ def padding_hopper_bwd(
                         do_ring,
                         ds_ring,
                         dq_ring,
+                        work_ring,
                         length_ptr,
                         dk_ptr,
                         dv_ptr,
@@ -758,6 +808,7 @@ def padding_hopper_bwd(
                         v_ring,
                         q_ring,
                         do_ring,
+                        work_ring,
                         length_ptr,
                         stride_length_0,
                         q_len,
@@ -765,6 +816,7 @@ def padding_hopper_bwd(
                         num_heads,
                         group_size,
                         batch,
+                        work_counter_ptr,
                         BLOCK_M,
                         BLOCK_N,
                         STAGES,
@@ -775,6 +827,7 @@ def padding_hopper_bwd(
                     (
                         dq_desc,
                         dq_ring,
+                        work_ring,
                         length_ptr,
                         stride_length_0,
                         q_len,
@@ -804,6 +857,7 @@ def padding_hopper_bwd(
                         do_ring,
                         None,
                         None,
+                        work_ring,
                         length_ptr,
                         dk_ptr,
                         dv_ptr,
@@ -841,6 +895,7 @@ def padding_hopper_bwd(
                         do_ring,
                         None,
                         None,
+                        work_ring,
                         length_ptr,
                         dk_ptr,
                         dv_ptr,
@@ -882,6 +937,7 @@ def padding_hopper_bwd(
                         v_ring,
                         q_ring,
                         do_ring,
+                        work_ring,
                         length_ptr,
                         stride_length_0,
                         q_len,
@@ -889,6 +945,7 @@ def padding_hopper_bwd(
                         num_heads,
                         group_size,
                         batch,
+                        work_counter_ptr,
                         BLOCK_M,
                         BLOCK_N,
                         STAGES,

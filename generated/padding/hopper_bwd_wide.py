@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/bwd_wide.py.jinja
-# hash: 412d9c07483e04ec
+# hash: 0c5423ac55346df4
 """Gradients of `padding` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep    kv_idx < length[b]
@@ -28,6 +28,9 @@ each block of queries, to shared memory (TMA). Tiles of scores are transposed, k
 
 A ring is a tuple of tiles, their vectors of rows, and the barriers `full`, which a copy completes, and `empty`, on
 which consumers arrive; of what is handed over it has no vectors.
+
+Tensors of the call say how many rows a block visits, so the work is shared out as it is done: which block comes
+next is asked of a counter in memory, by the warp that copies.
 """
 
 import triton
@@ -130,6 +133,29 @@ def send_rows(desc, vector_desc, batch_row, head, start, row, ring, ring_turn, S
     mbarrier.expect(full.index(stage), desc.block_type.nbytes + vector_desc.block_type.nbytes)
     async_load(desc, [batch_row, head, start, 0], full.index(stage), tiles.index(stage))
     async_load(vector_desc, [row], full.index(stage), vectors.index(stage))
+
+
+@gluon.jit
+def take_work(counter_ptr, ring, ring_turn):
+    """Take the next piece of work that no program has, and tell the others."""
+    told_work, full, empty = ring
+    stage = ring_turn % 2
+    mbarrier.wait(empty.index(stage), ((ring_turn // 2) & 1) ^ 1)
+    next_work = gl.num_programs(0) + gl.atomic_add(counter_ptr, 1, sem="relaxed")
+    told_work.index(stage).store(gl.zeros([1], gl.int32, gl.BlockedLayout([1], [32], [1], [0])) + next_work)
+    mbarrier.arrive(full.index(stage), count=1)
+    return next_work
+
+
+@gluon.jit
+def hear_work(ring, ring_turn, WARPS: gl.constexpr):
+    """The next piece of work, once it is told."""
+    told_work, full, empty = ring
+    stage = ring_turn % 2
+    mbarrier.wait(full.index(stage), (ring_turn // 2) & 1)
+    next_work = gl.max(told_work.index(stage).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
+    mbarrier.arrive(empty.index(stage), count=1)
+    return next_work
 
 
 @gluon.jit
@@ -317,6 +343,7 @@ def produce_tiles(
     v_ring,
     q_ring,
     do_ring,
+    work_ring,
     length_ptr,
     stride_length_0,
     q_len,
@@ -324,13 +351,16 @@ def produce_tiles(
     num_heads,
     group_size,
     batch,
+    work_counter_ptr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    for own_work in range(gl.program_id(0), num_key_blocks * num_kv_heads * batch, gl.num_programs(0)):
+    # A block of keys of one key head is a piece of work, after the first for whichever program is free.
+    own_work, work_turn = gl.program_id(0), 0
+    while own_work < num_key_blocks * num_kv_heads * batch:
         head = own_work // num_key_blocks
         start_n = (own_work % num_key_blocks) * BLOCK_N
         b = (head // num_kv_heads).to(gl.int64)
@@ -366,6 +396,8 @@ def produce_tiles(
                 send_rows(do_desc, delta_desc, batch_row, h.to(gl.int32), start_m, first_row, do_ring, q_turn, STAGES)
                 q_turn += 1
         k_lap ^= 1
+        own_work = take_work(work_counter_ptr, work_ring, work_turn)
+        work_turn += 1
 
 
 @gluon.jit
@@ -376,6 +408,7 @@ def sum_tiles(
     do_ring,
     p_ring,
     ds_ring,
+    work_ring,
     length_ptr,
     dv_ptr,
     stride_dvb,
@@ -402,7 +435,9 @@ def sum_tiles(
     k_tile = k_ring[0].index(0).reshape([BLOCK_N, BLOCK_D])
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    for own_work in range(gl.program_id(0), num_key_blocks * num_kv_heads * batch, gl.num_programs(0)):
+    # A block of keys of one key head is a piece of work, after the first for whichever program is free.
+    own_work, work_turn = gl.program_id(0), 0
+    while own_work < num_key_blocks * num_kv_heads * batch:
         head = own_work // num_key_blocks
         start_n = (own_work % num_key_blocks) * BLOCK_N
         b = (head // num_kv_heads).to(gl.int64)
@@ -446,6 +481,8 @@ def sum_tiles(
         dv_start = dv_ptr + b * stride_dvb + hkv * stride_dvh
         store_tile(dv_start, dv.to(DTYPE), start_n, kv_len, stride_dvs, HEAD_DIM_V, SUMS)
         k_lap ^= 1
+        own_work = hear_work(work_ring, work_turn, 4)
+        work_turn += 1
 
 
 @gluon.jit
@@ -456,6 +493,7 @@ def score_tiles(
     do_ring,
     p_ring,
     ds_ring,
+    work_ring,
     length_ptr,
     dk_ptr,
     stride_dkb,
@@ -488,7 +526,9 @@ def score_tiles(
     qk_scale = scale * LOG2E
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    for own_work in range(gl.program_id(0), num_key_blocks * num_kv_heads * batch, gl.num_programs(0)):
+    # A block of keys of one key head is a piece of work, after the first for whichever program is free.
+    own_work, work_turn = gl.program_id(0), 0
+    while own_work < num_key_blocks * num_kv_heads * batch:
         head = own_work // num_key_blocks
         start_n = (own_work % num_key_blocks) * BLOCK_N
         b = (head // num_kv_heads).to(gl.int64)
@@ -542,6 +582,8 @@ def score_tiles(
         dk_start = dk_ptr + b * stride_dkb + hkv * stride_dkh
         store_tile(dk_start, (dk * scale).to(DTYPE), start_n, kv_len, stride_dks, HEAD_DIM, SUMS)
         k_lap ^= 1
+        own_work = hear_work(work_ring, work_turn, 4)
+        work_turn += 1
 
 
 @gluon.jit(do_not_specialize=["q_len", "kv_len", "num_heads", "group_size", "batch"])
@@ -581,6 +623,7 @@ def padding_hopper_bwd_wide(
     scale,
     dq_sums_ptr,
     batch,
+    work_counter_ptr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
@@ -609,6 +652,11 @@ def padding_hopper_bwd_wide(
     v_ring = make_places(v_desc, 1, 2, BLOCK_N, BLOCK_DV)
     q_ring = make_ring(q_desc, lse_desc, STAGES, BLOCK_M, BLOCK_D)
     do_ring = make_ring(do_desc, delta_desc, STAGES, BLOCK_M, BLOCK_DV)
+    work_ring = (
+        gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0])),
+        make_barriers(2, 1),
+        make_barriers(2, 2),
+    )
     p_ring, ds_ring = make_hand_over(DTYPE, BLOCK_N, BLOCK_M), make_hand_over(DTYPE, BLOCK_N, BLOCK_M)
     gl.warp_specialize(
         [
@@ -621,6 +669,7 @@ def padding_hopper_bwd_wide(
                     do_ring,
                     p_ring,
                     ds_ring,
+                    work_ring,
                     length_ptr,
                     dk_ptr,
                     stride_dkb,
@@ -652,6 +701,7 @@ def padding_hopper_bwd_wide(
                     do_ring,
                     p_ring,
                     ds_ring,
+                    work_ring,
                     length_ptr,
                     dv_ptr,
                     stride_dvb,
@@ -686,6 +736,7 @@ def padding_hopper_bwd_wide(
                     v_ring,
                     q_ring,
                     do_ring,
+                    work_ring,
                     length_ptr,
                     stride_length_0,
                     q_len,
@@ -693,6 +744,7 @@ def padding_hopper_bwd_wide(
                     num_heads,
                     group_size,
                     batch,
+                    work_counter_ptr,
                     BLOCK_M,
                     BLOCK_N,
                     STAGES,

@@ -1,12 +1,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: ops/jax_launch.py.jinja
-# hash: 9bbf3426ef6eb8f0
+# hash: 6d501ae306c12b26
 """Launches of the kernels of `padding`, in JAX."""
 
 from .._runtime.configs import Tiles, block_columns, cdiv
 from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from .._runtime.jax_kernels import HAS_TRITON, call_tiles, launch, multiprocessors
+from .._runtime.jax_schedule import work_counter
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
@@ -202,6 +203,7 @@ def backward(
                 scale,
                 dq_sums,
                 batch,
+                work_counter(q),
                 WITH_DQ=fused,
                 RAGGED=kv_len % tile.block_n != 0,
                 HEAD_DIM=head_dim,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: ops/torch_launch.py.jinja
-# hash: 9bdac840126e22a5
+# hash: fa70beaf9c60e75f
 """Launches of the kernels of `padding`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -14,6 +14,7 @@ from torch.library import custom_op
 from .._runtime.configs import Tiles, block_columns, cdiv
 from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from .._runtime.torch_replay import launch, launch_hopper, replayed
+from .._runtime.torch_schedule import work_counter
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -250,6 +251,7 @@ def _backward(
                 scale,
                 dq_sums,
                 batch,
+                work_counter(q),
                 WITH_DQ=fused,
                 RAGGED=kv_len % tile.block_n != 0,
                 HEAD_DIM=head_dim,
