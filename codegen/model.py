@@ -100,19 +100,41 @@ class GradientText:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LimitsText:
+    """A run of positions, from `first` on and ahead of `end`, for each row or key for which `own` holds: vectors, or
+    numbers where they are so for all, as `first_is_vector` and `end_is_vector` say; empty where there is no limit."""
+
+    first: str
+    end: str
+    own: str
+    first_is_vector: bool
+    end_is_vector: bool
+
+    @property
+    def texts(self) -> list[str]:
+        return [text for text in (self.first, self.end, self.own) if text]
+
+
+@dataclass(frozen=True, kw_only=True)
 class BlockText:
-    """The part of a loop body that depends on the variant."""
+    """The part of a loop body that depends on the variant.
+
+    `limits`: the run of positions along the loop that a mask leaves, where a kernel takes that apart from the rest of
+    it, which is `keep`.
+    """
 
     statements: Sequence[str]
     logit: str
     keep: str
     dscore: str
     gradients: Sequence[GradientText]
+    limits: LimitsText | None = None
 
     @property
     def texts(self) -> list[str]:
         """All of it."""
-        return [*self.statements, self.logit, self.keep, self.dscore, *(part.text for part in self.gradients)]
+        limits = [] if self.limits is None else self.limits.texts
+        return [*self.statements, self.logit, self.keep, *limits, self.dscore, *(part.text for part in self.gradients)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,9 @@ from codegen.derive import derivative
 from codegen.emit import DECAY, PACKED_DECAY, Emitter
 from codegen.expr import Expr, const, float_var
 from codegen.gradients import by_lag, decay_load, gradient_terms
+from codegen.limits import Limits, split_limits
 from codegen.lists import ListsPlan, lists_plan
-from codegen.model import BlockText, GradientKind, GradientTerm, GradientText, KernelPlan
+from codegen.model import BlockText, GradientKind, GradientTerm, GradientText, KernelPlan, LimitsText
 from codegen.modes import Mode, specialised
 from codegen.rows import NOTHING, Sides, split_rows, split_sides
 from codegen.signature import Signatures, legend
@@ -71,6 +72,7 @@ class KernelBuilder:
         walks_heads: bool = False,
         splits_rows: bool = False,
         splits_sides: bool = False,
+        splits_mask: bool = False,
     ) -> None:
         decay = PACKED_DECAY if mode is Mode.PACKED else DECAY
         tensors = {**variant.tensors, **({decay.name: decay} if variant.decay else {})}
@@ -89,18 +91,25 @@ class KernelBuilder:
         self.by_position = mode is not Mode.SEGMENTED
         self.emitter = Emitter(tensors=tensors, query_axis=query_axis, mode=mode, walks_heads=walks_heads)
         self.transposed = query_axis == 1
+        # Positions that a call gives need not follow each other.
+        self.splits_mask = splits_mask and self.by_position
 
     def block(self, *, partial: bool, terms: Sequence[GradientTerm], backward: bool) -> BlockText:
         dscore = self.logits.dscore if backward else None
         mask = self.variant.mask if self.variant.mask is not None else expr.TRUE
         keep = mask if partial and mask != expr.TRUE else None
+        limits = Limits()
+        if keep is not None and self.splits_mask:
+            limits = split_limits(mask, "q_idx" if self.transposed else "kv_idx")
+            keep = limits.rest if limits.rest != expr.TRUE else None
+        limits_text = self._limits_text(limits)
         locals_ = [t.local for t in terms]
         statements, texts = self.emitter.block(self.logits.logit, dscore, keep, *locals_, whole=not partial)
         logit, dscore_text, keep_text, *local_texts = texts
         places = [self._places(t) for t in terms]
         read = frozenset().union(*(expr.names(e) for e in (self.logits.logit, dscore, keep, *locals_) if e is not None))
         self.reads |= read
-        if partial and not self.transposed:
+        if partial and not self.transposed and limits_text is None:
             read |= {self.key}  # for the bound of a cut block
         if self.logits.linear:
             logit = "qk * qk_scale"
@@ -118,7 +127,18 @@ class KernelBuilder:
                 GradientText(term=t, text=_gradient_text(t, text, partial), place=place, scattered=scattered)
                 for t, text, (place, scattered) in zip(terms, local_texts, places, strict=True)
             ],
+            limits=limits_text,
         )
+
+    def _limits_text(self, limits: Limits) -> LimitsText | None:
+        if not limits.found:
+            return None
+        self.reads |= frozenset().union(*(expr.names(e) for e in limits.all))
+        texts = dict(zip(limits.all, self.emitter.own_shape(limits.all), strict=True))
+        first, end = ("" if e is None else texts[e] for e in (limits.first, limits.end))
+        own = "" if limits.own == expr.TRUE else texts[limits.own]
+        vectors = [e is not None and expr.level(e) is not expr.Level.UNIFORM for e in (limits.first, limits.end)]
+        return LimitsText(first=first, end=end, own=own, first_is_vector=vectors[0], end_is_vector=vectors[1])
 
     def term_text(self, term: Expr) -> str:
         """What the logits of a row, a key or a block share, in the shape that it has; empty if that is nothing."""
@@ -222,7 +242,7 @@ def _query_kernel(
     variant: Variant, analysis: blocks.BlockAnalysis, sign: Signatures, *, backward: bool, hopper: bool = False
 ) -> KernelPlan:
     """The kernel of o or of dq, or the forward of Hopper's family, which adds to a row at once what its keys share."""
-    builder = KernelBuilder(variant, sign.mode, query_axis=0, splits_rows=hopper)
+    builder = KernelBuilder(variant, sign.mode, query_axis=0, splits_rows=hopper, splits_mask=hopper)
     terms = [t for t in builder.logits.terms if backward and t.kind is not GradientKind.COLUMN]
     full = builder.block(partial=False, terms=terms, backward=backward)
     partial = builder.block(partial=True, terms=terms, backward=backward)
@@ -263,7 +283,7 @@ def _key_kernel(
 
     That adds to a key at once what its rows share, and finds with the log of a row's denominator what its keys do.
     """
-    builder = KernelBuilder(variant, sign.mode, query_axis=1, walks_heads=True, splits_sides=hopper)
+    builder = KernelBuilder(variant, sign.mode, query_axis=1, walks_heads=True, splits_sides=hopper, splits_mask=hopper)
     gathers_all = hopper and sums_by_keys(builder.logits.terms)
     terms = [t for t in builder.logits.terms if gathers_all or t.kind is GradientKind.COLUMN]
     by_pairs = [t for t in terms if t.kind is not GradientKind.ROW]

@@ -64,6 +64,8 @@ _WORDS = """
     head_parts hopper_bwd hopper_delta in_fragments k_block k_lap k_part lse_desc make_places
     num_key_blocks own_start q_turn row_delta row_lse send_keys send_rows sum_index
 
+    at_columns columns_before run_bits run_end run_first
+
     FLAT WIDE_KEYS add_block add_sums bwd_kernel dk_start dq_part ds_ring dv_start flat hand_over hopper_bwd_wide
     is_wide make_hand_over next_dq p_ring row_block score_tiles sum_tiles take_over
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 00502fa33a1d4897
+# hash: 2585396e722e8fe2
 """Gradients of `alibi` on Hopper with respect to k and v and slope, and where it may be so to q.
 
     keep          q_idx >= kv_idx
@@ -147,6 +147,26 @@ def receive_tile(ring, ring_turn, ROWS: gl.constexpr, COLS: gl.constexpr, STAGES
     tiles, _vectors, full, _empty = ring
     mbarrier.wait(full.index(ring_turn % STAGES), (ring_turn // STAGES) & 1)
     return tiles.index(ring_turn % STAGES).reshape([ROWS, COLS])
+
+
+@gluon.jit
+def columns_before(end, LAYOUT: gl.constexpr, COLS: gl.constexpr):
+    """Of each row the columns ahead of `end`, as a bit for each that a thread has, in order.
+
+    Of 8 columns four threads have two each, one after the other: all of a row that a thread has are in one word.
+    """
+    col = gl.arange(0, COLS, layout=LAYOUT)
+    own_end = end[:, None] - (col & 6)[None, :]
+    count = gl.minimum(gl.maximum((own_end >> 3) * 2 + gl.minimum(own_end & 7, 2), 0), 32)
+    # All 32 bits are a shift by 32, which is none.
+    return (1 << (count & 31)) - 1 - (count >> 5)
+
+
+@gluon.jit
+def at_columns(run_bits, LAYOUT: gl.constexpr, COLS: gl.constexpr):
+    """The bit of each column: an instruction for each, however many comparisons are in the words."""
+    col = gl.arange(0, COLS, layout=LAYOUT)
+    return (run_bits & (1 << ((col >> 3) * 2 + (col & 1)))[None, :]) != 0
 
 
 @gluon.jit
@@ -551,9 +571,11 @@ def consume_tiles(
                     if start_m < q_len:
                         rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                         q_idx = rows + q_shift
-                        keep = q_idx[None, :] >= kv_idx[:, None]
+                        run_first = kv_idx - q_shift
                         if RAGGED:
-                            keep = keep & (kv_idx < kv_len)[:, None]
+                            run_first = gl.where(kv_idx < kv_len, run_first, start_m + BLOCK_M)
+                        run_bits = ~columns_before(run_first - start_m, ROW, BLOCK_M)
+                        keep = at_columns(run_bits, ROW, BLOCK_M)
                         logit = gl.where(keep, logit, float("-inf"))
                     p = gl.exp2(logit)
                     dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: fa331e05f111964b
+# hash: 108eb217ce5fda0d
 """Forward of `alibi` on Hopper: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx
@@ -280,6 +280,26 @@ def from_pairs(words, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
     )
     tile = gl.join(low.to(DTYPE, bitcast=True), high.to(DTYPE, bitcast=True))
     return gl.convert_layout(gl.reshape(tile, [words.shape[0], words.shape[1] * 2]), LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+def columns_before(end, LAYOUT: gl.constexpr, COLS: gl.constexpr):
+    """Of each row the columns ahead of `end`, as a bit for each that a thread has, in order.
+
+    Of 8 columns four threads have two each, one after the other: all of a row that a thread has are in one word.
+    """
+    col = gl.arange(0, COLS, layout=LAYOUT)
+    own_end = end[:, None] - (col & 6)[None, :]
+    count = gl.minimum(gl.maximum((own_end >> 3) * 2 + gl.minimum(own_end & 7, 2), 0), 32)
+    # All 32 bits are a shift by 32, which is none.
+    return (1 << (count & 31)) - 1 - (count >> 5)
+
+
+@gluon.jit
+def at_columns(run_bits, LAYOUT: gl.constexpr, COLS: gl.constexpr):
+    """The bit of each column: an instruction for each, however many comparisons are in the words."""
+    col = gl.arange(0, COLS, layout=LAYOUT)
+    return (run_bits & (1 << ((col >> 3) * 2 + (col & 1)))[None, :]) != 0
 
 
 @triton.constexpr_function
@@ -634,9 +654,11 @@ def consume_tiles(
                     1.4426950408889634 * scale * qk
                     + (1.4426950408889634 * slope_val * (kv_idx - start_n).to(gl.float32))[None, :]
                 )
-                keep = q_idx[:, None] >= kv_idx[None, :]
+                run_end = q_idx + 1
                 if RAGGED:
-                    keep = keep & (kv_idx < kv_len)[None, :]
+                    run_end = gl.minimum(run_end, kv_len)
+                run_bits = columns_before(run_end - start_n, KEY, BLOCK_N)
+                keep = at_columns(run_bits, KEY, BLOCK_N)
                 logit = gl.where(keep, logit, float("-inf"))
             # What all keys of a row share.
             row_term = 1.4426950408889634 * slope_val * (start_n.to(gl.float32) - q_idx.to(gl.float32))

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: f3ab8673203a5ff3
+# hash: 27ab95fa99f068ae
 """Forward of `relative_bias` on Hopper: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx
@@ -306,6 +306,26 @@ def from_pairs(words, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
     )
     tile = gl.join(low.to(DTYPE, bitcast=True), high.to(DTYPE, bitcast=True))
     return gl.convert_layout(gl.reshape(tile, [words.shape[0], words.shape[1] * 2]), LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+def columns_before(end, LAYOUT: gl.constexpr, COLS: gl.constexpr):
+    """Of each row the columns ahead of `end`, as a bit for each that a thread has, in order.
+
+    Of 8 columns four threads have two each, one after the other: all of a row that a thread has are in one word.
+    """
+    col = gl.arange(0, COLS, layout=LAYOUT)
+    own_end = end[:, None] - (col & 6)[None, :]
+    count = gl.minimum(gl.maximum((own_end >> 3) * 2 + gl.minimum(own_end & 7, 2), 0), 32)
+    # All 32 bits are a shift by 32, which is none.
+    return (1 << (count & 31)) - 1 - (count >> 5)
+
+
+@gluon.jit
+def at_columns(run_bits, LAYOUT: gl.constexpr, COLS: gl.constexpr):
+    """The bit of each column: an instruction for each, however many comparisons are in the words."""
+    col = gl.arange(0, COLS, layout=LAYOUT)
+    return (run_bits & (1 << ((col >> 3) * 2 + (col & 1)))[None, :]) != 0
 
 
 @triton.constexpr_function
@@ -637,7 +657,6 @@ def consume_tiles(
         # Beside the first block the last values of the rows before are added.
         for nth in range(num_masked):
             start_n = hear_block(k_ring, key_blocks, kv_turn, STAGES) * BLOCK_N
-            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
             qk, acc = begin_block(
                 q_tile,
                 p_pairs,
@@ -667,9 +686,11 @@ def consume_tiles(
                     bias_ptr + h * stride_bias_0 + clamp_index(apart, bias_size_1).to(gl.int32) * stride_bias_1, PTX
                 )
                 logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
-                keep = q_idx[:, None] >= kv_idx[None, :]
+                run_end = q_idx + 1
                 if RAGGED:
-                    keep = keep & (kv_idx < kv_len)[None, :]
+                    run_end = gl.minimum(run_end, kv_len)
+                run_bits = columns_before(run_end - start_n, KEY, BLOCK_N)
+                keep = at_columns(run_bits, KEY, BLOCK_N)
                 logit = gl.where(keep, logit, float("-inf"))
             max_new, alpha = raised(row_max, gl.max(logit, 1))
             # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
@@ -689,7 +710,6 @@ def consume_tiles(
 
         for nth in range(num_plain):
             start_n = (first_plain + nth) * BLOCK_N
-            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
             qk, acc = begin_block(
                 q_tile,
                 p_pairs,

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/bwd_wide.py.jinja
-# hash: f08209fca79a5e82
+# hash: ac89ac19a97d0e5e
 """Gradients of `streaming_llm` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep   q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks)
@@ -164,6 +164,26 @@ def take_over(ring, ring_turn):
     """The tile of block `ring_turn`, once it is there."""
     mbarrier.wait(ring[1].index(ring_turn & 1), (ring_turn >> 1) & 1)
     return ring[0].index(ring_turn & 1)
+
+
+@gluon.jit
+def columns_before(end, LAYOUT: gl.constexpr, COLS: gl.constexpr):
+    """Of each row the columns ahead of `end`, as a bit for each that a thread has, in order.
+
+    Of 8 columns four threads have two each, one after the other: all of a row that a thread has are in one word.
+    """
+    col = gl.arange(0, COLS, layout=LAYOUT)
+    own_end = end[:, None] - (col & 6)[None, :]
+    count = gl.minimum(gl.maximum((own_end >> 3) * 2 + gl.minimum(own_end & 7, 2), 0), 32)
+    # All 32 bits are a shift by 32, which is none.
+    return (1 << (count & 31)) - 1 - (count >> 5)
+
+
+@gluon.jit
+def at_columns(run_bits, LAYOUT: gl.constexpr, COLS: gl.constexpr):
+    """The bit of each column: an instruction for each, however many comparisons are in the words."""
+    col = gl.arange(0, COLS, layout=LAYOUT)
+    return (run_bits & (1 << ((col >> 3) * 2 + (col & 1)))[None, :]) != 0
 
 
 @gluon.jit
@@ -551,11 +571,13 @@ def score_tiles(
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                     q_idx = rows + q_shift
-                    keep = (q_idx[None, :] >= kv_idx[:, None]) & (
+                    run_first = kv_idx - q_shift
+                    if RAGGED:
+                        run_first = gl.where(kv_idx < kv_len, run_first, start_m + BLOCK_M)
+                    run_bits = ~columns_before(run_first - start_m, ROW, BLOCK_M)
+                    keep = at_columns(run_bits, ROW, BLOCK_M) & (
                         (q_idx[None, :] - kv_idx[:, None] < size) | (kv_idx < sinks)[:, None]
                     )
-                    if RAGGED:
-                        keep = keep & (kv_idx < kv_len)[:, None]
                     qk = gl.where(keep, qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)
                 hand_over(p.to(DTYPE), p_ring, q_turn)

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/fwd.py.jinja
-# hash: ae86fea3184d8cbd
+# hash: 02d10f9bc27f3b87
 """Forward of `streaming_llm` on Hopper: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks)
@@ -277,6 +277,26 @@ def from_pairs(words, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
     )
     tile = gl.join(low.to(DTYPE, bitcast=True), high.to(DTYPE, bitcast=True))
     return gl.convert_layout(gl.reshape(tile, [words.shape[0], words.shape[1] * 2]), LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+def columns_before(end, LAYOUT: gl.constexpr, COLS: gl.constexpr):
+    """Of each row the columns ahead of `end`, as a bit for each that a thread has, in order.
+
+    Of 8 columns four threads have two each, one after the other: all of a row that a thread has are in one word.
+    """
+    col = gl.arange(0, COLS, layout=LAYOUT)
+    own_end = end[:, None] - (col & 6)[None, :]
+    count = gl.minimum(gl.maximum((own_end >> 3) * 2 + gl.minimum(own_end & 7, 2), 0), 32)
+    # All 32 bits are a shift by 32, which is none.
+    return (1 << (count & 31)) - 1 - (count >> 5)
+
+
+@gluon.jit
+def at_columns(run_bits, LAYOUT: gl.constexpr, COLS: gl.constexpr):
+    """The bit of each column: an instruction for each, however many comparisons are in the words."""
+    col = gl.arange(0, COLS, layout=LAYOUT)
+    return (run_bits & (1 << ((col >> 3) * 2 + (col & 1)))[None, :]) != 0
 
 
 @triton.constexpr_function
@@ -658,11 +678,13 @@ def consume_tiles(
             )
             # Always so: else the compiler would find the mask ahead of the product, and keep it as bits.
             if start_m < q_len:
-                keep = (q_idx[:, None] >= kv_idx[None, :]) & (
+                run_end = q_idx + 1
+                if RAGGED:
+                    run_end = gl.minimum(run_end, kv_len)
+                run_bits = columns_before(run_end - start_n, KEY, BLOCK_N)
+                keep = at_columns(run_bits, KEY, BLOCK_N) & (
                     (q_idx[:, None] - kv_idx[None, :] < size) | (kv_idx < sinks)[None, :]
                 )
-                if RAGGED:
-                    keep = keep & (kv_idx < kv_len)[None, :]
                 qk = gl.where(keep, qk, float("-inf"))
             max_new, alpha = raised(row_max, gl.max(qk, 1) * qk_scale)
             # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.

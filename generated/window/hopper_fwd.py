@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/fwd.py.jinja
-# hash: acae2f155e9364e4
+# hash: db2639f801f2f9f5
 """Forward of `window` on Hopper: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx and q_idx - kv_idx < size
@@ -276,6 +276,26 @@ def from_pairs(words, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
     )
     tile = gl.join(low.to(DTYPE, bitcast=True), high.to(DTYPE, bitcast=True))
     return gl.convert_layout(gl.reshape(tile, [words.shape[0], words.shape[1] * 2]), LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+def columns_before(end, LAYOUT: gl.constexpr, COLS: gl.constexpr):
+    """Of each row the columns ahead of `end`, as a bit for each that a thread has, in order.
+
+    Of 8 columns four threads have two each, one after the other: all of a row that a thread has are in one word.
+    """
+    col = gl.arange(0, COLS, layout=LAYOUT)
+    own_end = end[:, None] - (col & 6)[None, :]
+    count = gl.minimum(gl.maximum((own_end >> 3) * 2 + gl.minimum(own_end & 7, 2), 0), 32)
+    # All 32 bits are a shift by 32, which is none.
+    return (1 << (count & 31)) - 1 - (count >> 5)
+
+
+@gluon.jit
+def at_columns(run_bits, LAYOUT: gl.constexpr, COLS: gl.constexpr):
+    """The bit of each column: an instruction for each, however many comparisons are in the words."""
+    col = gl.arange(0, COLS, layout=LAYOUT)
+    return (run_bits & (1 << ((col >> 3) * 2 + (col & 1)))[None, :]) != 0
 
 
 @triton.constexpr_function
@@ -604,7 +624,6 @@ def consume_tiles(
         # Beside the first block the last values of the rows before are added.
         for nth in range(num_masked):
             start_n = hear_block(k_ring, key_blocks, kv_turn, STAGES) * BLOCK_N
-            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
             qk, acc = begin_block(
                 q_tile,
                 p_pairs,
@@ -624,9 +643,14 @@ def consume_tiles(
             )
             # Always so: else the compiler would find the mask ahead of the product, and keep it as bits.
             if start_m < q_len:
-                keep = (q_idx[:, None] >= kv_idx[None, :]) & (q_idx[:, None] - kv_idx[None, :] < size)
+                run_first = q_idx - size + 1
+                run_end = q_idx + 1
                 if RAGGED:
-                    keep = keep & (kv_idx < kv_len)[None, :]
+                    run_end = gl.minimum(run_end, kv_len)
+                run_bits = columns_before(run_end - start_n, KEY, BLOCK_N) & ~columns_before(
+                    run_first - start_n, KEY, BLOCK_N
+                )
+                keep = at_columns(run_bits, KEY, BLOCK_N)
                 qk = gl.where(keep, qk, float("-inf"))
             max_new, alpha = raised(row_max, gl.max(qk, 1) * qk_scale)
             # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.

@@ -97,6 +97,9 @@ class Value:
     def __neg__(self) -> Value:
         return Value(-self.data, self.layout)
 
+    def __invert__(self) -> Value:
+        return Value(~self.data, self.layout)
+
     __add__, __radd__ = _operators(torch.add)
     __sub__, __rsub__ = _operators(torch.sub)
     __mul__, __rmul__ = _operators(torch.mul)
@@ -106,6 +109,8 @@ class Value:
     __and__, __rand__ = _operators(torch.bitwise_and)
     __or__, __ror__ = _operators(torch.bitwise_or)
     __xor__, __rxor__ = _operators(torch.bitwise_xor)
+    __lshift__, __rlshift__ = _operators(torch.bitwise_left_shift)
+    __rshift__, __rrshift__ = _operators(torch.bitwise_right_shift)
     __lt__, __gt__ = _operators(torch.lt)[0], _operators(torch.gt)[0]
     __le__, __ge__ = _operators(torch.le)[0], _operators(torch.ge)[0]
     __eq__, __ne__ = _operators(torch.eq)[0], _operators(torch.ne)[0]  # type: ignore[assignment]

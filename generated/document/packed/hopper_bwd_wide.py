@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/bwd_wide.py.jinja
-# hash: 7ef5c904f33a865c
+# hash: b429c754cd9d8bfc
 """Gradients of `document`, packed sequences on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep        q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
@@ -197,6 +197,26 @@ def take_over(ring, ring_turn):
     """The tile of block `ring_turn`, once it is there."""
     mbarrier.wait(ring[1].index(ring_turn & 1), (ring_turn >> 1) & 1)
     return ring[0].index(ring_turn & 1)
+
+
+@gluon.jit
+def columns_before(end, LAYOUT: gl.constexpr, COLS: gl.constexpr):
+    """Of each row the columns ahead of `end`, as a bit for each that a thread has, in order.
+
+    Of 8 columns four threads have two each, one after the other: all of a row that a thread has are in one word.
+    """
+    col = gl.arange(0, COLS, layout=LAYOUT)
+    own_end = end[:, None] - (col & 6)[None, :]
+    count = gl.minimum(gl.maximum((own_end >> 3) * 2 + gl.minimum(own_end & 7, 2), 0), 32)
+    # All 32 bits are a shift by 32, which is none.
+    return (1 << (count & 31)) - 1 - (count >> 5)
+
+
+@gluon.jit
+def at_columns(run_bits, LAYOUT: gl.constexpr, COLS: gl.constexpr):
+    """The bit of each column: an instruction for each, however many comparisons are in the words."""
+    col = gl.arange(0, COLS, layout=LAYOUT)
+    return (run_bits & (1 << ((col >> 3) * 2 + (col & 1)))[None, :]) != 0
 
 
 @gluon.jit
@@ -598,10 +618,10 @@ def score_tiles(
                 doc_q = gl.convert_layout(doc_q, ROW)
                 # Always so: else the compiler would compute this ahead of the products and keep it in registers.
                 if start_m < q_len:
-                    rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
-                    q_idx = rows + q_shift
-                    keep = (q_idx[None, :] >= kv_idx[:, None]) & (doc_q[None, :] == doc_kv[:, None])
-                    keep = keep & (kv_idx < kv_len)[:, None]
+                    run_first = kv_idx - q_shift
+                    run_first = gl.where(kv_idx < kv_len, run_first, start_m + BLOCK_M)
+                    run_bits = ~columns_before(run_first - start_m, ROW, BLOCK_M)
+                    keep = at_columns(run_bits, ROW, BLOCK_M) & (doc_q[None, :] == doc_kv[:, None])
                     qk = gl.where(keep, qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)
                 hand_over(p.to(DTYPE), p_ring, q_turn)

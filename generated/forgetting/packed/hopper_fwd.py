@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/fwd.py.jinja
-# hash: b1cb246a8fd6bd0e
+# hash: b0499366b37bfd03
 """Forward of `forgetting`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx
@@ -301,6 +301,26 @@ def from_pairs(words, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
     )
     tile = gl.join(low.to(DTYPE, bitcast=True), high.to(DTYPE, bitcast=True))
     return gl.convert_layout(gl.reshape(tile, [words.shape[0], words.shape[1] * 2]), LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+def columns_before(end, LAYOUT: gl.constexpr, COLS: gl.constexpr):
+    """Of each row the columns ahead of `end`, as a bit for each that a thread has, in order.
+
+    Of 8 columns four threads have two each, one after the other: all of a row that a thread has are in one word.
+    """
+    col = gl.arange(0, COLS, layout=LAYOUT)
+    own_end = end[:, None] - (col & 6)[None, :]
+    count = gl.minimum(gl.maximum((own_end >> 3) * 2 + gl.minimum(own_end & 7, 2), 0), 32)
+    # All 32 bits are a shift by 32, which is none.
+    return (1 << (count & 31)) - 1 - (count >> 5)
+
+
+@gluon.jit
+def at_columns(run_bits, LAYOUT: gl.constexpr, COLS: gl.constexpr):
+    """The bit of each column: an instruction for each, however many comparisons are in the words."""
+    col = gl.arange(0, COLS, layout=LAYOUT)
+    return (run_bits & (1 << ((col >> 3) * 2 + (col & 1)))[None, :]) != 0
 
 
 @triton.constexpr_function
@@ -657,7 +677,6 @@ def consume_tiles(
         # Beside the first block the last values of the rows before are added.
         for nth in range(num_masked):
             start_n = hear_block(k_ring, key_blocks, kv_turn, STAGES) * BLOCK_N
-            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
             own_key = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
             decay_kv = gl.load(decay_ptr + h * stride_decay_0 + kv_start + clamp_index(own_key, kv_len))
             qk, acc = begin_block(
@@ -682,8 +701,10 @@ def consume_tiles(
             # Always so: else the compiler would find the mask ahead of the product, and keep it as bits.
             if start_m < q_len:
                 logit = 1.4426950408889634 * scale * qk - decay_kv[None, :]
-                keep = q_idx[:, None] >= kv_idx[None, :]
-                keep = keep & (kv_idx < kv_len)[None, :]
+                run_end = q_idx + 1
+                run_end = gl.minimum(run_end, kv_len)
+                run_bits = columns_before(run_end - start_n, KEY, BLOCK_N)
+                keep = at_columns(run_bits, KEY, BLOCK_N)
                 logit = gl.where(keep, logit, float("-inf"))
             max_new, alpha = raised(row_max, gl.max(logit, 1) + decay_q)
             # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 645f90940bf2bfaa
+# hash: 24a6e2a910ad27d6
 """Gradients of `relative_bias`, packed sequences on Hopper with respect to k and v, and where it may be so to q.
 
     keep        q_idx >= kv_idx
@@ -197,6 +197,26 @@ def receive_tile(ring, ring_turn, ROWS: gl.constexpr, COLS: gl.constexpr, STAGES
     tiles, _vectors, full, _empty = ring
     mbarrier.wait(full.index(ring_turn % STAGES), (ring_turn // STAGES) & 1)
     return tiles.index(ring_turn % STAGES).reshape([ROWS, COLS])
+
+
+@gluon.jit
+def columns_before(end, LAYOUT: gl.constexpr, COLS: gl.constexpr):
+    """Of each row the columns ahead of `end`, as a bit for each that a thread has, in order.
+
+    Of 8 columns four threads have two each, one after the other: all of a row that a thread has are in one word.
+    """
+    col = gl.arange(0, COLS, layout=LAYOUT)
+    own_end = end[:, None] - (col & 6)[None, :]
+    count = gl.minimum(gl.maximum((own_end >> 3) * 2 + gl.minimum(own_end & 7, 2), 0), 32)
+    # All 32 bits are a shift by 32, which is none.
+    return (1 << (count & 31)) - 1 - (count >> 5)
+
+
+@gluon.jit
+def at_columns(run_bits, LAYOUT: gl.constexpr, COLS: gl.constexpr):
+    """The bit of each column: an instruction for each, however many comparisons are in the words."""
+    col = gl.arange(0, COLS, layout=LAYOUT)
+    return (run_bits & (1 << ((col >> 3) * 2 + (col & 1)))[None, :]) != 0
 
 
 @gluon.jit
@@ -625,10 +645,13 @@ def consume_tiles(
                         PTX,
                     )
                     logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
-                    keep = q_idx[None, :] >= kv_idx[:, None]
-                    # Beyond the last row a score of zeros may be inf.
-                    keep = keep & (rows < q_len)[None, :]
-                    keep = keep & (kv_idx < kv_len)[:, None]
+                    run_first = kv_idx - q_shift
+                    run_end = gl.zeros([KEYS], gl.int32, KEY) + q_len
+                    run_end = gl.where(kv_idx < kv_len, run_end, start_m)
+                    run_bits = columns_before(run_end - start_m, ROW, BLOCK_M) & ~columns_before(
+                        run_first - start_m, ROW, BLOCK_M
+                    )
+                    keep = at_columns(run_bits, ROW, BLOCK_M)
                     logit = gl.where(keep, logit, float("-inf"))
                 lse = q_ring[1].index(q_turn % STAGES).load(ROW)
                 p = gl.exp2(logit - lse[None, :])

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/bwd_wide.py.jinja
-# hash: 2478b932b753de83
+# hash: 19f6c0e1f522b618
 """Gradients of `softcap`, packed sequences on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep        q_idx >= kv_idx
@@ -203,6 +203,26 @@ def take_over(ring, ring_turn):
     """The tile of block `ring_turn`, once it is there."""
     mbarrier.wait(ring[1].index(ring_turn & 1), (ring_turn >> 1) & 1)
     return ring[0].index(ring_turn & 1)
+
+
+@gluon.jit
+def columns_before(end, LAYOUT: gl.constexpr, COLS: gl.constexpr):
+    """Of each row the columns ahead of `end`, as a bit for each that a thread has, in order.
+
+    Of 8 columns four threads have two each, one after the other: all of a row that a thread has are in one word.
+    """
+    col = gl.arange(0, COLS, layout=LAYOUT)
+    own_end = end[:, None] - (col & 6)[None, :]
+    count = gl.minimum(gl.maximum((own_end >> 3) * 2 + gl.minimum(own_end & 7, 2), 0), 32)
+    # All 32 bits are a shift by 32, which is none.
+    return (1 << (count & 31)) - 1 - (count >> 5)
+
+
+@gluon.jit
+def at_columns(run_bits, LAYOUT: gl.constexpr, COLS: gl.constexpr):
+    """The bit of each column: an instruction for each, however many comparisons are in the words."""
+    col = gl.arange(0, COLS, layout=LAYOUT)
+    return (run_bits & (1 << ((col >> 3) * 2 + (col & 1)))[None, :]) != 0
 
 
 @gluon.jit
@@ -613,13 +633,14 @@ def score_tiles(
                 logit = qk
                 # Always so: else the compiler would compute this ahead of the products and keep it in registers.
                 if start_m < q_len:
-                    rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
-                    q_idx = rows + q_shift
                     logit = 28.85390081777927 * tanh_val
-                    keep = q_idx[None, :] >= kv_idx[:, None]
-                    # Beyond the last row a score of zeros may be inf.
-                    keep = keep & (rows < q_len)[None, :]
-                    keep = keep & (kv_idx < kv_len)[:, None]
+                    run_first = kv_idx - q_shift
+                    run_end = gl.zeros([KEYS], gl.int32, KEY) + q_len
+                    run_end = gl.where(kv_idx < kv_len, run_end, start_m)
+                    run_bits = columns_before(run_end - start_m, ROW, BLOCK_M) & ~columns_before(
+                        run_first - start_m, ROW, BLOCK_M
+                    )
+                    keep = at_columns(run_bits, ROW, BLOCK_M)
                     logit = gl.where(keep, logit, float("-inf"))
                 lse = q_ring[1].index(q_turn % STAGES).load(ROW)
                 p = gl.exp2(logit - lse[None, :])
