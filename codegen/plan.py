@@ -308,7 +308,8 @@ def _key_kernel(
             key_term,
             block_term,
         ]
-        in_rows = ["q_shift"] if "row_start" in words(block_term) else []
+        counts_rows = "row_start" in words(block_term) or partial.limits is not None
+        in_rows = ["q_shift"] if counts_rows else []
         args, constants = sign.read_only(args, constants, {*words(" ".join(texts)), *in_rows})
     return KernelPlan(
         name=f"{sign.symbol}_{'hopper_bwd' if hopper else 'bwd_dkdv'}",

@@ -212,7 +212,7 @@ MUTATIONS = {
         call="one",
     ),
     "keys beyond the last of a sequence": Mutation(
-        old="keep = keep & (kv_idx < kv_len)[None, :]",
+        old="run_end = gl.minimum(run_end, kv_len)",
         new="pass",
         error=AssertionError,
         message="lse",
