@@ -221,6 +221,15 @@ def test_each_tile_of_hoppers_is_checked_at_a_length_that_has_it(folder: Path) -
         assert [contender.seq for contender in found] == lengths, variant
 
 
+def test_packed_calls_are_compiled_for_their_heads(folder: Path) -> None:
+    """The rows of a head are all heads of a token apart there, which a kernel is compiled for."""
+    compared = families_of(folder)
+    for mode, heads in (("dense", [(2, 2), (2, 2)]), ("packed", [(16, 1), (4, 4)])):
+        of = Comparison(variant="causal", mode=mode, dtype="bfloat16", head_dim=128, pass_="bwd")
+        workloads = (MIDDLE, Workload(seq=2048, group=4))
+        assert [compared.contenders(of, workload)[0].heads for workload in workloads] == heads
+
+
 def test_what_is_compiled(folder: Path, made_up: type[MadeUpBench]) -> None:
     judge(folder, comparison("bwd"), workloads=[LONG])
     assert made_up.checked
@@ -255,9 +264,24 @@ def test_what_is_wrong_does_not_count(folder: Path, made_up: type[MadeUpBench]) 
 def test_without_any_right_contender_there_is_no_verdict(folder: Path, made_up: type[MadeUpBench]) -> None:
     made_up.FAULTS = staticmethod(lambda _: "wrong: o is off")
     (judgement,), _ = judge(folder, comparison("fwd"))
-    assert (judgement.verdicts, judgement.failed) == ([], "wrong: o is off")
+    assert (judgement.verdicts, judgement.undecided) == ([], "wrong: o is off")
     assert not tuned.read(folder / "causal.json").verdicts
     assert family_of() == "hopper"
+
+
+def test_what_cannot_be_timed_decides_nothing(
+    folder: Path, made_up: type[MadeUpBench], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def race(_self: Any, _contenders: Any, workload: Workload) -> tuple[dict[str, float], dict[str, str]]:
+        return ({"portable": 1.0, "hopper": 2.0}, {}) if workload == SHORT else ({"portable": 1.0}, {"hopper": "OOM"})
+
+    monkeypatch.setattr(made_up, "race", race)
+    (judgement,), _ = judge(folder, comparison())
+    assert (len(judgement.verdicts), judgement.undecided) == (1, "OOM")
+    assert [verdict.problem.seq for verdict in tuned.read(folder / "causal.json").verdicts] == [512]
+    assert not families_of(folder).has_verdicts(comparison(), [SHORT, LONG])
+    Progress(1).judged(judgement)
+    assert "others not timed: OOM" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("made_up")
@@ -469,7 +493,7 @@ def test_contenders_are_held_against_float64(pass_: str) -> None:
     bench = FamilyBench(PACKAGE, comparison(pass_, "alibi", 16))
     contender = Contender(name="hopper", family="hopper", tiles=(), seq=96)
     right, op = measuring._golden, bench.op
-    small = right(PACKAGE, comparison("fwd", "alibi", 16).group(Pass.FWD), 96)
+    small = right(PACKAGE, comparison("fwd", "alibi", 16).group(Pass.FWD), 96, (2, 2))
     bench_golden = lambda *_: small  # noqa: E731
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measuring, "_golden_output", bench_golden)
@@ -499,6 +523,17 @@ def test_a_race_is_of_whole_calls(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "family: expected None or one of" in failed["hopper_dkdv"]
 
 
+@pytest.mark.usefixtures("on_cpu")
+def test_what_cannot_be_drawn_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_args: Any, **_options: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access\nand more")
+
+    monkeypatch.setattr(measuring, "draw_call", lost)
+    contenders = [Contender(name="portable", family="portable", tiles=())]
+    found = FamilyBench(PACKAGE, comparison("fwd", "alibi", 16)).race(contenders, Workload(seq=32, group=1))
+    assert found == ({}, {"portable": "RuntimeError: CUDA error: an illegal memory access"})
+
+
 # ------------------------------------------------------------------------------------------------------------ commands
 
 
@@ -514,7 +549,7 @@ def test_progress_says_where_the_rule_does_not_hold(capsys: pytest.CaptureFixtur
     lost = verdict({"portable": 1.2}, "hopper", "portable", hopper="wrong: o is off")
     for verdicts in ([held, other], [lost], [held]):
         progress.judged(Judgement(comparison=comparison(), verdicts=verdicts))
-    progress.judged(Judgement(comparison=comparison(), verdicts=[], failed="OutOfResources"))
+    progress.judged(Judgement(comparison=comparison(), verdicts=[], undecided="OutOfResources"))
     lines = capsys.readouterr().out.splitlines()
     said = "[1/4] causal bfloat16 D128 fwd, families: 1 of 2 as a rule; "
     assert lines[0].startswith(f"{said}portable for hopper at seq 16384 group 1, 1.25 times as fast")

@@ -19,15 +19,23 @@ CUT_SEQ, WHOLE_SEQ = 1000, 1024
 """Lengths whose last blocks are cut, and not cut, whatever the tile: kernels are compiled once for each."""
 
 
+SMALL_HEADS = (2, 2)
+"""Key heads, and query heads for each of them, of calls that are compiled and checked."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One kernel to compile: a group's, with a tile, for lengths that do or do not end with a block."""
+    """One kernel to compile: a group's, with a tile, for lengths that do or do not end with a block.
+
+    `heads`: as SMALL_HEADS, which serve calls of any, but for packed ones, whose rows are all heads of a token apart.
+    """
 
     package: Package
     arch: str
     group: Group
     tile: TileConfig
     seq: int
+    heads: tuple[int, int] = SMALL_HEADS
 
     @property
     def options(self) -> dict[str, Any]:
@@ -51,6 +59,7 @@ class HopperTask:
     group: Group
     dq: TileConfig | None
     seq: int
+    heads: tuple[int, int] = SMALL_HEADS
 
     @property
     def options(self) -> dict[str, Any]:
@@ -81,7 +90,7 @@ def compile_task(task: Task | HopperTask) -> Compilation:
 def _fault(task: Task | HopperTask) -> str:
     from codegen.offline import compile_launches
 
-    inputs, sequences = _arguments(task.package, task.group, task.seq)
+    inputs, sequences = _arguments(task.package, task.group, task.seq, task.heads)
     from codegen.tune.calls import load_op
 
     op = load_op(task.group.variant, task.package.name)
@@ -113,13 +122,21 @@ def first_line(error: BaseException) -> str:
 
 
 @cache
-def _arguments(package: Package, group: Group, seq: int) -> tuple[Any, dict[str, Any]]:
+def _arguments(package: Package, group: Group, seq: int, heads: tuple[int, int]) -> tuple[Any, dict[str, Any]]:
     """Arguments of a small call on the CPU, of the same layout as those on the GPU."""
     imported(Path(package.root) / package.name)
     from codegen.tune.calls import draw_call
 
     return draw_call(
-        group.variant, group.mode, group.dtype, group.head_dim, seq=seq, device="cpu", package=package.name
+        group.variant,
+        group.mode,
+        group.dtype,
+        group.head_dim,
+        seq=seq,
+        kv_heads=heads[0],
+        group=heads[1],
+        device="cpu",
+        package=package.name,
     )
 
 

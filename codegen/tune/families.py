@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from codegen.hopper import ARCH, BACKWARD, FAMILY, FORWARD
 from codegen.spec import Pass, TileConfig
-from codegen.tune.compiling import WHOLE_SEQ, Compilation, Compilers, HopperTask, Task, fault_of
-from codegen.tune.measuring import Contender, FamilyBench
+from codegen.tune.compiling import SMALL_HEADS, WHOLE_SEQ, Compilation, Compilers, HopperTask, Task, fault_of
+from codegen.tune.measuring import Contender, FamilyBench, timed_heads
 from codegen.tune.record import Comparison, Judgement, PassTiles, Verdict, Workload
 from codegen.tune.tuner import Context
 
@@ -79,17 +79,24 @@ class Families:
         own, portable = (
             self._tiles(comparison, workload.seq, workload.group, f"family {family}") for family in FAMILIES
         )
+        heads = SMALL_HEADS if comparison.mode == "dense" else timed_heads(comparison.head_dim, workload)
+
+        def contender(name: str, tiles: PassTiles, own: TileConfig | None = None, seq: int = WHOLE_SEQ) -> Contender:
+            family = PORTABLE if own is None else FAMILY
+            return Contender(name=name, family=family, tiles=tuple(tiles.items()), own=own, seq=seq, heads=heads)
+
         if comparison.pass_ == "fwd":
             seq = self._checked_at(comparison, workload, own[Pass.FWD])
             return [
-                Contender(name=PORTABLE, family=PORTABLE, tiles=((Pass.FWD, portable[Pass.FWD]),)),
-                Contender(name=FAMILY, family=FAMILY, tiles=(), own=own[Pass.FWD], seq=seq),
+                contender(PORTABLE, {Pass.FWD: portable[Pass.FWD]}),
+                contender(FAMILY, {}, own[Pass.FWD], seq),
             ]
-        found = [Contender(name=PORTABLE, family=PORTABLE, tiles=tuple(portable.items()))]
-        beside = ((Pass.DQ, portable[Pass.DQ]),)
-        found.append(Contender(name=HOPPER_DKDV, family=FAMILY, tiles=beside, own=own[Pass.DKDV]))
+        found = [
+            contender(PORTABLE, portable),
+            contender(HOPPER_DKDV, {Pass.DQ: portable[Pass.DQ]}, own[Pass.DKDV]),
+        ]
         if comparison.variant in self.context.runtime("kernels").FUSED_BACKWARDS:
-            found.append(Contender(name=FAMILY, family=FAMILY, tiles=(), own=own[Pass.DKDV]))
+            found.append(contender(FAMILY, {}, own[Pass.DKDV]))
         return found
 
     def _checked_at(self, comparison: Comparison, workload: Workload, own: TileConfig) -> int:
@@ -178,27 +185,31 @@ class FamilyTuner:
 
     def _compiled(self, pool: Compilers, comparison: Comparison, contender: Contender) -> list[Future[Compilation]]:
         """What a contender launches: the forward, also where only a backward is timed."""
-        package, arch = self.families.context.package, self.families.context.machine.arch
-        futures = [
-            pool.submit(Task(package=package, arch=arch, group=comparison.group(pass_), tile=tile, seq=WHOLE_SEQ))
-            for pass_, tile in contender.tiles
-        ]
-        if contender.own is None:
-            return futures
-        tiles = dict(contender.tiles)
-        passes = (Pass.FWD,) if comparison.pass_ == "fwd" else (Pass.FWD, Pass.DKDV)
-        return futures + [
-            pool.submit(
-                HopperTask(
-                    package=package,
-                    arch=arch,
-                    group=comparison.group(pass_),
-                    dq=tiles.get(Pass.DQ) if pass_ is Pass.DKDV else None,
-                    seq=contender.seq,
-                )
+        package, arch, tiles = self.families.context.package, self.families.context.machine.arch, dict(contender.tiles)
+        tasks: list[Task | HopperTask] = [
+            Task(
+                package=package,
+                arch=arch,
+                group=comparison.group(pass_),
+                tile=tile,
+                seq=WHOLE_SEQ,
+                heads=contender.heads,
             )
-            for pass_ in passes
+            for pass_, tile in tiles.items()
         ]
+        passes = () if contender.own is None else (Pass.FWD, Pass.DKDV)
+        tasks += [
+            HopperTask(
+                package=package,
+                arch=arch,
+                group=comparison.group(pass_),
+                dq=tiles.get(Pass.DQ) if pass_ is Pass.DKDV else None,
+                seq=contender.seq,
+                heads=contender.heads,
+            )
+            for pass_ in (passes[:1] if comparison.pass_ == "fwd" else passes)
+        ]
+        return [pool.submit(task) for task in tasks]
 
     def _judge(self, trial: Trial) -> None:
         """Check every contender, time those that are right, and write what was found."""
@@ -211,31 +222,37 @@ class FamilyTuner:
         for contender in trial.compiling:
             if contender not in trial.failed and (fault := bench.check(contender)):
                 trial.failed[contender] = fault
-        verdicts = []
+        verdicts, undecided = [], ""
         for workload in self.request.workloads:
             self.note(f"{trial.comparison}: seq {workload.seq} group {workload.group}")
-            if verdict := self._verdict(bench, trial, workload):
+            verdict = self._verdict(bench, trial, workload)
+            if isinstance(verdict, Verdict):
                 verdicts.append(verdict)
+            else:
+                undecided = undecided or verdict
         self.measuring += time.monotonic() - start
-        reason = "" if verdicts else next(iter(trial.failed.values()), "none could be timed")
-        judgement = Judgement(comparison=trial.comparison, verdicts=verdicts, failed=reason)
+        judgement = Judgement(comparison=trial.comparison, verdicts=verdicts, undecided=undecided)
         file = self.families.context.file(trial.comparison.variant)
         file.judge(judgement, self.families.kernels(trial.comparison))
         self.report(judgement)
 
-    def _verdict(self, bench: FamilyBench, trial: Trial, workload: Workload) -> Verdict | None:
-        """The times of those that are right, and whose kernels are taken; None where there is no time."""
+    def _verdict(self, bench: FamilyBench, trial: Trial, workload: Workload) -> Verdict | str:
+        """The times of those that are right, and whose kernels are taken; or why that cannot be told.
+
+        Where one that is right cannot be timed, as when memory is short, nothing is said of the others.
+        """
         contenders = trial.contenders[workload]
-        right = [contender for contender in contenders if contender not in trial.failed]
-        failed = {contender.name: trial.failed[contender] for contender in contenders if contender in trial.failed}
-        times, untimed = bench.race(right, workload)
-        if not times:
-            return None
+        failed = {each.name: trial.failed[each] for each in contenders if each in trial.failed}
+        if len(failed) == len(contenders):
+            return next(iter(failed.values()))
+        times, untimed = bench.race([each for each in contenders if each not in trial.failed], workload)
+        if untimed:
+            return next(iter(untimed.values()))
         ruled = self.families.ruled(trial.comparison, workload)
         return Verdict(
             workload=workload,
             ms=times,
-            failed=failed | untimed,
+            failed=failed,
             config=self.families.config(trial.comparison, workload),
             ruled=ruled,
             taken=self.families.taken(times, ruled),

@@ -15,7 +15,7 @@ from torch import Tensor
 from codegen.packages import Package
 from codegen.spec import KERNEL_ENDINGS, Pass, TileConfig
 from codegen.tune.calls import BOUND, Inputs, draw_call, load_op, load_reference, relative_errors
-from codegen.tune.compiling import CUT_SEQ, WHOLE_SEQ, first_line, results_of
+from codegen.tune.compiling import CUT_SEQ, SMALL_HEADS, WHOLE_SEQ, first_line, results_of
 from codegen.tune.record import Comparison, Group, Workload, config_of
 from codegen.tune.timing import in_turn
 
@@ -33,6 +33,11 @@ HOPELESS = 1.25
 
 TIMED_MS = 30.0
 """GPU time that a contender is timed for on a workload."""
+
+
+def timed_heads(head_dim: int, workload: Workload) -> tuple[int, int]:
+    """Key heads of a timed call, and query heads for each."""
+    return max(1, WIDTH // head_dim // workload.group), workload.group
 
 
 def gpu_name() -> str:
@@ -100,12 +105,12 @@ class Bench:
         own tensors are left out: sums of large terms that nearly cancel, they tell rounding, not tiles.
         """
         try:
-            inputs, sequences, wanted = _golden(self.package, self._family(), seq)
+            inputs, sequences, wanted = _golden(self.package, self._family(), seq, SMALL_HEADS)
             got = self._results(inputs, sequences, tile, seq)
             names = got.keys() if seq == CUT_SEQ else got.keys() & _OF_A_STEP
             return _error_text(got, {name: wanted[name] for name in names})
         except Exception as error:  # out of resources, a compiler's failure: all are reasons not to take it
-            return f"{type(error).__name__}: {first_line(error)}"
+            return _reason(error)
 
     def time(self, tile: TileConfig, workload: Workload) -> float:
         """The median of some rounds in milliseconds; of one round, where that is far behind the workload's best."""
@@ -164,7 +169,8 @@ class Bench:
 class Contender:
     """Kernels that a forward or backward may run: of a family, with tiles of the portable ones beside them.
 
-    `own`: the tile of Hopper's. `seq`: a length at which it runs with that, to be compiled and checked at.
+    `own`: the tile of Hopper's. `seq`: a length at which it runs with that, to be compiled and checked at, and `heads`:
+    key heads, and query heads for each, for which it is compiled.
     """
 
     name: str
@@ -172,6 +178,7 @@ class Contender:
     tiles: tuple[tuple[Pass, TileConfig], ...]
     own: TileConfig | None = None
     seq: int = WHOLE_SEQ
+    heads: tuple[int, int] = SMALL_HEADS
 
     @property
     def options(self) -> dict[str, Any]:
@@ -191,9 +198,12 @@ class FamilyBench:
 
     def check(self, contender: Contender) -> str:
         """Compare what a contender gives with float64, as `Bench.check` does tiles; "" when it is right."""
+        # What is wrong with the golden is no contender's fault.
+        if contender.seq == WHOLE_SEQ:
+            inputs, sequences, wanted = _golden(self.package, self._group, contender.seq, contender.heads)
+        else:
+            inputs, sequences, wanted = _golden_output(self.package, self._group, contender.seq)
         try:
-            golden = _golden if contender.seq == WHOLE_SEQ else _golden_output
-            inputs, sequences, wanted = golden(self.package, self._group, contender.seq)
             options = {**sequences, **contender.options}
             if self._is_forward:
                 got = {"o": inputs.call(self.op, **options).detach()}
@@ -201,14 +211,17 @@ class FamilyBench:
                 got = results_of(self.op, inputs, contender.seq, **options)
             return _error_text(got, {name: wanted[name] for name in got.keys() & _OF_A_STEP})
         except Exception as error:  # as for tiles
-            return f"{type(error).__name__}: {first_line(error)}"
+            return _reason(error)
 
     def race(self, contenders: Sequence[Contender], workload: Workload) -> tuple[dict[str, float], dict[str, str]]:
         """The milliseconds of a whole forward, or a whole backward, by contender, in rounds taken in turn.
 
         Also why others could not be timed.
         """
-        inputs, sequences = _timed_call(self.package, self._group, workload)
+        try:
+            inputs, sequences = _timed_call(self.package, self._group, workload)
+        except Exception as error:  # out of memory, or a GPU that an earlier kernel has lost
+            return {}, {contender.name: _reason(error) for contender in contenders}
         leaves = list(inputs.leaves().values())
 
         def forward(options: dict[str, Any]) -> Callable[[], Any]:
@@ -227,11 +240,15 @@ class FamilyBench:
         for contender in contenders:
             try:
                 calls[contender.name] = (forward if self._is_forward else backward)(contender.options)
-            except Exception as error:  # out of memory, for one
-                failed[contender.name] = f"{type(error).__name__}: {first_line(error)}"
+            except Exception as error:
+                failed[contender.name] = _reason(error)
         times, errors = in_turn(calls, TIMED_MS)
-        failed |= {name: f"{type(error).__name__}: {first_line(error)}" for name, error in errors.items()}
+        failed |= {name: _reason(error) for name, error in errors.items()}
         return {name: timing.ms for name, timing in times.items()}, failed
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 _OF_A_STEP = {"o", "dq", "dk", "dv"}
@@ -247,9 +264,19 @@ def _error_text(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
 
 
 @lru_cache(maxsize=12)
-def _golden(package: Package, group: Group, seq: int) -> tuple[Inputs, dict[str, Any], dict[str, Tensor]]:
+def _golden(
+    package: Package, group: Group, seq: int, heads: tuple[int, int]
+) -> tuple[Inputs, dict[str, Any], dict[str, Tensor]]:
     inputs, sequences = draw_call(
-        group.variant, group.mode, group.dtype, group.head_dim, seq=seq, device="cuda", package=package.name
+        group.variant,
+        group.mode,
+        group.dtype,
+        group.head_dim,
+        seq=seq,
+        kv_heads=heads[0],
+        group=heads[1],
+        device="cuda",
+        package=package.name,
     )
     reference = load_reference(group.variant, packed=group.mode == "packed", package=package.name)
     return inputs, sequences, results_of(reference, inputs.double(), seq, **sequences)
@@ -268,7 +295,7 @@ def _golden_output(package: Package, group: Group, seq: int) -> tuple[Inputs, di
 
 @lru_cache(maxsize=14)
 def _timed_call(package: Package, group: Group, workload: Workload) -> tuple[Inputs, dict[str, Any]]:
-    heads = max(1, WIDTH // group.head_dim // workload.group) * workload.group
+    kv_heads, group_size = timed_heads(group.head_dim, workload)
     return draw_call(
         group.variant,
         group.mode,
@@ -276,8 +303,8 @@ def _timed_call(package: Package, group: Group, workload: Workload) -> tuple[Inp
         group.head_dim,
         seq=workload.seq,
         batch=max(1, TOKENS // workload.seq),
-        kv_heads=heads // workload.group,
-        group=workload.group,
+        kv_heads=kv_heads,
+        group=group_size,
         device="cuda",
         package=package.name,
     )

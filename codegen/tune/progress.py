@@ -96,7 +96,7 @@ def totals(outcomes: Sequence[Outcome]) -> str:
 def judgement_text(judgement: Judgement) -> str:
     """Where a comparison overrules the rule, with what gain, and which contenders did not count."""
     if not judgement.verdicts:
-        return f"no verdict: {judgement.failed}"
+        return f"no verdict: {judgement.undecided}"
     others = [verdict for verdict in judgement.verdicts if verdict.taken != verdict.ruled]
     parts = [f"{len(judgement.verdicts) - len(others)} of {len(judgement.verdicts)} as a rule"]
     parts += [
@@ -105,7 +105,8 @@ def judgement_text(judgement: Judgement) -> str:
         for verdict in others
     ]
     failed = {name: reason for verdict in judgement.verdicts for name, reason in verdict.failed.items()}
-    return "; ".join([*parts, *(f"{name} failed: {reason}" for name, reason in failed.items())])
+    parts += [f"{name} failed: {reason}" for name, reason in failed.items()]
+    return "; ".join([*parts, *([f"others not timed: {judgement.undecided}"] if judgement.undecided else [])])
 
 
 def overruled(verdict: Verdict) -> float | None:

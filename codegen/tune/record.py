@@ -104,11 +104,11 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What was found for a comparison; `failed`, where it has no verdict, says why."""
+    """What was found for a comparison; `undecided` says why a workload has no verdict, where one has none."""
 
     comparison: Comparison
     verdicts: Sequence[Verdict]
-    failed: str = ""
+    undecided: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
