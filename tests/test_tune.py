@@ -379,13 +379,18 @@ def test_the_folder_of_a_gpu(name: str, key: str) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "generated" / "tuned").glob("*/*.json")), ids=lambda p: p.stem)
 def test_tuned_files_are_sound(path: Path) -> None:
-    name, entries, _ = tuned.read(path)
+    name, entries, verdicts = tuned.read(path)
     assert tuned.gpu_key(name) == path.parent.name
     assert path.stem in SPEC.variants
     assert entries
     for entry in entries:
         assert entry.pass_name in configs.PASSES
         assert entry.default_ms is None or entry.ms <= entry.default_ms
+    for verdict in verdicts:
+        wanted = configs.PASSES[:1] if verdict.pass_name == "fwd" else configs.PASSES[1:]
+        assert verdict.pass_name in ("fwd", "bwd")
+        assert set(wanted) < verdict.kernels.keys()
+        assert not verdict.ms.keys() & verdict.failed.keys()
 
 
 def test_check_notes_what_was_measured_on_other_kernels(
@@ -452,7 +457,7 @@ def test_explain_shows_the_family(capsys: pytest.CaptureFixture[str], monkeypatc
         ("causal", "fwd   hopper  128      128"),
         ("natten", "family='hopper', but as a rule is not faster"),
     ):
-        wanted = ["explain", variant, "--gpu", "h100", "--dtype", "bf16", "--head-dim", "128", "--seq", "16384"]
+        wanted = ["explain", variant, "--gpu", "sm_90", "--dtype", "bf16", "--head-dim", "128", "--seq", "16384"]
         assert cli.main(wanted) == cli.EXIT_OK
         assert said in capsys.readouterr().out
 

@@ -54,14 +54,14 @@ class Choice:
 def run(choice: Choice) -> None:
     """Tune, compare families where the GPU has several, and print what was gained."""
     package = find_package(choice.out)
-    machine = _machine()
-    from codegen.tune.families import Families, has_families, reserve
+    machine = this_machine()
+    from codegen.tune.families import Families, reserve
     from codegen.tune.tuner import Context
 
     context = Context(spec=load(choice.variants_path), package=package, folder=choice.out.resolve(), machine=machine)
     workloads, groups = _workloads(choice), _groups(choice, package)
     families = Families(context)
-    comparisons = _comparisons(groups, families) if has_families(machine.arch) else []
+    comparisons = _comparisons(groups, families)
     if choice.families and not comparisons:
         raise CodegenError(
             f"--families: expected what has kernels of more than one family, which are those of 16 bits on sm_90; "
@@ -69,7 +69,8 @@ def run(choice: Choice) -> None:
         )
     start, budget = time.monotonic(), choice.minutes * 60 if choice.minutes else None
     if not choice.families:
-        kept = reserve(budget, len(comparisons), len(workloads), choice.jobs) if budget else 0.0
+        wanted = _lacking(choice, families, comparisons, workloads)
+        kept = reserve(budget, len(wanted), len(workloads), choice.jobs) if budget else 0.0
         _tune(choice, context, groups, workloads, budget - kept if budget else None)
     if comparisons:
         deadline = start + budget if budget else math.inf
@@ -122,7 +123,7 @@ def _compare(
 
     families.forget()
     context, machine = families.context, families.context.machine
-    wanted = [each for each in comparisons if choice.again or not families.has_verdicts(each, workloads)]
+    wanted = _lacking(choice, families, comparisons, workloads)
     print(
         f"{machine.gpu} ({machine.arch}), Triton {machine.triton}: families of {len(wanted)} forwards and backwards to "
         f"compare, {len(comparisons) - len(wanted)} compared already; results in {context.file('x').path.parent}",
@@ -145,12 +146,19 @@ def _compare(
         print(f"the budget left out {len(left)} comparisons, from {left[0]} on; the same command goes on with them")
 
 
+def _lacking(
+    choice: Choice, families: Families, comparisons: Sequence[Comparison], workloads: Sequence[Workload]
+) -> list[Comparison]:
+    return [each for each in comparisons if choice.again or not families.has_verdicts(each, workloads)]
+
+
 def default_jobs() -> int:
     """Processes that compile: all cores but the one that measures."""
     return max(1, (os.cpu_count() or 2) - 1)
 
 
-def _machine() -> Machine:
+def this_machine() -> Machine:
+    """The GPU of this machine; an error says what is missing."""
     try:
         import torch
         import triton

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from codegen.hopper import ARCH, BACKWARD, FAMILY, FORWARD
+from codegen.hopper import BACKWARD, FAMILY, FORWARD
 from codegen.spec import Pass, TileConfig
 from codegen.tune.compiling import SMALL_HEADS, WHOLE_SEQ, Compilation, Compilers, HopperTask, Task, fault_of
 from codegen.tune.measuring import Contender, FamilyBench, timed_heads
@@ -263,8 +263,3 @@ def reserve(budget: float, comparisons: int, workloads: int, jobs: int) -> float
     """Seconds of a budget for tiles and families that are left to the latter."""
     wanted = comparisons * (COMPILE_SECONDS / jobs + workloads * _SECONDS_A_WORKLOAD)
     return min(wanted, MOST_OF_BUDGET * budget)
-
-
-def has_families(arch: str) -> bool:
-    """Whether a chip runs more than one family."""
-    return arch == ARCH

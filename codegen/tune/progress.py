@@ -117,6 +117,8 @@ def overruled(verdict: Verdict) -> float | None:
 def family_totals(judgements: Sequence[Judgement]) -> str:
     """In how many cases families were compared, and what was gained where the rule does not hold."""
     verdicts = [verdict for judgement in judgements for verdict in judgement.verdicts]
+    if not verdicts:
+        return "no families were compared"
     others = [verdict for verdict in verdicts if verdict.taken != verdict.ruled]
     text = f"families: the rule holds in {len(verdicts) - len(others)} of {len(verdicts)} cases"
     ratios = [ratio for verdict in others if (ratio := overruled(verdict))]
