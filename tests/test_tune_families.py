@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import math
 import time
@@ -419,6 +420,19 @@ def test_where_the_rule_held_it_holds_between(folder: Path, made_up: type[MadeUp
     judge(folder, comparison(head_dim=64), workloads=[SHORT, MIDDLE])
     wanted = {512: "portable", 1000: "portable", 1024: "hopper", 1100: "hopper", 2048: "hopper"}
     assert {seq: family_of(seq=seq, head_dim=64) for seq in wanted} == wanted
+
+
+def test_what_was_wrong_does_not_run_though_the_rule_holds_nearby(folder: Path, made_up: type[MadeUpBench]) -> None:
+    """Of 512 keys the rule has dq in a kernel of its own, of 1024 in the one that was wrong."""
+    made_up.FAULTS = staticmethod(lambda contender: "wrong" if contender.name == "hopper" else "")
+    judge(folder, comparison("bwd"), workloads=[SHORT])
+    found = [(family_of("dkdv", seq=seq), family_of("dq", seq=seq)) for seq in (512, 1024)]
+    assert found == [("hopper", "portable")] * 2
+    assert family_of("dq", seq=1024, gpu="") == "hopper"
+
+
+def test_examples() -> None:
+    assert doctest.testmod(families, raise_on_error=True).attempted > 0
 
 
 @pytest.mark.usefixtures("made_up")

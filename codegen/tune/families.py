@@ -1,7 +1,7 @@
 """Which family of kernels is the faster one: the portable and Hopper's, checked and timed beside each other.
 
-Of what a tuned file has tiles for, or the architecture's defaults, nothing is searched: each contender has one tile a
-length.
+Nothing is searched: the portable kernels run with the tiles that calls take, tuned or default, and Hopper's have one
+tile for a length.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from codegen.tune.tuner import Context
 
 PORTABLE, HOPPER_DKDV = "portable", "hopper_dkdv"
 """Contenders beside Hopper's kernels alone, as the package's runtime calls them."""
-
-FAMILIES = (FAMILY, PORTABLE)
 
 COMPILE_SECONDS = 30.0
 """What compiling the contenders of one comparison takes a core of a server, for dividing a budget."""
@@ -77,7 +75,7 @@ class Families:
     def contenders(self, comparison: Comparison, workload: Workload) -> list[Contender]:
         """Those of a workload: of a forward two, of a backward up to three."""
         own, portable = (
-            self._tiles(comparison, workload.seq, workload.group, f"family {family}") for family in FAMILIES
+            self._tiles(comparison, workload.seq, workload.group, f"family {family}") for family in (FAMILY, PORTABLE)
         )
         heads = SMALL_HEADS if comparison.mode == "dense" else timed_heads(comparison.head_dim, workload)
 

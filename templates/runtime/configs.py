@@ -154,7 +154,8 @@ def decision(
     """Whose kernels a forward, `fwd`, or a backward, `bwd`, runs on sm_90.
 
     Where the rule held for what was measured it holds for what lies between, too: it knows more lengths than those.
-    What is not the fastest there is left to what was measured. `in_order`: gradients are added up in a fixed order.
+    Elsewhere the fastest is taken, and nothing ever that gave wrong results. `in_order`: gradients are added up in a
+    fixed order.
     """
 
     def possible(kernels: str) -> str:
@@ -168,7 +169,8 @@ def decision(
     there = verdict.problem
     ruled_there = possible(as_a_rule(pass_name, op, there.mode, (there.head_dim, there.head_dim), there.seq))
     best = fastest(times, ruled_there)
-    return Decision(ruled if best == ruled_there else best, verdict, best != ruled_there)
+    holds = best == ruled_there and ruled in times
+    return Decision(ruled if holds else best, verdict, overrules=not holds)
 
 
 @lru_cache(maxsize=4096)
