@@ -235,14 +235,14 @@ def test_what_is_compiled(folder: Path, made_up: type[MadeUpBench]) -> None:
     judge(folder, comparison("bwd"), workloads=[LONG])
     assert made_up.checked
     portable = {task.group.pass_ for task in InlinePool.tasks if isinstance(task, Task)}
-    own = {(task.group.pass_, task.dq is None) for task in InlinePool.tasks if isinstance(task, HopperTask)}
+    own = {(task.group.pass_, task.with_dq) for task in InlinePool.tasks if isinstance(task, HopperTask)}
     assert portable == set(Pass)
     assert own == {(Pass.FWD, True), (Pass.DKDV, True), (Pass.DKDV, False)}
 
 
 def test_hoppers_kernels_are_compiled_in_other_processes() -> None:
     tasks = [
-        HopperTask(package=PACKAGE, arch="sm_90", group=comparison(head_dim=64).group(pass_), dq=None, seq=1024)
+        HopperTask(package=PACKAGE, arch="sm_90", group=comparison(head_dim=64).group(pass_), with_dq=True, seq=1024)
         for pass_ in (Pass.FWD, Pass.DKDV)
     ]
     names = ["x_fwd", "x_hopper_fwd", "x_bwd_dq", "x_hopper_bwd", "x_hopper_bwd_wide", "x_hopper_delta"]
@@ -288,7 +288,7 @@ def test_what_cannot_be_timed_decides_nothing(
 @pytest.mark.usefixtures("made_up")
 def test_a_budget_leaves_the_rest(folder: Path) -> None:
     assert judge(folder, comparison(), deadline=time.monotonic()) == ([], [comparison()])
-    assert reserve(1000.0, comparisons=1, workloads=2, jobs=15) == pytest.approx(3.0)
+    assert reserve(1000.0, comparisons=1, workloads=2, jobs=15) == pytest.approx(7 / 3)
     assert reserve(60.0, comparisons=90, workloads=6, jobs=15) == pytest.approx(18.0)
 
 

@@ -23,6 +23,10 @@ SMALL_HEADS = (2, 2)
 """Key heads, and query heads for each of them, of calls that are compiled and checked."""
 
 
+_ANY_TILE = TileConfig(block_m=64, block_n=64, num_warps=4, num_stages=2)
+"""Of a kernel that is not compiled."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """One kernel to compile: a group's, with a tile, for lengths that do or do not end with a block.
@@ -49,7 +53,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class HopperTask:
-    """Hopper's kernels of a forward to compile, or of a backward: those beside the portable dq where that has a tile.
+    """Hopper's kernels of a forward to compile, or of a backward: `with_dq`, or beside the portable one.
 
     `group` is that of the portable kernel in whose place they are: fwd or dkdv.
     """
@@ -57,14 +61,14 @@ class HopperTask:
     package: Package
     arch: str
     group: Group
-    dq: TileConfig | None
+    with_dq: bool
     seq: int
     heads: tuple[int, int] = SMALL_HEADS
 
     @property
     def options(self) -> dict[str, Any]:
         """What a call says to launch them."""
-        return {"family": FAMILY, "config": None if self.dq is None else config_of({Pass.DQ: self.dq})}
+        return {"family": FAMILY, "config": None if self.with_dq else config_of({Pass.DQ: _ANY_TILE})}
 
     def is_wanted(self, kernel: str) -> bool:
         """Whether a kernel of that name is to be compiled."""

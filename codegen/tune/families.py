@@ -22,7 +22,7 @@ from codegen.tune.tuner import Context
 PORTABLE, HOPPER_DKDV = "portable", "hopper_dkdv"
 """Contenders beside Hopper's kernels alone, as the package's runtime calls them."""
 
-COMPILE_SECONDS = 30.0
+COMPILE_SECONDS = 20.0
 """What compiling the contenders of one comparison takes a core of a server, for dividing a budget."""
 
 MOST_OF_BUDGET = 0.3
@@ -201,7 +201,7 @@ class FamilyTuner:
                 package=package,
                 arch=arch,
                 group=comparison.group(pass_),
-                dq=tiles.get(Pass.DQ) if pass_ is Pass.DKDV else None,
+                with_dq=pass_ is Pass.FWD or Pass.DQ not in tiles,
                 seq=contender.seq,
                 heads=contender.heads,
             )
