@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench import golden, timing
+from bench import golden
 from bench.cases import Case
 from bench.golden import BOUND, Inputs, Shape
 from bench.mods import MODS
 from bench.peers import Runner, build, forget
 from bench.record import OURS, PASSES, TITLES, Cost, Measurement
-from bench.timing import Timing
+from codegen.tune import timing
+from codegen.tune.timing import Timing
 
 DTYPE = torch.bfloat16
 PREPARATIONS = 3

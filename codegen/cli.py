@@ -142,7 +142,7 @@ def show(args: argparse.Namespace) -> int:
 
 @command("tune", tune_options, variants_option, out_option)
 def tune(args: argparse.Namespace) -> int:
-    """Measure tiles on this machine's GPU; ops of both frameworks then run with the fastest."""
+    """Measure tiles and families of kernels on this machine's GPU; ops of both frameworks then run the fastest."""
     from codegen.explain import DTYPE_NAMES
     from codegen.tune.command import Choice, default_jobs, run
 
@@ -158,6 +158,7 @@ def tune(args: argparse.Namespace) -> int:
         modes=args.modes,
         minutes=args.budget,
         jobs=args.jobs or default_jobs(),
+        families=args.families,
         again=args.again,
     )
     run(choice)

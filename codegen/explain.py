@@ -81,19 +81,50 @@ def answer(out: Path, question: Question) -> list[str]:
             reason = f"default of the family {tile.family}"
         rows.append((name, tile.family, *map(str, tile), reason))
     place = f"{gpu} ({arch})" if gpu else arch
-    lines = [f"{variant} on {place}: {problem}", "", *aligned(rows), "", *_family_text(tiles, refusals)]
-    return [*lines, *_ladder_text(path, gpu)]
+    decisions = {
+        name: configs.decision(pass_name, variant, gpu, problem, dims)
+        for name, pass_name in (("fwd", "fwd"), ("dkdv", "bwd"))
+        if not refusals[name]
+    }
+    lines = [
+        f"{variant} on {place}: {problem}",
+        "",
+        *aligned(rows),
+        "",
+        *_family_text(tiles, refusals, decisions, path),
+    ]
+    return [*lines, *_ladder_text(path, gpu, has_families=bool(decisions))]
 
 
-def _family_text(tiles: Mapping[str, Any], refusals: Mapping[str, str]) -> Iterator[str]:
-    """Why kernels are not of Hopper's family, where they are not, and what one adds up in any order."""
+def _family_text(
+    tiles: Mapping[str, Any], refusals: Mapping[str, str], decisions: Mapping[str, Any], path: Path
+) -> Iterator[str]:
+    """Why kernels are of which family, and what one adds up in any order."""
     for name, reason in refusals.items():
         if reason:
             yield f"{name} not of the family hopper: {reason}"
+        elif decisions[name].verdict is not None:
+            yield _verdict_text(decisions[name], path)
         elif tiles[name].family == "portable":
             yield f"{name} could be of the family hopper, with family='hopper', but as a rule is not faster there"
     if tiles["dq"].family == "hopper":
         yield "dq is added up in any order; deterministic=True has the portable kernel compute it"
+
+
+_CONTENDERS = {"portable": "portable", "hopper_dkdv": "hopper with a portable dq", "hopper": "hopper"}
+
+
+def _verdict_text(decision: Any, path: Path) -> str:
+    """Where families were measured, with which times, and what follows."""
+    verdict = decision.verdict
+    problem = verdict.problem
+    times = [f"{_CONTENDERS[name]} {ms:.4g} ms" for name, ms in sorted(verdict.ms.items(), key=lambda each: each[1])]
+    times += [f"{_CONTENDERS[name]} none ({reason})" for name, reason in verdict.failed.items()]
+    why = "as measured, and not as a rule" if decision.overrules else "as a rule, which held where it was measured"
+    return (
+        f"{verdict.pass_name}: {_CONTENDERS[decision.kernels]}, {why}: {path.parent.name}/{path.name}: {problem.dtype} "
+        f"seq {problem.seq} group {problem.group}: {', '.join(times)}, Triton {verdict.triton}"
+    )
 
 
 def stale(out: Path) -> list[str]:
@@ -102,20 +133,16 @@ def stale(out: Path) -> list[str]:
         return []
     package = find_package(out).name
     tuned = importlib.import_module(f"{package}._runtime.tuned")
-    hashes = importlib.import_module(f"{package}._runtime.kernels").KERNEL_HASHES
     lines = []
     for path in sorted((out / "tuned").glob("*/*.json")):
-        of, name = hashes.get(path.stem, {}), path.relative_to(out).as_posix()
+        name = path.relative_to(out).as_posix()
         try:
-            entries = tuned.read(path)[1]
+            old = tuned.stale_parts(path.stem, tuned.read(path))
         except ValueError as error:
             lines.append(f"{name}: cannot be read: {error}")
             continue
-        old = {e.pass_name for e in entries if of.get(e.problem.mode, {}).get(e.pass_name) != e.kernel}
         if old:
-            lines.append(
-                f"{name}: {', '.join(sorted(old))} measured on other kernels than these: tune again, or delete it"
-            )
+            lines.append(f"{name}: {', '.join(old)} measured on other kernels than these: tune again, or delete it")
     return lines
 
 
@@ -130,7 +157,7 @@ def gains(out: Path, gpu: str) -> list[str]:
     for path in sorted(folder.glob("*.json")):
         ratios: dict[str, list[float]] = {name: [] for name in passes}
         try:
-            entries = tuned.read(path)[1]
+            entries = tuned.read(path).entries
         except ValueError as error:
             raise CodegenError(f"{path}: cannot be read: {error}") from None
         for entry in entries:
@@ -176,8 +203,10 @@ def _reason(choice: Any, path: Path, arch: str) -> str:
     )
 
 
-def _ladder_text(path: Path, gpu: str) -> Iterator[str]:
+def _ladder_text(path: Path, gpu: str, *, has_families: bool) -> Iterator[str]:
     yield "ladder: a call's config=, then the nearest entry measured on this GPU, then the architecture's default"
+    if has_families:
+        yield "family: a call's family=, config= or deterministic=, then what was measured nearest, then the rule"
     if gpu and not path.is_file():
         yield f"{path} is not there; `python -m codegen tune {path.stem}` on that GPU makes it"
 

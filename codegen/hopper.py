@@ -19,8 +19,8 @@ from codegen.text import words
 FORWARD = "hopper_fwd"
 """File stem of the forward, and its name among the hashes of kernels."""
 
-BACKWARD, DELTA = "hopper_bwd", "hopper_delta"
-"""The same of the backward, and of what runs before and after it."""
+BACKWARD, WIDE_BACKWARD, DELTA = "hopper_bwd", "hopper_bwd_wide", "hopper_delta"
+"""The same of the backward, of that for more than 128 columns, and of what runs before and after it."""
 
 FORWARD_TILES = {64: (128, 128, 8, 3), 128: (128, 128, 8, 2), 256: (128, 64, 8, 2)}
 """Columns of a tile, those of q and k or of v, whichever are more -> block_m, block_n, num_warps and num_stages of the

@@ -67,6 +67,7 @@ def tune_options(parser: argparse.ArgumentParser) -> None:
     add("--modes", type=_words, default=[], metavar="LIST", help="of dense,packed (default: dense)")
     add("--budget", type=_minutes, default=0.0, metavar="MINUTES", help="for all of it: fewer tiles are tried")
     add("--jobs", type=_at_least(1), metavar="N", help="processes that compile (default: the cores but one)")
+    add("--families", action="store_true", help="no tiles: with those there are, time the families of kernels alone")
     add("--again", action="store_true", help="also what is tuned already on these kernels")
 
 

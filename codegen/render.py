@@ -191,7 +191,8 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
 
 def _kernel_hashes(files: Mapping[str, str], folder: str) -> dict[str, str]:
     """Pass -> hash of its kernel's code, of those of one mode."""
-    stems = {**KERNELS, hopper.FORWARD: hopper.FORWARD, hopper.BACKWARD: hopper.BACKWARD}
+    own = (hopper.FORWARD, hopper.BACKWARD, hopper.WIDE_BACKWARD, hopper.DELTA)
+    stems = KERNELS | {stem: stem for stem in own}
     found = {pass_name: files.get(f"{folder}/{stem}.py") for stem, pass_name in stems.items()}
     return {pass_name: code_hash(text) for pass_name, text in found.items() if text is not None}
 

@@ -19,7 +19,7 @@ pytest.importorskip("triton", reason="the benchmark needs Triton")
 import torch
 
 from bench import __main__ as command
-from bench import beforehand, golden, measure, peers, record, speed, timing
+from bench import beforehand, golden, measure, peers, record, speed
 from bench.cases import Case
 from bench.clock import Clock
 from bench.golden import Shape
@@ -28,6 +28,7 @@ from bench.measure import GpuLostError
 from bench.options import parser
 from bench.record import Cost, Measurement, Results
 from codegen.cli import main as codegen
+from codegen.tune import timing
 from tests.measured import rows_of
 
 CASE = Case(variant="causal", shape=Shape(batch=1, heads=2, kv_heads=2, seq=32, dim=16), peers=("flex", "cudnn", "fa2"))

@@ -149,7 +149,7 @@ def test_the_fastest_right_tile_is_taken(tmp_path: Path, made_up: type[MadeUpBen
     assert not left
     assert [winner.tile.block_m for winner in outcome.winners] == [128, 128]
     assert {each.block_m for each in outcome.failed} >= {256}
-    name, entries = tuned.read(path_in(tmp_path))
+    name, entries, _ = tuned.read(path_in(tmp_path))
     assert name == MACHINE.gpu
     assert [(entry.problem.seq, entry.kernel) for entry in entries] == [(512, HASH), (16384, HASH)]
     document = json.loads(path_in(tmp_path).read_text())
@@ -180,7 +180,7 @@ def test_no_right_tile_writes_none(tmp_path: Path, made_up: type[MadeUpBench]) -
     made_up.FAULTS = staticmethod(lambda *_: "wrong")
     (outcome,), _ = tune(tmp_path)
     assert not outcome.winners
-    assert tuned.read(path_in(tmp_path))[1] == []
+    assert not tuned.read(path_in(tmp_path)).entries
 
 
 @pytest.mark.usefixtures("made_up")
@@ -189,7 +189,7 @@ def test_what_others_won_with_is_tried_first(tmp_path: Path) -> None:
     context = Context(spec=SPEC, package=Package(root=str(ROOT), name="generated"), folder=tmp_path, machine=MACHINE)
     request = Request(groups=[GROUP], workloads=[LONG], budget=1.0, jobs=1)
     second = Tuner(context, request, lambda _: None, lambda _: None)
-    won = tuned.read(path_in(tmp_path))[1][0].tile
+    won = tuned.read(path_in(tmp_path)).entries[0].tile
     other = Group(variant="alibi", mode="dense", dtype="float16", head_dim=128, pass_=Pass.FWD)
     assert TileConfig(**won._asdict()) in second._candidates(other, [context.default(other, LONG)])
 
@@ -379,13 +379,18 @@ def test_the_folder_of_a_gpu(name: str, key: str) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "generated" / "tuned").glob("*/*.json")), ids=lambda p: p.stem)
 def test_tuned_files_are_sound(path: Path) -> None:
-    name, entries = tuned.read(path)
+    name, entries, verdicts = tuned.read(path)
     assert tuned.gpu_key(name) == path.parent.name
     assert path.stem in SPEC.variants
     assert entries
     for entry in entries:
         assert entry.pass_name in configs.PASSES
         assert entry.default_ms is None or entry.ms <= entry.default_ms
+    for verdict in verdicts:
+        wanted = configs.PASSES[:1] if verdict.pass_name == "fwd" else configs.PASSES[1:]
+        assert verdict.pass_name in ("fwd", "bwd")
+        assert set(wanted) < verdict.kernels.keys()
+        assert not verdict.ms.keys() & verdict.failed.keys()
 
 
 def test_check_notes_what_was_measured_on_other_kernels(
@@ -452,7 +457,7 @@ def test_explain_shows_the_family(capsys: pytest.CaptureFixture[str], monkeypatc
         ("causal", "fwd   hopper  128      128"),
         ("natten", "family='hopper', but as a rule is not faster"),
     ):
-        wanted = ["explain", variant, "--gpu", "h100", "--dtype", "bf16", "--head-dim", "128", "--seq", "16384"]
+        wanted = ["explain", variant, "--gpu", "sm_90", "--dtype", "bf16", "--head-dim", "128", "--seq", "16384"]
         assert cli.main(wanted) == cli.EXIT_OK
         assert said in capsys.readouterr().out
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from codegen.errors import CodegenError
 from codegen.load import load
 from codegen.packages import Package, chosen, find_package
 from codegen.spec import Pass
-from codegen.tune.progress import Progress, clock, totals
-from codegen.tune.record import Group, Machine, Workload
+from codegen.tune.progress import Progress, clock, family_totals, totals
+from codegen.tune.record import Comparison, Group, Machine, Workload
+
+if TYPE_CHECKING:
+    from codegen.tune.families import Families
+    from codegen.tune.tuner import Context
 
 SEQS = (512, 1024, 2048, 4096, 16384)
 GROUPED_SEQS = (2048, 16384)
@@ -25,7 +32,10 @@ MODES = ("dense", "packed")
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The options of the command; empty lists stand for all. `minutes` is the budget, 0 for none."""
+    """The options of the command; empty lists stand for all. `minutes` is the budget, 0 for none.
+
+    `families`: compare families of kernels alone, with the tiles that there are.
+    """
 
     variants_path: Path
     out: Path
@@ -37,33 +47,55 @@ class Choice:
     modes: Sequence[str]
     minutes: float
     jobs: int
+    families: bool
     again: bool
 
 
 def run(choice: Choice) -> None:
-    """Tune, and print what was gained."""
+    """Tune, compare families where the GPU has several, and print what was gained."""
     package = find_package(choice.out)
-    machine = _machine()
-    from codegen.tune.tuner import Context, Request, Tuner
+    machine = this_machine()
+    from codegen.tune.families import Families, reserve
+    from codegen.tune.tuner import Context
 
     context = Context(spec=load(choice.variants_path), package=package, folder=choice.out.resolve(), machine=machine)
-    workloads = _workloads(choice)
-    groups = _groups(choice, package)
+    workloads, groups = _workloads(choice), _groups(choice, package)
+    families = Families(context)
+    comparisons = _comparisons(groups, families)
+    if choice.families and not comparisons:
+        raise CodegenError(
+            f"--families: expected what has kernels of more than one family, which are those of 16 bits on sm_90; "
+            f"this GPU is {machine.gpu} ({machine.arch})"
+        )
+    start, budget = time.monotonic(), choice.minutes * 60 if choice.minutes else None
+    if not choice.families:
+        wanted = _lacking(choice, families, comparisons, workloads)
+        kept = reserve(budget, len(wanted), len(workloads), choice.jobs) if budget else 0.0
+        _tune(choice, context, groups, workloads, budget - kept if budget else None)
+    if comparisons:
+        deadline = start + budget if budget else math.inf
+        _compare(choice, families, comparisons, workloads, deadline)
+
+
+def _tune(
+    choice: Choice, context: Context, groups: Sequence[Group], workloads: Sequence[Workload], budget: float | None
+) -> None:
+    """Tune the tiles of groups, within a budget in seconds."""
+    from codegen.tune.tuner import Request, Tuner
+
+    machine = context.machine
     wanted = [
         group
         for group in groups
         if choice.again or not context.file(group.variant).has(group, context.kernel_hash(group), workloads)
     ]
-    folder = context.runtime("tuned").tuned_path(context.runtime("tuned").gpu_key(machine.gpu), "x", context.folder)
     print(
         f"{machine.gpu} ({machine.arch}), Triton {machine.triton}: {len(wanted)} kernels to tune, "
-        f"{len(groups) - len(wanted)} tuned already; results in {folder.parent}",
+        f"{len(groups) - len(wanted)} tuned already; results in {context.file('x').path.parent}",
         flush=True,
     )
     progress = Progress(len(wanted))
-    request = Request(
-        groups=wanted, workloads=workloads, budget=choice.minutes * 60 if choice.minutes else None, jobs=choice.jobs
-    )
+    request = Request(groups=wanted, workloads=workloads, budget=budget, jobs=choice.jobs)
     tuner = Tuner(context, request, progress.report, progress.note)
     try:
         left = tuner.run()
@@ -79,12 +111,54 @@ def run(choice: Choice) -> None:
         print(f"the budget left out {len(left)} kernels, from {left[0]} on; the same command goes on with them")
 
 
+def _compare(
+    choice: Choice,
+    families: Families,
+    comparisons: Sequence[Comparison],
+    workloads: Sequence[Workload],
+    deadline: float,
+) -> None:
+    """Compare families of kernels, with the tiles that are tuned by now."""
+    from codegen.tune.families import FamilyRequest, FamilyTuner
+
+    families.forget()
+    context, machine = families.context, families.context.machine
+    wanted = _lacking(choice, families, comparisons, workloads)
+    print(
+        f"{machine.gpu} ({machine.arch}), Triton {machine.triton}: families of {len(wanted)} forwards and backwards to "
+        f"compare, {len(comparisons) - len(wanted)} compared already; results in {context.file('x').path.parent}",
+        flush=True,
+    )
+    progress = Progress(len(wanted))
+    request = FamilyRequest(comparisons=wanted, workloads=workloads, deadline=deadline, jobs=choice.jobs)
+    tuner = FamilyTuner(families, request, progress.judged, progress.note)
+    try:
+        left = tuner.run()
+    except KeyboardInterrupt:
+        done = f"\n{progress.done} of {len(wanted)} comparisons are made and written"
+        print(f"{done}; the same command goes on", file=sys.stderr)
+        raise
+    seconds = sum(each.seconds for each in tuner.compiled)
+    measuring = clock(tuner.measuring)
+    print(f"{len(tuner.compiled)} compilations of {clock(seconds)} of processor time; checked and timed in {measuring}")
+    print(family_totals(progress.judgements))
+    if left:
+        print(f"the budget left out {len(left)} comparisons, from {left[0]} on; the same command goes on with them")
+
+
+def _lacking(
+    choice: Choice, families: Families, comparisons: Sequence[Comparison], workloads: Sequence[Workload]
+) -> list[Comparison]:
+    return [each for each in comparisons if choice.again or not families.has_verdicts(each, workloads)]
+
+
 def default_jobs() -> int:
     """Processes that compile: all cores but the one that measures."""
     return max(1, (os.cpu_count() or 2) - 1)
 
 
-def _machine() -> Machine:
+def this_machine() -> Machine:
+    """The GPU of this machine; an error says what is missing."""
     try:
         import torch
         import triton
@@ -135,3 +209,18 @@ def _groups(choice: Choice, package: Package) -> list[Group]:
         for variant in variants
         for pass_ in passes
     ]
+
+
+def _comparisons(groups: Sequence[Group], families: Families) -> list[Comparison]:
+    """What of some kernels families can be compared at: the forward, and the backward for either of its passes."""
+    found = dict.fromkeys(
+        Comparison(
+            variant=group.variant,
+            mode=group.mode,
+            dtype=group.dtype,
+            head_dim=group.head_dim,
+            pass_="fwd" if group.pass_ is Pass.FWD else "bwd",
+        )
+        for group in groups
+    )
+    return [comparison for comparison in found if not families.refusal(comparison)]

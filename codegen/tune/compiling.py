@@ -4,29 +4,76 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from codegen.hopper import FAMILY, FORWARD
 from codegen.packages import Package, imported
 from codegen.pool import Pool, WorkerDiedError
 from codegen.spec import KERNEL_ENDINGS, Pass, TileConfig
-from codegen.tune.record import Group
+from codegen.tune.record import Group, config_of
 
 CUT_SEQ, WHOLE_SEQ = 1000, 1024
 """Lengths whose last blocks are cut, and not cut, whatever the tile: kernels are compiled once for each."""
 
 
+SMALL_HEADS = (2, 2)
+"""Key heads, and query heads for each of them, of calls that are compiled and checked."""
+
+
+_ANY_TILE = TileConfig(block_m=64, block_n=64, num_warps=4, num_stages=2)
+"""Of a kernel that is not compiled."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One kernel to compile: a group's, with a tile, for lengths that do or do not end with a block."""
+    """One kernel to compile: a group's, with a tile, for lengths that do or do not end with a block.
+
+    `heads`: as SMALL_HEADS, which serve calls of any, but for packed ones, whose rows are all heads of a token apart.
+    """
 
     package: Package
     arch: str
     group: Group
     tile: TileConfig
     seq: int
+    heads: tuple[int, int] = SMALL_HEADS
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What a call says to launch it."""
+        return {"config": config_of({self.group.pass_: self.tile})}
+
+    def is_wanted(self, kernel: str) -> bool:
+        """Whether a kernel of that name is to be compiled."""
+        return kernel.endswith(KERNEL_ENDINGS[self.group.pass_])
+
+
+@dataclass(frozen=True, kw_only=True)
+class HopperTask:
+    """Hopper's kernels of a forward to compile, or of a backward: `with_dq`, or beside the portable one.
+
+    `group` is that of the portable kernel in whose place they are: fwd or dkdv.
+    """
+
+    package: Package
+    arch: str
+    group: Group
+    with_dq: bool
+    seq: int
+    heads: tuple[int, int] = SMALL_HEADS
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What a call says to launch them."""
+        return {"family": FAMILY, "config": None if self.with_dq else config_of({Pass.DQ: _ANY_TILE})}
+
+    def is_wanted(self, kernel: str) -> bool:
+        """Whether a kernel of that name is to be compiled."""
+        is_forward = kernel.endswith(f"_{FORWARD}")
+        return is_forward if self.group.pass_ is Pass.FWD else f"_{FAMILY}_" in kernel and not is_forward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,22 +84,21 @@ class Compilation:
     seconds: float
 
 
-def compile_task(task: Task) -> Compilation:
+def compile_task(task: Task | HopperTask) -> Compilation:
     """Compile into Triton's cache."""
     start = time.perf_counter()
     fault = _fault(task)
     return Compilation(fault=fault, seconds=time.perf_counter() - start)
 
 
-def _fault(task: Task) -> str:
+def _fault(task: Task | HopperTask) -> str:
     from codegen.offline import compile_launches
 
-    suffix = KERNEL_ENDINGS[task.group.pass_]
-    inputs, sequences = _arguments(task.package, task.group, task.seq)
+    inputs, sequences = _arguments(task.package, task.group, task.seq, task.heads)
     from codegen.tune.calls import load_op
 
     op = load_op(task.group.variant, task.package.name)
-    options = {**sequences, "config": {str(task.group.pass_): asdict(task.tile)}}
+    options = {**sequences, **task.options}
 
     def call() -> None:
         if task.group.pass_ is Pass.FWD:
@@ -61,9 +107,7 @@ def _fault(task: Task) -> str:
             results_of(op, inputs, task.seq, **options)
 
     try:
-        compile_launches(
-            call, task.group.variant, task.arch, task.package.name, only=lambda name: name.endswith(suffix)
-        )
+        compile_launches(call, task.group.variant, task.arch, task.package.name, only=task.is_wanted)
     except Exception as error:  # whatever the compiler raises is a reason not to take the tile
         return f"{type(error).__name__}: {first_line(error)}"
     return ""
@@ -82,24 +126,32 @@ def first_line(error: BaseException) -> str:
 
 
 @cache
-def _arguments(package: Package, group: Group, seq: int) -> tuple[Any, dict[str, Any]]:
+def _arguments(package: Package, group: Group, seq: int, heads: tuple[int, int]) -> tuple[Any, dict[str, Any]]:
     """Arguments of a small call on the CPU, of the same layout as those on the GPU."""
     imported(Path(package.root) / package.name)
     from codegen.tune.calls import draw_call
 
     return draw_call(
-        group.variant, group.mode, group.dtype, group.head_dim, seq=seq, device="cpu", package=package.name
+        group.variant,
+        group.mode,
+        group.dtype,
+        group.head_dim,
+        seq=seq,
+        kv_heads=heads[0],
+        group=heads[1],
+        device="cpu",
+        package=package.name,
     )
 
 
-class Compilers(Pool[Task, Compilation]):
+class Compilers(Pool[Task | HopperTask, Compilation]):
     """Processes that compile each task once; a compiler that crashes costs its own task alone."""
 
     def __init__(self, jobs: int) -> None:
         super().__init__(compile_task, jobs)
-        self._futures: dict[Task, Future[Compilation]] = {}
+        self._futures: dict[Task | HopperTask, Future[Compilation]] = {}
 
-    def submit(self, item: Task) -> Future[Compilation]:
+    def submit(self, item: Task | HopperTask) -> Future[Compilation]:
         """The outcome of a task, begun now if it was not before."""
         if item not in self._futures:
             self._futures[item] = super().submit(item)

@@ -1,11 +1,11 @@
-"""Checking and timing the tiles of one kernel on the GPU."""
+"""Checking and timing on the GPU: the tiles of one kernel, and families of kernels beside each other."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,8 +15,9 @@ from torch import Tensor
 from codegen.packages import Package
 from codegen.spec import KERNEL_ENDINGS, Pass, TileConfig
 from codegen.tune.calls import BOUND, Inputs, draw_call, load_op, load_reference, relative_errors
-from codegen.tune.compiling import CUT_SEQ, first_line, results_of
-from codegen.tune.record import Group, Workload
+from codegen.tune.compiling import CUT_SEQ, SMALL_HEADS, WHOLE_SEQ, first_line, results_of
+from codegen.tune.record import Comparison, Group, Workload, config_of
+from codegen.tune.timing import in_turn
 
 TOKENS = 16_384
 """Tokens of a timed call, all its sequences together."""
@@ -29,6 +30,14 @@ FIRST_ROUNDS, LAST_ROUNDS = 3, 9
 
 HOPELESS = 1.25
 """A candidate whose first round takes this many times the best one's time is not timed again."""
+
+TIMED_MS = 30.0
+"""GPU time that a contender is timed for on a workload."""
+
+
+def timed_heads(head_dim: int, workload: Workload) -> tuple[int, int]:
+    """Key heads of a timed call, and query heads for each."""
+    return max(1, WIDTH // head_dim // workload.group), workload.group
 
 
 def gpu_name() -> str:
@@ -96,15 +105,12 @@ class Bench:
         own tensors are left out: sums of large terms that nearly cancel, they tell rounding, not tiles.
         """
         try:
-            inputs, sequences, wanted = _golden(self.package, self._family(), seq)
+            inputs, sequences, wanted = _golden(self.package, self._family(), seq, SMALL_HEADS)
             got = self._results(inputs, sequences, tile, seq)
-            names = got if seq == CUT_SEQ else got.keys() & {"o", "dq", "dk", "dv"}
-            errors = relative_errors(got, {name: wanted[name] for name in names})
+            names = got.keys() if seq == CUT_SEQ else got.keys() & _OF_A_STEP
+            return _error_text(got, {name: wanted[name] for name in names})
         except Exception as error:  # out of resources, a compiler's failure: all are reasons not to take it
-            return f"{type(error).__name__}: {first_line(error)}"
-        worst = max(errors, key=lambda name: errors[name])
-        bound = BOUND[inputs.q.dtype]
-        return "" if errors[worst] <= bound else f"wrong: {worst} is off by {errors[worst]:.1e}, bound {bound:.0e}"
+            return _reason(error)
 
     def time(self, tile: TileConfig, workload: Workload) -> float:
         """The median of some rounds in milliseconds; of one round, where that is far behind the workload's best."""
@@ -152,25 +158,144 @@ class Bench:
         return results_of(self.op, inputs, seq, **options)
 
     def _config(self, tile: TileConfig) -> dict[str, dict[str, int]]:
-        return {str(pass_): asdict(each) for pass_, each in {**self.others, self.group.pass_: tile}.items()}
+        return config_of({**self.others, self.group.pass_: tile})
 
     def _family(self) -> Group:
         """The group that stands for all passes: they share their inputs."""
         return replace(self.group, pass_=Pass.FWD)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """Kernels that a forward or backward may run: of a family, with tiles of the portable ones beside them.
+
+    `own`: the tile of Hopper's. `seq`: a length at which it runs with that, to be compiled and checked at, and `heads`:
+    key heads, and query heads for each, for which it is compiled.
+    """
+
+    name: str
+    family: str
+    tiles: tuple[tuple[Pass, TileConfig], ...]
+    own: TileConfig | None = None
+    seq: int = WHOLE_SEQ
+    heads: tuple[int, int] = SMALL_HEADS
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What a call says to run them."""
+        return {"family": self.family, "config": config_of(dict(self.tiles)) or None}
+
+
+class FamilyBench:
+    """Checks and times the contenders of one comparison."""
+
+    def __init__(self, package: Package, comparison: Comparison) -> None:
+        self.package = package
+        self.comparison = comparison
+        self.op = load_op(comparison.variant, package.name)
+        self._is_forward = comparison.pass_ == "fwd"
+        self._group = comparison.group(Pass.FWD)
+
+    def check(self, contender: Contender) -> str:
+        """Compare what a contender gives with float64, as `Bench.check` does tiles; "" when it is right."""
+        # What is wrong with the golden is no contender's fault.
+        if contender.seq == WHOLE_SEQ:
+            inputs, sequences, wanted = _golden(self.package, self._group, contender.seq, contender.heads)
+        else:
+            inputs, sequences, wanted = _golden_output(self.package, self._group, contender.seq)
+        try:
+            options = {**sequences, **contender.options}
+            if self._is_forward:
+                got = {"o": inputs.call(self.op, **options).detach()}
+            else:
+                got = results_of(self.op, inputs, contender.seq, **options)
+            return _error_text(got, {name: wanted[name] for name in got.keys() & _OF_A_STEP})
+        except Exception as error:  # as for tiles
+            return _reason(error)
+
+    def race(self, contenders: Sequence[Contender], workload: Workload) -> tuple[dict[str, float], dict[str, str]]:
+        """The milliseconds of a whole forward, or a whole backward, by contender, in rounds taken in turn.
+
+        Also why others could not be timed.
+        """
+        try:
+            inputs, sequences = _timed_call(self.package, self._group, workload)
+        except Exception as error:  # out of memory, or a GPU that an earlier kernel has lost
+            return {}, {contender.name: _reason(error) for contender in contenders}
+        leaves = list(inputs.leaves().values())
+
+        def forward(options: dict[str, Any]) -> Callable[[], Any]:
+            def call() -> Any:
+                with torch.no_grad():
+                    return inputs.call(self.op, **sequences, **options)
+
+            return call
+
+        def backward(options: dict[str, Any]) -> Callable[[], Any]:
+            o = inputs.call(self.op, **sequences, **options)
+            return lambda: torch.autograd.grad(o, leaves, inputs.do, retain_graph=True)
+
+        calls: dict[str, Callable[[], Any]] = {}
+        failed: dict[str, str] = {}
+        for contender in contenders:
+            try:
+                calls[contender.name] = (forward if self._is_forward else backward)(contender.options)
+            except Exception as error:
+                failed[contender.name] = _reason(error)
+        times, errors = in_turn(calls, TIMED_MS)
+        failed |= {name: _reason(error) for name, error in errors.items()}
+        return {name: timing.ms for name, timing in times.items()}, failed
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+_OF_A_STEP = {"o", "dq", "dk", "dv"}
+"""What is compared of a training step: the gradients of a variant's own tensors tell rounding."""
+
+
+def _error_text(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
+    """What is wrong with the results of a call; "" where nothing is."""
+    errors = relative_errors(got, wanted)
+    worst = max(errors, key=lambda name: errors[name])
+    bound = BOUND[got["o"].dtype]
+    return "" if errors[worst] <= bound else f"wrong: {worst} is off by {errors[worst]:.1e}, bound {bound:.0e}"
+
+
 @lru_cache(maxsize=12)
-def _golden(package: Package, group: Group, seq: int) -> tuple[Inputs, dict[str, Any], dict[str, Tensor]]:
+def _golden(
+    package: Package, group: Group, seq: int, heads: tuple[int, int]
+) -> tuple[Inputs, dict[str, Any], dict[str, Tensor]]:
     inputs, sequences = draw_call(
-        group.variant, group.mode, group.dtype, group.head_dim, seq=seq, device="cuda", package=package.name
+        group.variant,
+        group.mode,
+        group.dtype,
+        group.head_dim,
+        seq=seq,
+        kv_heads=heads[0],
+        group=heads[1],
+        device="cuda",
+        package=package.name,
     )
     reference = load_reference(group.variant, packed=group.mode == "packed", package=package.name)
     return inputs, sequences, results_of(reference, inputs.double(), seq, **sequences)
 
 
+@lru_cache(maxsize=1)
+def _golden_output(package: Package, group: Group, seq: int) -> tuple[Inputs, dict[str, Any], dict[str, Tensor]]:
+    """The output alone, of few heads: at a length whose scores take a GiB in float64."""
+    inputs, sequences = draw_call(
+        group.variant, group.mode, group.dtype, group.head_dim, seq=seq, device="cuda", kv_heads=1, package=package.name
+    )
+    reference = load_reference(group.variant, packed=group.mode == "packed", package=package.name)
+    with torch.no_grad():
+        return inputs, sequences, {"o": inputs.double().call(reference, **sequences)}
+
+
 @lru_cache(maxsize=14)
 def _timed_call(package: Package, group: Group, workload: Workload) -> tuple[Inputs, dict[str, Any]]:
-    heads = max(1, WIDTH // group.head_dim // workload.group) * workload.group
+    kv_heads, group_size = timed_heads(group.head_dim, workload)
     return draw_call(
         group.variant,
         group.mode,
@@ -178,8 +303,8 @@ def _timed_call(package: Package, group: Group, workload: Workload) -> tuple[Inp
         group.head_dim,
         seq=workload.seq,
         batch=max(1, TOKENS // workload.seq),
-        kv_heads=heads // workload.group,
-        group=workload.group,
+        kv_heads=kv_heads,
+        group=group_size,
         device="cuda",
         package=package.name,
     )

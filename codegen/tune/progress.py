@@ -7,15 +7,17 @@ import sys
 import time
 from collections.abc import Sequence
 
-from codegen.tune.record import Outcome, Winner
+from codegen.tune.record import Judgement, Outcome, Verdict, Winner
 
 
 class Progress:
-    """Prints to the terminal; `total` kernels are to be tuned."""
+    """Prints to the terminal; `total` kernels are to be tuned, or as many comparisons of families to be judged."""
 
     def __init__(self, total: int) -> None:
         self.total = total
+        self.done = 0
         self.outcomes: list[Outcome] = []
+        self.judgements: list[Judgement] = []
         self._start = time.monotonic()
 
     def note(self, text: str) -> None:
@@ -26,19 +28,27 @@ class Progress:
     def report(self, outcome: Outcome) -> None:
         """One line for a kernel that is done."""
         self.outcomes.append(outcome)
+        self._line(f"{outcome.group}: {summary(outcome)}")
+
+    def judged(self, judgement: Judgement) -> None:
+        """One line for a comparison that is done."""
+        self.judgements.append(judgement)
+        self._line(f"{judgement.comparison}: {judgement_text(judgement)}")
+
+    def _line(self, text: str) -> None:
+        self.done += 1
         if sys.stderr.isatty():
             print("\r\033[K", end="", file=sys.stderr, flush=True)
-        print(f"{self._count()} {outcome.group}: {summary(outcome)}  {self._eta()}", flush=True)
+        print(f"{self._count()} {text}  {self._eta()}", flush=True)
 
     def _count(self) -> str:
-        return f"[{len(self.outcomes)}/{self.total}]"
+        return f"[{self.done}/{self.total}]"
 
     def _eta(self) -> str:
-        done = len(self.outcomes)
-        if not done:
+        if not self.done:
             return ""
-        left = (time.monotonic() - self._start) / done * (self.total - done)
-        return f"({clock(left)} left)" if done < self.total else f"({clock(time.monotonic() - self._start)})"
+        left = (time.monotonic() - self._start) / self.done * (self.total - self.done)
+        return f"({clock(left)} left)" if self.done < self.total else f"({clock(time.monotonic() - self._start)})"
 
 
 def clock(seconds: float) -> str:
@@ -81,3 +91,38 @@ def totals(outcomes: Sequence[Outcome]) -> str:
         f"tuned tiles against the defaults: {mean:.3f} times as fast on average (geometric), from {min(ratios):.2f} "
         f"to {max(ratios):.2f}; another tile than the default in {better} of {len(ratios)} cases"
     )
+
+
+def judgement_text(judgement: Judgement) -> str:
+    """Where a comparison overrules the rule, with what gain, and which contenders did not count."""
+    if not judgement.verdicts:
+        return f"no verdict: {judgement.undecided}"
+    others = [verdict for verdict in judgement.verdicts if verdict.taken != verdict.ruled]
+    parts = [f"{len(judgement.verdicts) - len(others)} of {len(judgement.verdicts)} as a rule"]
+    parts += [
+        f"{verdict.taken} for {verdict.ruled} at seq {verdict.workload.seq} group {verdict.workload.group}"
+        + (f", {ratio:.2f} times as fast" if (ratio := overruled(verdict)) else ", which does not run")
+        for verdict in others
+    ]
+    failed = {name: reason for verdict in judgement.verdicts for name, reason in verdict.failed.items()}
+    parts += [f"{name} failed: {reason}" for name, reason in failed.items()]
+    return "; ".join([*parts, *([f"others not timed: {judgement.undecided}"] if judgement.undecided else [])])
+
+
+def overruled(verdict: Verdict) -> float | None:
+    """The time of the rule's contender over that of the one taken; None where the rule's does not run."""
+    return verdict.ms[verdict.ruled] / verdict.ms[verdict.taken] if verdict.ruled in verdict.ms else None
+
+
+def family_totals(judgements: Sequence[Judgement]) -> str:
+    """In how many cases families were compared, and what was gained where the rule does not hold."""
+    verdicts = [verdict for judgement in judgements for verdict in judgement.verdicts]
+    if not verdicts:
+        return "no families were compared"
+    others = [verdict for verdict in verdicts if verdict.taken != verdict.ruled]
+    text = f"families: the rule holds in {len(verdicts) - len(others)} of {len(verdicts)} cases"
+    ratios = [ratio for verdict in others if (ratio := overruled(verdict))]
+    if not ratios:
+        return text
+    mean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
+    return f"{text}; the others gain {mean:.3f} on average (geometric), {max(ratios):.2f} at most"

@@ -59,6 +59,59 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What families of kernels are timed at beside each other: a variant's forward, `fwd`, or whole backward, `bwd`."""
+
+    variant: str
+    mode: str
+    dtype: str
+    head_dim: int
+    pass_: str
+
+    def group(self, pass_: Pass) -> Group:
+        """The group of one of its portable kernels."""
+        return Group(variant=self.variant, mode=self.mode, dtype=self.dtype, head_dim=self.head_dim, pass_=pass_)
+
+    def __str__(self) -> str:
+        mode = "" if self.mode == "dense" else f" {self.mode}"
+        return f"{self.variant}{mode} {self.dtype} D{self.head_dim} {self.pass_}, families"
+
+
+PassTiles = Mapping[Pass, TileConfig]
+
+
+def config_of(tiles: PassTiles) -> dict[str, dict[str, int]]:
+    """Tiles as an op's `config=` takes them."""
+    return {str(pass_): asdict(tile) for pass_, tile in tiles.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What each family took on a workload: milliseconds by contender, of a whole call; the reasons of those that do not
+    count.
+
+    `config`: the tiles of the portable kernels. `ruled`: the contender that runs as a rule; `taken`, that which a call
+    like this runs from now on.
+    """
+
+    workload: Workload
+    ms: Mapping[str, float]
+    failed: Mapping[str, str]
+    config: PassTiles
+    ruled: str
+    taken: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """What was found for a comparison; `undecided` says why a workload has no verdict, where one has none."""
+
+    comparison: Comparison
+    verdicts: Sequence[Verdict]
+    undecided: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Machine:
     """Where a file's entries were measured."""
 
@@ -75,10 +128,12 @@ class TunedFile:
         self.machine = machine
         self.entries: list[dict[str, Any]] = []
         self.failed: list[dict[str, Any]] = []
+        self.families: list[dict[str, Any]] = []
         with suppress(OSError, ValueError, KeyError, TypeError):
             document = json.loads(path.read_text(encoding="utf-8"))
             if (document["format"], document["gpu"]) == (FORMAT, machine.gpu):
                 self.entries, self.failed = list(document["entries"]), list(document["failed"])
+                self.families = list(document.get("families", ()))
 
     def has(self, group: Group, kernel_hash: str, workloads: Iterable[Workload]) -> bool:
         """Whether every workload of a group was measured on this very kernel with this Triton."""
@@ -90,6 +145,17 @@ class TunedFile:
         }
         return wanted <= found
 
+    def has_verdicts(
+        self, comparison: Comparison, kernels: Mapping[str, str], configs: Mapping[Workload, PassTiles]
+    ) -> bool:
+        """Whether families were compared at every workload on these very kernels, with these tiles and this Triton."""
+        measured = {
+            (row["seq"], row["group"]): row["config"]
+            for row in self.families
+            if _is_of(row, comparison) and (row["kernels"], row["triton"]) == (kernels, self.machine.triton)
+        }
+        return all(measured.get((w.seq, w.group)) == config_of(config) for w, config in configs.items())
+
     def tiles(self) -> list[tuple[str, str, int, TileConfig]]:
         """Pass, dtype, head_dim and tile of every entry."""
         return [(row["pass"], row["dtype"], row["head_dim"], TileConfig(**row["config"])) for row in self.entries]
@@ -97,7 +163,7 @@ class TunedFile:
     def add(self, outcome: Outcome, kernel_hash: str) -> None:
         """Put an outcome in place of what was known of its group, and write the file at once or not at all."""
         group = outcome.group
-        key = {"pass": str(group.pass_), "mode": group.mode, "dtype": group.dtype, "head_dim": group.head_dim}
+        key = _key(group)
         measured = {"kernel": kernel_hash, "triton": self.machine.triton}
         timed = {(winner.workload.seq, winner.workload.group) for winner in outcome.winners}
         # Lengths that were not asked for this time stay, where they were measured on the same code.
@@ -115,23 +181,47 @@ class TunedFile:
         self.failed += [{**key, "config": asdict(t), "reason": reason} for t, reason in outcome.failed.items()]
         write_atomically(self.path, self.text())
 
+    def judge(self, judgement: Judgement, kernels: Mapping[str, str]) -> None:
+        """Put verdicts in the place of those for the same workloads or other code, and write the file at once."""
+        comparison = judgement.comparison
+        timed = {(verdict.workload.seq, verdict.workload.group) for verdict in judgement.verdicts}
+        self.families = [
+            row
+            for row in self.families
+            if not _is_of(row, comparison) or (row["kernels"] == kernels and (row["seq"], row["group"]) not in timed)
+        ]
+        self.families += [
+            {**_key(comparison), **asdict(v.workload), "config": config_of(v.config)}
+            | {"ms": {name: _rounded(ms) for name, ms in v.ms.items()}, "failed": dict(v.failed)}
+            | {"kernels": dict(kernels), "triton": self.machine.triton}
+            for v in judgement.verdicts
+        ]
+        write_atomically(self.path, self.text())
+
     def text(self) -> str:
         """The file: JSON with one line per entry, in a fixed order, so that a change reads as one."""
         head = {"format": FORMAT, "variant": self.path.stem, "gpu": self.machine.gpu, "arch": self.machine.arch}
         lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
         lines += [_listed("entries", self.entries), _listed("failed", self.failed)]
+        if self.families:
+            lines.append(_listed("families", self.families))
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _is_of(row: Mapping[str, Any], group: Group) -> bool:
-    have = (row["pass"], row["mode"], row["dtype"], row["head_dim"])
-    return have == (str(group.pass_), group.mode, group.dtype, group.head_dim)
+def _key(of: Group | Comparison) -> dict[str, Any]:
+    return {"pass": str(of.pass_), "mode": of.mode, "dtype": of.dtype, "head_dim": of.head_dim}
+
+
+def _is_of(row: Mapping[str, Any], of: Group | Comparison) -> bool:
+    return all(row[name] == value for name, value in _key(of).items())
+
+
+_PASSES = (*map(str, Pass), "bwd")
 
 
 def _listed(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
     def order(row: Mapping[str, Any]) -> tuple[Any, ...]:
-        passes = list(Pass)
-        key = (row["mode"], row["dtype"], row["head_dim"], passes.index(Pass(row["pass"])))
+        key = (row["mode"], row["dtype"], row["head_dim"], _PASSES.index(row["pass"]))
         return (*key, row.get("group", 0), row.get("seq", 0), json.dumps(row["config"]))
 
     lines = [f"    {json.dumps(row)}" for row in sorted(rows, key=order)]

@@ -1,26 +1,23 @@
-"""Which tiles a kernel runs with: the call's `config=`, else what was measured on this GPU, else the chip's default."""
+"""Which kernels a call runs, with which tiles: as it asks, else as measured on this GPU, else as the rule has it."""
 
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from .archs import ARCHS, VARIANT_ARCHS, Arch
 from .checks import fail
 from .families import (
     FAMILIES,
-    HOPPER,
-    PORTABLE,
     WIDE_KEYS,
     HopperTile,
-    backward_is_faster,
+    as_a_rule,
     backward_tiles,
-    fusing_is_faster,
+    fastest,
     hopper_tile,
-    is_faster,
 )
 from .kernels import ATOMIC
-from .tuned import Entry, Problem, tuned_entries
+from .tuned import HOPPER, HOPPER_DKDV, PORTABLE, Entry, Problem, Verdict, tuned_entries
 from .tuned import Tile as Tile
 
 PASSES = ("fwd", "dkdv", "dq")
@@ -31,6 +28,7 @@ _FIXED_ORDER = "order fixed"
 SAME_TILES = {"sm_86": "sm_89", "sm_87": "sm_80", "sm_103": "sm_100", "sm_121": "sm_120"}
 
 Tiles = Mapping[str, Tile]
+_Found = TypeVar("_Found", Entry, Verdict)
 
 
 def cdiv(a: int, b: int) -> int:
@@ -94,15 +92,15 @@ def _short_lengths(op: str, arch: str) -> tuple[int, ...]:
     return () if arch == INTERPRETER else tuple(sorted(_arch(op, arch)["short"]))
 
 
-def nearest(entries: Sequence[Entry], pass_name: str, problem: Problem) -> Entry | None:
-    """The entry for a kernel that was measured on the problem most like this one, of its mode, columns and itemsize.
+def nearest(found: Sequence[_Found], pass_name: str, problem: Problem) -> _Found | None:
+    """What was measured of a pass on the problem most like this one, of its mode, columns and itemsize.
 
-    One of the same dtype goes before the other of 16 bits, whose kernels take as much of a chip. Then a tile suits a
-    length, in octaves, before it suits a group.
+    That of the same dtype goes before the other of 16 bits, whose kernels take as much of a chip. Then what is best
+    goes by the length, in octaves, before it goes by the group.
     """
 
-    def distance(entry: Entry) -> tuple[bool, float, int]:
-        measured = entry.problem
+    def distance(each: _Found) -> tuple[bool, float, int]:
+        measured = each.problem
         octaves = abs(math.log2(measured.seq / max(problem.seq, 1)))
         groups = abs(math.log2(measured.group / problem.group))
         return measured.dtype != problem.dtype, octaves + groups / 4, measured.head_dim
@@ -110,7 +108,7 @@ def nearest(entries: Sequence[Entry], pass_name: str, problem: Problem) -> Entry
     def kind(of: Problem) -> tuple[str, bool, int, int]:
         return of.mode, of.dtype == "float32", next_power_of_2(of.head_dim), block_columns(of.head_dim)
 
-    fitting = [entry for entry in entries if entry.pass_name == pass_name and kind(entry.problem) == kind(problem)]
+    fitting = [each for each in found if each.pass_name == pass_name and kind(each.problem) == kind(problem)]
     return min(fitting, key=distance, default=None)
 
 
@@ -126,7 +124,7 @@ def ladder(op: str, arch: str, gpu: str, problem: Problem, config_words: str = "
     """The choice for each pass: the call's config, else the nearest entry measured on this GPU, else the default."""
     own = parse_config(config_words)
     choices = {name: Choice(tile, "config") for name, tile in own.items()}
-    measured = tuned_entries(gpu, op)
+    measured = tuned_entries(gpu, op).entries
     for name in PASSES:
         entry = nearest(measured, name, problem)
         if name not in choices and entry is not None:
@@ -137,6 +135,42 @@ def ladder(op: str, arch: str, gpu: str, problem: Problem, config_words: str = "
         defaults = default_tiles(op, arch, itemsize, padded(problem.head_dim), served)
         choices = {name: Choice(tile, "default") for name, tile in defaults.items()} | choices
     return choices
+
+
+class Decision(NamedTuple):
+    """Whose kernels a forward or backward runs where the call does not say: one of CONTENDERS.
+
+    `verdict`: the nearest that was measured, if any; `overrules`: whether it says otherwise than the rule.
+    """
+
+    kernels: str
+    verdict: Verdict | None
+    overrules: bool
+
+
+def decision(
+    pass_name: str, op: str, gpu: str, problem: Problem, head_dims: tuple[int, int], in_order: bool = False
+) -> Decision:
+    """Whose kernels a forward, `fwd`, or a backward, `bwd`, runs on sm_90.
+
+    Where the rule held for what was measured it holds for what lies between, too: it knows more lengths than those.
+    Elsewhere the fastest is taken, and nothing ever that gave wrong results. `in_order`: gradients are added up in a
+    fixed order.
+    """
+
+    def possible(kernels: str) -> str:
+        return HOPPER_DKDV if in_order and pass_name == "bwd" and kernels == HOPPER else kernels
+
+    ruled = possible(as_a_rule(pass_name, op, problem.mode, head_dims, problem.seq))
+    verdict = nearest(tuned_entries(gpu, op).verdicts, pass_name, problem)
+    times = {} if verdict is None else {name: ms for name, ms in verdict.ms.items() if possible(name) == name}
+    if verdict is None or not times:
+        return Decision(ruled, None, overrules=False)
+    there = verdict.problem
+    ruled_there = possible(as_a_rule(pass_name, op, there.mode, (there.head_dim, there.head_dim), there.seq))
+    best = fastest(times, ruled_there)
+    holds = best == ruled_there and ruled in times
+    return Decision(ruled if holds else best, verdict, overrules=not holds)
 
 
 @lru_cache(maxsize=4096)
@@ -162,8 +196,8 @@ def tiles_for(
     """
     problem = Problem(mode, dtype, max(head_dims, key=padded), heads[0] // heads[1], length)
     tiles = {name: choice.tile for name, choice in ladder(op, arch, gpu, problem, config_words).items()}
-    forward = _forward_on_hopper(op, mode, arch, dtype, head_dims, length, config_words)
-    backward = _backward_on_hopper(op, mode, arch, dtype, head_dims, length, config_words)
+    forward = _forward_on_hopper(op, arch, gpu, problem, head_dims, config_words)
+    backward = _backward_on_hopper(op, arch, gpu, problem, head_dims, config_words)
     widths = {width for head_dim in head_dims for width in (next_power_of_2(head_dim), block_columns(head_dim))}
     if arch == "sm_90" and dtype != "float32" and len(widths) > 1:
         # Triton 3.6 compiles wrong results where tiles of different width get no pipeline: k's and v's, or their parts.
@@ -172,19 +206,20 @@ def tiles_for(
 
 
 def _forward_on_hopper(
-    op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int, int], length: int, config_words: str
+    op: str, arch: str, gpu: str, problem: Problem, head_dims: tuple[int, int], config_words: str
 ) -> dict[str, HopperTile]:
     """The tile of a forward that runs in Hopper's family: where it can, unless the call wants another."""
     family, own = asked_family(config_words), parse_config(config_words).get("fwd")
     if family == PORTABLE or (own is not None and family != HOPPER):
         return {}
-    found = hopper_tile(op, mode, arch, dtype, head_dims, length)
+    found = hopper_tile(op, problem.mode, arch, problem.dtype, head_dims, problem.seq)
     if isinstance(found, str):
         if family == HOPPER:
             fail(op, "family", "one that can run this call", f"'{HOPPER}': {found}")
         return {}
     if own is None:
-        return {"fwd": found} if family == HOPPER or is_faster(op, mode, head_dims, length) else {}
+        asked = family == HOPPER or decision("fwd", op, gpu, problem, head_dims).kernels == HOPPER
+        return {"fwd": found} if asked else {}
     if (own.block_m, own.num_warps) != (128, 8):
         wanted = f"block_m 128 and num_warps 8 in the family '{HOPPER}'"
         fail(op, "config['fwd']", wanted, f"{own.block_m} and {own.num_warps}")
@@ -192,7 +227,7 @@ def _forward_on_hopper(
 
 
 def _backward_on_hopper(
-    op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int, int], length: int, config_words: str
+    op: str, arch: str, gpu: str, problem: Problem, head_dims: tuple[int, int], config_words: str
 ) -> dict[str, HopperTile]:
     """The tiles of a backward that runs in Hopper's family: where it can, unless the call wants another.
 
@@ -200,14 +235,18 @@ def _backward_on_hopper(
     the portable kernel computes dq, and one of Hopper's the rest.
     """
     family, own = asked_family(config_words), parse_config(config_words)
-    if family == PORTABLE or (
-        family != HOPPER and ({"dkdv", "dq"} & own.keys() or not backward_is_faster(op, mode, head_dims, length))
-    ):
+    if family == PORTABLE or (family != HOPPER and {"dkdv", "dq"} & own.keys()):
         return {}
-    found = backward_tiles(op, mode, arch, dtype, head_dims, length)
-    if found and (asks_for_order(config_words) or (family != HOPPER and not fusing_is_faster(head_dims, length))):
+    found = backward_tiles(op, problem.mode, arch, problem.dtype, head_dims, problem.seq)
+    if not found:
+        return {}
+    in_order = asks_for_order(config_words)
+    kernels = HOPPER if family == HOPPER else decision("bwd", op, gpu, problem, head_dims, in_order).kernels
+    if kernels == PORTABLE:
+        return {}
+    if in_order or kernels == HOPPER_DKDV:
         found.pop("dq", None)
-    if "dkdv" in own and found:
+    if "dkdv" in own:
         tile = found["dkdv"]
         rows = (64,) if tile.block_n == WIDE_KEYS else (64, 128)
         if own["dkdv"].block_m not in rows or own["dkdv"][1:3] != tile[1:3]:

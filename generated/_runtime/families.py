@@ -1,5 +1,7 @@
 """The families of kernels: the portable one runs on every chip; that of Hopper, written in Gluon, on sm_90 alone."""
 
+from collections.abc import Mapping
+
 from .archs import (
     HOPPER_ALIKE_FROM,
     HOPPER_BACKWARD,
@@ -9,14 +11,19 @@ from .archs import (
     SCORED_ROWS,
 )
 from .kernels import ALIKE_ROWS, BANDS, CHEAP_SCORES, FUSED_BACKWARDS, KERNEL_HASHES, LINEAR, LONG_RUNS, RUNS
-from .tuned import Tile
+from .tuned import HOPPER, HOPPER_DKDV, PORTABLE, Tile
 
-PORTABLE, HOPPER = FAMILIES = ("portable", "hopper")
+FAMILIES = (PORTABLE, HOPPER)
 HOPPER_WARPS = 4
 """Warps that a kernel of Hopper's is launched with: those of one warpgroup, which specialises the others."""
 
 FORWARD, BACKWARD = "hopper_fwd", "hopper_bwd"
 """Its kernels, by their names among the hashes."""
+
+_WIDE_BACKWARD, _DELTA = "hopper_bwd_wide", "hopper_delta"
+
+GAIN = 0.99
+"""What was measured overrules the rule where it takes less than this part of the time: the rest is noise."""
 
 
 class HopperTile(Tile):
@@ -132,3 +139,30 @@ def fusing_is_faster(head_dims: tuple[int, int], length: int) -> bool:
     What it adds to is cleared and converted, which takes as long for short sequences as for long ones.
     """
     return length >= _FUSED_FROM[_widest(head_dims)]
+
+
+def as_a_rule(pass_name: str, op: str, mode: str, head_dims: tuple[int, int], length: int) -> str:
+    """Whose kernels a forward, `fwd`, or a whole backward, `bwd`, runs as a rule: one of CONTENDERS."""
+    if pass_name == "fwd":
+        return HOPPER if is_faster(op, mode, head_dims, length) else PORTABLE
+    if not backward_is_faster(op, mode, head_dims, length):
+        return PORTABLE
+    return HOPPER if op in FUSED_BACKWARDS and fusing_is_faster(head_dims, length) else HOPPER_DKDV
+
+
+def fastest(times: Mapping[str, float], ruled: str) -> str:
+    """Which contender of those that have a time is taken: the fastest, or the rule's where that is as good as fast.
+
+    >>> fastest({"portable": 1.0, "hopper": 1.005}, "hopper"), fastest({"portable": 1.0, "hopper": 1.1}, "hopper")
+    ('hopper', 'portable')
+    """
+    best = min(times, key=lambda name: times[name])
+    return ruled if ruled in times and times[best] > GAIN * times[ruled] else best
+
+
+def contending_kernels(pass_name: str, op: str, mode: str, head_dims: tuple[int, int]) -> dict[str, str]:
+    """The kernels of both families that a forward or backward has, with their hashes."""
+    is_wide = HOPPER_BACKWARD[_widest(head_dims)][1] == WIDE_KEYS
+    backward = ("dkdv", "dq", _WIDE_BACKWARD if is_wide else BACKWARD, _DELTA)
+    names = ("fwd", FORWARD) if pass_name == "fwd" else backward
+    return {name: code for name, code in KERNEL_HASHES[op][mode].items() if name in names}

@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/kernels.py.jinja
-# hash: 8745881cc8a0f58b
+# hash: 9579e01af647743f
 """What each kernel's code is, as a hash: tuned tiles hold for the code they were measured on."""
 
 # variant -> mode of calls -> pass -> hash of the kernel's file without comments and docstrings
@@ -12,6 +12,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "46be56b8a6913495",
             "hopper_fwd": "cf85c1edaecc6797",
             "hopper_bwd": "f8f051e91703e508",
+            "hopper_bwd_wide": "d66de4f5a835e925",
+            "hopper_delta": "73513f53ce9bfbaa",
         },
         "packed": {
             "fwd": "91a6cf19c5e99c59",
@@ -19,6 +21,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "b254008df5b983a0",
             "hopper_fwd": "c9d81401e9778ba7",
             "hopper_bwd": "c2f0047ed6440fa3",
+            "hopper_bwd_wide": "7c5b3e063c2e1dd3",
+            "hopper_delta": "b5741b05c95412f0",
         },
         "segmented": {
             "fwd": "a14d3099d522751d",
@@ -33,6 +37,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "bfe6e13e1e1452ee",
             "hopper_fwd": "a972c6feacd8163f",
             "hopper_bwd": "03c39363e06cf5ee",
+            "hopper_bwd_wide": "d3e1efc3480e57e4",
+            "hopper_delta": "33b84146748cb875",
         },
         "packed": {
             "fwd": "b6e418a3a3ba2f5d",
@@ -40,6 +46,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "c20540f939402544",
             "hopper_fwd": "8a814eab73a69190",
             "hopper_bwd": "b219a44d87b6d3f3",
+            "hopper_bwd_wide": "e5622328d05f8634",
+            "hopper_delta": "bb150c703a77aa29",
         },
         "segmented": {
             "fwd": "b1e2c18ec069b0c8",
@@ -71,6 +79,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "0e7f6537241f818e",
             "hopper_fwd": "110179f3d1b51115",
             "hopper_bwd": "df5eff14f09ed202",
+            "hopper_bwd_wide": "c3e484929e348d1b",
+            "hopper_delta": "cf3730fc310dbee3",
         },
         "packed": {
             "fwd": "9b10cc5a5ec7eb8c",
@@ -78,6 +88,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "3837a6a99a03b567",
             "hopper_fwd": "6e3f56d046a9401c",
             "hopper_bwd": "5d4fe8f99846bc2a",
+            "hopper_bwd_wide": "123ee91d1bd3fa76",
+            "hopper_delta": "6761a39c33430aec",
         },
         "segmented": {
             "fwd": "ed8959a7ee626ba9",
@@ -92,6 +104,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "0bc282a4975f4f7a",
             "hopper_fwd": "f11d5053ca5ccf1e",
             "hopper_bwd": "a912c382a7a4766b",
+            "hopper_bwd_wide": "deb856f70edbe1ce",
+            "hopper_delta": "2c0e876c97211d5d",
         },
         "packed": {
             "fwd": "0516465877167b82",
@@ -99,6 +113,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "55be522a4adc169a",
             "hopper_fwd": "34767f7f8e0cfbf4",
             "hopper_bwd": "9cf8808671e745aa",
+            "hopper_bwd_wide": "e32fa9e72f64184e",
+            "hopper_delta": "cb190733f4f48909",
         },
         "segmented": {
             "fwd": "bf6dd8acaf2d3634",
@@ -113,6 +129,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "4f3f874780bb93de",
             "hopper_fwd": "c88ccfff56604fec",
             "hopper_bwd": "8bc217f082855769",
+            "hopper_bwd_wide": "edcb7eb350adb552",
+            "hopper_delta": "7c6ec910e1445d75",
         },
         "packed": {
             "fwd": "975cfdf7149bf077",
@@ -120,6 +138,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "fabbd70475409e4d",
             "hopper_fwd": "e9c50313abe44ab1",
             "hopper_bwd": "214c8a5630467104",
+            "hopper_bwd_wide": "d7a4cf831df6d63b",
+            "hopper_delta": "8f5b4e16bedb1592",
         },
         "segmented": {
             "fwd": "af687c239f26b295",
@@ -134,6 +154,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "e3ce1d21e8fe8f9a",
             "hopper_fwd": "5f73fe9b2dee0872",
             "hopper_bwd": "0b76f889cb22c511",
+            "hopper_bwd_wide": "291b74cbd9d89b46",
+            "hopper_delta": "20e731eb863c810b",
         },
         "packed": {
             "fwd": "b6113b0c7c0a4745",
@@ -141,6 +163,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "eb2a6cfc6284c069",
             "hopper_fwd": "4be2b6e97938e66c",
             "hopper_bwd": "b1d95e39e57d47b7",
+            "hopper_bwd_wide": "7744f0d5f517c53f",
+            "hopper_delta": "545a5bd57dff84ac",
         },
         "segmented": {
             "fwd": "3d0a17bd8cf4fbeb",
@@ -155,6 +179,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "857c6273f698da81",
             "hopper_fwd": "2f96c733df4bad7c",
             "hopper_bwd": "2abd95cb08612721",
+            "hopper_bwd_wide": "de3a1e335aafcda0",
+            "hopper_delta": "0942e068c879394b",
         },
         "packed": {
             "fwd": "fdc53be2493ec8ce",
@@ -162,6 +188,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "22e6cb47dfb187ff",
             "hopper_fwd": "fdf97def4be71eb9",
             "hopper_bwd": "2069e454286a615f",
+            "hopper_bwd_wide": "cbc537eb63b37169",
+            "hopper_delta": "95f3789ce25f06a3",
         },
         "segmented": {
             "fwd": "3de5f2862c47ad3c",
@@ -176,6 +204,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "ad2c712fd49d19fe",
             "hopper_fwd": "ede5f2a741bef726",
             "hopper_bwd": "ff9bb2637840c2fe",
+            "hopper_bwd_wide": "ab11c941bf239f3e",
+            "hopper_delta": "706ccac5d9a36556",
         },
         "packed": {
             "fwd": "51e72e1ca9ea6010",
@@ -183,6 +213,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "6e642269dd3b13d8",
             "hopper_fwd": "a1f4f646df8e9688",
             "hopper_bwd": "aa2f9bacaa779e04",
+            "hopper_bwd_wide": "0720b3556ac4a1a8",
+            "hopper_delta": "31c520071f1a01fa",
         },
         "segmented": {
             "fwd": "cbbcb428b9af603b",
@@ -197,6 +229,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "b24ce5d3d3aba089",
             "hopper_fwd": "02e8ebadac164617",
             "hopper_bwd": "819d168f920dea4a",
+            "hopper_bwd_wide": "fdf0146b2fd5aab1",
+            "hopper_delta": "13e2148fc2527106",
         },
         "packed": {
             "fwd": "e39e74f3fa8bb91d",
@@ -204,6 +238,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "b4631b17cc2b43a5",
             "hopper_fwd": "8b5d3952e585eac9",
             "hopper_bwd": "80587e979885dbfd",
+            "hopper_bwd_wide": "fdd76dfde76ab924",
+            "hopper_delta": "df19fddd68a7f13e",
         },
         "segmented": {
             "fwd": "8f413b15faebe579",
@@ -218,6 +254,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "6b6d614be71c10b3",
             "hopper_fwd": "94ab9ef9bbc7e508",
             "hopper_bwd": "f3d2ce8721d952aa",
+            "hopper_bwd_wide": "e6e0b59e41fd4215",
+            "hopper_delta": "bfe5737579f73695",
         },
         "packed": {
             "fwd": "37a93964cdd31470",
@@ -225,6 +263,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "fe118c50ba86a401",
             "hopper_fwd": "6b48c69eed7003f4",
             "hopper_bwd": "648571d23b19e7f1",
+            "hopper_bwd_wide": "9649c845e429ac93",
+            "hopper_delta": "e4fd2885ad28d578",
         },
         "segmented": {
             "fwd": "6951c1a68a76e6f1",
@@ -239,6 +279,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "1b25ba3b7fc42b46",
             "hopper_fwd": "3c13270851c1bd2c",
             "hopper_bwd": "09aae3090564b359",
+            "hopper_bwd_wide": "8a57b98bcb79aaf9",
+            "hopper_delta": "3e4d85d59776daca",
         },
         "packed": {
             "fwd": "4141facc7e1e0204",
@@ -246,6 +288,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "6a9f80871bb9fe76",
             "hopper_fwd": "cb2551417cf9b52f",
             "hopper_bwd": "8aaf75c60e0f08a3",
+            "hopper_bwd_wide": "794475d369ce8cba",
+            "hopper_delta": "f3be0ddad5801199",
         },
         "segmented": {
             "fwd": "5927ada9703707b8",
@@ -260,6 +304,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "61c7cf4c1215a8f2",
             "hopper_fwd": "30fad80552e2a838",
             "hopper_bwd": "94c3c35b6bc563dd",
+            "hopper_bwd_wide": "50b47f8b9b3e6882",
+            "hopper_delta": "48f45e82cb4fd822",
         },
         "packed": {
             "fwd": "239fd720b70e11b0",
@@ -267,6 +313,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "2878b05200f9e628",
             "hopper_fwd": "65952519966c4e9c",
             "hopper_bwd": "8d8b1026624c7233",
+            "hopper_bwd_wide": "b8d11f7d6cfac96c",
+            "hopper_delta": "e7d7eefc6f081a94",
         },
         "segmented": {
             "fwd": "45f3c6e07d539593",
@@ -281,6 +329,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "5bce81d44ac8c97d",
             "hopper_fwd": "524c2edf457f8908",
             "hopper_bwd": "4caf0bc617637c4a",
+            "hopper_bwd_wide": "c82b3423acd30525",
+            "hopper_delta": "ef2f79f29a67e6b2",
         },
         "packed": {
             "fwd": "3a90e5af5b9d5e68",
@@ -288,6 +338,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "268a7fe113dbb955",
             "hopper_fwd": "72ff4201ba9f0d86",
             "hopper_bwd": "421c0f95e1e33d51",
+            "hopper_bwd_wide": "89f9184781431b73",
+            "hopper_delta": "8774040d8b65e3a4",
         },
         "segmented": {
             "fwd": "74550898928b8967",
@@ -302,6 +354,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "71a622e223a27c3c",
             "hopper_fwd": "2f0600562f43313f",
             "hopper_bwd": "8d31b42d3e0f1de0",
+            "hopper_bwd_wide": "08defbde696779ec",
+            "hopper_delta": "925f9f82e0dd51e7",
         },
         "packed": {
             "fwd": "8b414197f984d4bf",
@@ -309,6 +363,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "a4603d4f56fa695c",
             "hopper_fwd": "8c43faa5920fdaa9",
             "hopper_bwd": "5cdb79dfae0b54cf",
+            "hopper_bwd_wide": "428ec48ec9e7c3ee",
+            "hopper_delta": "66e2cb483f833dc7",
         },
         "segmented": {
             "fwd": "5321fbcbd6adfea1",

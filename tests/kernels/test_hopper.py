@@ -101,7 +101,8 @@ def test_long_sequences_of_narrow_columns(variant: str) -> None:
     """Three warpgroups, and rows that end in the midst of theirs."""
     shape = Shape(q_len=700, kv_len=HOPPER_LONG_FROM + 300, kv_heads=2, group=2, dim=64)
     inputs = draw(variant, shape, torch.bfloat16)
-    check_results(variant, inputs, evaluate(variant, inputs, q_offset="end"), q_offset="end")
+    got = evaluate(variant, inputs, family="hopper", q_offset="end")
+    check_results(variant, inputs, got, q_offset="end")
 
 
 @with_family

@@ -1,4 +1,7 @@
-"""Times of several calls on the GPU, taken in turn: a chip that has grown hot, or slow, is so for all of them."""
+"""Times of several calls on the GPU, taken in turn: a chip that has grown hot, or slow, is so for all of them.
+
+The tuner times families of kernels so, and the benchmark the peers.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ def _l2_filler() -> torch.Tensor:
 def on_gpu(call: Callable[[], Any], count: int) -> list[float]:
     """What `triton.testing.do_bench` measures: between two events on the stream, with the L2 cache cleared before."""
     cache = _l2_filler()
-    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
+    pairs = [(_event(), _event()) for _ in range(count)]
     for start, end in pairs:
         cache.zero_()
         start.record()
@@ -46,6 +49,10 @@ def on_gpu(call: Callable[[], Any], count: int) -> list[float]:
         end.record()
     torch.cuda.synchronize()
     return [start.elapsed_time(end) for start, end in pairs]
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def in_turn(

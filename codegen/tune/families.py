@@ -1,0 +1,263 @@
+"""Which family of kernels is the faster one: the portable and Hopper's, checked and timed beside each other.
+
+Nothing is searched: the portable kernels run with the tiles that calls take, tuned or default, and Hopper's have one
+tile for a length.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from codegen.hopper import BACKWARD, FAMILY, FORWARD
+from codegen.spec import Pass, TileConfig
+from codegen.tune.compiling import SMALL_HEADS, WHOLE_SEQ, Compilation, Compilers, HopperTask, Task, fault_of
+from codegen.tune.measuring import Contender, FamilyBench, timed_heads
+from codegen.tune.record import Comparison, Judgement, PassTiles, Verdict, Workload
+from codegen.tune.tuner import Context
+
+PORTABLE, HOPPER_DKDV = "portable", "hopper_dkdv"
+"""Contenders beside Hopper's kernels alone, as the package's runtime calls them."""
+
+COMPILE_SECONDS = 20.0
+"""What compiling the contenders of one comparison takes a core of a server, for dividing a budget."""
+
+MOST_OF_BUDGET = 0.3
+"""The part of a budget for tiles and families that the latter have at most."""
+
+_SECONDS_A_WORKLOAD = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyRequest:
+    """What is to be compared. `deadline`: of `time.monotonic`."""
+
+    comparisons: Sequence[Comparison]
+    workloads: Sequence[Workload]
+    deadline: float
+    jobs: int
+
+
+class Families:
+    """The families of a package on a machine, as its own runtime has them."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self._configs, self._families = context.runtime("configs"), context.runtime("families")
+        self._gpu: str = context.runtime("tuned").gpu_key(context.machine.gpu)
+
+    def refusal(self, comparison: Comparison) -> str:
+        """Why there is nothing to compare; empty where both families have the kernels."""
+        kernel = FORWARD if comparison.pass_ == "fwd" else BACKWARD
+        dims = (comparison.head_dim, comparison.head_dim)
+        arch = self.context.machine.arch
+        return str(
+            self._families.refusal(kernel, comparison.variant, comparison.mode, arch, comparison.dtype, dims, WHOLE_SEQ)
+        )
+
+    def kernels(self, comparison: Comparison) -> dict[str, str]:
+        """The hashes of the kernels that are compared, by name."""
+        dims = (comparison.head_dim, comparison.head_dim)
+        found: dict[str, str] = self._families.contending_kernels(
+            comparison.pass_, comparison.variant, comparison.mode, dims
+        )
+        return found
+
+    def config(self, comparison: Comparison, workload: Workload) -> PassTiles:
+        """The tiles of the portable kernels that a call runs with."""
+        tiles = self._tiles(comparison, workload.seq, workload.group, f"family {PORTABLE}")
+        passes = (Pass.FWD,) if comparison.pass_ == "fwd" else (Pass.DKDV, Pass.DQ)
+        return {pass_: tiles[pass_] for pass_ in passes}
+
+    def contenders(self, comparison: Comparison, workload: Workload) -> list[Contender]:
+        """Those of a workload: of a forward two, of a backward up to three."""
+        own, portable = (
+            self._tiles(comparison, workload.seq, workload.group, f"family {family}") for family in (FAMILY, PORTABLE)
+        )
+        heads = SMALL_HEADS if comparison.mode == "dense" else timed_heads(comparison.head_dim, workload)
+
+        def contender(name: str, tiles: PassTiles, own: TileConfig | None = None, seq: int = WHOLE_SEQ) -> Contender:
+            family = PORTABLE if own is None else FAMILY
+            return Contender(name=name, family=family, tiles=tuple(tiles.items()), own=own, seq=seq, heads=heads)
+
+        if comparison.pass_ == "fwd":
+            seq = self._checked_at(comparison, workload, own[Pass.FWD])
+            return [
+                contender(PORTABLE, {Pass.FWD: portable[Pass.FWD]}),
+                contender(FAMILY, {}, own[Pass.FWD], seq),
+            ]
+        found = [
+            contender(PORTABLE, portable),
+            contender(HOPPER_DKDV, {Pass.DQ: portable[Pass.DQ]}, own[Pass.DKDV]),
+        ]
+        if comparison.variant in self.context.runtime("kernels").FUSED_BACKWARDS:
+            found.append(contender(FAMILY, {}, own[Pass.DKDV]))
+        return found
+
+    def _checked_at(self, comparison: Comparison, workload: Workload, own: TileConfig) -> int:
+        """A length, the shorter the better, at which Hopper's forward has this tile."""
+
+        def serves(seq: int) -> bool:
+            return self._tiles(comparison, seq, workload.group, f"family {FAMILY}")[Pass.FWD] == own
+
+        seq = WHOLE_SEQ
+        while seq < workload.seq and not serves(seq):
+            seq *= 2
+        return seq if serves(seq) else workload.seq
+
+    def ruled(self, comparison: Comparison, workload: Workload) -> str:
+        """The contender that runs as a rule."""
+        dims = (comparison.head_dim, comparison.head_dim)
+        return str(self._families.as_a_rule(comparison.pass_, comparison.variant, comparison.mode, dims, workload.seq))
+
+    def taken(self, times: Mapping[str, float], ruled: str) -> str:
+        """The contender that calls run from now on."""
+        return str(self._families.fastest(times, ruled))
+
+    def has_verdicts(self, comparison: Comparison, workloads: Sequence[Workload]) -> bool:
+        """Whether every workload was compared on these very kernels, with the tiles that calls run with."""
+        configs = {workload: self.config(comparison, workload) for workload in workloads}
+        return self.context.file(comparison.variant).has_verdicts(comparison, self.kernels(comparison), configs)
+
+    def forget(self) -> None:
+        """Have the package read its tuned files again, to which tiles may have come."""
+        self.context.runtime("tuned").tuned_entries.cache_clear()
+        self._configs.tiles_for.cache_clear()
+
+    def _tiles(self, comparison: Comparison, seq: int, group: int, words: str) -> dict[Pass, TileConfig]:
+        dims, arch = (comparison.head_dim, comparison.head_dim), self.context.machine.arch
+        given = (comparison.variant, comparison.mode, arch, self._gpu, comparison.dtype, dims, (group, 1), seq, words)
+        with warnings.catch_warnings():
+            # That verdicts are of other kernels is why they are measured; of tiles it is said.
+            warnings.filterwarnings("ignore", ".*: its families of ", RuntimeWarning)
+            tiles = self._configs.tiles_for(*given)
+        return {Pass(name): TileConfig(**tile._asdict()) for name, tile in tiles.items()}
+
+
+@dataclass(kw_only=True)
+class Trial:
+    """A comparison at work: its contenders by workload, and those that do not count, with the reasons."""
+
+    comparison: Comparison
+    contenders: Mapping[Workload, Sequence[Contender]]
+    compiling: Mapping[Contender, Sequence[Future[Compilation]]]
+    failed: dict[Contender, str] = field(default_factory=dict)
+
+
+class FamilyTuner:
+    """Judges the comparisons of a request; `report` is told of each when it is done, `note` of what goes on."""
+
+    def __init__(
+        self,
+        families: Families,
+        request: FamilyRequest,
+        report: Callable[[Judgement], None],
+        note: Callable[[str], None],
+    ) -> None:
+        self.families = families
+        self.request = request
+        self.report = report
+        self.note = note
+        self.compiled: list[Compilation] = []
+        self.measuring = 0.0
+
+    def run(self) -> list[Comparison]:
+        """Judge one comparison after the other; those that a budget left out are returned."""
+        with Compilers(self.request.jobs) as pool:
+            trials = [self._begin(pool, comparison) for comparison in self.request.comparisons]
+            done = 0
+            while done < len(trials) and time.monotonic() < self.request.deadline:
+                self._judge(trials[done])
+                done += 1
+            self.compiled = pool.finished()
+        return [trial.comparison for trial in trials[done:]]
+
+    def _begin(self, pool: Compilers, comparison: Comparison) -> Trial:
+        contenders = {workload: self.families.contenders(comparison, workload) for workload in self.request.workloads}
+        each = dict.fromkeys(contender for found in contenders.values() for contender in found)
+        compiling = {contender: self._compiled(pool, comparison, contender) for contender in each}
+        return Trial(comparison=comparison, contenders=contenders, compiling=compiling)
+
+    def _compiled(self, pool: Compilers, comparison: Comparison, contender: Contender) -> list[Future[Compilation]]:
+        """What a contender launches: the forward, also where only a backward is timed."""
+        package, arch, tiles = self.families.context.package, self.families.context.machine.arch, dict(contender.tiles)
+        tasks: list[Task | HopperTask] = [
+            Task(
+                package=package,
+                arch=arch,
+                group=comparison.group(pass_),
+                tile=tile,
+                seq=WHOLE_SEQ,
+                heads=contender.heads,
+            )
+            for pass_, tile in tiles.items()
+        ]
+        passes = () if contender.own is None else (Pass.FWD, Pass.DKDV)
+        tasks += [
+            HopperTask(
+                package=package,
+                arch=arch,
+                group=comparison.group(pass_),
+                with_dq=pass_ is Pass.FWD or Pass.DQ not in tiles,
+                seq=contender.seq,
+                heads=contender.heads,
+            )
+            for pass_ in (passes[:1] if comparison.pass_ == "fwd" else passes)
+        ]
+        return [pool.submit(task) for task in tasks]
+
+    def _judge(self, trial: Trial) -> None:
+        """Check every contender, time those that are right, and write what was found."""
+        for contender, futures in trial.compiling.items():
+            self.note(f"{trial.comparison}: {contender.name} compiles")
+            if fault := next((fault for future in futures if (fault := fault_of(future))), ""):
+                trial.failed[contender] = fault
+        start = time.monotonic()
+        bench = FamilyBench(self.families.context.package, trial.comparison)
+        for contender in trial.compiling:
+            if contender not in trial.failed and (fault := bench.check(contender)):
+                trial.failed[contender] = fault
+        verdicts, undecided = [], ""
+        for workload in self.request.workloads:
+            self.note(f"{trial.comparison}: seq {workload.seq} group {workload.group}")
+            verdict = self._verdict(bench, trial, workload)
+            if isinstance(verdict, Verdict):
+                verdicts.append(verdict)
+            else:
+                undecided = undecided or verdict
+        self.measuring += time.monotonic() - start
+        judgement = Judgement(comparison=trial.comparison, verdicts=verdicts, undecided=undecided)
+        file = self.families.context.file(trial.comparison.variant)
+        file.judge(judgement, self.families.kernels(trial.comparison))
+        self.report(judgement)
+
+    def _verdict(self, bench: FamilyBench, trial: Trial, workload: Workload) -> Verdict | str:
+        """The times of those that are right, and whose kernels are taken; or why that cannot be told.
+
+        Where one that is right cannot be timed, as when memory is short, nothing is said of the others.
+        """
+        contenders = trial.contenders[workload]
+        failed = {each.name: trial.failed[each] for each in contenders if each in trial.failed}
+        if len(failed) == len(contenders):
+            return next(iter(failed.values()))
+        times, untimed = bench.race([each for each in contenders if each not in trial.failed], workload)
+        if untimed:
+            return next(iter(untimed.values()))
+        ruled = self.families.ruled(trial.comparison, workload)
+        return Verdict(
+            workload=workload,
+            ms=times,
+            failed=failed,
+            config=self.families.config(trial.comparison, workload),
+            ruled=ruled,
+            taken=self.families.taken(times, ruled),
+        )
+
+
+def reserve(budget: float, comparisons: int, workloads: int, jobs: int) -> float:
+    """Seconds of a budget for tiles and families that are left to the latter."""
+    wanted = comparisons * (COMPILE_SECONDS / jobs + workloads * _SECONDS_A_WORKLOAD)
+    return min(wanted, MOST_OF_BUDGET * budget)
