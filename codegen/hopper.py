@@ -77,14 +77,14 @@ def _columns(head_dim: int) -> int:
     return min(columns for columns in FORWARD_TILES if columns >= head_dim)
 
 
-def serves(variant: Variant, mode: Mode) -> bool:
-    """Whether a variant has kernels for Hopper in a mode."""
-    return mode is not Mode.SEGMENTED and not variant.dropout
+def serves(variant: Variant) -> bool:
+    """Whether a variant has kernels for Hopper."""
+    return not variant.dropout
 
 
 def serves_wide(mode: Mode) -> bool:
     """Whether their backward has a kernel for more than NARROW_COLUMNS."""
-    return mode is Mode.DENSE
+    return mode is not Mode.PACKED
 
 
 def serves_backward(mode: Mode, head_dim: int) -> bool:
@@ -142,7 +142,7 @@ def scores_cheaply(variant: Variant) -> bool:
 
 def fuses_backward(planned: VariantPlan) -> bool:
     """Whether one kernel can compute dq, dk and dv, with all that the variant gathers besides."""
-    return serves(planned.variant, planned.mode) and sums_by_keys(planned.terms)
+    return serves(planned.variant) and sums_by_keys(planned.terms)
 
 
 def gluon(text: str, keys: str = "gl.arange(0, BLOCK_N, layout=KEY)") -> str:
@@ -198,8 +198,17 @@ def by_vectors(lines: Sequence[str]) -> list[str]:
     return found
 
 
-_OWN = {"kv_idx": "own_key", "rows": "own_row", "q_idx": "own_position"}
+_OWN = {
+    "kv_idx": "own_key",
+    "cols": "own_col",
+    "rows": "own_row",
+    "q_row": "own_q_row",
+    "q_idx": "own_position",
+}
 """Vectors of a block, and what they are called where each thread has an element of its own."""
+
+_GIVEN = re.compile(r"(q_idx|kv_idx) = tl\.load\(.*\) if POSITIONS else (.*)")
+"""Positions that a call may give."""
 
 
 def read_apart(lines: Sequence[str]) -> list[str]:
@@ -213,6 +222,30 @@ def read_apart(lines: Sequence[str]) -> list[str]:
         return []
     vectors = "|".join(rf"\b{name}\b" for name in _OWN)
     return [re.sub(vectors, lambda found: _OWN[found[0]], line) for line in lines]
+
+
+def exchanged(lines: Sequence[str]) -> list[str]:
+    """A block's statements, where positions that a call gives are those that `read_apart` has read.
+
+    >>> exchanged(["q_idx = tl.load(x_ptr + rows) if POSITIONS else rows + q_shift", "y = q_idx + 1"])
+    ['q_idx = tl.convert_layout(own_position, ROW) if POSITIONS else rows + q_shift', 'y = q_idx + 1']
+    """
+
+    def exchange(found: re.Match[str]) -> str:
+        name, by_place = found.groups()
+        layout = "ROW" if name == "q_idx" else "KEY"
+        return f"{name} = tl.convert_layout({_OWN[name]}, {layout}) if POSITIONS else {by_place}"
+
+    return [_GIVEN.sub(exchange, line) for line in lines]
+
+
+def given_positions(lines: Sequence[str]) -> list[str]:
+    """Those of some statements that read positions.
+
+    >>> given_positions(["rows = f(x)", "q_idx = tl.load(x_ptr + rows) if POSITIONS else rows + q_shift"])
+    ['q_idx = tl.load(x_ptr + rows) if POSITIONS else rows + q_shift']
+    """
+    return [line for line in lines if _GIVEN.fullmatch(line)]
 
 
 def targets(lines: Sequence[str]) -> list[str]:
@@ -253,6 +286,8 @@ FILTERS = {
     "needed": needed,
     "by_vectors": by_vectors,
     "read_apart": read_apart,
+    "exchanged": exchanged,
+    "given_positions": given_positions,
     "targets": targets,
     "without": without,
 }

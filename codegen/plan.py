@@ -76,17 +76,17 @@ class KernelBuilder:
         tensors = {**variant.tensors, **({decay.name: decay} if variant.decay else {})}
         self.variant = variant
         self.logits = logits(variant, mode)
+        self.by_position = mode is not Mode.SEGMENTED
         self.row_term: Expr = NOTHING
         if splits_rows:
-            logit, self.row_term = split_rows(self.logits.logit)
+            logit, self.row_term = split_rows(self.logits.logit, in_order=self.by_position)
             self.logits = replace(self.logits, logit=logit)
-        sides = split_sides(self.logits.logit, PRODUCT) if splits_sides else None
+        sides = split_sides(self.logits.logit, PRODUCT, in_order=self.by_position) if splits_sides else None
         self.sides = Sides() if sides is None else sides
         if sides is not None:
             self.logits = replace(self.logits, logit=PRODUCT, linear=True)
         self.key = "cols" if mode is Mode.SEGMENTED else "kv_idx"
         self.reads: frozenset[str] = frozenset()
-        self.by_position = mode is not Mode.SEGMENTED
         self.emitter = Emitter(tensors=tensors, query_axis=query_axis, mode=mode, walks_heads=walks_heads)
         self.transposed = query_axis == 1
 

@@ -212,7 +212,8 @@ class Signatures:
         groups.append(ArgGroup(names=("group_size",), host="group_size", varies=True))
         groups = [group for group in groups if wanted & set(group.names)]
         offset = ["Q_OFFSET_PER_BATCH"] if "q_offset" in wanted else []
-        return groups, [*offset, *(["SCALARS_LOADED"] if any(group.loadable for group in groups) else [])]
+        loaded = ["SCALARS_LOADED"] if any(group.loadable for group in groups) else []
+        return groups, [*offset, *loaded, *(["POSITIONS"] if "POSITIONS" in read else [])]
 
     def read_only(
         self, args: Sequence[ArgGroup], constants: Sequence[str], read: Set[str]
