@@ -204,11 +204,13 @@ _OWN = {
     "rows": "own_row",
     "q_row": "own_q_row",
     "q_idx": "own_position",
+    "kv_segment_ids_kv": "own_segment",
+    "q_segment_ids_q": "own_segment",
 }
 """Vectors of a block, and what they are called where each thread has an element of its own."""
 
-_GIVEN = re.compile(r"(q_idx|kv_idx) = tl\.load\(.*\) if POSITIONS else (.*)")
-"""Positions that a call may give."""
+_GIVEN = re.compile(r"(q|kv)_(idx|segment_ids_(?:q|kv)) = tl\.load\(.*\)( if POSITIONS else .*)?")
+"""The positions and ids of tokens that a segmented call gives."""
 
 
 def read_apart(lines: Sequence[str]) -> list[str]:
@@ -225,24 +227,26 @@ def read_apart(lines: Sequence[str]) -> list[str]:
 
 
 def exchanged(lines: Sequence[str]) -> list[str]:
-    """A block's statements, where positions that a call gives are those that `read_apart` has read.
+    """A block's statements, where positions and ids that a call gives are those that `read_apart` has read.
+
+    They are had where they are used, for all of them at a time would be more than there are registers.
 
     >>> exchanged(["q_idx = tl.load(x_ptr + rows) if POSITIONS else rows + q_shift", "y = q_idx + 1"])
     ['q_idx = tl.convert_layout(own_position, ROW) if POSITIONS else rows + q_shift', 'y = q_idx + 1']
     """
 
     def exchange(found: re.Match[str]) -> str:
-        name, by_place = found.groups()
-        layout = "ROW" if name == "q_idx" else "KEY"
-        return f"{name} = tl.convert_layout({_OWN[name]}, {layout}) if POSITIONS else {by_place}"
+        axis, what, otherwise = found.groups()
+        name, layout = f"{axis}_{what}", "ROW" if axis == "q" else "KEY"
+        return f"{name} = tl.convert_layout({_OWN[name]}, {layout}){otherwise or ''}"
 
     return [_GIVEN.sub(exchange, line) for line in lines]
 
 
-def given_positions(lines: Sequence[str]) -> list[str]:
-    """Those of some statements that read positions.
+def given(lines: Sequence[str]) -> list[str]:
+    """Those of some statements that read positions or ids that a call gives.
 
-    >>> given_positions(["rows = f(x)", "q_idx = tl.load(x_ptr + rows) if POSITIONS else rows + q_shift"])
+    >>> given(["rows = f(x)", "q_idx = tl.load(x_ptr + rows) if POSITIONS else rows + q_shift"])
     ['q_idx = tl.load(x_ptr + rows) if POSITIONS else rows + q_shift']
     """
     return [line for line in lines if _GIVEN.fullmatch(line)]
@@ -287,7 +291,7 @@ FILTERS = {
     "by_vectors": by_vectors,
     "read_apart": read_apart,
     "exchanged": exchanged,
-    "given_positions": given_positions,
+    "given": given,
     "targets": targets,
     "without": without,
 }

@@ -100,18 +100,23 @@ class GradientText:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockText:
-    """The part of a loop body that depends on the variant."""
+    """The part of a loop body that depends on the variant.
+
+    `same`: the part of the mask that compares segments, where a kernel finds that apart from what else keeps a pair.
+    """
 
     statements: Sequence[str]
     logit: str
     keep: str
+    same: str
     dscore: str
     gradients: Sequence[GradientText]
 
     @property
     def texts(self) -> list[str]:
         """All of it."""
-        return [*self.statements, self.logit, self.keep, self.dscore, *(part.text for part in self.gradients)]
+        own = (part.text for part in self.gradients)
+        return [*self.statements, self.logit, self.keep, self.same, self.dscore, *own]
 
 
 @dataclass(frozen=True, kw_only=True)

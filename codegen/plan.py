@@ -16,7 +16,7 @@ from codegen.expr import Expr, const, float_var
 from codegen.gradients import by_lag, decay_load, gradient_terms
 from codegen.lists import ListsPlan, lists_plan
 from codegen.model import BlockText, GradientKind, GradientTerm, GradientText, KernelPlan
-from codegen.modes import Mode, specialised
+from codegen.modes import Mode, specialised, split_mask
 from codegen.rows import NOTHING, Sides, split_rows, split_sides
 from codegen.signature import Signatures, legend
 from codegen.spec import Variant
@@ -71,6 +71,7 @@ class KernelBuilder:
         walks_heads: bool = False,
         splits_rows: bool = False,
         splits_sides: bool = False,
+        splits_mask: bool = False,
     ) -> None:
         decay = PACKED_DECAY if mode is Mode.PACKED else DECAY
         tensors = {**variant.tensors, **({decay.name: decay} if variant.decay else {})}
@@ -85,6 +86,7 @@ class KernelBuilder:
         self.sides = Sides() if sides is None else sides
         if sides is not None:
             self.logits = replace(self.logits, logit=PRODUCT, linear=True)
+        self.splits_mask = splits_mask and mode is Mode.SEGMENTED
         self.key = "cols" if mode is Mode.SEGMENTED else "kv_idx"
         self.reads: frozenset[str] = frozenset()
         self.emitter = Emitter(tensors=tensors, query_axis=query_axis, mode=mode, walks_heads=walks_heads)
@@ -92,13 +94,13 @@ class KernelBuilder:
 
     def block(self, *, partial: bool, terms: Sequence[GradientTerm], backward: bool) -> BlockText:
         dscore = self.logits.dscore if backward else None
-        mask = self.variant.mask if self.variant.mask is not None else expr.TRUE
-        keep = mask if partial and mask != expr.TRUE else None
+        keep, same = self._masks() if partial else (None, None)
         locals_ = [t.local for t in terms]
-        statements, texts = self.emitter.block(self.logits.logit, dscore, keep, *locals_, whole=not partial)
-        logit, dscore_text, keep_text, *local_texts = texts
+        roots = (self.logits.logit, dscore, keep, same, *locals_)
+        statements, texts = self.emitter.block(*roots, whole=not partial)
+        logit, dscore_text, keep_text, same_text, *local_texts = texts
         places = [self._places(t) for t in terms]
-        read = frozenset().union(*(expr.names(e) for e in (self.logits.logit, dscore, keep, *locals_) if e is not None))
+        read = frozenset().union(*(expr.names(e) for e in roots if e is not None))
         self.reads |= read
         if partial and not self.transposed:
             read |= {self.key}  # for the bound of a cut block
@@ -113,12 +115,21 @@ class KernelBuilder:
             statements=[*self.index_statements("q" if self.transposed else "kv", read), *statements],
             logit=logit,
             keep=keep_text,
+            same=same_text,
             dscore=f"tl.where(keep, {product}, 0.0)" if guard else product,
             gradients=[
                 GradientText(term=t, text=_gradient_text(t, text, partial), place=place, scattered=scattered)
                 for t, text, (place, scattered) in zip(terms, local_texts, places, strict=True)
             ],
         )
+
+    def _masks(self) -> tuple[Expr | None, Expr | None]:
+        """Which pairs are kept, and where segments are compared apart from that, the second part of it."""
+        mask = self.variant.mask if self.variant.mask is not None else expr.TRUE
+        if mask == expr.TRUE:
+            return None, None
+        own, same = split_mask(mask) if self.splits_mask else (mask, expr.TRUE)
+        return (same, None) if own == expr.TRUE else (own, None if same == expr.TRUE else same)
 
     def term_text(self, term: Expr) -> str:
         """What the logits of a row, a key or a block share, in the shape that it has; empty if that is nothing."""
@@ -222,7 +233,7 @@ def _query_kernel(
     variant: Variant, analysis: blocks.BlockAnalysis, sign: Signatures, *, backward: bool, hopper: bool = False
 ) -> KernelPlan:
     """The kernel of o or of dq, or the forward of Hopper's family, which adds to a row at once what its keys share."""
-    builder = KernelBuilder(variant, sign.mode, query_axis=0, splits_rows=hopper)
+    builder = KernelBuilder(variant, sign.mode, query_axis=0, splits_rows=hopper, splits_mask=hopper)
     terms = [t for t in builder.logits.terms if backward and t.kind is not GradientKind.COLUMN]
     full = builder.block(partial=False, terms=terms, backward=backward)
     partial = builder.block(partial=True, terms=terms, backward=backward)
@@ -263,7 +274,7 @@ def _key_kernel(
 
     That adds to a key at once what its rows share, and finds with the log of a row's denominator what its keys do.
     """
-    builder = KernelBuilder(variant, sign.mode, query_axis=1, walks_heads=True, splits_sides=hopper)
+    builder = KernelBuilder(variant, sign.mode, query_axis=1, walks_heads=True, splits_sides=hopper, splits_mask=hopper)
     gathers_all = hopper and sums_by_keys(builder.logits.terms)
     terms = [t for t in builder.logits.terms if gathers_all or t.kind is GradientKind.COLUMN]
     by_pairs = [t for t in terms if t.kind is not GradientKind.ROW]

@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/kernels.py.jinja
-# hash: 1b6021fdf16aba3d
+# hash: 8b8ed81a48e8a276
 """What each kernel's code is, as a hash: tuned tiles hold for the code they were measured on."""
 
 # variant -> mode of calls -> pass -> hash of the kernel's file without comments and docstrings
@@ -24,8 +24,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "a14d3099d522751d",
             "dq": "3b1376ff3f73c84d",
             "dkdv": "c00fc157d6a53fac",
-            "hopper_fwd": "bd5ee656523a1997",
-            "hopper_bwd": "3c1545c9e25f5652",
+            "hopper_fwd": "7f0fccb16e3312d9",
+            "hopper_bwd": "794c1d0a547e6025",
         },
     },
     "causal": {
@@ -47,8 +47,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "b1e2c18ec069b0c8",
             "dq": "0b5446320c51eebe",
             "dkdv": "6d7470b8d90396eb",
-            "hopper_fwd": "3aa7b78db03e15e4",
-            "hopper_bwd": "e1c5bb8c0748f3dd",
+            "hopper_fwd": "fdfaa5e76479fa69",
+            "hopper_bwd": "ae33e7223db9ac6a",
         },
     },
     "causal_dropout": {
@@ -87,8 +87,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "ed8959a7ee626ba9",
             "dq": "325779008024f4a6",
             "dkdv": "145d70b20cd8ff61",
-            "hopper_fwd": "a48a2a9f0694c598",
-            "hopper_bwd": "f8792bbe5c30621c",
+            "hopper_fwd": "c86bf6c790ab59be",
+            "hopper_bwd": "46853c9dec6987b7",
         },
     },
     "prefix_lm": {
@@ -110,8 +110,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "bf6dd8acaf2d3634",
             "dq": "0891ddf56618bca0",
             "dkdv": "be0d3e20534ca410",
-            "hopper_fwd": "fd2e50b4dc4c31c6",
-            "hopper_bwd": "03e662315a8a13d7",
+            "hopper_fwd": "639b9a212783b643",
+            "hopper_bwd": "d14aa43adac8a955",
         },
     },
     "document": {
@@ -133,8 +133,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "af687c239f26b295",
             "dq": "97210508c5066dc1",
             "dkdv": "2fcb4f8b3f5d8d3d",
-            "hopper_fwd": "efbd6aefc4d46f04",
-            "hopper_bwd": "ad7ca3244a06f8ec",
+            "hopper_fwd": "01ff293ae1b08e97",
+            "hopper_bwd": "dc70832e4e9a7c7c",
         },
     },
     "padding": {
@@ -156,8 +156,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "3d0a17bd8cf4fbeb",
             "dq": "6eed9c540661a47c",
             "dkdv": "bf240fdf462df10b",
-            "hopper_fwd": "e135a021a90cffca",
-            "hopper_bwd": "6857156b9c559881",
+            "hopper_fwd": "69c4706de8a6407d",
+            "hopper_bwd": "a8ff25b31cdc2388",
         },
     },
     "streaming_llm": {
@@ -179,8 +179,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "3de5f2862c47ad3c",
             "dq": "6e9ce7afd88c9ef2",
             "dkdv": "3d3806eeafe86858",
-            "hopper_fwd": "202592d13611aad9",
-            "hopper_bwd": "13940aa675155421",
+            "hopper_fwd": "a5c6bbf90566e482",
+            "hopper_bwd": "1c2dba0d89ea6989",
         },
     },
     "natten": {
@@ -202,8 +202,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "cbbcb428b9af603b",
             "dq": "2ca7f5c153f73cd7",
             "dkdv": "c5b705f14d30f79b",
-            "hopper_fwd": "b20bb72b6a0ec011",
-            "hopper_bwd": "c9a8a1f6a2a8e701",
+            "hopper_fwd": "dc95f418f319b946",
+            "hopper_bwd": "a1c9cedc0d3aee05",
         },
     },
     "softcap": {
@@ -225,8 +225,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "8f413b15faebe579",
             "dq": "8b30b0fb541a906a",
             "dkdv": "27dc513a4a94c90c",
-            "hopper_fwd": "11c1060e856bf380",
-            "hopper_bwd": "c6ec3054861f8243",
+            "hopper_fwd": "096511858e9cfc53",
+            "hopper_bwd": "2f4951bfa95740e0",
         },
     },
     "gemma2_local": {
@@ -248,8 +248,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "6951c1a68a76e6f1",
             "dq": "20aafddd3fe8882b",
             "dkdv": "32ee91c8e998c01d",
-            "hopper_fwd": "cb39c84e9410f2fc",
-            "hopper_bwd": "d3f0363132ef39c8",
+            "hopper_fwd": "a3434c741b582b37",
+            "hopper_bwd": "64bc97549a039358",
         },
     },
     "alibi": {
@@ -271,8 +271,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "5927ada9703707b8",
             "dq": "945ba757d80791c2",
             "dkdv": "2e908d2fbff06942",
-            "hopper_fwd": "7cb93df1f20842a1",
-            "hopper_bwd": "ec57f5b5cc58748a",
+            "hopper_fwd": "6f71e42424d0dd86",
+            "hopper_bwd": "a4682a7f87bf8bc5",
         },
     },
     "relative_bias": {
@@ -294,8 +294,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "45f3c6e07d539593",
             "dq": "9db33c23a95d30bb",
             "dkdv": "0cb0ffe57a69d039",
-            "hopper_fwd": "2d38c477da801212",
-            "hopper_bwd": "b8248237a40e9dee",
+            "hopper_fwd": "4ecae4901783297b",
+            "hopper_bwd": "f8864025a6f15dd9",
         },
     },
     "forgetting": {
@@ -317,8 +317,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "74550898928b8967",
             "dq": "d67d6634d7a5be9b",
             "dkdv": "d228a8cf5d7a913c",
-            "hopper_fwd": "e67908990b9855ef",
-            "hopper_bwd": "b685f9032f38b888",
+            "hopper_fwd": "e724ab6fdbe15f91",
+            "hopper_bwd": "a9a8ad462c66e3c3",
         },
     },
     "gpt_oss": {
@@ -340,8 +340,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "5321fbcbd6adfea1",
             "dq": "45b3b516375d8bd2",
             "dkdv": "b9c3462cd9e499e3",
-            "hopper_fwd": "bd756d90997dd648",
-            "hopper_bwd": "7aa4e110c9c74e48",
+            "hopper_fwd": "c8b18e8b00775a50",
+            "hopper_bwd": "0d330c60fe2b3245",
         },
     },
 }

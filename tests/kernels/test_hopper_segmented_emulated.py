@@ -14,11 +14,12 @@ from torch import Tensor
 from bench import golden
 from bench.golden import Inputs
 from bench.peers import make_schedule
+from generated._runtime.kernels import ATOMIC
 from tests.gluon import EmulationError, Kernel, Timing
 
 from .cases import Shape, draw
 from .judge import golden_of
-from .test_hopper_backward_emulated import FUSED, PORTABLE_DQ, WIDE, check_gradients, emulate_backward
+from .test_hopper_backward_emulated import PORTABLE_DQ, WIDE, check_gradients, emulate_backward
 from .test_hopper_emulated import PACKAGE, VARIANTS, Mutation, check_lse, check_output
 from .test_hopper_emulated import emulate as emulate_forward
 
@@ -72,12 +73,13 @@ class Call:
 
 
 DOCUMENTS, OTHERS = runs(_3=90, _1=150, _7=93), runs(_2=40, _1=200, x=60, _2_=33)
+SHORT, THREE = runs(_0=90, _4=110), runs(_2=50, x=10, _6=80, _2_=60)
 # Tiles have 128 rows and keys; where head_dim is above 128 the forward has 64 keys, and the backward 64 of both.
 CALLS = {
     "documents": Call(shape=Shape(q_len=333, kv_heads=2), tokens={"q_segment_ids": [DOCUMENTS]}),
     "restarting positions": Call(
-        shape=Shape(q_len=333, batch=2, group=1),
-        tokens={"q_segment_ids": [DOCUMENTS, OTHERS], "q_positions": [restarting(DOCUMENTS), restarting(OTHERS, 20)]},
+        shape=Shape(q_len=200, batch=2, group=1),
+        tokens={"q_segment_ids": [SHORT, THREE], "q_positions": [restarting(SHORT), restarting(THREE, 20)]},
     ),
     "other keys": Call(
         shape=Shape(q_len=140, kv_len=333, group=3),
@@ -96,7 +98,12 @@ CALLS = {
     ),
     "five keys": Call(
         shape=Shape(q_len=130, kv_len=5, group=1),
-        tokens={"q_segment_ids": [runs(_0=4, _5=8, x=118)], "kv_segment_ids": [runs(_0=3, _5=2)]},
+        tokens={
+            "q_segment_ids": [runs(_0=4, _5=8, x=118)],
+            "kv_segment_ids": [runs(_0=3, _5=2)],
+            "q_positions": [restarting(runs(_0=4, _5=8, x=118))],
+            "kv_positions": [[2, 0, 1, 0, 1]],
+        },
     ),
     "wide columns": Call(shape=Shape(q_len=200, dim=128), tokens={"q_segment_ids": [runs(_4=120, _5=80)]}),
     "padded columns": Call(shape=Shape(q_len=140, dim=96, dim_v=64), tokens={"q_segment_ids": [runs(_4=100, _5=40)]}),
@@ -142,14 +149,27 @@ def check(variant: str, call: Call, **options: Any) -> None:
     check_gradients(got, want)
 
 
-@pytest.mark.parametrize(
-    ("variant", "name"),
-    [*((v, name) for v in VARIANTS for name in FOR_EACH), *((v, name) for v in FEW for name in FOR_FEW)],
-)
+CASES = [
+    *((variant, name) for variant in VARIANTS if variant not in ATOMIC for name in FOR_EACH),
+    *((variant, name) for variant in FEW for name in FOR_FEW),
+    # Their portable dq takes the interpreter long.
+    *((variant, "padded columns") for variant in VARIANTS if variant in ATOMIC),
+]
+
+
+@pytest.mark.parametrize(("variant", "name"), CASES)
 def test_calls(monkeypatch: pytest.MonkeyPatch, variant: str, name: str) -> None:
     kernels = emulate(monkeypatch, variant)
     check(variant, CALLS[name])
     assert [kernel.launches for kernel in kernels] == [1, 1]
+
+
+@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant in ATOMIC])
+def test_forward(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
+    kernel = emulate_forward(monkeypatch, variant, Timing.LATE_PRODUCTS, mode="segmented")
+    for name in ("documents", "restarting positions"):
+        check_forward(variant, CALLS[name])
+    assert kernel.launches == 2
 
 
 @pytest.mark.parametrize(("stem", "call"), [("hopper_bwd", CALLS["restarting positions"]), (WIDE, WIDE_CALL)])
@@ -160,7 +180,7 @@ def test_early_products(monkeypatch: pytest.MonkeyPatch, variant: str, stem: str
     assert [kernel.launches for kernel in kernels] == [1, 1]
 
 
-@pytest.mark.parametrize("variant", [variant for variant in FEW if variant in FUSED])
+@pytest.mark.parametrize("variant", ["causal", "forgetting"])
 def test_behind_the_portable_dq(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
     kernels = emulate(monkeypatch, variant)
     check(variant, CALLS["restarting positions"], config=PORTABLE_DQ)
@@ -207,8 +227,8 @@ MUTATIONS = {
         call="restarting positions",
     ),
     "ids as they were read": Mutation(
-        old="kv_segment_ids_kv = gl.convert_layout(kv_segment_ids_kv, KEY)",
-        new="pass",
+        old="kv_segment_ids_kv = gl.convert_layout(own_segment, KEY)",
+        new="kv_segment_ids_kv = own_segment",
         error=EmulationError,
         message="an axis is added",
         call="documents",

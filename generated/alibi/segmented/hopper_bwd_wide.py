@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/bwd_wide.py.jinja
-# hash: b328aa04e45a9e5e
+# hash: 70f9bbf4dfc9bc14
 """Gradients of `alibi`, with segment ids on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -610,7 +610,7 @@ def score_tiles(
                     if POSITIONS
                     else own_row + q_shift
                 )
-                q_segment_ids_q = gl.load(
+                own_segment = gl.load(
                     q_segment_ids_ptr
                     + b * stride_q_segment_ids_0
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
@@ -618,7 +618,6 @@ def score_tiles(
                 qk, dp, q_tile, _do_tile = begin_block(
                     k_tile, v_tile, q_ring, do_ring, q_turn, SCORES, BLOCK_M, BLOCK_D, BLOCK_DV, STAGES
                 )
-                q_segment_ids_q = gl.convert_layout(q_segment_ids_q, ROW)
                 logit = qk
                 # Always so: else the compiler would compute this ahead of the products and keep it in registers.
                 if start_m < q_len:
@@ -626,16 +625,19 @@ def score_tiles(
                     q_idx = gl.convert_layout(own_position, ROW) if POSITIONS else rows + q_shift
                     term = kv_idx.to(gl.float32)[:, None] - q_idx.to(gl.float32)[None, :]
                     logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * slope_val * term
-                    keep = (
-                        (q_idx[None, :] >= kv_idx[:, None])
-                        & (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
-                        & (kv_segment_ids_kv != padding_id)[:, None]
-                    )
+                    keep = q_idx[None, :] >= kv_idx[:, None]
                     # Beyond the last row a score of zeros may be inf.
                     keep = keep & (rows < q_len)[None, :]
                     if RAGGED:
                         keep = keep & (cols < kv_len)[:, None]
                     logit = gl.where(keep, logit, float("-inf"))
+                    q_segment_ids_q = gl.convert_layout(own_segment, ROW)
+                    logit = gl.where(
+                        (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
+                        & (kv_segment_ids_kv != padding_id)[:, None],
+                        logit,
+                        float("-inf"),
+                    )
                 lse = q_ring[1].index(q_turn % STAGES).load(ROW)
                 p = gl.exp2(logit - lse[None, :])
                 hand_over(p.to(DTYPE), p_ring, q_turn)

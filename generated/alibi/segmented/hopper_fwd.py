@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 9ca5f3833ca043a6
+# hash: 0711c16755d22442
 """Forward of `alibi`, with segment ids on Hopper: `o = softmax(score) v`.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -653,7 +653,7 @@ def consume_tiles(
                 if POSITIONS
                 else own_col
             )
-            kv_segment_ids_kv = gl.load(
+            own_segment = gl.load(
                 kv_segment_ids_ptr
                 + b * stride_kv_segment_ids_0
                 + clamp_index(own_col, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
@@ -675,22 +675,24 @@ def consume_tiles(
                 BLOCK_DV,
                 STAGES,
             )
-            kv_segment_ids_kv = gl.convert_layout(kv_segment_ids_kv, KEY)
-            kv_idx = gl.convert_layout(own_key, KEY) if POSITIONS else cols
             logit = qk
             # Always so: else the compiler would find the mask ahead of the product, and keep it as bits.
             if start_m < q_len:
+                kv_idx = gl.convert_layout(own_key, KEY) if POSITIONS else cols
                 logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * slope_val * (
                     kv_idx.to(gl.float32)[None, :] - q_idx.to(gl.float32)[:, None]
                 )
-                keep = (
-                    (q_idx[:, None] >= kv_idx[None, :])
-                    & (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
-                    & (kv_segment_ids_kv != padding_id)[None, :]
-                )
+                keep = q_idx[:, None] >= kv_idx[None, :]
                 if RAGGED:
                     keep = keep & (cols < kv_len)[None, :]
                 logit = gl.where(keep, logit, float("-inf"))
+                kv_segment_ids_kv = gl.convert_layout(own_segment, KEY)
+                logit = gl.where(
+                    (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
+                    & (kv_segment_ids_kv != padding_id)[None, :],
+                    logit,
+                    float("-inf"),
+                )
             max_new, alpha = raised(row_max, gl.max(logit, 1))
             # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/bwd.py.jinja
-# hash: 685eb4b6a5fa23f3
+# hash: 0d21eac835ba53d9
 """Gradients of `document`, with segment ids on Hopper with respect to k and v, and where it may be so to q.
 
     keep            q_idx >= kv_idx and doc[b, q_row] == doc[b, cols] and q_segment_ids[b, rows] == kv_segment_ids[b,
@@ -591,7 +591,7 @@ def consume_tiles(
                 doc_q = gl.load(
                     doc_ptr + b * stride_doc_0 + clamp_index(own_q_row, doc_size_1).to(gl.int64) * stride_doc_1
                 )
-                q_segment_ids_q = gl.load(
+                own_segment = gl.load(
                     q_segment_ids_ptr
                     + b * stride_q_segment_ids_0
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
@@ -600,20 +600,21 @@ def consume_tiles(
                     k_tile, v_tile, q_ring, do_ring, q_turn, SCORES, BLOCK_M, BLOCK_D, BLOCK_DV, STAGES
                 )
                 doc_q = gl.convert_layout(doc_q, ROW)
-                q_segment_ids_q = gl.convert_layout(q_segment_ids_q, ROW)
                 # Always so: else the compiler would compute this ahead of the products and keep it in registers.
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                     q_idx = gl.convert_layout(own_position, ROW) if POSITIONS else rows + q_shift
-                    keep = (
-                        (q_idx[None, :] >= kv_idx[:, None])
-                        & (doc_q[None, :] == doc_kv[:, None])
-                        & (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
-                        & (kv_segment_ids_kv != padding_id)[:, None]
-                    )
+                    keep = (q_idx[None, :] >= kv_idx[:, None]) & (doc_q[None, :] == doc_kv[:, None])
                     if RAGGED:
                         keep = keep & (cols < kv_len)[:, None]
                     qk = gl.where(keep, qk, float("-inf"))
+                    q_segment_ids_q = gl.convert_layout(own_segment, ROW)
+                    qk = gl.where(
+                        (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
+                        & (kv_segment_ids_kv != padding_id)[:, None],
+                        qk,
+                        float("-inf"),
+                    )
                 p = gl.exp2(qk * qk_scale)
                 dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
                 dp = warpgroup_mma_wait(1, deps=(dp,))

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/bwd_wide.py.jinja
-# hash: 129f670de15049d2
+# hash: daa0006142ecd3f9
 """Gradients of `document`, with segment ids on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep            q_idx >= kv_idx and doc[b, q_row] == doc[b, cols] and q_segment_ids[b, rows] == kv_segment_ids[b,
@@ -611,7 +611,7 @@ def score_tiles(
                 doc_q = gl.load(
                     doc_ptr + b * stride_doc_0 + clamp_index(own_q_row, doc_size_1).to(gl.int64) * stride_doc_1
                 )
-                q_segment_ids_q = gl.load(
+                own_segment = gl.load(
                     q_segment_ids_ptr
                     + b * stride_q_segment_ids_0
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
@@ -620,20 +620,21 @@ def score_tiles(
                     k_tile, v_tile, q_ring, do_ring, q_turn, SCORES, BLOCK_M, BLOCK_D, BLOCK_DV, STAGES
                 )
                 doc_q = gl.convert_layout(doc_q, ROW)
-                q_segment_ids_q = gl.convert_layout(q_segment_ids_q, ROW)
                 # Always so: else the compiler would compute this ahead of the products and keep it in registers.
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                     q_idx = gl.convert_layout(own_position, ROW) if POSITIONS else rows + q_shift
-                    keep = (
-                        (q_idx[None, :] >= kv_idx[:, None])
-                        & (doc_q[None, :] == doc_kv[:, None])
-                        & (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
-                        & (kv_segment_ids_kv != padding_id)[:, None]
-                    )
+                    keep = (q_idx[None, :] >= kv_idx[:, None]) & (doc_q[None, :] == doc_kv[:, None])
                     if RAGGED:
                         keep = keep & (cols < kv_len)[:, None]
                     qk = gl.where(keep, qk, float("-inf"))
+                    q_segment_ids_q = gl.convert_layout(own_segment, ROW)
+                    qk = gl.where(
+                        (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
+                        & (kv_segment_ids_kv != padding_id)[:, None],
+                        qk,
+                        float("-inf"),
+                    )
                 p = gl.exp2(qk * qk_scale)
                 hand_over(p.to(DTYPE), p_ring, q_turn)
                 dp = warpgroup_mma_wait(0, deps=(dp,))

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/fwd.py.jinja
-# hash: 3235f7774ad1c3c0
+# hash: 57847084fdb82991
 """Forward of `document`, with segment ids on Hopper: `o = softmax(score) v`.
 
     keep            q_idx >= kv_idx and doc[b, q_row] == doc[b, cols] and q_segment_ids[b, rows] == kv_segment_ids[b,
@@ -655,7 +655,7 @@ def consume_tiles(
                 else own_col
             )
             doc_kv = gl.load(doc_ptr + b * stride_doc_0 + clamp_index(own_col, doc_size_1).to(gl.int64) * stride_doc_1)
-            kv_segment_ids_kv = gl.load(
+            own_segment = gl.load(
                 kv_segment_ids_ptr
                 + b * stride_kv_segment_ids_0
                 + clamp_index(own_col, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
@@ -678,19 +678,20 @@ def consume_tiles(
                 STAGES,
             )
             doc_kv = gl.convert_layout(doc_kv, KEY)
-            kv_segment_ids_kv = gl.convert_layout(kv_segment_ids_kv, KEY)
-            kv_idx = gl.convert_layout(own_key, KEY) if POSITIONS else cols
             # Always so: else the compiler would find the mask ahead of the product, and keep it as bits.
             if start_m < q_len:
-                keep = (
-                    (q_idx[:, None] >= kv_idx[None, :])
-                    & (doc_q[:, None] == doc_kv[None, :])
-                    & (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
-                    & (kv_segment_ids_kv != padding_id)[None, :]
-                )
+                kv_idx = gl.convert_layout(own_key, KEY) if POSITIONS else cols
+                keep = (q_idx[:, None] >= kv_idx[None, :]) & (doc_q[:, None] == doc_kv[None, :])
                 if RAGGED:
                     keep = keep & (cols < kv_len)[None, :]
                 qk = gl.where(keep, qk, float("-inf"))
+                kv_segment_ids_kv = gl.convert_layout(own_segment, KEY)
+                qk = gl.where(
+                    (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
+                    & (kv_segment_ids_kv != padding_id)[None, :],
+                    qk,
+                    float("-inf"),
+                )
             max_new, alpha = raised(row_max, gl.max(qk, 1) * qk_scale)
             # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/bwd.py.jinja
-# hash: 32684bec33d5b1f4
+# hash: 4939ef6c9519ad06
 """Gradients of `forgetting`, with segment ids on Hopper with respect to k and v and g, and where it may be so to q.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -667,7 +667,7 @@ def consume_tiles(
                     if POSITIONS
                     else own_row + q_shift
                 )
-                q_segment_ids_q = gl.load(
+                own_segment = gl.load(
                     q_segment_ids_ptr
                     + b * stride_q_segment_ids_0
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
@@ -675,20 +675,22 @@ def consume_tiles(
                 qk, dp, q_tile, do_tile = begin_block(
                     k_tile, v_tile, q_ring, do_ring, q_turn, block_term, SCORES, BLOCK_M, BLOCK_D, BLOCK_DV, STAGES
                 )
-                q_segment_ids_q = gl.convert_layout(q_segment_ids_q, ROW)
                 logit = qk * qk_scale + key_term[:, None]
                 # Always so: else the compiler would compute this ahead of the products and keep it in registers.
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                     q_idx = gl.convert_layout(own_position, ROW) if POSITIONS else rows + q_shift
-                    keep = (
-                        (q_idx[None, :] >= kv_idx[:, None])
-                        & (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
-                        & (kv_segment_ids_kv != padding_id)[:, None]
-                    )
+                    keep = q_idx[None, :] >= kv_idx[:, None]
                     if RAGGED:
                         keep = keep & (cols < kv_len)[:, None]
                     logit = gl.where(keep, logit, float("-inf"))
+                    q_segment_ids_q = gl.convert_layout(own_segment, ROW)
+                    logit = gl.where(
+                        (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
+                        & (kv_segment_ids_kv != padding_id)[:, None],
+                        logit,
+                        float("-inf"),
+                    )
                 p = gl.exp2(logit)
                 dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
                 dp = warpgroup_mma_wait(1, deps=(dp,))

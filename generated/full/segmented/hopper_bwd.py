@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: hopper/bwd.py.jinja
-# hash: f53979925143e82f
+# hash: f465107148694d48
 """Gradients of `full`, with segment ids on Hopper with respect to k and v, and where it may be so to q.
 
     keep            q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] != padding_id
@@ -559,7 +559,7 @@ def consume_tiles(
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
                 own_row = start_m + gl.arange(0, BLOCK_M, layout=OWN_ROW)
-                q_segment_ids_q = gl.load(
+                own_segment = gl.load(
                     q_segment_ids_ptr
                     + b * stride_q_segment_ids_0
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
@@ -567,9 +567,9 @@ def consume_tiles(
                 qk, dp, q_tile, do_tile = begin_block(
                     k_tile, v_tile, q_ring, do_ring, q_turn, SCORES, BLOCK_M, BLOCK_D, BLOCK_DV, STAGES
                 )
-                q_segment_ids_q = gl.convert_layout(q_segment_ids_q, ROW)
                 # Always so: else the compiler would compute this ahead of the products and keep it in registers.
                 if start_m < q_len:
+                    q_segment_ids_q = gl.convert_layout(own_segment, ROW)
                     keep = (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None]) & (kv_segment_ids_kv != padding_id)[
                         :, None
                     ]

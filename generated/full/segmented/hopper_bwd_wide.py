@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: hopper/bwd_wide.py.jinja
-# hash: e5642c96639465d9
+# hash: e3c54fe9cdc1fa17
 """Gradients of `full`, with segment ids on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep            q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] != padding_id
@@ -579,7 +579,7 @@ def score_tiles(
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
                 own_row = start_m + gl.arange(0, BLOCK_M, layout=OWN_ROW)
-                q_segment_ids_q = gl.load(
+                own_segment = gl.load(
                     q_segment_ids_ptr
                     + b * stride_q_segment_ids_0
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
@@ -587,9 +587,9 @@ def score_tiles(
                 qk, dp, q_tile, _do_tile = begin_block(
                     k_tile, v_tile, q_ring, do_ring, q_turn, SCORES, BLOCK_M, BLOCK_D, BLOCK_DV, STAGES
                 )
-                q_segment_ids_q = gl.convert_layout(q_segment_ids_q, ROW)
                 # Always so: else the compiler would compute this ahead of the products and keep it in registers.
                 if start_m < q_len:
+                    q_segment_ids_q = gl.convert_layout(own_segment, ROW)
                     keep = (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None]) & (kv_segment_ids_kv != padding_id)[
                         :, None
                     ]

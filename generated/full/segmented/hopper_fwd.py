@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: hopper/fwd.py.jinja
-# hash: eec90839646e4343
+# hash: f2a9f650e875802f
 """Forward of `full`, with segment ids on Hopper: `o = softmax(score) v`.
 
     keep            q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] != padding_id
@@ -623,7 +623,7 @@ def consume_tiles(
             start_n = hear_block(k_ring, key_blocks, kv_turn, STAGES) * BLOCK_N
             cols = start_n + gl.arange(0, BLOCK_N, layout=KEY)
             own_col = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
-            kv_segment_ids_kv = gl.load(
+            own_segment = gl.load(
                 kv_segment_ids_ptr
                 + b * stride_kv_segment_ids_0
                 + clamp_index(own_col, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
@@ -645,9 +645,9 @@ def consume_tiles(
                 BLOCK_DV,
                 STAGES,
             )
-            kv_segment_ids_kv = gl.convert_layout(kv_segment_ids_kv, KEY)
             # Always so: else the compiler would find the mask ahead of the product, and keep it as bits.
             if start_m < q_len:
+                kv_segment_ids_kv = gl.convert_layout(own_segment, KEY)
                 keep = (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :]) & (kv_segment_ids_kv != padding_id)[
                     None, :
                 ]

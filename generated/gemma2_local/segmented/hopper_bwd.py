@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/bwd.py.jinja
-# hash: 33985963623826f6
+# hash: 1906e15ce707aa5c
 """Gradients of `gemma2_local`, with segment ids on Hopper with respect to k and v, and where it may be so to q.
 
     keep            q_idx >= kv_idx and q_idx - kv_idx < 4096 and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and
@@ -596,7 +596,7 @@ def consume_tiles(
                     if POSITIONS
                     else own_row + q_shift
                 )
-                q_segment_ids_q = gl.load(
+                own_segment = gl.load(
                     q_segment_ids_ptr
                     + b * stride_q_segment_ids_0
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
@@ -605,24 +605,25 @@ def consume_tiles(
                     k_tile, v_tile, q_ring, do_ring, q_turn, SCORES, BLOCK_M, BLOCK_D, BLOCK_DV, STAGES
                 )
                 tanh_val = tanh(0.02 * scale * qk, HARDWARE_TANH)
-                q_segment_ids_q = gl.convert_layout(q_segment_ids_q, ROW)
                 logit = qk
                 # Always so: else the compiler would compute this ahead of the products and keep it in registers.
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                     q_idx = gl.convert_layout(own_position, ROW) if POSITIONS else rows + q_shift
                     logit = 72.13475204444816 * tanh_val
-                    keep = (
-                        (q_idx[None, :] >= kv_idx[:, None])
-                        & (q_idx[None, :] - kv_idx[:, None] < 4096)
-                        & (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
-                        & (kv_segment_ids_kv != padding_id)[:, None]
-                    )
+                    keep = (q_idx[None, :] >= kv_idx[:, None]) & (q_idx[None, :] - kv_idx[:, None] < 4096)
                     # Beyond the last row a score of zeros may be inf.
                     keep = keep & (rows < q_len)[None, :]
                     if RAGGED:
                         keep = keep & (cols < kv_len)[:, None]
                     logit = gl.where(keep, logit, float("-inf"))
+                    q_segment_ids_q = gl.convert_layout(own_segment, ROW)
+                    logit = gl.where(
+                        (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
+                        & (kv_segment_ids_kv != padding_id)[:, None],
+                        logit,
+                        float("-inf"),
+                    )
                 lse = q_ring[1].index(q_turn % STAGES).load(ROW)
                 p = gl.exp2(logit - lse[None, :])
                 dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)

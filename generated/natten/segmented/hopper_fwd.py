@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/fwd.py.jinja
-# hash: e7d30ae16b918582
+# hash: a164a9ab99caf151
 """Forward of `natten`, with segment ids on Hopper: `o = softmax(score) v`.
 
     keep            abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) -
@@ -661,7 +661,7 @@ def consume_tiles(
                 if POSITIONS
                 else own_col
             )
-            kv_segment_ids_kv = gl.load(
+            own_segment = gl.load(
                 kv_segment_ids_ptr
                 + b * stride_kv_segment_ids_0
                 + clamp_index(own_col, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
@@ -683,31 +683,30 @@ def consume_tiles(
                 BLOCK_DV,
                 STAGES,
             )
-            kv_segment_ids_kv = gl.convert_layout(kv_segment_ids_kv, KEY)
-            kv_idx = gl.convert_layout(own_key, KEY) if POSITIONS else cols
             # Always so: else the compiler would find the mask ahead of the product, and keep it as bits.
             if start_m < q_len:
+                kv_idx = gl.convert_layout(own_key, KEY) if POSITIONS else cols
                 keep = (
-                    (
-                        gl.abs(
-                            gl.minimum(gl.maximum(floor_mod(q_idx, 128), 6), 121)[:, None]
-                            - floor_mod(kv_idx, 128)[None, :]
-                        )
-                        <= 6
+                    gl.abs(
+                        gl.minimum(gl.maximum(floor_mod(q_idx, 128), 6), 121)[:, None] - floor_mod(kv_idx, 128)[None, :]
                     )
-                    & (
-                        gl.abs(
-                            gl.minimum(gl.maximum(floor_div(q_idx, 128), 6), 121)[:, None]
-                            - floor_div(kv_idx, 128)[None, :]
-                        )
-                        <= 6
+                    <= 6
+                ) & (
+                    gl.abs(
+                        gl.minimum(gl.maximum(floor_div(q_idx, 128), 6), 121)[:, None] - floor_div(kv_idx, 128)[None, :]
                     )
-                    & (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
-                    & (kv_segment_ids_kv != padding_id)[None, :]
+                    <= 6
                 )
                 if RAGGED:
                     keep = keep & (cols < kv_len)[None, :]
                 qk = gl.where(keep, qk, float("-inf"))
+                kv_segment_ids_kv = gl.convert_layout(own_segment, KEY)
+                qk = gl.where(
+                    (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
+                    & (kv_segment_ids_kv != padding_id)[None, :],
+                    qk,
+                    float("-inf"),
+                )
             max_new, alpha = raised(row_max, gl.max(qk, 1) * qk_scale)
             # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/fwd.py.jinja
-# hash: e318de472fb03696
+# hash: 40e2472d55b71d82
 """Forward of `padding`, with segment ids on Hopper: `o = softmax(score) v`.
 
     keep            kv_idx < length[b] and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols]
@@ -637,7 +637,7 @@ def consume_tiles(
                 if POSITIONS
                 else own_col
             )
-            kv_segment_ids_kv = gl.load(
+            own_segment = gl.load(
                 kv_segment_ids_ptr
                 + b * stride_kv_segment_ids_0
                 + clamp_index(own_col, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
@@ -659,18 +659,20 @@ def consume_tiles(
                 BLOCK_DV,
                 STAGES,
             )
-            kv_segment_ids_kv = gl.convert_layout(kv_segment_ids_kv, KEY)
-            kv_idx = gl.convert_layout(own_key, KEY) if POSITIONS else cols
             # Always so: else the compiler would find the mask ahead of the product, and keep it as bits.
             if start_m < q_len:
-                keep = (
-                    (kv_idx < length_val)[None, :]
-                    & (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
-                    & (kv_segment_ids_kv != padding_id)[None, :]
-                )
+                kv_idx = gl.convert_layout(own_key, KEY) if POSITIONS else cols
+                keep = (kv_idx < length_val)[None, :]
                 if RAGGED:
                     keep = keep & (cols < kv_len)[None, :]
                 qk = gl.where(keep, qk, float("-inf"))
+                kv_segment_ids_kv = gl.convert_layout(own_segment, KEY)
+                qk = gl.where(
+                    (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
+                    & (kv_segment_ids_kv != padding_id)[None, :],
+                    qk,
+                    float("-inf"),
+                )
             max_new, alpha = raised(row_max, gl.max(qk, 1) * qk_scale)
             # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 00d869b7df3bd66b
+# hash: 0f99ca3e8fa6b91d
 """Gradients of `relative_bias`, with segment ids on Hopper with respect to k and v, and where it may be so to q.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -608,7 +608,7 @@ def consume_tiles(
                     if POSITIONS
                     else own_row + q_shift
                 )
-                q_segment_ids_q = gl.load(
+                own_segment = gl.load(
                     q_segment_ids_ptr
                     + b * stride_q_segment_ids_0
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
@@ -616,7 +616,6 @@ def consume_tiles(
                 qk, dp, q_tile, do_tile = begin_block(
                     k_tile, v_tile, q_ring, do_ring, q_turn, SCORES, BLOCK_M, BLOCK_D, BLOCK_DV, STAGES
                 )
-                q_segment_ids_q = gl.convert_layout(q_segment_ids_q, ROW)
                 logit = qk
                 # Always so: else the compiler would compute this ahead of the products and keep it in registers.
                 if start_m < q_len:
@@ -629,16 +628,19 @@ def consume_tiles(
                         PTX,
                     )
                     logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
-                    keep = (
-                        (q_idx[None, :] >= kv_idx[:, None])
-                        & (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
-                        & (kv_segment_ids_kv != padding_id)[:, None]
-                    )
+                    keep = q_idx[None, :] >= kv_idx[:, None]
                     # Beyond the last row a score of zeros may be inf.
                     keep = keep & (rows < q_len)[None, :]
                     if RAGGED:
                         keep = keep & (cols < kv_len)[:, None]
                     logit = gl.where(keep, logit, float("-inf"))
+                    q_segment_ids_q = gl.convert_layout(own_segment, ROW)
+                    logit = gl.where(
+                        (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
+                        & (kv_segment_ids_kv != padding_id)[:, None],
+                        logit,
+                        float("-inf"),
+                    )
                 lse = q_ring[1].index(q_turn % STAGES).load(ROW)
                 p = gl.exp2(logit - lse[None, :])
                 dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 3075985723509608
+# hash: 433219fc907a4e0f
 """Forward of `relative_bias`, with segment ids on Hopper: `o = softmax(score) v`.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -675,7 +675,7 @@ def consume_tiles(
                 if POSITIONS
                 else own_col
             )
-            kv_segment_ids_kv = gl.load(
+            own_segment = gl.load(
                 kv_segment_ids_ptr
                 + b * stride_kv_segment_ids_0
                 + clamp_index(own_col, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
@@ -697,11 +697,10 @@ def consume_tiles(
                 BLOCK_DV,
                 STAGES,
             )
-            kv_segment_ids_kv = gl.convert_layout(kv_segment_ids_kv, KEY)
-            kv_idx = gl.convert_layout(own_key, KEY) if POSITIONS else cols
             logit = qk
             # Always so: else the compiler would find the mask ahead of the product, and keep it as bits.
             if start_m < q_len:
+                kv_idx = gl.convert_layout(own_key, KEY) if POSITIONS else cols
                 apart = (
                     q_idx[:, None] - kv_idx[None, :]
                     if POSITIONS
@@ -713,14 +712,17 @@ def consume_tiles(
                     bias_ptr + h * stride_bias_0 + clamp_index(apart, bias_size_1).to(gl.int32) * stride_bias_1, PTX
                 )
                 logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
-                keep = (
-                    (q_idx[:, None] >= kv_idx[None, :])
-                    & (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
-                    & (kv_segment_ids_kv != padding_id)[None, :]
-                )
+                keep = q_idx[:, None] >= kv_idx[None, :]
                 if RAGGED:
                     keep = keep & (cols < kv_len)[None, :]
                 logit = gl.where(keep, logit, float("-inf"))
+                kv_segment_ids_kv = gl.convert_layout(own_segment, KEY)
+                logit = gl.where(
+                    (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
+                    & (kv_segment_ids_kv != padding_id)[None, :],
+                    logit,
+                    float("-inf"),
+                )
             max_new, alpha = raised(row_max, gl.max(logit, 1))
             # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/bwd_wide.py.jinja
-# hash: e68c911ad186f8c2
+# hash: 3485936b02764da8
 """Gradients of `softcap`, with segment ids on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -616,7 +616,7 @@ def score_tiles(
                     if POSITIONS
                     else own_row + q_shift
                 )
-                q_segment_ids_q = gl.load(
+                own_segment = gl.load(
                     q_segment_ids_ptr
                     + b * stride_q_segment_ids_0
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
@@ -625,23 +625,25 @@ def score_tiles(
                     k_tile, v_tile, q_ring, do_ring, q_turn, SCORES, BLOCK_M, BLOCK_D, BLOCK_DV, STAGES
                 )
                 tanh_val = tanh(0.05 * scale * qk, HARDWARE_TANH)
-                q_segment_ids_q = gl.convert_layout(q_segment_ids_q, ROW)
                 logit = qk
                 # Always so: else the compiler would compute this ahead of the products and keep it in registers.
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                     q_idx = gl.convert_layout(own_position, ROW) if POSITIONS else rows + q_shift
                     logit = 28.85390081777927 * tanh_val
-                    keep = (
-                        (q_idx[None, :] >= kv_idx[:, None])
-                        & (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
-                        & (kv_segment_ids_kv != padding_id)[:, None]
-                    )
+                    keep = q_idx[None, :] >= kv_idx[:, None]
                     # Beyond the last row a score of zeros may be inf.
                     keep = keep & (rows < q_len)[None, :]
                     if RAGGED:
                         keep = keep & (cols < kv_len)[:, None]
                     logit = gl.where(keep, logit, float("-inf"))
+                    q_segment_ids_q = gl.convert_layout(own_segment, ROW)
+                    logit = gl.where(
+                        (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
+                        & (kv_segment_ids_kv != padding_id)[:, None],
+                        logit,
+                        float("-inf"),
+                    )
                 lse = q_ring[1].index(q_turn % STAGES).load(ROW)
                 p = gl.exp2(logit - lse[None, :])
                 hand_over(p.to(DTYPE), p_ring, q_turn)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/fwd.py.jinja
-# hash: 135344db10bb3501
+# hash: ac04c77b4fab6ecb
 """Forward of `softcap`, with segment ids on Hopper: `o = softmax(score) v`.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -661,7 +661,7 @@ def consume_tiles(
                 if POSITIONS
                 else own_col
             )
-            kv_segment_ids_kv = gl.load(
+            own_segment = gl.load(
                 kv_segment_ids_ptr
                 + b * stride_kv_segment_ids_0
                 + clamp_index(own_col, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
@@ -683,20 +683,22 @@ def consume_tiles(
                 BLOCK_DV,
                 STAGES,
             )
-            kv_segment_ids_kv = gl.convert_layout(kv_segment_ids_kv, KEY)
-            kv_idx = gl.convert_layout(own_key, KEY) if POSITIONS else cols
             logit = qk
             # Always so: else the compiler would find the mask ahead of the product, and keep it as bits.
             if start_m < q_len:
                 logit = 28.85390081777927 * tanh(0.05 * scale * qk, HARDWARE_TANH)
-                keep = (
-                    (q_idx[:, None] >= kv_idx[None, :])
-                    & (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
-                    & (kv_segment_ids_kv != padding_id)[None, :]
-                )
+                kv_idx = gl.convert_layout(own_key, KEY) if POSITIONS else cols
+                keep = q_idx[:, None] >= kv_idx[None, :]
                 if RAGGED:
                     keep = keep & (cols < kv_len)[None, :]
                 logit = gl.where(keep, logit, float("-inf"))
+                kv_segment_ids_kv = gl.convert_layout(own_segment, KEY)
+                logit = gl.where(
+                    (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
+                    & (kv_segment_ids_kv != padding_id)[None, :],
+                    logit,
+                    float("-inf"),
+                )
             max_new, alpha = raised(row_max, gl.max(logit, 1))
             # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
