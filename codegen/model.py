@@ -219,6 +219,11 @@ class KernelPlan(InMode):
         return "Q_OFFSET_PER_BATCH" in self.constants
 
     @property
+    def has_positions(self) -> bool:
+        """Whether it reads positions that a segmented call may give."""
+        return "POSITIONS" in self.constants
+
+    @property
     def tile(self) -> str:
         """The name of the score tile: a purely scaled score stays the raw product and is scaled inside the exp2."""
         return "qk" if self.linear else "logit"

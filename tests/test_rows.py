@@ -239,13 +239,14 @@ def test_a_decay_of_segmented_calls_counts_from_the_first_key_of_a_block(variant
     assert "start_n" in " ".join(found.hopper_bwd.head_prologue)
     assert found.hopper_bwd.key_term
     assert found.hopper_bwd.block_term
-    assert "POSITIONS" not in found.hopper_delta.constants
+    assert not found.hopper_delta.has_positions
 
 
 def test_a_term_of_rows_reads_the_positions_of_a_call(variants: Mapping[str, Variant]) -> None:
     found = plan(variants["ordered"], Mode.SEGMENTED).hopper_delta
-    assert "q_positions_ptr" in pointers(found)
-    assert "POSITIONS" in found.constants
+    assert pointers(found) == {"q_positions_ptr"}
+    assert found.has_positions
+    assert not plan(variants["ordered"], Mode.SEGMENTED).hopper_bwd.has_positions
 
 
 def test_what_only_some_calls_want_is_no_product(planned: dict[str, VariantPlan]) -> None:

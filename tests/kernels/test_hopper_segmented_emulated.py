@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from bench import golden
-from bench.golden import Inputs
 from bench.peers import make_schedule
 from generated._runtime.kernels import ATOMIC
 from tests.gluon import EmulationError, Kernel, Timing
 
-from .cases import Shape, draw
+from .cases import Shape
 from .judge import golden_of
+from .segments import PADDING, Call, restarting, runs, shuffled
 from .test_hopper_backward_emulated import PORTABLE_DQ, WIDE, check_gradients, emulate_backward
 from .test_hopper_emulated import PACKAGE, VARIANTS, Mutation, check_lse, check_output
 from .test_hopper_emulated import emulate as emulate_forward
@@ -32,48 +30,8 @@ ONE_KERNEL: dict[str, Any] = {"family": "hopper", "deterministic": False}
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
 
 
-def ints(rows: list[list[int]]) -> Tensor:
-    return torch.tensor(rows, dtype=torch.int32)
-
-
-def runs(**lengths: int) -> list[int]:
-    """Ids one behind the other: `runs(_3=100, x=20)` are 100 tokens of segment 3 and 20 of padding."""
-    ids = {name: -1 if name.startswith("x") else int(name.strip("_")) for name in lengths}
-    return [ids[name] for name, length in lengths.items() for _ in range(length)]
-
-
-def restarting(ids: list[int], first: int = 0) -> list[int]:
-    """Positions that start again with each segment."""
-    starts = [i for i in range(len(ids)) if i == 0 or ids[i] != ids[i - 1]]
-    return [first + i - max(start for start in starts if start <= i) for i in range(len(ids))]
-
-
-def shuffled(length: int, seed: int) -> list[int]:
-    return torch.randperm(length, generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Call:
-    """A segmented call of an op, whatever the variant: what is given of its tokens, by batch rows."""
-
-    shape: Shape
-    tokens: dict[str, list[list[int]]] = field(default_factory=dict)
-    kv_lengths: tuple[int, ...] = ()
-    q_offset: int | str = 0
-    reach: int = 0
-
-    def inputs(self, variant: str) -> Inputs:
-        return draw(variant, self.shape, positions=self.reach)
-
-    def options(self) -> dict[str, Any]:
-        options: dict[str, Any] = {name: ints(rows) for name, rows in self.tokens.items()}
-        if self.kv_lengths:
-            options["kv_lengths"] = torch.tensor(self.kv_lengths, dtype=torch.int32)
-        return options if "q_positions" in options else {**options, "q_offset": self.q_offset}
-
-
-DOCUMENTS, OTHERS = runs(_3=90, _1=150, _7=93), runs(_2=40, _1=200, x=60, _2_=33)
-SHORT, THREE = runs(_0=90, _4=110), runs(_2=50, x=10, _6=80, _2_=60)
+DOCUMENTS, OTHERS = runs((3, 90), (1, 150), (7, 93)), runs((2, 40), (1, 200), (PADDING, 60), (2, 33))
+SHORT, THREE = runs((0, 90), (4, 110)), runs((2, 50), (PADDING, 10), (6, 80), (2, 60))
 # Tiles have 128 rows and keys; where head_dim is above 128 the forward has 64 keys, and the backward 64 of both.
 CALLS = {
     "documents": Call(shape=Shape(q_len=333, kv_heads=2), tokens={"q_segment_ids": [DOCUMENTS]}),
@@ -83,12 +41,12 @@ CALLS = {
     ),
     "other keys": Call(
         shape=Shape(q_len=140, kv_len=333, group=3),
-        tokens={"q_segment_ids": [runs(_1=100, x=20, _2=20)], "kv_segment_ids": [OTHERS]},
+        tokens={"q_segment_ids": [runs((1, 100), (PADDING, 20), (2, 20))], "kv_segment_ids": [OTHERS]},
         q_offset="end",
     ),
     "padding": Call(
         shape=Shape(q_len=300, batch=2),
-        tokens={"q_segment_ids": [runs(x=140, _0=160), runs(x=300)]},
+        tokens={"q_segment_ids": [runs((PADDING, 140), (0, 160)), runs((PADDING, 300))]},
     ),
     "one segment of whole blocks": Call(shape=Shape(q_len=256, kv_len=768), kv_lengths=(768,), q_offset=500, reach=768),
     "fewer keys": Call(shape=Shape(q_len=130, kv_len=260, batch=3, group=1), kv_lengths=(0, 140, 260)),
@@ -99,18 +57,20 @@ CALLS = {
     "five keys": Call(
         shape=Shape(q_len=130, kv_len=5, group=1),
         tokens={
-            "q_segment_ids": [runs(_0=4, _5=8, x=118)],
-            "kv_segment_ids": [runs(_0=3, _5=2)],
-            "q_positions": [restarting(runs(_0=4, _5=8, x=118))],
+            "q_segment_ids": [runs((0, 4), (5, 8), (PADDING, 118))],
+            "kv_segment_ids": [runs((0, 3), (5, 2))],
+            "q_positions": [restarting(runs((0, 4), (5, 8), (PADDING, 118)))],
             "kv_positions": [[2, 0, 1, 0, 1]],
         },
     ),
-    "wide columns": Call(shape=Shape(q_len=200, dim=128), tokens={"q_segment_ids": [runs(_4=120, _5=80)]}),
-    "padded columns": Call(shape=Shape(q_len=140, dim=96, dim_v=64), tokens={"q_segment_ids": [runs(_4=100, _5=40)]}),
+    "wide columns": Call(shape=Shape(q_len=200, dim=128), tokens={"q_segment_ids": [runs((4, 120), (5, 80))]}),
+    "padded columns": Call(
+        shape=Shape(q_len=140, dim=96, dim_v=64), tokens={"q_segment_ids": [runs((4, 100), (5, 40))]}
+    ),
 }
 WIDE_CALL = Call(
     shape=Shape(q_len=150, dim=192, dim_v=128),
-    tokens={"q_segment_ids": [runs(_4=60, _5=90)], "q_positions": [restarting(runs(_4=60, _5=90))]},
+    tokens={"q_segment_ids": [runs((4, 60), (5, 90))], "q_positions": [restarting(runs((4, 60), (5, 90)))]},
 )
 FOR_EACH = ("restarting positions",)
 FOR_FEW = tuple(name for name in CALLS if name not in FOR_EACH)
