@@ -74,9 +74,9 @@ def _columns(head_dim: int) -> int:
     return min(columns for columns in FORWARD_TILES if columns >= head_dim)
 
 
-def serves(variant: Variant, mode: Mode) -> bool:
-    """Whether a variant has kernels for Hopper in a mode."""
-    return mode is not Mode.SEGMENTED and not variant.dropout
+def serves(variant: Variant) -> bool:
+    """Whether a variant has kernels for Hopper."""
+    return not variant.dropout
 
 
 def visits_long_runs(planned: VariantPlan) -> bool:
@@ -129,7 +129,7 @@ def scores_cheaply(variant: Variant) -> bool:
 
 def fuses_backward(planned: VariantPlan) -> bool:
     """Whether one kernel can compute dq, dk and dv, with all that the variant gathers besides."""
-    return serves(planned.variant, planned.mode) and sums_by_keys(planned.terms)
+    return serves(planned.variant) and sums_by_keys(planned.terms)
 
 
 def gluon(text: str, keys: str = "gl.arange(0, BLOCK_N, layout=KEY)") -> str:
@@ -185,8 +185,19 @@ def by_vectors(lines: Sequence[str]) -> list[str]:
     return found
 
 
-_OWN = {"kv_idx": "own_key", "rows": "own_row", "q_idx": "own_position"}
+_OWN = {
+    "kv_idx": "own_key",
+    "cols": "own_col",
+    "rows": "own_row",
+    "q_row": "own_q_row",
+    "q_idx": "own_position",
+    "kv_segment_ids_kv": "own_segment",
+    "q_segment_ids_q": "own_segment",
+}
 """Vectors of a block, and what they are called where each thread has an element of its own."""
+
+_GIVEN = re.compile(r"(q|kv)_(idx|segment_ids_(?:q|kv)) = tl\.load\(.*\)( if POSITIONS else .*)?")
+"""The positions and ids of tokens that a segmented call gives."""
 
 
 def read_apart(lines: Sequence[str]) -> list[str]:
@@ -200,6 +211,32 @@ def read_apart(lines: Sequence[str]) -> list[str]:
         return []
     vectors = "|".join(rf"\b{name}\b" for name in _OWN)
     return [re.sub(vectors, lambda found: _OWN[found[0]], line) for line in lines]
+
+
+def exchanged(lines: Sequence[str]) -> list[str]:
+    """A block's statements, where positions and ids that a call gives are those that `read_apart` has read.
+
+    They are had where they are used, for all of them at a time would be more than there are registers.
+
+    >>> exchanged(["q_idx = tl.load(x_ptr + rows) if POSITIONS else rows + q_shift", "y = q_idx + 1"])
+    ['q_idx = tl.convert_layout(own_position, ROW) if POSITIONS else rows + q_shift', 'y = q_idx + 1']
+    """
+
+    def exchange(found: re.Match[str]) -> str:
+        axis, what, otherwise = found.groups()
+        name, layout = f"{axis}_{what}", "ROW" if axis == "q" else "KEY"
+        return f"{name} = tl.convert_layout({_OWN[name]}, {layout}){otherwise or ''}"
+
+    return [_GIVEN.sub(exchange, line) for line in lines]
+
+
+def given(lines: Sequence[str]) -> list[str]:
+    """Those of some statements that read positions or ids that a call gives.
+
+    >>> given(["rows = f(x)", "q_idx = tl.load(x_ptr + rows) if POSITIONS else rows + q_shift"])
+    ['q_idx = tl.load(x_ptr + rows) if POSITIONS else rows + q_shift']
+    """
+    return [line for line in lines if _GIVEN.fullmatch(line)]
 
 
 def targets(lines: Sequence[str]) -> list[str]:
@@ -240,6 +277,8 @@ FILTERS = {
     "needed": needed,
     "by_vectors": by_vectors,
     "read_apart": read_apart,
+    "exchanged": exchanged,
+    "given": given,
     "targets": targets,
     "without": without,
 }

@@ -119,13 +119,14 @@ class LimitsText:
 class BlockText:
     """The part of a loop body that depends on the variant.
 
-    `limits`: the run of positions along the loop that a mask leaves, where a kernel takes that apart from the rest of
-    it, which is `keep`.
+    `limits`: the run of positions along the loop that a mask leaves, and `same`: the part of it that compares segments,
+    where a kernel finds one or the other apart from the rest of it, which is `keep`.
     """
 
     statements: Sequence[str]
     logit: str
     keep: str
+    same: str
     dscore: str
     gradients: Sequence[GradientText]
     limits: LimitsText | None = None
@@ -134,7 +135,8 @@ class BlockText:
     def texts(self) -> list[str]:
         """All of it."""
         limits = [] if self.limits is None else self.limits.texts
-        return [*self.statements, self.logit, self.keep, *limits, self.dscore, *(part.text for part in self.gradients)]
+        own = (part.text for part in self.gradients)
+        return [*self.statements, self.logit, self.keep, self.same, *limits, self.dscore, *own]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,6 +245,11 @@ class KernelPlan(InMode):
     def has_offset(self) -> bool:
         """Whether positions matter to the kernel, so that it takes a query offset."""
         return "Q_OFFSET_PER_BATCH" in self.constants
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether it reads positions that a segmented call may give."""
+        return "POSITIONS" in self.constants
 
     @property
     def tile(self) -> str:

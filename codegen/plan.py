@@ -17,7 +17,7 @@ from codegen.gradients import by_lag, decay_load, gradient_terms
 from codegen.limits import Limits, split_limits
 from codegen.lists import ListsPlan, lists_plan
 from codegen.model import BlockText, GradientKind, GradientTerm, GradientText, KernelPlan, LimitsText
-from codegen.modes import Mode, specialised
+from codegen.modes import Mode, specialised, split_mask
 from codegen.rows import NOTHING, Sides, split_rows, split_sides
 from codegen.signature import Signatures, legend
 from codegen.spec import Variant
@@ -78,36 +78,31 @@ class KernelBuilder:
         tensors = {**variant.tensors, **({decay.name: decay} if variant.decay else {})}
         self.variant = variant
         self.logits = logits(variant, mode)
+        self.by_position = mode is not Mode.SEGMENTED
         self.row_term: Expr = NOTHING
         if splits_rows:
-            logit, self.row_term = split_rows(self.logits.logit)
+            logit, self.row_term = split_rows(self.logits.logit, in_order=self.by_position)
             self.logits = replace(self.logits, logit=logit)
-        sides = split_sides(self.logits.logit, PRODUCT) if splits_sides else None
+        sides = split_sides(self.logits.logit, PRODUCT, in_order=self.by_position) if splits_sides else None
         self.sides = Sides() if sides is None else sides
         if sides is not None:
             self.logits = replace(self.logits, logit=PRODUCT, linear=True)
         self.key = "cols" if mode is Mode.SEGMENTED else "kv_idx"
         self.reads: frozenset[str] = frozenset()
-        self.by_position = mode is not Mode.SEGMENTED
         self.emitter = Emitter(tensors=tensors, query_axis=query_axis, mode=mode, walks_heads=walks_heads)
         self.transposed = query_axis == 1
-        # Positions that a call gives need not follow each other.
-        self.splits_mask = splits_mask and self.by_position
+        self.splits_mask = splits_mask
 
     def block(self, *, partial: bool, terms: Sequence[GradientTerm], backward: bool) -> BlockText:
         dscore = self.logits.dscore if backward else None
-        mask = self.variant.mask if self.variant.mask is not None else expr.TRUE
-        keep = mask if partial and mask != expr.TRUE else None
-        limits = Limits()
-        if keep is not None and self.splits_mask:
-            limits = split_limits(mask, "q_idx" if self.transposed else "kv_idx")
-            keep = limits.rest if limits.rest != expr.TRUE else None
+        keep, same, limits = self._masks() if partial else (None, None, Limits())
         limits_text = self._limits_text(limits)
         locals_ = [t.local for t in terms]
-        statements, texts = self.emitter.block(self.logits.logit, dscore, keep, *locals_, whole=not partial)
-        logit, dscore_text, keep_text, *local_texts = texts
+        roots = (self.logits.logit, dscore, keep, same, *locals_)
+        statements, texts = self.emitter.block(*roots, whole=not partial)
+        logit, dscore_text, keep_text, same_text, *local_texts = texts
         places = [self._places(t) for t in terms]
-        read = frozenset().union(*(expr.names(e) for e in (self.logits.logit, dscore, keep, *locals_) if e is not None))
+        read = frozenset().union(*(expr.names(e) for e in roots if e is not None))
         self.reads |= read
         if partial and not self.transposed and limits_text is None:
             read |= {self.key}  # for the bound of a cut block
@@ -122,6 +117,7 @@ class KernelBuilder:
             statements=[*self.index_statements("q" if self.transposed else "kv", read), *statements],
             logit=logit,
             keep=keep_text,
+            same=same_text,
             dscore=f"tl.where(keep, {product}, 0.0)" if guard else product,
             gradients=[
                 GradientText(term=t, text=_gradient_text(t, text, partial), place=place, scattered=scattered)
@@ -129,6 +125,21 @@ class KernelBuilder:
             ],
             limits=limits_text,
         )
+
+    def _masks(self) -> tuple[Expr | None, Expr | None, Limits]:
+        """Which pairs are kept; and of what else keeps them, apart from that, whether their segments are the same, or
+        the run of positions."""
+        mask = self.variant.mask if self.variant.mask is not None else expr.TRUE
+        if not self.splits_mask:
+            return _unless_true(mask), None, Limits()
+        if self.by_position:
+            limits = split_limits(mask, "q_idx" if self.transposed else "kv_idx")
+            return _unless_true(limits.rest), None, limits
+        # Positions that a call gives need not follow each other.
+        own, same = split_mask(mask)
+        if own == expr.TRUE:
+            return _unless_true(same), None, Limits()
+        return own, _unless_true(same), Limits()
 
     def _limits_text(self, limits: Limits) -> LimitsText | None:
         if not limits.found:
@@ -179,6 +190,10 @@ class KernelBuilder:
         along = by_lag(term.load)
         assert along is not None
         return self.emitter.place(along, term.accumulator, tile=False), "" if self.by_position else by_pair
+
+
+def _unless_true(mask: Expr) -> Expr | None:
+    return None if mask == expr.TRUE else mask
 
 
 def _factor(text: str) -> str:

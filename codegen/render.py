@@ -84,6 +84,7 @@ def render(spec: Spec) -> dict[str, str]:
         "long_runs": [],
         "alike_rows": [],
         "runs": [],
+        "segmented_runs": [],
         "bands": [],
         "fused_backwards": [],
         "atomic": [],
@@ -98,6 +99,7 @@ def render(spec: Spec) -> dict[str, str]:
             hopper.visits_long_runs(planned),
             hopper.rows_are_alike(planned),
             hopper.visits_runs(planned),
+            hopper.visits_runs(plans[Mode.SEGMENTED]),
             hopper.visits_bands(planned),
             hopper.fuses_backward(planned),
             not is_deterministic(variant),
@@ -166,7 +168,7 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
         f"{folder}/{stem}.py": _fill(env, f"kernels/{stem}.py.jinja", kernel=getattr(planned, attribute), **context)
         for stem, attribute in KERNELS.items()
     }
-    if hopper.serves(planned.variant, planned.mode):
+    if hopper.serves(planned.variant):
         plans = {
             "fwd": planned.hopper_fwd,
             "bwd": planned.hopper_bwd,

@@ -57,7 +57,7 @@ _WORDS = """
     v_ring warpgroup_mma warpgroup_mma_wait
 
     LINE add_rows begin_columns begin_rows block_term column_sums key_term make_ones of_lines ones own_part own_start_m
-    OWN_KEY OWN_ROW own_key own_position own_row row_start row_turn sums_layout unscaled
+    OWN_KEY OWN_ROW own_col own_key own_position own_q_row own_row own_segment row_start row_turn sums_layout unscaled
 
     KEYS K_SUMS K_WEIGHTS LINES V_SUMS V_WEIGHTS WITH_DQ add_tiles async_add delta_desc describe_lines
     describe_vector do_desc do_ring dq_desc dq_ring dq_sums dq_tiles ds_tiles fence_async_shared first_row fused

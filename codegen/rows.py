@@ -12,30 +12,38 @@ from codegen.expr import Expr, Level, Load, Op, Type, const, int_var, level
 NOTHING = const(0.0)
 
 _ROW, _KEY = int_var("q_idx"), int_var("kv_idx")
+_PLACE = int_var("cols")
 _ROW_START, _START = int_var("row_start"), int_var("start_n")
 """Where a block's rows begin, as positions, and its keys."""
 
 
-def split_rows(e: Expr) -> tuple[Expr, Expr]:
+def split_rows(e: Expr, *, in_order: bool = True) -> tuple[Expr, Expr]:
     """`e` as a sum: what differs between the keys of a row, and what they share, NOTHING if that is no vector of rows.
 
     Positions of keys count from the start of their block, `start_n`, which goes to the rows: so the parts of a distance
-    are as small as it and the block are, and little is rounded away however long the sequence is.
+    are as small as it and the block are, and little is rounded away however long the sequence is. That is where the
+    positions of tokens are `in_order`. Any others may be far from all that the block shares and from each other near:
+    then a distance stays whole.
     """
-    pairs, rows = _split(e)
-    return (pairs, rows) if level(rows) is Level.QUERY else (e, NOTHING)
+    pairs, rows = _split(e, in_order)
+    apart = not in_order and _takes_distances_apart(rows, pairs)
+    return (pairs, rows) if level(rows) is Level.QUERY and not apart else (e, NOTHING)
 
 
-def _split(e: Expr) -> tuple[Expr, Expr]:
+def _takes_distances_apart(rows: Expr, keys: Expr) -> bool:
+    return _ROW.name in expr.names(rows) and _KEY.name in expr.names(keys)
+
+
+def _split(e: Expr, in_order: bool) -> tuple[Expr, Expr]:
     if level(e) is Level.QUERY:
         return NOTHING, e
-    if e == expr.to_float(_KEY):
+    if in_order and e == expr.to_float(_KEY):
         return _as_float(expr.sub(_KEY, _START)), expr.to_float(_START)
     if isinstance(e, Op) and e.op in ("add", "sub", "neg"):
-        pairs, rows = zip(*map(_split, e.args), strict=True)
+        pairs, rows = zip(*(_split(arg, in_order) for arg in e.args), strict=True)
         return expr.make(e.op, *pairs), expr.make(e.op, *rows)
     if isinstance(e, Op) and e.op == "mul" and level(e.args[0]) is Level.UNIFORM:
-        factor, (pair, row) = e.args[0], _split(e.args[1])
+        factor, (pair, row) = e.args[0], _split(e.args[1], in_order)
         return expr.mul(factor, pair), expr.mul(factor, row)
     return e, NOTHING
 
@@ -55,30 +63,32 @@ class Sides:
     block: Expr = NOTHING
 
 
-def split_sides(logit: Expr, product: Expr) -> Sides | None:
-    """The logit as such a sum with one product, if it is one."""
-    sides = _sides(logit, product)
-    return sides if sides is not None and sides.products == 1 else None
+def split_sides(logit: Expr, product: Expr, *, in_order: bool = True) -> Sides | None:
+    """The logit as such a sum with one product, if it is one; `in_order` as for `split_rows`."""
+    sides = _sides(logit, product, in_order)
+    if sides is None or sides.products != 1 or (not in_order and _takes_distances_apart(sides.rows, sides.keys)):
+        return None
+    return sides
 
 
-def _sides(e: Expr, product: Expr) -> Sides | None:
+def _sides(e: Expr, product: Expr, in_order: bool) -> Sides | None:
     if e == product:
         return Sides(products=1)
     own = level(e)
     if own is Level.UNIFORM:
         return Sides(block=e)
-    if e == expr.to_float(_ROW):
+    if in_order and e == expr.to_float(_ROW):
         return Sides(rows=_as_float(expr.sub(_ROW, _ROW_START)), block=_as_float(_ROW_START))
-    if e == expr.to_float(_KEY):
+    if in_order and e == expr.to_float(_KEY):
         return Sides(keys=_as_float(expr.sub(_KEY, _START)), block=_as_float(_START))
     if isinstance(e, Load) and e.tensor == DECAY.name and own is Level.KEY:
-        first = expr.substitute(e, {_KEY.name: _START})
+        first = expr.substitute(e, dict.fromkeys((_KEY.name, _PLACE.name), _START))
         return Sides(keys=expr.sub(e, first), block=first)
     if isinstance(e, Op) and e.op in ("add", "sub", "neg"):
-        parts = [_sides(arg, product) for arg in e.args]
+        parts = [_sides(arg, product, in_order) for arg in e.args]
         return _summed(e.op, [part for part in parts if part is not None]) if None not in parts else None
     if isinstance(e, Op) and e.op == "mul" and level(e.args[0]) is Level.UNIFORM:
-        factor, part = e.args[0], _sides(e.args[1], product)
+        factor, part = e.args[0], _sides(e.args[1], product, in_order)
         if part is None or part.products:
             return None
         return Sides(

@@ -210,9 +210,10 @@ class Signatures:
         wanted = {*read, *(["q_offset"] if "q_shift" in read else []), *(["group_size"] if "hkv" in read else [])}
         groups = [*self._tensors(), *self._loadable(), *self._tensor_strides()]
         groups.append(ArgGroup(names=("group_size",), host="group_size", varies=True))
-        groups = [group for group in groups if wanted & set(group.names)]
+        groups = [group for group in self._with_read_positions(groups, read) if wanted & set(group.names)]
         offset = ["Q_OFFSET_PER_BATCH"] if "q_offset" in wanted else []
-        return groups, [*offset, *(["SCALARS_LOADED"] if any(group.loadable for group in groups) else [])]
+        loaded = ["SCALARS_LOADED"] if any(group.loadable for group in groups) else []
+        return groups, [*offset, *loaded, *(["POSITIONS"] if "POSITIONS" in read else [])]
 
     def read_only(
         self, args: Sequence[ArgGroup], constants: Sequence[str], read: Set[str]
@@ -221,7 +222,18 @@ class Signatures:
         own = [*self._tensors(), *self._tensor_strides()]
         offset = "q_shift" in read
         kept = [g for g in args if (read & set(g.names) if g in own else offset or "q_offset" not in g.names)]
-        return kept, [name for name in constants if offset or name != "Q_OFFSET_PER_BATCH"]
+        unread = {*([] if offset else ["Q_OFFSET_PER_BATCH"]), *({"POSITIONS"} - read)}
+        return self._with_read_positions(kept, read), [name for name in constants if name not in unread]
+
+    def _with_read_positions(self, groups: Sequence[ArgGroup], read: Set[str]) -> list[ArgGroup]:
+        """The same with those positions alone that are read."""
+        names = [name for name in self.position_names if f"{name}_ptr" in read]
+        every = [*self.positions(self.position_names), *self.position_strides(self.position_names)]
+        kept = [*self.positions(names), *self.position_strides(names)]
+        found: list[ArgGroup] = []
+        for group in groups:
+            found += [g for g in kept if set(g.names) <= set(group.names)] if group in every else [group]
+        return found
 
     @property
     def _gathered_in_dq(self) -> list[GradientTerm]:

@@ -188,6 +188,27 @@ def test_packed_backwards_of_wide_columns_too() -> None:
         assert backward(mode="packed", head_dims=head_dims, family="hopper")[0] == HopperTile(64, 64, 8, 2)
 
 
+def test_segmented_calls_run_on_hopper() -> None:
+    """As documents do: forward at more than 64 columns, backward at any."""
+    for variant in ("full", "causal", "window", "document", "alibi", "forgetting"):
+        for head_dims in ((128, 128), (256, 256)):
+            assert forward(variant, "segmented", head_dims=head_dims).family == "hopper", variant
+            assert families(variant, "segmented", head_dims) == ["hopper", "hopper"], variant
+        assert forward(variant, "segmented", head_dims=(64, 64)).family == "portable", variant
+        assert families(variant, "segmented", (64, 64)) == ["hopper", "hopper"], variant
+    assert families("relative_bias", "segmented") == ["hopper", "portable"]
+    # The tile of long sequences is that of dense calls alone.
+    tile = forward(mode="segmented", head_dims=(64, 64), length=8192, family="hopper")
+    assert tile == HopperTile(128, 128, 8, 3)
+    # One sees 128 keys, the blocks of the others are those of a list.
+    assert families("gpt_oss", "segmented") == ["portable", "portable"]
+    for variant in ("streaming_llm", "natten"):
+        assert forward(variant, "segmented").family == "portable"
+        assert forward(variant, "segmented", family="hopper").family == "hopper"
+        assert families(variant, "segmented") == ["portable", "portable"]
+        assert families(variant, "segmented", family="hopper") == ["hopper", "hopper"]
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -195,7 +216,8 @@ def test_packed_backwards_of_wide_columns_too() -> None:
         {"config": {"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 3}}},
         {"arch": "sm_80"},
         {"dtype": "float32"},
-        {"mode": "segmented"},
+        {"mode": "segmented", "head_dims": (64, 64)},
+        {"mode": "segmented", "variant": "streaming_llm"},
         {"variant": "causal_dropout"},
         {"head_dims": (80, 80)},
         {"length": 0},
@@ -221,7 +243,7 @@ def test_a_call_may_ask_for_hopper_where_it_is_not_the_default() -> None:
     [
         ({"arch": "sm_100"}, "its kernels run on sm_90, not on sm_100"),
         ({"dtype": "float32"}, "float16 and bfloat16, not float32"),
-        ({"mode": "segmented"}, "causal has no kernel of it for segmented calls"),
+        ({"variant": "causal_dropout"}, "causal_dropout has no kernel of it for dense calls"),
         ({"head_dims": (80, 80)}, "less than three quarters"),
         ({"length": 0}, "at least one key"),
     ],

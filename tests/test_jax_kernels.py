@@ -157,7 +157,7 @@ def as_tokens(entry: dict[str, Any], name: str, x: jax.Array) -> jax.Array:
 
 
 def gradient_kernels(
-    monkeypatch: pytest.MonkeyPatch, variant: str, *, packed: bool = False, **options: Any
+    monkeypatch: pytest.MonkeyPatch, variant: str, *, mode: str = "dense", **options: Any
 ) -> list[str]:
     """The kernels that a call and its gradients launch on an H100, in order; none is compiled."""
     # Any image does, of a kernel with no scratch.
@@ -168,10 +168,13 @@ def gradient_kernels(
     inputs = golden.draw_inputs(entry, SHAPE, dtype=torch.bfloat16, device="cpu")
     tensors = {name: jnp.asarray(x.detach().numpy()) for name, x in inputs.tensors.items()}
     qkv = arrays()
-    if packed:
+    if mode == "packed":
         tensors = {name: as_tokens(entry, name, x) for name, x in tensors.items()}
         qkv = [x.reshape(-1, *x.shape[2:]) for x in qkv]
         options["cu_seqlens_q"] = jnp.arange(SHAPE.batch + 1, dtype=jnp.int32) * SHAPE.seq
+    if mode == "segmented":
+        places = jnp.arange(SHAPE.seq, dtype=jnp.int32)[None]
+        options |= {"q_segment_ids": places // 100, "q_positions": places % 100}
     own = tensors | inputs.scalars
 
     def gradients(*x: jax.Array) -> Any:
@@ -181,22 +184,22 @@ def gradient_kernels(
         results, pullback = jax.vjp(lambda own, *x: op(*x, **own, **fixed, return_lse=True, **options), trained, *x)
         return pullback(results)
 
-    prefix = f"{variant}_packed_" if packed else f"{variant}_"
+    prefix = f"{variant}_" if mode == "dense" else f"{variant}_{mode}_"
     return [m[4][0].decode().removeprefix(prefix) for m in messages(monkeypatch, gradients, *qkv)]
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+@pytest.mark.parametrize("mode", ["dense", "packed", "segmented"])
 @pytest.mark.parametrize("variant", [name for name, entry in golden.load_manifest().items() if not entry["dropout"]])
-def test_kernels_of_hopper_are_launched(variant: str, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_hopper_are_launched(variant: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each argument at its place: what a kernel fills behind what it reads."""
-    found = gradient_kernels(monkeypatch, variant, packed=packed, family="hopper", deterministic=False)
+    found = gradient_kernels(monkeypatch, variant, mode=mode, family="hopper", deterministic=False)
     backward = ["hopper_delta", "hopper_bwd"]
     is_fused = "bwd_dq" not in found
     assert is_fused == (variant != "relative_bias")
     backward = [*backward, "hopper_dq_rows"] if is_fused else ["bwd_dq", *backward]
     assert [name for name in found if name.startswith(("hopper", "bwd"))] == ["hopper_fwd", *backward]
     if variant != "relative_bias":
-        found = gradient_kernels(monkeypatch, variant, packed=packed, family="hopper", deterministic=True)
+        found = gradient_kernels(monkeypatch, variant, mode=mode, family="hopper", deterministic=True)
         backward = ["hopper_fwd", "bwd_dq", "hopper_delta", "hopper_bwd"]
         assert [name for name in found if name.startswith(("hopper", "bwd"))] == backward
 

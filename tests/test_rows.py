@@ -3,6 +3,8 @@ product each for itself."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 from hypothesis import given, reject, settings
@@ -15,9 +17,11 @@ from codegen.expr import Expr, Level, Type
 from codegen.hopper import fuses_backward
 from codegen.load import load
 from codegen.model import KernelPlan
+from codegen.modes import Mode
 from codegen.parse import parse
 from codegen.plan import VariantPlan, plan
 from codegen.rows import NOTHING, Sides, split_rows, split_sides
+from codegen.spec import Variant
 from tests.expressions import SCOPE, contents, texts
 
 QUERIES, KEYS, START, ROW_START = 5, 7, 300, 290
@@ -98,6 +102,32 @@ def test_what_is_left_as_it_is(score: str) -> None:
     assert split_rows(e) == (e, NOTHING)
 
 
+@settings(deadline=None)
+@given(text=texts("score", 4), seed=st.integers(0, 99))
+def test_the_parts_of_any_positions_add_up(text: str, seed: int) -> None:
+    try:
+        e = read(text)
+    except ExprError:
+        reject()
+    pairs, rows = split_rows(e, in_order=False)
+    assert "start_n" not in expr.names(pairs) | expr.names(rows)
+    assert not ("q_idx" in expr.names(rows) and "kv_idx" in expr.names(pairs)) or rows is NOTHING
+    variables, tensors = inputs(seed)
+    whole, of_pairs, of_rows = (evaluate(x, variables, tensors) for x in (e, pairs, rows))
+    check_sum([of_pairs, of_rows], whole)
+
+
+def test_distances_of_any_positions_stay_whole() -> None:
+    """Far from the start of the block, and near each other, their parts would round away what they differ in."""
+    e = read("score + level[h] * (kv_idx - q_idx)")
+    assert split_rows(e, in_order=False) == (e, NOTHING)
+    assert split_sides(e, SCORE, in_order=False) is None
+    of_rows = split_sides(read("score + cap * q_idx"), SCORE, in_order=False)
+    assert of_rows is not None
+    assert expr.names(of_rows.rows) >= {"q_idx"}
+    assert "row_start" not in expr.names(of_rows.rows)
+
+
 SCORE = expr.float_var("score")
 
 
@@ -173,14 +203,20 @@ variants:
     score: score + row[h, q_idx]
     tensors: {row: {dims: [h, q_idx], grad: true}}
   forgotten: {mask: causal, decay: true}
+  ordered: {score: score + cap * q_idx, scalars: {cap: float}}
 """
 
 
 @pytest.fixture(scope="module")
-def planned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, VariantPlan]:
+def variants(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Variant]:
     path = tmp_path_factory.mktemp("spec") / "biases.yaml"
     path.write_text(BIASES)
-    return {name: plan(variant) for name, variant in load(path).variants.items()}
+    return load(path).variants
+
+
+@pytest.fixture(scope="module")
+def planned(variants: Mapping[str, Variant]) -> dict[str, VariantPlan]:
+    return {name: plan(variant) for name, variant in variants.items()}
 
 
 def pointers(kernel: KernelPlan) -> set[str]:
@@ -194,6 +230,23 @@ def test_a_term_of_rows_is_read_ahead_of_the_backward_alone(planned: dict[str, V
     assert found.hopper_bwd.has_offset, "its mask needs positions"
     assert not planned["trained_rows"].hopper_bwd.has_offset
     assert planned["trained_rows"].hopper_delta.has_offset
+
+
+def test_a_decay_of_segmented_calls_counts_from_the_first_key_of_a_block(variants: Mapping[str, Variant]) -> None:
+    """By places, which follow each other, whatever positions are."""
+    found = plan(variants["forgotten"], Mode.SEGMENTED)
+    assert found.hopper_bwd.linear
+    assert "start_n" in " ".join(found.hopper_bwd.head_prologue)
+    assert found.hopper_bwd.key_term
+    assert found.hopper_bwd.block_term
+    assert not found.hopper_delta.has_positions
+
+
+def test_a_term_of_rows_reads_the_positions_of_a_call(variants: Mapping[str, Variant]) -> None:
+    found = plan(variants["ordered"], Mode.SEGMENTED).hopper_delta
+    assert pointers(found) == {"q_positions_ptr"}
+    assert found.has_positions
+    assert not plan(variants["ordered"], Mode.SEGMENTED).hopper_bwd.has_positions
 
 
 def test_what_only_some_calls_want_is_no_product(planned: dict[str, VariantPlan]) -> None:

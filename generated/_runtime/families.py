@@ -10,7 +10,17 @@ from .archs import (
     HOPPER_LONG_FROM,
     SCORED_ROWS,
 )
-from .kernels import ALIKE_ROWS, BANDS, CHEAP_SCORES, FUSED_BACKWARDS, KERNEL_HASHES, LINEAR, LONG_RUNS, RUNS
+from .kernels import (
+    ALIKE_ROWS,
+    BANDS,
+    CHEAP_SCORES,
+    FUSED_BACKWARDS,
+    KERNEL_HASHES,
+    LINEAR,
+    LONG_RUNS,
+    RUNS,
+    SEGMENTED_RUNS,
+)
 from .tuned import HOPPER, HOPPER_DKDV, PORTABLE, Tile
 
 FAMILIES = (PORTABLE, HOPPER)
@@ -109,9 +119,11 @@ def is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bo
     """Whether Hopper's forward is the faster one as a rule, by what was measured.
 
     That is for long runs of keys, and in dense calls of 128 columns and more for short ones, too; at 64 columns, where
-    a score costs as much as its products, for cheap ones.
+    a score costs as much as its products, for cheap ones. Segmented calls have short runs.
     """
     is_narrow = _widest(head_dims) == 64
+    if mode == "segmented":
+        return op in SEGMENTED_RUNS and not is_narrow
     if mode == "dense" and not is_narrow:
         return op in RUNS
     narrow_from = _NARROW_ALIKE_FROM if op in ALIKE_ROWS else _NARROW_FROM
@@ -121,16 +133,17 @@ def is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bo
 def backward_is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bool:
     """Whether Hopper's dk and dv are the faster ones as a rule, with a dq in the same kernel or beside them.
 
-    That is for long runs of keys, and in dense calls for bands. What pads 192 columns to 256 costs as much as that
-    gains.
+    That is for long runs of keys, and in dense calls for bands, as of segments they are, too. What pads 192 columns to
+    256 costs as much as that gains.
     """
     widest = max(head_dims)
-    has_runs = _has_long_runs(op, mode, length) or (mode == "dense" and op in BANDS)
+    has_runs = _has_long_runs(op, mode, length) or (mode != "packed" and op in BANDS)
+    has_runs = has_runs and (mode != "segmented" or op in SEGMENTED_RUNS)
     return has_runs and (widest <= 128 or widest > 192)
 
 
 def _has_long_runs(op: str, mode: str, length: int) -> bool:
-    return op in LONG_RUNS and (mode == "dense" or length >= _PACKED_FROM)
+    return op in LONG_RUNS and (mode != "packed" or length >= _PACKED_FROM)
 
 
 def fusing_is_faster(head_dims: tuple[int, int], length: int) -> bool:

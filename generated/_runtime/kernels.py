@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/kernels.py.jinja
-# hash: 9579e01af647743f
+# hash: 2e4b12af74672ff6
 """What each kernel's code is, as a hash: tuned tiles hold for the code they were measured on."""
 
 # variant -> mode of calls -> pass -> hash of the kernel's file without comments and docstrings
@@ -28,6 +28,10 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "a14d3099d522751d",
             "dq": "3b1376ff3f73c84d",
             "dkdv": "c00fc157d6a53fac",
+            "hopper_fwd": "7f0fccb16e3312d9",
+            "hopper_bwd": "794c1d0a547e6025",
+            "hopper_bwd_wide": "19e82d5e5c0baef4",
+            "hopper_delta": "0aadbbc6f0536ffc",
         },
     },
     "causal": {
@@ -53,6 +57,10 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "b1e2c18ec069b0c8",
             "dq": "0b5446320c51eebe",
             "dkdv": "6d7470b8d90396eb",
+            "hopper_fwd": "fdfaa5e76479fa69",
+            "hopper_bwd": "ae33e7223db9ac6a",
+            "hopper_bwd_wide": "b1d99a4b185bd9e5",
+            "hopper_delta": "6e2bfcace1293b5c",
         },
     },
     "causal_dropout": {
@@ -95,6 +103,10 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "ed8959a7ee626ba9",
             "dq": "325779008024f4a6",
             "dkdv": "145d70b20cd8ff61",
+            "hopper_fwd": "c86bf6c790ab59be",
+            "hopper_bwd": "46853c9dec6987b7",
+            "hopper_bwd_wide": "c98f1edb0ebe24a8",
+            "hopper_delta": "f95645b0f0d92bbf",
         },
     },
     "prefix_lm": {
@@ -120,6 +132,10 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "bf6dd8acaf2d3634",
             "dq": "0891ddf56618bca0",
             "dkdv": "be0d3e20534ca410",
+            "hopper_fwd": "639b9a212783b643",
+            "hopper_bwd": "d14aa43adac8a955",
+            "hopper_bwd_wide": "0ecae858b727077b",
+            "hopper_delta": "462fae4a13651fc7",
         },
     },
     "document": {
@@ -145,6 +161,10 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "af687c239f26b295",
             "dq": "97210508c5066dc1",
             "dkdv": "2fcb4f8b3f5d8d3d",
+            "hopper_fwd": "01ff293ae1b08e97",
+            "hopper_bwd": "dc70832e4e9a7c7c",
+            "hopper_bwd_wide": "b76e8439d926ffb9",
+            "hopper_delta": "133cc39681ccdd37",
         },
     },
     "padding": {
@@ -170,6 +190,10 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "3d0a17bd8cf4fbeb",
             "dq": "6eed9c540661a47c",
             "dkdv": "bf240fdf462df10b",
+            "hopper_fwd": "69c4706de8a6407d",
+            "hopper_bwd": "a8ff25b31cdc2388",
+            "hopper_bwd_wide": "d4cebe5c0ee5458f",
+            "hopper_delta": "44c829c2d99b1c36",
         },
     },
     "streaming_llm": {
@@ -195,6 +219,10 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "3de5f2862c47ad3c",
             "dq": "6e9ce7afd88c9ef2",
             "dkdv": "3d3806eeafe86858",
+            "hopper_fwd": "a5c6bbf90566e482",
+            "hopper_bwd": "1c2dba0d89ea6989",
+            "hopper_bwd_wide": "cd108f647e3d20b7",
+            "hopper_delta": "1e13a9510925251f",
         },
     },
     "natten": {
@@ -220,6 +248,10 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "cbbcb428b9af603b",
             "dq": "2ca7f5c153f73cd7",
             "dkdv": "c5b705f14d30f79b",
+            "hopper_fwd": "dc95f418f319b946",
+            "hopper_bwd": "a1c9cedc0d3aee05",
+            "hopper_bwd_wide": "a64e4a2115d10358",
+            "hopper_delta": "be411b4454b85bdc",
         },
     },
     "softcap": {
@@ -245,6 +277,10 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "8f413b15faebe579",
             "dq": "8b30b0fb541a906a",
             "dkdv": "27dc513a4a94c90c",
+            "hopper_fwd": "096511858e9cfc53",
+            "hopper_bwd": "2f4951bfa95740e0",
+            "hopper_bwd_wide": "8378be00117573f5",
+            "hopper_delta": "dbfa1e5aeacdab2c",
         },
     },
     "gemma2_local": {
@@ -270,6 +306,10 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "6951c1a68a76e6f1",
             "dq": "20aafddd3fe8882b",
             "dkdv": "32ee91c8e998c01d",
+            "hopper_fwd": "a3434c741b582b37",
+            "hopper_bwd": "64bc97549a039358",
+            "hopper_bwd_wide": "7093c75974be56eb",
+            "hopper_delta": "95eca7cb9190db25",
         },
     },
     "alibi": {
@@ -295,6 +335,10 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "5927ada9703707b8",
             "dq": "945ba757d80791c2",
             "dkdv": "2e908d2fbff06942",
+            "hopper_fwd": "6f71e42424d0dd86",
+            "hopper_bwd": "a4682a7f87bf8bc5",
+            "hopper_bwd_wide": "bd02c0d4b8c6f5ca",
+            "hopper_delta": "fb3f421b6295a00a",
         },
     },
     "relative_bias": {
@@ -320,6 +364,10 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "45f3c6e07d539593",
             "dq": "9db33c23a95d30bb",
             "dkdv": "0cb0ffe57a69d039",
+            "hopper_fwd": "2d446b81be9ed43b",
+            "hopper_bwd": "f8864025a6f15dd9",
+            "hopper_bwd_wide": "9567534733d06d35",
+            "hopper_delta": "9c0214e1a0484dc9",
         },
     },
     "forgetting": {
@@ -345,6 +393,10 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "74550898928b8967",
             "dq": "d67d6634d7a5be9b",
             "dkdv": "d228a8cf5d7a913c",
+            "hopper_fwd": "e724ab6fdbe15f91",
+            "hopper_bwd": "a9a8ad462c66e3c3",
+            "hopper_bwd_wide": "4d8b372583ee8d4c",
+            "hopper_delta": "56a534663fc100ca",
         },
     },
     "gpt_oss": {
@@ -370,6 +422,10 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "5321fbcbd6adfea1",
             "dq": "45b3b516375d8bd2",
             "dkdv": "b9c3462cd9e499e3",
+            "hopper_fwd": "c8b18e8b00775a50",
+            "hopper_bwd": "0d330c60fe2b3245",
+            "hopper_bwd_wide": "d40e8bb9fbbdf30b",
+            "hopper_delta": "fc54b3a3d0d3235f",
         },
     },
 }
@@ -440,6 +496,25 @@ RUNS = frozenset(
         "document",
         "padding",
         "streaming_llm",
+        "softcap",
+        "gemma2_local",
+        "alibi",
+        "relative_bias",
+        "forgetting",
+        "gpt_oss",
+    }
+)
+
+# Variants whose rows do so in segmented calls.
+SEGMENTED_RUNS = frozenset(
+    {
+        "full",
+        "causal",
+        "causal_dropout",
+        "window",
+        "prefix_lm",
+        "document",
+        "padding",
         "softcap",
         "gemma2_local",
         "alibi",

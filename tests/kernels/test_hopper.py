@@ -13,10 +13,11 @@ from generated._runtime.archs import HOPPER_LONG_FROM
 from generated._runtime.kernels import ATOMIC, KERNEL_HASHES, LINEAR, LONG_RUNS
 from generated._runtime.torch_support import arch_of
 
-from .cases import DEVICE, VARIANTS, Shape, assert_same, draw, evaluate, jumping
+from .cases import DEVICE, MANIFEST, VARIANTS, Shape, assert_same, draw, evaluate, jumping
 from .judge import check_results
 from .packings import MIXED, Packing, draw_packed
 from .replaying import never_replaying
+from .segments import PADDING, Call, restarting, runs, shuffled
 
 pytestmark = pytest.mark.gpu
 
@@ -228,6 +229,79 @@ def test_packed_replays_and_graphs(variant: str) -> None:
                 assert_same(variant, "o", got, inputs.call(op, family="hopper", **options))
         if hasattr(op, "schedule"):  # without one, the host waits for the sizes of some masks' tables
             options["schedule"] = make_schedule(op, inputs, family="hopper", **options)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = inputs.call(op, family="hopper", **options)
+        for _ in range(2):
+            captured.zero_()
+            graph.replay()
+            assert_same(variant, "o", captured, got)
+
+
+LONG, MIXED_IDS = runs((3, 700), (1, 20), (7, 1100)), runs((0, 300), (PADDING, 250), (0, 70), (5, 1200))
+SEGMENTED = {
+    "documents": Call(
+        shape=Shape(q_len=1820, batch=2, kv_heads=2, group=3, dim=128), tokens={"q_segment_ids": [LONG, MIXED_IDS]}
+    ),
+    "restarting positions": Call(
+        shape=Shape(q_len=1820, batch=2, kv_heads=2, dim=64),
+        tokens={"q_segment_ids": [LONG, MIXED_IDS], "q_positions": [restarting(LONG), restarting(MIXED_IDS)]},
+    ),
+    "other keys": Call(
+        shape=Shape(q_len=620, kv_len=1820, kv_heads=2, dim=128),
+        tokens={"q_segment_ids": [runs((0, 200), (PADDING, 20), (5, 400))], "kv_segment_ids": [MIXED_IDS]},
+        q_offset="end",
+    ),
+    "fewer keys": Call(
+        shape=Shape(q_len=300, kv_len=1000, batch=4, dim=64), kv_lengths=(0, 1, 517, 1000), q_offset="end"
+    ),
+    "wide tiles": Call(
+        shape=Shape(q_len=1820, kv_heads=2, dim=256),
+        tokens={"q_segment_ids": [LONG], "q_positions": [restarting(LONG)]},
+    ),
+    "padded columns": Call(shape=Shape(q_len=1820, dim=192, dim_v=128), tokens={"q_segment_ids": [MIXED_IDS]}),
+    "positions in any order": Call(
+        shape=Shape(q_len=700, dim=128),
+        tokens={"q_positions": [shuffled(700, 0)], "kv_positions": [shuffled(700, 1)]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEGMENTED)
+@with_family
+def test_segmented(variant: str, name: str) -> None:
+    call = SEGMENTED[name]
+    inputs, options = call.inputs(variant, torch.bfloat16), call.options()
+    got = evaluate(variant, inputs, family="hopper", **options)
+    # A query that sees keys of later rows has a growing log-decay to them: there plain PyTorch is exact.
+    ratios = not (MANIFEST[variant]["decay"] and name == "positions in any order")
+    check_results(variant, inputs, got, ratios=ratios, **options)
+
+
+@pytest.mark.parametrize("name", ["documents", "restarting positions"])
+@with_family
+def test_segmented_in_jax(variant: str, name: str) -> None:
+    call = SEGMENTED[name]
+    inputs, options = call.inputs(variant, torch.bfloat16), call.options()
+    got = evaluate(variant, inputs, framework="jax", family="hopper", **options)
+    check_results(variant, inputs, got, **options)
+    assert_same(variant, "o", got["o"], evaluate(variant, inputs, family="hopper", **options)["o"])
+
+
+@pytest.mark.parametrize("name", ["documents", "restarting positions"])
+@with_family
+def test_segmented_replays_and_graphs(variant: str, name: str) -> None:
+    """The counter of the work starts at 0 each time."""
+    op, call = golden.load_op(variant), SEGMENTED[name]
+    options = call.options()
+    with torch.no_grad():
+        for _ in range(4):
+            inputs = call.inputs(variant, torch.bfloat16)
+            got = inputs.call(op, family="hopper", **options)
+            with never_replaying():
+                assert_same(variant, "o", got, inputs.call(op, family="hopper", **options))
+        # Without one, the host waits for the sizes of some masks' tables.
+        options["schedule"] = make_schedule(op, inputs, family="hopper", **options)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             captured = inputs.call(op, family="hopper", **options)

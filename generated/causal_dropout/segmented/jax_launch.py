@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/jax_launch.py.jinja
-# hash: 313be6c7f4bc5b73
+# hash: 2b40201c4a4acea0
 """Launches of the kernels of `causal_dropout`, with segment ids, in JAX."""
 
 from ..._runtime.checks import keep_numbers
@@ -17,7 +17,7 @@ if HAS_TRITON:
 def tiles_of(q: Tensor, v: Tensor, q_segment_ids: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     # How many segments a row has only the device knows. One id for all, with a stride of 0, is one segment.
-    length = v.shape[2] // (SEGMENTS if q_segment_ids.stride(1) else 1)
+    length = max(v.shape[2] // (SEGMENTS if q_segment_ids.stride(1) else 1), min(v.shape[2], 1))
     return call_tiles("causal_dropout", "segmented", q, v, length, config_words)
 
 

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/torch_launch.py.jinja
-# hash: 902b4e06b4ab115a
+# hash: 84411b9da40d78f5
 """Launches of the kernels of `causal_dropout`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -117,7 +117,7 @@ class Attention(torch.autograd.Function):
 def tiles_of(q: Tensor, v: Tensor, q_segment_ids: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     # How many segments a row has only the device knows. One id for all, with a stride of 0, is one segment.
-    length = v.shape[2] // (SEGMENTS if q_segment_ids.stride(1) else 1)
+    length = max(v.shape[2] // (SEGMENTS if q_segment_ids.stride(1) else 1), min(v.shape[2], 1))
     return call_tiles("causal_dropout", "segmented", q, v, length, config_words)
 
 

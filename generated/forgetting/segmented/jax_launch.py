@@ -1,25 +1,27 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/jax_launch.py.jinja
-# hash: 5bb3326afaf06446
+# hash: 499877a82dc8d5f7
 """Launches of the kernels of `forgetting`, with segment ids, in JAX."""
 
 from jax import Array
 
 from ..._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
-from ..._runtime.jax_kernels import HAS_TRITON, call_tiles, launch
+from ..._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from ..._runtime.jax_kernels import HAS_TRITON, call_tiles, launch, multiprocessors
+from ..._runtime.jax_schedule import work_counter
 from ..._runtime.jax_tensor import FP32, INT32, Tensor, aligned, empty_like_layout, row_stride, unit_strides
 from ..._runtime.schedules import POSITIONS, SEGMENTS, least_block, pass_table
 
 if HAS_TRITON:
     from .. import decay as decay_kernels
-    from . import block_ranges, bwd_dkdv, bwd_dq, fwd
+    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
 
 
 def tiles_of(q: Tensor, v: Tensor, q_segment_ids: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     # How many segments a row has only the device knows. One id for all, with a stride of 0, is one segment.
-    length = v.shape[2] // (SEGMENTS if q_segment_ids.stride(1) else 1)
+    length = max(v.shape[2] // (SEGMENTS if q_segment_ids.stride(1) else 1), min(v.shape[2], 1))
     return call_tiles("forgetting", "segmented", q, v, length, config_words)
 
 
@@ -246,9 +248,7 @@ def forward(
         num_heads,
         BLOCK=1024,
     )
-    launch(
-        fwd.forgetting_segmented_fwd,
-        (cdiv(q_len, tile.block_m) * num_heads * batch,),
+    arguments = (
         q,
         k,
         v,
@@ -280,18 +280,43 @@ def forward(
         group_size,
         scale,
         padding_id,
-        Q_OFFSET_PER_BATCH=row_offsets is not None,
-        POSITIONS=q_positions is not None,
-        RAGGED=kv_len % tile.block_n != 0,
-        HEAD_DIM=head_dim,
-        HEAD_DIM_V=head_dim_v,
-        BLOCK_D=block_columns(head_dim),
-        BLOCK_DV=block_columns(head_dim_v),
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
     )
+    if tile.family == "hopper":
+        launch(
+            hopper_fwd.forgetting_segmented_hopper_fwd,
+            (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
+            *arguments,
+            batch,
+            work_counter(q),
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            POSITIONS=q_positions is not None,
+            RAGGED=kv_len % tile.block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=tile_columns(head_dim),
+            BLOCK_DV=tile_columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            STAGES=tile.num_stages,
+            num_warps=HOPPER_WARPS,
+        )
+    else:
+        launch(
+            fwd.forgetting_segmented_fwd,
+            (cdiv(q_len, tile.block_m) * num_heads * batch,),
+            *arguments,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            POSITIONS=q_positions is not None,
+            RAGGED=kv_len % tile.block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
     return o, lse, decay
 
 
@@ -316,11 +341,13 @@ def backward(
     config_words: str,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | Array]:
-    """Launch the backward: dq, which finds delta, then dk and dv."""
+    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, q_segment_ids, config_words)
+    tile = tiles["dkdv"]
+    fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
@@ -333,18 +360,19 @@ def backward(
             q, k, q_segment_ids, kv_segment_ids, padding_id, q_positions, kv_positions, row_offset, row_offsets, part
         )
     )
-    (ranges,) = pass_table(block_tables, "dq", 1) or _tables(
-        q, k, row_offset, row_offsets, block_extremes, part, tiles["dq"], False
-    )
+    if not fused:
+        (ranges,) = pass_table(block_tables, "dq", 1) or _tables(
+            q, k, row_offset, row_offsets, block_extremes, part, tiles["dq"], False
+        )
     (key_ranges,) = pass_table(block_tables, "dkdv", 1) or _tables(
         q, k, row_offset, row_offsets, block_extremes, part, tiles["dkdv"], True
     )
-    ddecay_rows = q.new_empty((batch, num_heads, q_len), dtype=FP32)
+    ddecay_rows = q.new_zeros((batch, num_heads, q_len), dtype=FP32)
     ddecay_cols = q.new_empty((batch, num_heads, kv_len), dtype=FP32)
     dg = g.new_empty(g.shape)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
-    if dq.numel() > 0:
+    if dq.numel() > 0 and not fused:
         launch(
             bwd_dq.forgetting_segmented_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
@@ -399,7 +427,121 @@ def backward(
             num_warps=tiles["dq"].num_warps,
             num_stages=tiles["dq"].num_stages,
         )
-    if dk.numel() > 0:
+    if tile.family == "hopper":
+        num_blocks = cdiv(q_len, tile.block_m)
+        row_lse = q.new_empty((batch, num_heads, num_blocks * tile.block_m), dtype=FP32)
+        row_delta = q.new_empty(row_lse.shape, dtype=FP32)
+        dq_sums = q.new_zeros(
+            (batch, num_heads, num_blocks, tile.block_m * tile_columns(head_dim)) if fused else (0,), dtype=FP32
+        )
+        if dq.numel() > 0:
+            launch(
+                hopper_delta.forgetting_segmented_hopper_delta,
+                (num_blocks * num_heads * batch,),
+                o,
+                do,
+                lse,
+                dlse,
+                decay,
+                q_offset,
+                delta,
+                row_lse,
+                row_delta,
+                *unit_strides(o),
+                *unit_strides(do),
+                *decay.stride()[:2],
+                decay.shape[2],
+                q_len,
+                num_heads,
+                scale,
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
+                HAS_DLSE=dlse is not None,
+                WITH_DQ=fused,
+                HEAD_DIM_V=head_dim_v,
+                BLOCK_DV=tile_columns(head_dim_v),
+                BLOCK_M=tile.block_m,
+                num_warps=4,
+            )
+        if dk.numel() > 0:
+            is_wide = tile.block_n == WIDE_KEYS
+            bwd_kernel = (
+                hopper_bwd_wide.forgetting_segmented_hopper_bwd_wide
+                if is_wide
+                else hopper_bwd.forgetting_segmented_hopper_bwd
+            )
+            launch(
+                bwd_kernel,
+                (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, multiprocessors(q)),),
+                q,
+                k,
+                v,
+                do,
+                row_lse,
+                row_delta,
+                q_segment_ids,
+                kv_segment_ids,
+                decay,
+                q_positions,
+                kv_positions,
+                key_ranges,
+                q_offset,
+                ddecay_rows,
+                dk,
+                dv,
+                ddecay_cols,
+                *unit_strides(q),
+                *unit_strides(k),
+                *unit_strides(v),
+                *unit_strides(do),
+                *dk.stride()[:3],
+                *dv.stride()[:3],
+                *q_segment_ids.stride(),
+                *kv_segment_ids.stride(),
+                *decay.stride()[:2],
+                row_stride(q_positions),
+                row_stride(kv_positions),
+                q_segment_ids.shape[1],
+                kv_segment_ids.shape[1],
+                decay.shape[2],
+                row_stride(key_ranges),
+                q_len,
+                kv_len,
+                num_heads,
+                group_size,
+                scale,
+                padding_id,
+                dq_sums,
+                batch,
+                work_counter(q),
+                WITH_DQ=fused,
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
+                POSITIONS=q_positions is not None,
+                RAGGED=kv_len % tile.block_n != 0,
+                HEAD_DIM=head_dim,
+                HEAD_DIM_V=head_dim_v,
+                BLOCK_D=tile_columns(head_dim),
+                BLOCK_DV=tile_columns(head_dim_v),
+                BLOCK_M=tile.block_m,
+                BLOCK_N=tile.block_n,
+                STAGES=tile.num_stages,
+                num_warps=HOPPER_WARPS,
+            )
+        if fused and dq.numel() > 0:
+            launch(
+                hopper_delta.forgetting_segmented_hopper_dq_rows,
+                (2 * num_blocks * num_heads * batch,),
+                dq_sums,
+                dq,
+                *dq.stride()[:3],
+                q_len,
+                num_heads,
+                scale,
+                HEAD_DIM=head_dim,
+                BLOCK_D=tile_columns(head_dim),
+                BLOCK_M=tile.block_m,
+                num_warps=4,
+            )
+    elif dk.numel() > 0:
         launch(
             bwd_dkdv.forgetting_segmented_bwd_dkdv,
             (cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,),

@@ -2,24 +2,26 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/jax_launch.py.jinja
-# hash: 21412a7506c7b26b
+# hash: 18d00a597c8c7fd3
 """Launches of the kernels of `relative_bias`, with segment ids, in JAX."""
 
 from jax import Array
 
 from ..._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
-from ..._runtime.jax_kernels import HAS_TRITON, call_tiles, is_nvidia, launch
+from ..._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from ..._runtime.jax_kernels import HAS_TRITON, call_tiles, is_nvidia, launch, multiprocessors
+from ..._runtime.jax_schedule import work_counter
 from ..._runtime.jax_tensor import FP32, INT32, Tensor, aligned, empty_like_layout, row_stride, unit_strides
 from ..._runtime.schedules import POSITIONS, SEGMENTS, least_block, pass_table
 
 if HAS_TRITON:
-    from . import block_ranges, bwd_dkdv, bwd_dq, fwd
+    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
 
 
 def tiles_of(q: Tensor, v: Tensor, q_segment_ids: Tensor, config_words: str) -> Tiles:
     """The tiles of each pass."""
     # How many segments a row has only the device knows. One id for all, with a stride of 0, is one segment.
-    length = v.shape[2] // (SEGMENTS if q_segment_ids.stride(1) else 1)
+    length = max(v.shape[2] // (SEGMENTS if q_segment_ids.stride(1) else 1), min(v.shape[2], 1))
     return call_tiles("relative_bias", "segmented", q, v, length, config_words)
 
 
@@ -237,9 +239,7 @@ def forward(
     (ranges,) = pass_table(block_tables, "fwd", 1) or _tables(
         q, k, row_offset, row_offsets, block_extremes, part, tile, False
     )
-    launch(
-        fwd.relative_bias_segmented_fwd,
-        (cdiv(q_len, tile.block_m) * num_heads * batch,),
+    arguments = (
         q,
         k,
         v,
@@ -271,19 +271,45 @@ def forward(
         group_size,
         scale,
         padding_id,
-        Q_OFFSET_PER_BATCH=row_offsets is not None,
-        POSITIONS=q_positions is not None,
-        PTX=is_nvidia(q),
-        RAGGED=kv_len % tile.block_n != 0,
-        HEAD_DIM=head_dim,
-        HEAD_DIM_V=head_dim_v,
-        BLOCK_D=block_columns(head_dim),
-        BLOCK_DV=block_columns(head_dim_v),
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
     )
+    if tile.family == "hopper":
+        launch(
+            hopper_fwd.relative_bias_segmented_hopper_fwd,
+            (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
+            *arguments,
+            batch,
+            work_counter(q),
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            POSITIONS=q_positions is not None,
+            PTX=is_nvidia(q),
+            RAGGED=kv_len % tile.block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=tile_columns(head_dim),
+            BLOCK_DV=tile_columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            STAGES=tile.num_stages,
+            num_warps=HOPPER_WARPS,
+        )
+    else:
+        launch(
+            fwd.relative_bias_segmented_fwd,
+            (cdiv(q_len, tile.block_m) * num_heads * batch,),
+            *arguments,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            POSITIONS=q_positions is not None,
+            PTX=is_nvidia(q),
+            RAGGED=kv_len % tile.block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
     return o, lse
 
 
@@ -313,6 +339,7 @@ def backward(
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, q_segment_ids, config_words)
+    tile = tiles["dkdv"]
     delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
@@ -392,7 +419,97 @@ def backward(
             num_warps=tiles["dq"].num_warps,
             num_stages=tiles["dq"].num_stages,
         )
-    if dk.numel() > 0:
+    if tile.family == "hopper":
+        num_blocks = cdiv(q_len, tile.block_m)
+        row_lse = q.new_empty((batch, num_heads, num_blocks * tile.block_m), dtype=FP32)
+        row_delta = q.new_empty(row_lse.shape, dtype=FP32)
+        dq_sums = q.new_empty((0,), dtype=FP32)
+        if dq.numel() > 0:
+            launch(
+                hopper_delta.relative_bias_segmented_hopper_delta,
+                (num_blocks * num_heads * batch,),
+                o,
+                do,
+                lse,
+                dlse,
+                delta,
+                row_lse,
+                row_delta,
+                *unit_strides(o),
+                *unit_strides(do),
+                q_len,
+                num_heads,
+                HAS_DLSE=dlse is not None,
+                WITH_DQ=False,
+                HEAD_DIM_V=head_dim_v,
+                BLOCK_DV=tile_columns(head_dim_v),
+                BLOCK_M=tile.block_m,
+                num_warps=4,
+            )
+        if dk.numel() > 0:
+            is_wide = tile.block_n == WIDE_KEYS
+            bwd_kernel = (
+                hopper_bwd_wide.relative_bias_segmented_hopper_bwd_wide
+                if is_wide
+                else hopper_bwd.relative_bias_segmented_hopper_bwd
+            )
+            launch(
+                bwd_kernel,
+                (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, multiprocessors(q)),),
+                q,
+                k,
+                v,
+                do,
+                row_lse,
+                row_delta,
+                bias,
+                q_segment_ids,
+                kv_segment_ids,
+                q_positions,
+                kv_positions,
+                key_ranges,
+                q_offset,
+                dk,
+                dv,
+                *unit_strides(q),
+                *unit_strides(k),
+                *unit_strides(v),
+                *unit_strides(do),
+                *dk.stride()[:3],
+                *dv.stride()[:3],
+                *bias.stride(),
+                *q_segment_ids.stride(),
+                *kv_segment_ids.stride(),
+                row_stride(q_positions),
+                row_stride(kv_positions),
+                q_segment_ids.shape[1],
+                kv_segment_ids.shape[1],
+                bias.shape[1],
+                row_stride(key_ranges),
+                q_len,
+                kv_len,
+                num_heads,
+                group_size,
+                scale,
+                padding_id,
+                dq_sums,
+                batch,
+                work_counter(q),
+                WITH_DQ=False,
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
+                POSITIONS=q_positions is not None,
+                PTX=is_nvidia(q),
+                RAGGED=kv_len % tile.block_n != 0,
+                HEAD_DIM=head_dim,
+                HEAD_DIM_V=head_dim_v,
+                BLOCK_D=tile_columns(head_dim),
+                BLOCK_DV=tile_columns(head_dim_v),
+                BLOCK_M=tile.block_m,
+                BLOCK_N=tile.block_n,
+                STAGES=tile.num_stages,
+                num_warps=HOPPER_WARPS,
+            )
+    elif dk.numel() > 0:
         launch(
             bwd_dkdv.relative_bias_segmented_bwd_dkdv,
             (cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,),
