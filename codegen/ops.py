@@ -395,7 +395,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
         reads_pairs=reads_pairs(variant),
         decay=variant.decay,
         dropout=variant.dropout,
-        hopper=hopper.serves(variant, planned.mode),
+        hopper=hopper.serves(planned.mode),
         fuses_backward=fuses_backward,
         shares_work=planned.hopper_fwd.shares_work,
         positions=positions_read(variant) if planned.mode is Mode.SEGMENTED else (),

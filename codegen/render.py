@@ -93,7 +93,7 @@ def render(spec: Spec) -> dict[str, str]:
         files.update(_variant_files(env, name, plans))
         planned = plans[Mode.DENSE]
         holds = (
-            planned.fwd.linear,
+            hopper.scores_are_products(planned),
             hopper.scores_cheaply(variant),
             hopper.visits_long_runs(planned),
             hopper.rows_are_alike(planned),
@@ -166,7 +166,7 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
         f"{folder}/{stem}.py": _fill(env, f"kernels/{stem}.py.jinja", kernel=getattr(planned, attribute), **context)
         for stem, attribute in KERNELS.items()
     }
-    if hopper.serves(planned.variant, planned.mode):
+    if hopper.serves(planned.mode):
         plans = {"fwd": planned.hopper_fwd, "bwd": planned.hopper_bwd, "delta": planned.hopper_delta}
         if hopper.serves_wide(planned.mode):
             plans["bwd_wide"] = planned.hopper_bwd

@@ -56,7 +56,8 @@ def families(*args: Any, **options: Any) -> list[str]:
 def test_backwards_of_long_runs_are_one_kernel() -> None:
     assert backward() == (HopperTile(64, 128, 8, 2),) * 2
     assert backward(head_dims=(64, 64)) == (HopperTile(128, 128, 8, 2),) * 2
-    assert backward("softcap", head_dims=(64, 64)) == (HopperTile(64, 128, 8, 2),) * 2
+    for variant in ("softcap", "causal_dropout"):
+        assert backward(variant, head_dims=(64, 64)) == (HopperTile(64, 128, 8, 2),) * 2
     assert families() == ["hopper", "hopper"]
     for head_dims in ((256, 256), (64, 256)):
         assert backward(head_dims=head_dims) == (HopperTile(64, 64, 8, 2),) * 2
@@ -142,6 +143,7 @@ def test_long_runs_of_wide_tiles_run_on_hopper() -> None:
     assert forward().family == "hopper"
     assert forward(head_dims=(192, 128)).family == "hopper"
     assert forward(dtype="float16").family == "hopper"
+    assert forward("causal_dropout").family == "hopper"
 
 
 def test_long_sequences_of_narrow_tiles_too() -> None:
@@ -153,9 +155,10 @@ def test_long_sequences_of_narrow_tiles_too() -> None:
     assert forward(variant="full", head_dims=(64, 64), length=512) == HopperTile(128, 128, 8, 3)
     assert forward(variant="full", head_dims=(64, 64), length=511).family == "portable"
     assert forward(variant="alibi", head_dims=(64, 64), length=8192) == HopperTile(128, 128, 8, 3)
-    for variant in ("window", "softcap", "forgetting", "relative_bias"):
+    for variant in ("window", "softcap", "forgetting", "relative_bias", "causal_dropout"):
         assert forward(variant=variant, head_dims=(64, 64), length=8192).family == "portable"
-    assert forward(variant="document", head_dims=(64, 64), length=8192, family="hopper").block_m == 128
+    for variant in ("document", "causal_dropout"):
+        assert forward(variant=variant, head_dims=(64, 64), length=8192, family="hopper").block_m == 128
 
 
 def test_rows_under_a_mask_are_not_alike() -> None:
@@ -199,7 +202,6 @@ def test_packed_backwards_of_wide_columns_are_portable() -> None:
         {"arch": "sm_80"},
         {"dtype": "float32"},
         {"mode": "segmented"},
-        {"variant": "causal_dropout"},
         {"head_dims": (80, 80)},
         {"length": 0},
         {"variant": "natten"},

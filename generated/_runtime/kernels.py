@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/kernels.py.jinja
-# hash: b04d57a8cb1db42e
+# hash: 11dcbcef9e56fb32
 """What each kernel's code is, as a hash: tuned tiles hold for the code they were measured on."""
 
 # variant -> mode of calls -> pass -> hash of the kernel's file without comments and docstrings
@@ -52,11 +52,15 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "3af97b90f566a311",
             "dq": "f3a093c46b542795",
             "dkdv": "595767c0d6517257",
+            "hopper_fwd": "fe45b4a912ca11df",
+            "hopper_bwd": "998890d3cd006409",
         },
         "packed": {
             "fwd": "a507307a01498ab9",
             "dq": "2dae81df5f863e73",
             "dkdv": "7952bbf8d22630ee",
+            "hopper_fwd": "f15ea93ef92de5b7",
+            "hopper_bwd": "38d764b016ce35ff",
         },
         "segmented": {
             "fwd": "94b7974590883f00",
@@ -318,12 +322,11 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
     },
 }
 
-# Variants whose logit is the product of query and key, scaled.
+# Variants of which a kernel finds nothing for a pair but the product of query and key, scaled.
 LINEAR = frozenset(
     {
         "full",
         "causal",
-        "causal_dropout",
         "window",
         "prefix_lm",
         "document",
@@ -334,12 +337,11 @@ LINEAR = frozenset(
     }
 )
 
-# Variants whose score reads nothing for each key, and calls no function.
+# Variants whose score reads nothing for each key, and calls no function, and which drop nothing.
 CHEAP_SCORES = frozenset(
     {
         "full",
         "causal",
-        "causal_dropout",
         "window",
         "prefix_lm",
         "document",
@@ -415,6 +417,7 @@ FUSED_BACKWARDS = frozenset(
     {
         "full",
         "causal",
+        "causal_dropout",
         "window",
         "prefix_lm",
         "document",
