@@ -69,10 +69,7 @@ def answer(out: Path, question: Question) -> list[str]:
     path = tuned.tuned_path(gpu, variant, out)
     families = importlib.import_module(f"{package}._runtime.families")
     dims, heads = (question.head_dim, question.head_dim), (question.group, 1)
-    refusals = {
-        name: families.refusal(kernel, variant, mode, arch, dtype, dims, question.seq)
-        for name, kernel in (("fwd", families.FORWARD), ("dkdv", families.BACKWARD))
-    }
+    refusal = families.refusal(arch, dtype, dims, question.seq)
     tiles = configs.tiles_for(variant, mode, arch, gpu, dtype, dims, heads, question.seq, "")
     rows = [("pass", "family", "block_m", "block_n", "num_warps", "num_stages", "from")]
     for name in configs.PASSES:
@@ -84,27 +81,23 @@ def answer(out: Path, question: Question) -> list[str]:
     decisions = {
         name: configs.decision(pass_name, variant, gpu, problem, dims)
         for name, pass_name in (("fwd", "fwd"), ("dkdv", "bwd"))
-        if not refusals[name]
     }
+    reasons = [f"not of the family hopper: {refusal}"] if refusal else _family_text(tiles, decisions, path)
     lines = [
         f"{variant} on {place}: {problem}",
         "",
         *aligned(rows),
         "",
-        *_family_text(tiles, refusals, decisions, path),
+        *reasons,
     ]
-    return [*lines, *_ladder_text(path, gpu, has_families=bool(decisions))]
+    return [*lines, *_ladder_text(path, gpu, has_families=not refusal)]
 
 
-def _family_text(
-    tiles: Mapping[str, Any], refusals: Mapping[str, str], decisions: Mapping[str, Any], path: Path
-) -> Iterator[str]:
-    """Why kernels are of which family, and what one adds up in any order."""
-    for name, reason in refusals.items():
-        if reason:
-            yield f"{name} not of the family hopper: {reason}"
-        elif decisions[name].verdict is not None:
-            yield _verdict_text(decisions[name], path)
+def _family_text(tiles: Mapping[str, Any], decisions: Mapping[str, Any], path: Path) -> Iterator[str]:
+    """Why kernels are of which family, where there are several, and what one adds up in any order."""
+    for name, decision in decisions.items():
+        if decision.verdict is not None:
+            yield _verdict_text(decision, path)
         elif tiles[name].family == "portable":
             yield f"{name} could be of the family hopper, with family='hopper', but as a rule is not faster there"
     if tiles["dq"].family == "hopper":

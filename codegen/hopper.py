@@ -33,8 +33,8 @@ other's exponentials, but their rows together meet more blocks that the mask cut
 score that is more."""
 
 BACKWARD_TILES = {64: (128, 128, 8, 2), 128: (64, 128, 8, 2), 256: (64, 64, 8, 2)}
-"""The same of the backward, whose two warpgroups share the keys. Where a score is more than the product scaled, block_m
-is at most SCORED_ROWS, for the score takes the registers of half of the queries."""
+"""The same of the backward, whose two warpgroups share the keys. Where a score is more than the product scaled, or some
+are dropped, block_m is at most SCORED_ROWS, for that takes the registers of half of the queries."""
 SCORED_ROWS = 64
 
 WIDE_BAND = 1024
@@ -50,14 +50,14 @@ def forward_tile(head_dim: int) -> TileConfig:
 
 def long_forward_tile(planned: VariantPlan, head_dim: int) -> TileConfig | None:
     """The tile of the forward from LONG_FROM keys on, where it is another one."""
-    is_long = planned.mode is Mode.DENSE and planned.fwd.linear and visits_long_runs(planned)
+    is_long = planned.mode is Mode.DENSE and scores_are_products(planned) and visits_long_runs(planned)
     return _tile(LONG_FORWARD_TILE) if is_long and _columns(head_dim) == min(FORWARD_TILES) else None
 
 
 def backward_tile(planned: VariantPlan, head_dim: int) -> TileConfig:
     """The tile of the backward."""
     tile = _tile(BACKWARD_TILES[_columns(head_dim)])
-    return tile if planned.fwd.linear else replace(tile, block_m=min(tile.block_m, SCORED_ROWS))
+    return tile if scores_are_products(planned) else replace(tile, block_m=min(tile.block_m, SCORED_ROWS))
 
 
 def _tile(numbers: tuple[int, int, int, int]) -> TileConfig:
@@ -72,11 +72,6 @@ def serves_head_dim(head_dim: int) -> bool:
 
 def _columns(head_dim: int) -> int:
     return min(columns for columns in FORWARD_TILES if columns >= head_dim)
-
-
-def serves(variant: Variant) -> bool:
-    """Whether a variant has kernels for Hopper."""
-    return not variant.dropout
 
 
 def visits_long_runs(planned: VariantPlan) -> bool:
@@ -116,20 +111,26 @@ def visits_bands(planned: VariantPlan) -> bool:
     return bool(bands) and not any(isinstance(rest, Const) and 1 - rest.value < WIDE_BAND for rest in bands)
 
 
+def scores_are_products(planned: VariantPlan) -> bool:
+    """Whether nothing is found for a pair but its scaled product: no other score, and no random number."""
+    return planned.fwd.linear and not planned.variant.dropout
+
+
 def scores_cheaply(variant: Variant) -> bool:
-    """Whether a score costs a few instructions: it calls no function, and reads nothing for each key or pair."""
+    """Whether a score costs a few instructions: it calls no function, reads nothing for each key or pair, and no random
+    number decides about it."""
     nodes = expr.walk(variant.score) if variant.score is not None else ()
     dear = (
         (isinstance(node, Op) and node.op in expr.FLOAT_FUNCTIONS)
         or (isinstance(node, Load) and expr.level(node) > Level.QUERY)
         for node in nodes
     )
-    return not variant.decay and not any(dear)
+    return not variant.decay and not variant.dropout and not any(dear)
 
 
 def fuses_backward(planned: VariantPlan) -> bool:
     """Whether one kernel can compute dq, dk and dv, with all that the variant gathers besides."""
-    return serves(planned.variant) and sums_by_keys(planned.terms)
+    return sums_by_keys(planned.terms)
 
 
 def gluon(text: str, keys: str = "gl.arange(0, BLOCK_N, layout=KEY)") -> str:

@@ -52,7 +52,6 @@ class OpPlan(InMode):
     reads_pairs: bool
     decay: bool
     dropout: bool
-    hopper: bool  # whether there are kernels of Hopper's family
     fuses_backward: bool  # whether its backward may be one kernel
     shares_work: bool  # whether programs of Hopper's ask a counter for their work, in the forward or the backward
     positions: Sequence[str]
@@ -135,7 +134,7 @@ class OpPlan(InMode):
     def table_makers(self) -> list[str]:
         """Those of the runtime's functions that launch kernels of its own, or allocate lists."""
         lists = ["list_blocks"] if self.lists is not None and not self.lists.ranges else []
-        counter = ["work_counter"] if self.shares_work and self.hopper else []
+        counter = ["work_counter"] if self.shares_work else []
         return [*(["block_sequences"] if self.packed else []), *lists, *counter]
 
     @property
@@ -395,7 +394,6 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
         reads_pairs=reads_pairs(variant),
         decay=variant.decay,
         dropout=variant.dropout,
-        hopper=hopper.serves(variant),
         fuses_backward=fuses_backward,
         shares_work=planned.hopper_fwd.shares_work or planned.hopper_bwd.shares_work,
         positions=positions_read(variant) if planned.mode is Mode.SEGMENTED else (),

@@ -94,7 +94,7 @@ def render(spec: Spec) -> dict[str, str]:
         files.update(_variant_files(env, name, plans))
         planned = plans[Mode.DENSE]
         holds = (
-            planned.fwd.linear,
+            hopper.scores_are_products(planned),
             hopper.scores_cheaply(variant),
             hopper.visits_long_runs(planned),
             hopper.rows_are_alike(planned),
@@ -168,19 +168,18 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
         f"{folder}/{stem}.py": _fill(env, f"kernels/{stem}.py.jinja", kernel=getattr(planned, attribute), **context)
         for stem, attribute in KERNELS.items()
     }
-    if hopper.serves(planned.variant):
-        plans = {
-            "fwd": planned.hopper_fwd,
-            "bwd": planned.hopper_bwd,
-            "bwd_wide": planned.hopper_bwd,
-            "delta": planned.hopper_delta,
-        }
-        files |= {
-            f"{folder}/hopper_{stem}.py": _fill(
-                env, f"hopper/{stem}.py.jinja", kernel=kernel, fuses_backward=hopper.fuses_backward(planned), **context
-            )
-            for stem, kernel in plans.items()
-        }
+    plans = {
+        "fwd": planned.hopper_fwd,
+        "bwd": planned.hopper_bwd,
+        "bwd_wide": planned.hopper_bwd,
+        "delta": planned.hopper_delta,
+    }
+    files |= {
+        f"{folder}/hopper_{stem}.py": _fill(
+            env, f"hopper/{stem}.py.jinja", kernel=kernel, fuses_backward=hopper.fuses_backward(planned), **context
+        )
+        for stem, kernel in plans.items()
+    }
     if planned.lists is not None:
         stem = planned.lists.module
         files[f"{folder}/{stem}.py"] = _fill(env, f"kernels/{stem}.py.jinja", lists=planned.lists, **context)

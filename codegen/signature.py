@@ -218,10 +218,12 @@ class Signatures:
     def read_only(
         self, args: Sequence[ArgGroup], constants: Sequence[str], read: Set[str]
     ) -> tuple[list[ArgGroup], list[str]]:
-        """A kernel's arguments and constants without those of the variant's own that are not read by these names."""
+        """A kernel's arguments and constants without those of the variant's own that are not read by these names, and
+        without what the kernel of a row's terms has done."""
         own = [*self._tensors(), *self._tensor_strides()]
         offset = "q_shift" in read
         kept = [g for g in args if (read & set(g.names) if g in own else offset or "q_offset" not in g.names)]
+        kept = [g for g in kept if "keep_scale" not in g.names]
         unread = {*([] if offset else ["Q_OFFSET_PER_BATCH"]), *({"POSITIONS"} - read)}
         return self._with_read_positions(kept, read), [name for name in constants if name not in unread]
 

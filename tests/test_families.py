@@ -56,7 +56,8 @@ def families(*args: Any, **options: Any) -> list[str]:
 def test_backwards_of_long_runs_are_one_kernel() -> None:
     assert backward() == (HopperTile(64, 128, 8, 2),) * 2
     assert backward(head_dims=(64, 64)) == (HopperTile(128, 128, 8, 2),) * 2
-    assert backward("softcap", head_dims=(64, 64)) == (HopperTile(64, 128, 8, 2),) * 2
+    for variant in ("softcap", "causal_dropout"):
+        assert backward(variant, head_dims=(64, 64)) == (HopperTile(64, 128, 8, 2),) * 2
     assert families() == ["hopper", "hopper"]
     for head_dims in ((256, 256), (64, 256)):
         assert backward(head_dims=head_dims) == (HopperTile(64, 64, 8, 2),) * 2
@@ -142,6 +143,7 @@ def test_long_runs_of_wide_tiles_run_on_hopper() -> None:
     assert forward().family == "hopper"
     assert forward(head_dims=(192, 128)).family == "hopper"
     assert forward(dtype="float16").family == "hopper"
+    assert forward("causal_dropout").family == "hopper"
 
 
 def test_long_sequences_of_narrow_tiles_too() -> None:
@@ -153,9 +155,10 @@ def test_long_sequences_of_narrow_tiles_too() -> None:
     assert forward(variant="full", head_dims=(64, 64), length=512) == HopperTile(128, 128, 8, 3)
     assert forward(variant="full", head_dims=(64, 64), length=511).family == "portable"
     assert forward(variant="alibi", head_dims=(64, 64), length=8192) == HopperTile(128, 128, 8, 3)
-    for variant in ("window", "softcap", "forgetting", "relative_bias"):
+    for variant in ("window", "softcap", "forgetting", "relative_bias", "causal_dropout"):
         assert forward(variant=variant, head_dims=(64, 64), length=8192).family == "portable"
-    assert forward(variant="document", head_dims=(64, 64), length=8192, family="hopper").block_m == 128
+    for variant in ("document", "causal_dropout"):
+        assert forward(variant=variant, head_dims=(64, 64), length=8192, family="hopper").block_m == 128
 
 
 def test_rows_under_a_mask_are_not_alike() -> None:
@@ -218,7 +221,6 @@ def test_segmented_calls_run_on_hopper() -> None:
         {"dtype": "float32"},
         {"mode": "segmented", "head_dims": (64, 64)},
         {"mode": "segmented", "variant": "streaming_llm"},
-        {"variant": "causal_dropout"},
         {"head_dims": (80, 80)},
         {"length": 0},
         {"variant": "natten"},
@@ -243,7 +245,6 @@ def test_a_call_may_ask_for_hopper_where_it_is_not_the_default() -> None:
     [
         ({"arch": "sm_100"}, "its kernels run on sm_90, not on sm_100"),
         ({"dtype": "float32"}, "float16 and bfloat16, not float32"),
-        ({"variant": "causal_dropout"}, "causal_dropout has no kernel of it for dense calls"),
         ({"head_dims": (80, 80)}, "less than three quarters"),
         ({"length": 0}, "at least one key"),
     ],

@@ -617,13 +617,8 @@ def test_families_come_behind_tiles(
     command.run(options(passes=["fwd"]))
     printed = capsys.readouterr().out
     assert "4 kernels to tune, 0 tuned already" in printed
-    # Hopper's family has no kernel for dropout, and none for a head_dim of 80.
-    refused = [
-        families.refusal("hopper_fwd", name, "dense", "sm_90", "bfloat16", (64, 64), 512)
-        for name in ("causal", "causal_dropout")
-    ]
-    count = refused.count("")
-    assert f"families of {count} forwards and backwards to compare, 0 compared already" in printed
+    # Hopper's family has no kernel for a head_dim of 80.
+    assert "families of 2 forwards and backwards to compare, 0 compared already" in printed
     assert "families: the rule holds in 0 of" in printed
     assert "hopper for portable at seq 512 group 1, 1.11 times as fast" in printed
     measured = tuned.read(folder / "causal.json")
@@ -632,7 +627,7 @@ def test_families_come_behind_tiles(
     command.run(options(passes=["fwd"]))
     printed = capsys.readouterr().out
     assert "0 kernels to tune, 4 tuned already" in printed
-    assert f"families of 0 forwards and backwards to compare, {count} compared already" in printed
+    assert "families of 0 forwards and backwards to compare, 2 compared already" in printed
 
 
 @pytest.mark.usefixtures("machine")

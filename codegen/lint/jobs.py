@@ -135,7 +135,7 @@ def _hopper_calls(
 ) -> list[Job]:
     """Calls in Hopper's family, where the variant has it: forward, backward, and the forward of long sequences."""
     runs = arch.name == hopper.ARCH and dtype != "float32" and hopper.serves_head_dim(head_dim)
-    if not runs or not hopper.serves(variant):
+    if not runs:
         return []
     planned = plan(variant, mode)
     tiles: list[tuple[Pass, TileConfig, int | None]] = [

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from codegen.hopper import BACKWARD, FAMILY, FORWARD
+from codegen.hopper import FAMILY
 from codegen.spec import Pass, TileConfig
 from codegen.tune.compiling import SMALL_HEADS, WHOLE_SEQ, Compilation, Compilers, HopperTask, Task, fault_of
 from codegen.tune.measuring import Contender, FamilyBench, timed_heads
@@ -51,12 +51,8 @@ class Families:
 
     def refusal(self, comparison: Comparison) -> str:
         """Why there is nothing to compare; empty where both families have the kernels."""
-        kernel = FORWARD if comparison.pass_ == "fwd" else BACKWARD
         dims = (comparison.head_dim, comparison.head_dim)
-        arch = self.context.machine.arch
-        return str(
-            self._families.refusal(kernel, comparison.variant, comparison.mode, arch, comparison.dtype, dims, WHOLE_SEQ)
-        )
+        return str(self._families.refusal(self.context.machine.arch, comparison.dtype, dims, WHOLE_SEQ))
 
     def kernels(self, comparison: Comparison) -> dict[str, str]:
         """The hashes of the kernels that are compared, by name."""

@@ -76,7 +76,7 @@ def hopper_tile(op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int,
     Args:
         head_dims: of q and of v. length: how many keys a sequence has.
     """
-    reason = refusal(FORWARD, op, mode, arch, dtype, head_dims, length)
+    reason = refusal(arch, dtype, head_dims, length)
     if reason:
         return reason
     cols = _widest(head_dims)
@@ -86,12 +86,10 @@ def hopper_tile(op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int,
     return HopperTile(*HOPPER_FORWARD[cols])
 
 
-def backward_tiles(
-    op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int, int], length: int
-) -> dict[str, HopperTile]:
+def backward_tiles(op: str, arch: str, dtype: str, head_dims: tuple[int, int], length: int) -> dict[str, HopperTile]:
     """The tiles of a call's backward in Hopper's family by pass: of both where one kernel computes all, of none where
     the portable kernels have to."""
-    if refusal(BACKWARD, op, mode, arch, dtype, head_dims, length):
+    if refusal(arch, dtype, head_dims, length):
         return {}
     tile = HopperTile(*HOPPER_BACKWARD[_widest(head_dims)])
     if op not in LINEAR:
@@ -99,12 +97,10 @@ def backward_tiles(
     return dict.fromkeys(("dkdv", "dq") if op in FUSED_BACKWARDS else ("dkdv",), tile)
 
 
-def refusal(kernel: str, op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int, int], length: int) -> str:
-    """Why a kernel of Hopper's family, FORWARD or BACKWARD, cannot run a call; empty where it can."""
+def refusal(arch: str, dtype: str, head_dims: tuple[int, int], length: int) -> str:
+    """Why kernels of Hopper's family cannot run a call; empty where they can."""
     if arch != "sm_90":
         return f"its kernels run on sm_90, not on {arch}"
-    if kernel not in KERNEL_HASHES.get(op, {}).get(mode, {}):
-        return f"{op} has no kernel of it for {mode} calls"
     if dtype == "float32":
         return "its kernels take float16 and bfloat16, not float32"
     if any(4 * head_dim < 3 * tile_columns(head_dim) for head_dim in head_dims):

@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/kernels.py.jinja
-# hash: 2e4b12af74672ff6
+# hash: 8d5a92ba9d073404
 """What each kernel's code is, as a hash: tuned tiles hold for the code they were measured on."""
 
 # variant -> mode of calls -> pass -> hash of the kernel's file without comments and docstrings
@@ -68,16 +68,28 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "3af97b90f566a311",
             "dq": "f3a093c46b542795",
             "dkdv": "595767c0d6517257",
+            "hopper_fwd": "79c5c7e54264484f",
+            "hopper_bwd": "0be7023461ef059f",
+            "hopper_bwd_wide": "2f2b68e806e94f15",
+            "hopper_delta": "a01756455a76cb74",
         },
         "packed": {
             "fwd": "a507307a01498ab9",
             "dq": "2dae81df5f863e73",
             "dkdv": "7952bbf8d22630ee",
+            "hopper_fwd": "75a9d463c333b8b0",
+            "hopper_bwd": "2c85e621ef940bf9",
+            "hopper_bwd_wide": "b6c16bc4b1b0cc72",
+            "hopper_delta": "1c3e1fff81874ee8",
         },
         "segmented": {
             "fwd": "94b7974590883f00",
             "dq": "445faa46bf5266cd",
             "dkdv": "f9c83b656d7b4042",
+            "hopper_fwd": "eb3077d5a12dfd2e",
+            "hopper_bwd": "d7d673e3bbd630a6",
+            "hopper_bwd_wide": "af00c7baa9929648",
+            "hopper_delta": "bb9012a5b3715583",
         },
     },
     "window": {
@@ -430,12 +442,11 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
     },
 }
 
-# Variants whose logit is the product of query and key, scaled.
+# Variants of which a kernel finds nothing for a pair but the product of query and key, scaled.
 LINEAR = frozenset(
     {
         "full",
         "causal",
-        "causal_dropout",
         "window",
         "prefix_lm",
         "document",
@@ -446,12 +457,11 @@ LINEAR = frozenset(
     }
 )
 
-# Variants whose score reads nothing for each key, and calls no function.
+# Variants whose score reads nothing for each key, and calls no function, and which drop nothing.
 CHEAP_SCORES = frozenset(
     {
         "full",
         "causal",
-        "causal_dropout",
         "window",
         "prefix_lm",
         "document",
@@ -546,6 +556,7 @@ FUSED_BACKWARDS = frozenset(
     {
         "full",
         "causal",
+        "causal_dropout",
         "window",
         "prefix_lm",
         "document",

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/torch_launch.py.jinja
-# hash: 587c72ebb378a640
+# hash: e72fd65611ea0f82
 """Launches of the kernels of `causal_dropout`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -13,7 +13,8 @@ from torch.library import custom_op
 
 from .._runtime.checks import keep_numbers
 from .._runtime.configs import Tiles, block_columns, cdiv
-from .._runtime.torch_replay import launch, replayed
+from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from .._runtime.torch_replay import launch, launch_hopper, replayed
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -21,11 +22,12 @@ from .._runtime.torch_support import (
     call_tiles,
     empty_like_layout,
     launches_directly,
+    multiprocessors,
     unit_strides,
 )
 
 if HAS_TRITON:
-    from . import bwd_dkdv, bwd_dq, fwd
+    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
 
 NAME = "causal_dropout"
 # Operators are registered under the name of the package, so that two packages can live in one process.
@@ -96,9 +98,7 @@ def _forward(
     q_offset = row_offset if row_offsets is None else row_offsets
     threshold, keep_scale = keep_numbers(dropout_p)
     q, k, v = aligned(q), aligned(k), aligned(v)
-    launch(
-        fwd.causal_dropout_fwd,
-        (cdiv(q_len, tile.block_m) * num_heads * batch,),
+    arguments = (
         q,
         k,
         v,
@@ -117,19 +117,44 @@ def _forward(
         scale,
         threshold,
         keep_scale,
-        Q_OFFSET_PER_BATCH=row_offsets is not None,
-        SCALARS_LOADED=False,
-        DROPOUT=threshold > 0,
-        RAGGED=kv_len % tile.block_n != 0,
-        HEAD_DIM=head_dim,
-        HEAD_DIM_V=head_dim_v,
-        BLOCK_D=block_columns(head_dim),
-        BLOCK_DV=block_columns(head_dim_v),
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
     )
+    if tile.family == "hopper":
+        launch_hopper(
+            hopper_fwd.causal_dropout_hopper_fwd,
+            (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
+            *arguments,
+            batch,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            SCALARS_LOADED=False,
+            DROPOUT=threshold > 0,
+            RAGGED=kv_len % tile.block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=tile_columns(head_dim),
+            BLOCK_DV=tile_columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            STAGES=tile.num_stages,
+            num_warps=HOPPER_WARPS,
+        )
+    else:
+        launch(
+            fwd.causal_dropout_fwd,
+            (cdiv(q_len, tile.block_m) * num_heads * batch,),
+            *arguments,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            SCALARS_LOADED=False,
+            DROPOUT=threshold > 0,
+            RAGGED=kv_len % tile.block_n != 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
     return o, lse
 
 
@@ -149,11 +174,13 @@ def _backward(
     scale: float,
     config_words: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Launch the backward: dq, which finds delta, then dk and dv."""
+    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, config_words)
+    tile = tiles["dkdv"]
+    fused = tiles["dq"].family == "hopper"
     dlse = None if dlse is None else dlse.contiguous()
     delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
@@ -162,7 +189,7 @@ def _backward(
     q_offset = row_offset if row_offsets is None else row_offsets
     threshold, keep_scale = keep_numbers(dropout_p)
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
-    if dq.numel() > 0:
+    if dq.numel() > 0 and not fused:
         launch(
             bwd_dq.causal_dropout_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
@@ -204,7 +231,99 @@ def _backward(
             num_warps=tiles["dq"].num_warps,
             num_stages=tiles["dq"].num_stages,
         )
-    if dk.numel() > 0:
+    if tile.family == "hopper":
+        num_blocks = cdiv(q_len, tile.block_m)
+        row_lse = q.new_empty((batch, num_heads, num_blocks * tile.block_m), dtype=FP32)
+        row_delta = q.new_empty(row_lse.shape, dtype=FP32)
+        dq_sums = q.new_zeros(
+            (batch, num_heads, num_blocks, tile.block_m * tile_columns(head_dim)) if fused else (0,), dtype=FP32
+        )
+        if dq.numel() > 0:
+            launch(
+                hopper_delta.causal_dropout_hopper_delta,
+                (num_blocks * num_heads * batch,),
+                o,
+                do,
+                lse,
+                dlse,
+                delta,
+                row_lse,
+                row_delta,
+                *unit_strides(o),
+                *unit_strides(do),
+                q_len,
+                num_heads,
+                scale,
+                keep_scale / 2 if threshold > 0 else 1.0,
+                HAS_DLSE=dlse is not None,
+                WITH_DQ=fused,
+                HEAD_DIM_V=head_dim_v,
+                BLOCK_DV=tile_columns(head_dim_v),
+                BLOCK_M=tile.block_m,
+                num_warps=4,
+            )
+        if dk.numel() > 0:
+            is_wide = tile.block_n == WIDE_KEYS
+            bwd_kernel = (
+                hopper_bwd_wide.causal_dropout_hopper_bwd_wide if is_wide else hopper_bwd.causal_dropout_hopper_bwd
+            )
+            launch_hopper(
+                bwd_kernel,
+                (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, multiprocessors(q)),),
+                q,
+                k,
+                v,
+                do,
+                row_lse,
+                row_delta,
+                q_offset,
+                seed,
+                dk,
+                dv,
+                *unit_strides(q),
+                *unit_strides(k),
+                *unit_strides(v),
+                *unit_strides(do),
+                *dk.stride()[:3],
+                *dv.stride()[:3],
+                q_len,
+                kv_len,
+                num_heads,
+                group_size,
+                scale,
+                threshold,
+                dq_sums,
+                batch,
+                WITH_DQ=fused,
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
+                SCALARS_LOADED=False,
+                DROPOUT=threshold > 0,
+                RAGGED=kv_len % tile.block_n != 0,
+                HEAD_DIM=head_dim,
+                HEAD_DIM_V=head_dim_v,
+                BLOCK_D=tile_columns(head_dim),
+                BLOCK_DV=tile_columns(head_dim_v),
+                BLOCK_M=tile.block_m,
+                BLOCK_N=tile.block_n,
+                STAGES=tile.num_stages,
+                num_warps=HOPPER_WARPS,
+            )
+        if fused and dq.numel() > 0:
+            launch(
+                hopper_delta.causal_dropout_hopper_dq_rows,
+                (2 * num_blocks * num_heads * batch,),
+                dq_sums,
+                dq,
+                *dq.stride()[:3],
+                q_len,
+                num_heads,
+                scale,
+                HEAD_DIM=head_dim,
+                BLOCK_D=tile_columns(head_dim),
+                BLOCK_M=tile.block_m,
+                num_warps=4,
+            )
+    elif dk.numel() > 0:
         launch(
             bwd_dkdv.causal_dropout_bwd_dkdv,
             (cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,),

@@ -237,7 +237,7 @@ def _backward_on_hopper(
     family, own = asked_family(config_words), parse_config(config_words)
     if family == PORTABLE or (family != HOPPER and {"dkdv", "dq"} & own.keys()):
         return {}
-    found = backward_tiles(op, problem.mode, arch, problem.dtype, head_dims, problem.seq)
+    found = backward_tiles(op, arch, problem.dtype, head_dims, problem.seq)
     if not found:
         return {}
     in_order = asks_for_order(config_words)

@@ -40,7 +40,8 @@ class Kernel:
             bound = inspect.signature(self._function).bind(*arguments, **constants)
             annotations = self._function.__annotations__
             given = {
-                name: x if annotations.get(name) is _constexpr else _argument(x) for name, x in bound.arguments.items()
+                name: x if annotations.get(name) is _constexpr else _argument(x, annotations.get(name))
+                for name, x in bound.arguments.items()
             }
             for number in range(grid[0]):
                 self._program = Program(number, grid[0], num_warps, self._timing, self._file)
@@ -135,7 +136,7 @@ _FUNCTIONS = (
 _REAL = (
     *("BlockedLayout", "DotOperandLayout", "NVMMADistributedLayout", "NVMMASharedLayout", "SliceLayout"),
     *("DistributedLinearLayout", "SwizzledSharedLayout"),
-    *("bfloat16", "float16", "float32", "int1", "int8", "int16", "int32", "int64"),
+    *("bfloat16", "float16", "float32", "int1", "int8", "int16", "int32", "int64", "uint32", "uint64"),
 )
 _ELEMENTWISE = ("abs", "cos", "exp", "exp2", "log", "log2", "rsqrt", "sin", "sqrt")
 
@@ -159,8 +160,10 @@ def _jit(function: Callable[..., Any] | None = None, **_: Any) -> Any:
     return (lambda decorated: decorated) if function is None else function
 
 
-def _argument(x: Any) -> Any:
+def _argument(x: Any, annotation: Any) -> Any:
     """An argument as a kernel gets it."""
     if isinstance(x, Tensor):
         return Pointer(Memory.of(x), Value(torch.tensor(0)))
+    if annotation in values.SIGNED:
+        return values.unsigned(x, annotation)
     return scalar(x) if isinstance(x, int | float) else x

@@ -31,6 +31,7 @@ DTYPES: dict[Any, torch.dtype] = {
     real.float64: torch.float64,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+SIGNED = {real.uint32: real.int32, real.uint64: real.int64}
 
 
 Function: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -290,9 +291,18 @@ def cdiv(a: Operand, b: Operand) -> Operand:
     return (a + (b - 1)) // b
 
 
+def unsigned(number: int, dtype: Any) -> Value:
+    """An argument of an unsigned type: blocks have the signed one of that width, and the same bits."""
+    bits = int(dtype.primitive_bitwidth)
+    check(0 <= number < 2**bits, f"{number} as {dtype}")
+    signed = number - 2**bits if number >= 2 ** (bits - 1) else number
+    return Value(torch.tensor(signed, dtype=DTYPES[SIGNED[dtype]]))
+
+
 def reduction(function: Callable[[Tensor, int], Tensor]) -> Callable[[Value, int], Value]:
     def reduce(x: Value, axis: int) -> Value:
-        found = function(x.data, axis)
+        # In the type of its numbers, also where torch would count further.
+        found = function(x.data, axis).to(x.data.dtype)
         return Value(found, real.SliceLayout(axis, x.layout) if found.dim() else None)
 
     return reduce
@@ -355,6 +365,37 @@ def _halves(words: Value) -> tuple[Value, Value]:
     return Value(halves[..., 0], words.layout), Value(halves[..., 1], words.layout)
 
 
+def _words(x: Value) -> tuple[Value, Value]:
+    """The lower and the upper half of 64 bits."""
+    return Value(x.data.to(torch.int32), x.layout), Value((x.data >> 32).to(torch.int32), x.layout)
+
+
+def _number(words: Tensor) -> Tensor:
+    """Words as the numbers that they are without a sign."""
+    return words.long() & 0xFFFFFFFF
+
+
+def _product_with(factor: int) -> Callable[[Value], tuple[Value, Value]]:
+    def multiply(x: Value) -> tuple[Value, Value]:
+        check(x.dtype == real.int32, f"a product of {x.dtype}")
+        return _words(Value(_number(x.data) * factor, x.layout))  # of which 64 bits are there, whatever their sign
+
+    return multiply
+
+
+def _without_dropped(p: Value, words: Value, threshold: Value) -> Value:
+    p, words, threshold = broadcast(p, words, threshold)
+    return Value(torch.where(_number(words.data) < _number(threshold.data), p.data * 0.0, p.data), p.layout)
+
+
+def _dropped(*given: Value) -> Value:
+    """A bit for each of four words that are below the last value."""
+    *words, threshold = broadcast(*given)
+    below = torch.stack([_number(word.data) < _number(threshold.data) for word in words])
+    bits = torch.tensor([1, 2, 4, 8], dtype=torch.int32).view(-1, *[1] * (below.dim() - 1))
+    return Value((below * bits).sum(0, dtype=torch.int32), words[0].layout)
+
+
 class Instruction(NamedTuple):
     """What an instruction that a kernel spells out does; of how many elements at once; whether it may be moved."""
 
@@ -373,6 +414,17 @@ ASSEMBLY = {
     "mov.b32 $0, $1;": Instruction(lambda x: x, is_pure=False),
     # Among products in flight it would make them wait for each other.
     "mov.b32 {$0, $1}, $2;": Instruction(_halves, is_pure=False),
+    # Computed of there, all rounds of a random number would have their keys ahead of the loop.
+    "mov.b64 {$0, $1}, $2;": Instruction(_words, is_pure=False),
+    **{
+        f"{{.reg .b64 t; mul.wide.u32 t, $2, {factor}; mov.b64 {{$0, $1}}, t;}}": Instruction(_product_with(factor))
+        for factor in (0xD2511F53, 0xCD9E8D57)
+    },
+    "{.reg .pred p; setp.lt.u32 p, $2, $3; mov.b32 $0, $1; @p mul.f32 $0, $0, 0f00000000;}": Instruction(
+        _without_dropped
+    ),
+    "{.reg .pred p; setp.lt.u32 p, $1, $5; selp.b32 $0, 1, 0, p; setp.lt.u32 p, $2, $5; @p or.b32 $0, $0, 2; "
+    "setp.lt.u32 p, $3, $5; @p or.b32 $0, $0, 4; setp.lt.u32 p, $4, $5; @p or.b32 $0, $0, 8;}": Instruction(_dropped),
     "red.relaxed.gpu.global.add.v4.f32 [$1], {$5, $6, $7, $8}; mov.b32 $0, 0;": Instruction(_add_four, 4, False),
 }
 

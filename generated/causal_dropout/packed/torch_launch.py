@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/torch_launch.py.jinja
-# hash: 072ecd2a3b8c49ca
+# hash: f5d4bff457648aba
 """Launches of the kernels of `causal_dropout`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -13,9 +13,10 @@ from torch.library import custom_op
 
 from ..._runtime.checks import keep_numbers
 from ..._runtime.configs import PASSES, Tile, Tiles, block_columns
+from ..._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from ..._runtime.schedules import pass_table
-from ..._runtime.torch_replay import launch, replayed
-from ..._runtime.torch_schedule import block_sequences
+from ..._runtime.torch_replay import launch, launch_hopper, replayed
+from ..._runtime.torch_schedule import block_sequences, work_counter
 from ..._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -24,12 +25,13 @@ from ..._runtime.torch_support import (
     call_tiles,
     empty_like_layout,
     launches_directly,
+    multiprocessors,
     packed_rows,
     unit_strides,
 )
 
 if HAS_TRITON:
-    from . import bwd_dkdv, bwd_dq, fwd
+    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
 
 NAME = "causal_dropout_packed"
 # Operators are registered under the name of the package, so that two packages can live in one process.
@@ -169,9 +171,7 @@ def _forward(
     threshold, keep_scale = keep_numbers(dropout_p)
     q, k, v = aligned(q), aligned(k), aligned(v)
     (block_seqs,) = pass_table(block_tables, "fwd", 1) or _tables(q, k, cu_seqlens_q, cu_seqlens_k, tile, False)
-    launch(
-        fwd.causal_dropout_packed_fwd,
-        (block_seqs.shape[0] * num_heads,),
+    arguments = (
         q,
         k,
         v,
@@ -190,18 +190,42 @@ def _forward(
         scale,
         threshold,
         keep_scale,
-        Q_OFFSET_PER_BATCH=row_offsets is not None,
-        SCALARS_LOADED=False,
-        DROPOUT=threshold > 0,
-        HEAD_DIM=head_dim,
-        HEAD_DIM_V=head_dim_v,
-        BLOCK_D=block_columns(head_dim),
-        BLOCK_DV=block_columns(head_dim_v),
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
     )
+    if tile.family == "hopper":
+        launch_hopper(
+            hopper_fwd.causal_dropout_packed_hopper_fwd,
+            (min(block_seqs.shape[0] * num_heads, multiprocessors(q)),),
+            *arguments,
+            work_counter(q),
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            SCALARS_LOADED=False,
+            DROPOUT=threshold > 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=tile_columns(head_dim),
+            BLOCK_DV=tile_columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            STAGES=tile.num_stages,
+            num_warps=HOPPER_WARPS,
+        )
+    else:
+        launch(
+            fwd.causal_dropout_packed_fwd,
+            (block_seqs.shape[0] * num_heads,),
+            *arguments,
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            SCALARS_LOADED=False,
+            DROPOUT=threshold > 0,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=block_columns(head_dim),
+            BLOCK_DV=block_columns(head_dim_v),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
     return packed_rows(o), lse
 
 
@@ -224,25 +248,34 @@ def _backward(
     config_words: str,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Launch the backward: dq, which finds delta, then dk and dv."""
+    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
     q, k, v, o, do = batch_row(q), batch_row(k), batch_row(v), batch_row(o), batch_row(do)
     num_heads, q_len, head_dim = q.shape[1:]
     num_kv_heads, head_dim_v = k.shape[1], v.shape[3]
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(q, v, cu_seqlens_q, config_words)
+    tile = tiles["dkdv"]
+    fused = tiles["dq"].family == "hopper"
     dlse = None if dlse is None else dlse.contiguous()
     delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
     dk = empty_like_layout(k, head_dim)
     dv = empty_like_layout(v, head_dim_v)
-    (block_seqs,) = pass_table(block_tables, "dq", 1) or _tables(q, k, cu_seqlens_q, cu_seqlens_k, tiles["dq"], False)
+    if not fused:
+        (block_seqs,) = pass_table(block_tables, "dq", 1) or _tables(
+            q, k, cu_seqlens_q, cu_seqlens_k, tiles["dq"], False
+        )
     (key_block_seqs,) = pass_table(block_tables, "dkdv", 1) or _tables(
         q, k, cu_seqlens_q, cu_seqlens_k, tiles["dkdv"], True
     )
+    if tile.family == "hopper":
+        row_seqs = block_sequences(cu_seqlens_q, cu_seqlens_k, q_len, k.shape[2], tile.block_m, False)
+    if fused:
+        block_seqs = row_seqs
     q_offset = row_offset if row_offsets is None else row_offsets
     threshold, keep_scale = keep_numbers(dropout_p)
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
-    if dq.numel() > 0:
+    if dq.numel() > 0 and not fused:
         launch(
             bwd_dq.causal_dropout_packed_bwd_dq,
             (block_seqs.shape[0] * num_heads,),
@@ -283,7 +316,105 @@ def _backward(
             num_warps=tiles["dq"].num_warps,
             num_stages=tiles["dq"].num_stages,
         )
-    if dk.numel() > 0:
+    if tile.family == "hopper":
+        # Each sequence has whole blocks of rows: so many at most.
+        num_row_blocks = q_len // tile.block_m + cu_seqlens_q.shape[0] - 1
+        row_lse = q.new_empty((num_heads, num_row_blocks * tile.block_m), dtype=FP32)
+        row_delta = q.new_empty(row_lse.shape, dtype=FP32)
+        dq_sums = q.new_zeros(
+            (num_heads, num_row_blocks, tile.block_m * tile_columns(head_dim)) if fused else (0,), dtype=FP32
+        )
+        if dq.numel() > 0:
+            launch(
+                hopper_delta.causal_dropout_packed_hopper_delta,
+                (row_seqs.shape[0] * num_heads,),
+                o,
+                do,
+                lse,
+                dlse,
+                row_seqs,
+                delta,
+                row_lse,
+                row_delta,
+                *unit_strides(o)[1:],
+                *unit_strides(do)[1:],
+                q_len,
+                num_row_blocks,
+                row_seqs.shape[0],
+                scale,
+                keep_scale / 2 if threshold > 0 else 1.0,
+                HAS_DLSE=dlse is not None,
+                WITH_DQ=fused,
+                HEAD_DIM_V=head_dim_v,
+                BLOCK_DV=tile_columns(head_dim_v),
+                BLOCK_M=tile.block_m,
+                num_warps=4,
+            )
+        if dk.numel() > 0:
+            is_wide = tile.block_n == WIDE_KEYS
+            bwd_kernel = (
+                hopper_bwd_wide.causal_dropout_packed_hopper_bwd_wide
+                if is_wide
+                else hopper_bwd.causal_dropout_packed_hopper_bwd
+            )
+            launch_hopper(
+                bwd_kernel,
+                (min(key_block_seqs.shape[0] * num_kv_heads, multiprocessors(q)),),
+                q,
+                k,
+                v,
+                do,
+                row_lse,
+                row_delta,
+                key_block_seqs,
+                q_offset,
+                seed,
+                dk,
+                dv,
+                *unit_strides(q)[1:],
+                *unit_strides(k)[1:],
+                *unit_strides(v)[1:],
+                *unit_strides(do)[1:],
+                *dk.stride()[1:3],
+                *dv.stride()[1:3],
+                q_len,
+                num_heads,
+                group_size,
+                scale,
+                threshold,
+                dq_sums,
+                cu_seqlens_q.shape[0] - 1,
+                work_counter(q),
+                WITH_DQ=fused,
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
+                SCALARS_LOADED=False,
+                DROPOUT=threshold > 0,
+                HEAD_DIM=head_dim,
+                HEAD_DIM_V=head_dim_v,
+                BLOCK_D=tile_columns(head_dim),
+                BLOCK_DV=tile_columns(head_dim_v),
+                BLOCK_M=tile.block_m,
+                BLOCK_N=tile.block_n,
+                STAGES=tile.num_stages,
+                num_warps=HOPPER_WARPS,
+            )
+        if fused and dq.numel() > 0:
+            launch(
+                hopper_delta.causal_dropout_packed_hopper_dq_rows,
+                (2 * row_seqs.shape[0] * num_heads,),
+                dq_sums,
+                row_seqs,
+                dq,
+                *dq.stride()[1:3],
+                num_row_blocks,
+                row_seqs.shape[0],
+                scale,
+                HEAD_DIM=head_dim,
+                BLOCK_D=tile_columns(head_dim),
+                BLOCK_M=tile.block_m,
+                num_warps=4,
+            )
+    elif dk.numel() > 0:
         launch(
             bwd_dkdv.causal_dropout_packed_bwd_dkdv,
             (key_block_seqs.shape[0] * num_kv_heads,),
