@@ -159,6 +159,7 @@ class KernelPlan(InMode):
 
     `row_term`, `key_term` and `block_term`: what the logits of a row share, those of a key, and all of a block, where a
     kernel adds that apart from the rest. `sums_by_products`: sums of ds over rows and keys may be products with ones.
+    `orders_work`: programs of Hopper's take those blocks first that visit the most others.
     """
 
     name: str
@@ -180,6 +181,7 @@ class KernelPlan(InMode):
     block_term: str = ""
     gradients: Sequence[GradientTerm] = ()
     sums_by_products: bool = False
+    orders_work: bool = False
     mode: Mode = Mode.DENSE
 
     @property
@@ -194,10 +196,10 @@ class KernelPlan(InMode):
 
     @property
     def shares_work(self) -> bool:
-        """Whether the call's tensors say how many others a block visits, not its place: then programs of Hopper's take
-        one block after the other as they are free."""
+        """Whether programs of Hopper's take one block after the other as they are free: where the call's tensors say
+        how many others a block visits, not its place, and where blocks are taken in an order."""
         by_tables = any(name in ("ranges_ptr", "spans_ptr") for group in self.args for name in group.names)
-        return self.packed or by_tables or (self._bounds_are_loaded and not self.longest_first)
+        return self.packed or by_tables or self.orders_work or (self._bounds_are_loaded and not self.longest_first)
 
     @property
     def _bounds_are_loaded(self) -> bool:

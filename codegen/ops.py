@@ -368,6 +368,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
     arguments = own_arguments(variant, planned.terms)
     of_mask = mask_arguments(variant, arguments)
     fuses_backward = hopper.fuses_backward(planned)
+    kernels = (planned.hopper_fwd, planned.hopper_bwd, planned.hopper_bwd_wide)
     return OpPlan(
         framework=framework,
         arguments=arguments,
@@ -395,7 +396,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
         decay=variant.decay,
         dropout=variant.dropout,
         fuses_backward=fuses_backward,
-        shares_work=planned.hopper_fwd.shares_work or planned.hopper_bwd.shares_work,
+        shares_work=any(kernel.shares_work for kernel in kernels),
         positions=positions_read(variant) if planned.mode is Mode.SEGMENTED else (),
         formula=formula_of(variant),
         reference_score=reference.score,

@@ -226,6 +226,7 @@ class VariantPlan:
     dkdv: KernelPlan
     hopper_fwd: KernelPlan
     hopper_bwd: KernelPlan
+    hopper_bwd_wide: KernelPlan
     hopper_delta: KernelPlan
     lists: ListsPlan | None
     terms: tuple[GradientTerm, ...]
@@ -237,6 +238,7 @@ def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
     analysis = blocks.analyse(variant.mask)
     terms = gradient_terms(variant, mode)
     sign = Signatures(variant, mode, terms, analysis)
+    hopper_bwd = _key_kernel(variant, analysis, sign, hopper=True)
     return VariantPlan(
         variant=variant,
         mode=mode,
@@ -246,7 +248,9 @@ def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
         dq=_query_kernel(variant, analysis, sign, backward=True),
         dkdv=_key_kernel(variant, analysis, sign),
         hopper_fwd=_query_kernel(variant, analysis, sign, backward=False, hopper=True),
-        hopper_bwd=_key_kernel(variant, analysis, sign, hopper=True),
+        hopper_bwd=hopper_bwd,
+        # Pairs of a long and a short block leave more programs without work at the end: blocks take longer here.
+        hopper_bwd_wide=replace(hopper_bwd, orders_work=hopper_bwd.longest_first and not hopper_bwd.shares_work),
         hopper_delta=_delta_kernel(variant, sign),
         lists=lists_plan(variant, analysis, sign),
         terms=terms,

@@ -171,7 +171,7 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
     plans = {
         "fwd": planned.hopper_fwd,
         "bwd": planned.hopper_bwd,
-        "bwd_wide": planned.hopper_bwd,
+        "bwd_wide": planned.hopper_bwd_wide,
         "delta": planned.hopper_delta,
     }
     files |= {

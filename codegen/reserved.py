@@ -69,7 +69,7 @@ _WORDS = """
     at_columns columns_before run_bits run_end run_first
 
     FLAT WIDE_KEYS add_block add_sums bwd_kernel dk_start dq_part ds_ring dv_start flat hand_over hopper_bwd_wide
-    is_wide make_hand_over next_dq p_ring row_block score_tiles sum_tiles take_over
+    NEAR_BYTES NEAR_ROWS is_wide make_hand_over near_heads next_dq p_ring row_block score_tiles sum_tiles take_over
 
     MOST_COUNT MOST_ROWS WRAP_STRIDE hear_work next_work num_work seq_end seq_len sequence_work take_work told_work
     head_seqs num_row_blocks row_first row_seqs work_counter work_ring work_turn

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/jax_launch.py.jinja
-# hash: 28ba7facadc61871
+# hash: 2afe824105ecd3cf
 """Launches of the kernels of `alibi`, in JAX."""
 
 from jax import Array
@@ -10,6 +10,7 @@ from .._runtime.configs import Tiles, block_columns, cdiv
 from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from .._runtime.jax_gradients import reduce_gradient
 from .._runtime.jax_kernels import HAS_TRITON, call_tiles, launch, multiprocessors
+from .._runtime.jax_schedule import work_counter
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
@@ -234,7 +235,7 @@ def backward(
                 group_size,
                 scale,
                 dq_sums,
-                batch,
+                *((batch, work_counter(q)) if is_wide else (batch,)),
                 WITH_DQ=fused,
                 GRAD_SLOPE=grad_slope,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,

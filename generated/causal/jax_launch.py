@@ -1,12 +1,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: ops/jax_launch.py.jinja
-# hash: 2ea38b44775c0709
+# hash: 04ffa7161caa9fad
 """Launches of the kernels of `causal`, in JAX."""
 
 from .._runtime.configs import Tiles, block_columns, cdiv
 from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from .._runtime.jax_kernels import HAS_TRITON, call_tiles, launch, multiprocessors
+from .._runtime.jax_schedule import work_counter
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
@@ -206,7 +207,7 @@ def backward(
                 group_size,
                 scale,
                 dq_sums,
-                batch,
+                *((batch, work_counter(q)) if is_wide else (batch,)),
                 WITH_DQ=fused,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 RAGGED=kv_len % tile.block_n != 0,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: ops/torch_launch.py.jinja
-# hash: 0d377d2de249ec21
+# hash: 14eebecbd83a0331
 """Launches of the kernels of `causal`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -14,6 +14,7 @@ from torch.library import custom_op
 from .._runtime.configs import Tiles, block_columns, cdiv
 from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from .._runtime.torch_replay import launch, launch_hopper, replayed
+from .._runtime.torch_schedule import work_counter
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -261,7 +262,7 @@ def _backward(
                 group_size,
                 scale,
                 dq_sums,
-                batch,
+                *((batch, work_counter(q)) if is_wide else (batch,)),
                 WITH_DQ=fused,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 RAGGED=kv_len % tile.block_n != 0,

@@ -1,13 +1,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/jax_launch.py.jinja
-# hash: b76e5b0932025335
+# hash: dab7b1b30916302d
 """Launches of the kernels of `causal_dropout`, in JAX."""
 
 from .._runtime.checks import keep_numbers
 from .._runtime.configs import Tiles, block_columns, cdiv
 from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from .._runtime.jax_kernels import HAS_TRITON, call_tiles, is_loaded, launch, multiprocessors
+from .._runtime.jax_schedule import work_counter
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
@@ -236,7 +237,7 @@ def backward(
                 scale,
                 threshold,
                 dq_sums,
-                batch,
+                *((batch, work_counter(q)) if is_wide else (batch,)),
                 WITH_DQ=fused,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 SCALARS_LOADED=is_loaded(seed),

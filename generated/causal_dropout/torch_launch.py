@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/torch_launch.py.jinja
-# hash: e72fd65611ea0f82
+# hash: 97910d624d587fd4
 """Launches of the kernels of `causal_dropout`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -15,6 +15,7 @@ from .._runtime.checks import keep_numbers
 from .._runtime.configs import Tiles, block_columns, cdiv
 from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from .._runtime.torch_replay import launch, launch_hopper, replayed
+from .._runtime.torch_schedule import work_counter
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -293,7 +294,7 @@ def _backward(
                 scale,
                 threshold,
                 dq_sums,
-                batch,
+                *((batch, work_counter(q)) if is_wide else (batch,)),
                 WITH_DQ=fused,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 SCALARS_LOADED=False,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/bwd_wide.py.jinja
-# hash: 3191e6e783362017
+# hash: 74d576c3a5f2e7b6
 """Gradients of `forgetting` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep         q_idx >= kv_idx
@@ -30,6 +30,9 @@ each block of queries, to shared memory (TMA). Tiles of scores are transposed, k
 
 A ring is a tuple of tiles, their vectors of rows, and the barriers `full`, which a copy completes, and `empty`, on
 which consumers arrive; of what is handed over it has no vectors.
+
+Of a head earlier keys are seen by more rows, and their blocks are taken first. Which comes next is asked of a counter
+in memory, by the warp that copies.
 """
 
 import triton
@@ -46,6 +49,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from .._runtime.hopper_copies import async_load
 
 LOG2E = gl.constexpr(1.4426950408889634)
+# What of the cache those heads may fill whose blocks are worked on at a time: q and do in 16 bits, sums of dq in 32.
+NEAR_BYTES = gl.constexpr(2**25)
 
 
 @gluon.jit
@@ -138,6 +143,43 @@ def send_rows(desc, vector_desc, batch_row, head, start, row, ring, ring_turn, S
     mbarrier.expect(full.index(stage), desc.block_type.nbytes + vector_desc.block_type.nbytes)
     async_load(desc, [batch_row, head, start, 0], full.index(stage), tiles.index(stage))
     async_load(vector_desc, [row], full.index(stage), vectors.index(stage))
+
+
+@gluon.jit
+def longest_first(turn, num_work, num_blocks, near_heads):
+    """Which block is taken as number `turn`, counted head by head: of so many heads at a time the longest ones first.
+
+    Then those that are left for the end are short, and no program works on while all others have ended.
+    """
+    first_head = turn // (near_heads * num_blocks) * near_heads
+    own_heads = gl.maximum(gl.minimum(num_work // num_blocks - first_head, near_heads), 1)
+    place = turn - first_head * num_blocks
+    found = (first_head + place % own_heads) * num_blocks + place // own_heads
+    return gl.where(turn < num_work, found, num_work)
+
+
+@gluon.jit
+def take_work(counter_ptr, ring, ring_turn, num_work, num_blocks, near_heads):
+    """Take the next piece of work that no program has, and tell the others."""
+    told_work, full, empty = ring
+    stage = ring_turn % 2
+    mbarrier.wait(empty.index(stage), ((ring_turn // 2) & 1) ^ 1)
+    next_work = gl.num_programs(0) + gl.atomic_add(counter_ptr, 1, sem="relaxed")
+    next_work = longest_first(next_work, num_work, num_blocks, near_heads)
+    told_work.index(stage).store(gl.zeros([1], gl.int32, gl.BlockedLayout([1], [32], [1], [0])) + next_work)
+    mbarrier.arrive(full.index(stage), count=1)
+    return next_work
+
+
+@gluon.jit
+def hear_work(ring, ring_turn, WARPS: gl.constexpr):
+    """The next piece of work, once it is told."""
+    told_work, full, empty = ring
+    stage = ring_turn % 2
+    mbarrier.wait(full.index(stage), (ring_turn // 2) & 1)
+    next_work = gl.max(told_work.index(stage).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
+    mbarrier.arrive(empty.index(stage), count=1)
+    return next_work
 
 
 @gluon.jit
@@ -396,67 +438,71 @@ def produce_tiles(
     v_ring,
     q_ring,
     do_ring,
+    work_ring,
     q_offset,
     q_len,
     kv_len,
     num_heads,
     group_size,
     batch,
+    work_counter_ptr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    # Earlier keys are seen by more rows: a block from the start and one from the end make pairs, of one work each.
-    num_pairs = gl.cdiv(num_key_blocks, 2)
-    for own_work in range(gl.program_id(0), num_pairs * num_kv_heads * batch, gl.num_programs(0)):
-        head, block_pair = own_work // num_pairs, own_work % num_pairs
-        # Of an odd number of blocks the middle one is alone.
-        for pair_half in range(gl.where(2 * block_pair + 1 == num_key_blocks, 1, 2)):
-            start_n = gl.where(pair_half == 0, block_pair, num_key_blocks - 1 - block_pair) * BLOCK_N
-            b = (head // num_kv_heads).to(gl.int64)
-            hkv = (head % num_kv_heads).to(gl.int64)
-            q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-            batch_row = b.to(gl.int32)
-            send_keys(k_desc, batch_row, hkv.to(gl.int32), start_n, k_ring, 0, k_lap)
-            send_keys(v_desc, batch_row, hkv.to(gl.int32), start_n, v_ring, 0, k_lap)
-            num_blocks = gl.cdiv(q_len, BLOCK_M)
-            kv_first = start_n
-            kv_last = gl.minimum(start_n + BLOCK_N, kv_len) - 1
-            row_begin = gl.maximum(kv_first - q_shift, 0) // BLOCK_M * BLOCK_M
-            # Blocks from full_begin to full_end need no mask.
-            full_begin = gl.cdiv(gl.maximum(kv_last - q_shift, row_begin), BLOCK_M) * BLOCK_M
-            full_begin = gl.minimum(full_begin, gl.cdiv(gl.maximum(q_len, row_begin), BLOCK_M) * BLOCK_M)
-            full_end = q_len // BLOCK_M * BLOCK_M
-            full_end = gl.maximum(full_end, full_begin)
-            gap = full_end - full_begin
-            num_partial = gl.maximum(gl.cdiv(q_len - gap - row_begin, BLOCK_M), 0)
-            num_full = (full_end - full_begin) // BLOCK_M
+    # A block of keys of one key head is a piece of work, after the first for whichever program is free.
+    num_work = num_key_blocks * num_kv_heads * batch
+    # Programs that begin together add to the same rows of dq, of as many heads as the cache has room for.
+    NEAR_ROWS: gl.constexpr = NEAR_BYTES // (6 * BLOCK_D + 2 * BLOCK_DV)
+    near_heads = gl.maximum(NEAR_ROWS // gl.maximum(q_len * group_size, 1), 1)
+    own_work, work_turn = longest_first(gl.program_id(0), num_work, num_key_blocks, near_heads), 0
+    while own_work < num_work:
+        head = own_work // num_key_blocks
+        start_n = (own_work % num_key_blocks) * BLOCK_N
+        b = (head // num_kv_heads).to(gl.int64)
+        hkv = (head % num_kv_heads).to(gl.int64)
+        q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+        batch_row = b.to(gl.int32)
+        send_keys(k_desc, batch_row, hkv.to(gl.int32), start_n, k_ring, 0, k_lap)
+        send_keys(v_desc, batch_row, hkv.to(gl.int32), start_n, v_ring, 0, k_lap)
+        num_blocks = gl.cdiv(q_len, BLOCK_M)
+        kv_first = start_n
+        kv_last = gl.minimum(start_n + BLOCK_N, kv_len) - 1
+        row_begin = gl.maximum(kv_first - q_shift, 0) // BLOCK_M * BLOCK_M
+        # Blocks from full_begin to full_end need no mask.
+        full_begin = gl.cdiv(gl.maximum(kv_last - q_shift, row_begin), BLOCK_M) * BLOCK_M
+        full_begin = gl.minimum(full_begin, gl.cdiv(gl.maximum(q_len, row_begin), BLOCK_M) * BLOCK_M)
+        full_end = q_len // BLOCK_M * BLOCK_M
+        full_end = gl.maximum(full_end, full_begin)
+        gap = full_end - full_begin
+        num_partial = gl.maximum(gl.cdiv(q_len - gap - row_begin, BLOCK_M), 0)
+        num_full = (full_end - full_begin) // BLOCK_M
 
-            for member in range(group_size):
-                h = hkv * group_size + member
-                for nth in range(num_partial):
-                    start_m = row_begin + nth * BLOCK_M
-                    start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
-                    first_row = ((b * num_heads + h) * num_blocks * BLOCK_M + start_m).to(gl.int32)
-                    send_rows(q_desc, lse_desc, batch_row, h.to(gl.int32), start_m, first_row, q_ring, q_turn, STAGES)
-                    send_rows(
-                        do_desc, delta_desc, batch_row, h.to(gl.int32), start_m, first_row, do_ring, q_turn, STAGES
-                    )
-                    q_turn += 1
-                for nth in range(num_full):
-                    # Of heads that share keys the last rows first: all programs have these, and so meet them at a time.
-                    row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
-                    start_m = full_begin + row_turn * BLOCK_M
-                    first_row = ((b * num_heads + h) * num_blocks * BLOCK_M + start_m).to(gl.int32)
-                    send_rows(q_desc, lse_desc, batch_row, h.to(gl.int32), start_m, first_row, q_ring, q_turn, STAGES)
-                    send_rows(
-                        do_desc, delta_desc, batch_row, h.to(gl.int32), start_m, first_row, do_ring, q_turn, STAGES
-                    )
-                    q_turn += 1
-            k_lap ^= 1
+        for member in range(group_size):
+            h = hkv * group_size + member
+            for nth in range(num_partial):
+                start_m = row_begin + nth * BLOCK_M
+                start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
+                first_row = ((b * num_heads + h) * num_blocks * BLOCK_M + start_m).to(gl.int32)
+                send_rows(q_desc, lse_desc, batch_row, h.to(gl.int32), start_m, first_row, q_ring, q_turn, STAGES)
+                send_rows(do_desc, delta_desc, batch_row, h.to(gl.int32), start_m, first_row, do_ring, q_turn, STAGES)
+                q_turn += 1
+            for nth in range(num_full):
+                # Of heads that share keys the last rows first: all programs have these, and so meet them at a time.
+                row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
+                start_m = full_begin + row_turn * BLOCK_M
+                first_row = ((b * num_heads + h) * num_blocks * BLOCK_M + start_m).to(gl.int32)
+                send_rows(q_desc, lse_desc, batch_row, h.to(gl.int32), start_m, first_row, q_ring, q_turn, STAGES)
+                send_rows(do_desc, delta_desc, batch_row, h.to(gl.int32), start_m, first_row, do_ring, q_turn, STAGES)
+                q_turn += 1
+        k_lap ^= 1
+        own_work = take_work(work_counter_ptr, work_ring, work_turn, num_work, num_key_blocks, near_heads)
+        work_turn += 1
 
 
 @gluon.jit
@@ -468,6 +514,7 @@ def sum_tiles(
     ones,
     p_ring,
     ds_ring,
+    work_ring,
     q_offset,
     ddecay_rows_ptr,
     dv_ptr,
@@ -496,96 +543,100 @@ def sum_tiles(
     k_tile = k_ring[0].index(0).reshape([BLOCK_N, BLOCK_D])
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    # Earlier keys are seen by more rows: a block from the start and one from the end make pairs, of one work each.
-    num_pairs = gl.cdiv(num_key_blocks, 2)
-    for own_work in range(gl.program_id(0), num_pairs * num_kv_heads * batch, gl.num_programs(0)):
-        head, block_pair = own_work // num_pairs, own_work % num_pairs
-        # Of an odd number of blocks the middle one is alone.
-        for pair_half in range(gl.where(2 * block_pair + 1 == num_key_blocks, 1, 2)):
-            start_n = gl.where(pair_half == 0, block_pair, num_key_blocks - 1 - block_pair) * BLOCK_N
-            b = (head // num_kv_heads).to(gl.int64)
-            hkv = (head % num_kv_heads).to(gl.int64)
-            q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-            dv = gl.zeros([KEYS, BLOCK_DV], gl.float32, SUMS)
-            mbarrier.wait(k_ring[1].index(0), k_lap)
-            mbarrier.wait(v_ring[1].index(0), k_lap)
-            num_blocks = gl.cdiv(q_len, BLOCK_M)
-            kv_first = start_n
-            kv_last = gl.minimum(start_n + BLOCK_N, kv_len) - 1
-            row_begin = gl.maximum(kv_first - q_shift, 0) // BLOCK_M * BLOCK_M
-            # Blocks from full_begin to full_end need no mask.
-            full_begin = gl.cdiv(gl.maximum(kv_last - q_shift, row_begin), BLOCK_M) * BLOCK_M
-            full_begin = gl.minimum(full_begin, gl.cdiv(gl.maximum(q_len, row_begin), BLOCK_M) * BLOCK_M)
-            full_end = q_len // BLOCK_M * BLOCK_M
-            full_end = gl.maximum(full_end, full_begin)
-            gap = full_end - full_begin
-            num_partial = gl.maximum(gl.cdiv(q_len - gap - row_begin, BLOCK_M), 0)
-            num_full = (full_end - full_begin) // BLOCK_M
+    # A block of keys of one key head is a piece of work, after the first for whichever program is free.
+    num_work = num_key_blocks * num_kv_heads * batch
+    # Programs that begin together add to the same rows of dq, of as many heads as the cache has room for.
+    NEAR_ROWS: gl.constexpr = NEAR_BYTES // (6 * BLOCK_D + 2 * BLOCK_DV)
+    near_heads = gl.maximum(NEAR_ROWS // gl.maximum(q_len * group_size, 1), 1)
+    own_work, work_turn = longest_first(gl.program_id(0), num_work, num_key_blocks, near_heads), 0
+    while own_work < num_work:
+        head = own_work // num_key_blocks
+        start_n = (own_work % num_key_blocks) * BLOCK_N
+        b = (head // num_kv_heads).to(gl.int64)
+        hkv = (head % num_kv_heads).to(gl.int64)
+        q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+        dv = gl.zeros([KEYS, BLOCK_DV], gl.float32, SUMS)
+        mbarrier.wait(k_ring[1].index(0), k_lap)
+        mbarrier.wait(v_ring[1].index(0), k_lap)
+        num_blocks = gl.cdiv(q_len, BLOCK_M)
+        kv_first = start_n
+        kv_last = gl.minimum(start_n + BLOCK_N, kv_len) - 1
+        row_begin = gl.maximum(kv_first - q_shift, 0) // BLOCK_M * BLOCK_M
+        # Blocks from full_begin to full_end need no mask.
+        full_begin = gl.cdiv(gl.maximum(kv_last - q_shift, row_begin), BLOCK_M) * BLOCK_M
+        full_begin = gl.minimum(full_begin, gl.cdiv(gl.maximum(q_len, row_begin), BLOCK_M) * BLOCK_M)
+        full_end = q_len // BLOCK_M * BLOCK_M
+        full_end = gl.maximum(full_end, full_begin)
+        gap = full_end - full_begin
+        num_partial = gl.maximum(gl.cdiv(q_len - gap - row_begin, BLOCK_M), 0)
+        num_full = (full_end - full_begin) // BLOCK_M
 
-            for member in range(group_size):
-                h = hkv * group_size + member
-                for nth in range(num_partial):
-                    start_m = row_begin + nth * BLOCK_M
-                    start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
-                    row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
-                    dq_part = dq_sums_ptr + row_block * (BLOCK_M * BLOCK_D)
-                    dv, row_sums = add_block(
-                        dv,
-                        dq_part,
-                        k_tile,
-                        ones,
-                        p_ring,
-                        ds_ring,
-                        do_ring,
-                        q_turn,
-                        HEAD_DIM,
-                        BLOCK_M,
-                        BLOCK_DV,
-                        STAGES,
-                        WITH_DQ,
+        for member in range(group_size):
+            h = hkv * group_size + member
+            for nth in range(num_partial):
+                start_m = row_begin + nth * BLOCK_M
+                start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
+                row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
+                dq_part = dq_sums_ptr + row_block * (BLOCK_M * BLOCK_D)
+                dv, row_sums = add_block(
+                    dv,
+                    dq_part,
+                    k_tile,
+                    ones,
+                    p_ring,
+                    ds_ring,
+                    do_ring,
+                    q_turn,
+                    HEAD_DIM,
+                    BLOCK_M,
+                    BLOCK_DV,
+                    STAGES,
+                    WITH_DQ,
+                )
+                if WITH_DQ:
+                    add_rows(
+                        ddecay_rows_ptr + (b * num_heads + h) * q_len + start_m,
+                        of_lines(row_sums, LINE),
+                        q_len - start_m,
+                        LINE,
                     )
-                    if WITH_DQ:
-                        add_rows(
-                            ddecay_rows_ptr + (b * num_heads + h) * q_len + start_m,
-                            of_lines(row_sums, LINE),
-                            q_len - start_m,
-                            LINE,
-                        )
-                    q_turn += 1
-                for nth in range(num_full):
-                    # Of heads that share keys the last rows first: all programs have these, and so meet them at a time.
-                    row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
-                    start_m = full_begin + row_turn * BLOCK_M
-                    row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
-                    dq_part = dq_sums_ptr + row_block * (BLOCK_M * BLOCK_D)
-                    dv, row_sums = add_block(
-                        dv,
-                        dq_part,
-                        k_tile,
-                        ones,
-                        p_ring,
-                        ds_ring,
-                        do_ring,
-                        q_turn,
-                        HEAD_DIM,
-                        BLOCK_M,
-                        BLOCK_DV,
-                        STAGES,
-                        WITH_DQ,
+                q_turn += 1
+            for nth in range(num_full):
+                # Of heads that share keys the last rows first: all programs have these, and so meet them at a time.
+                row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
+                start_m = full_begin + row_turn * BLOCK_M
+                row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
+                dq_part = dq_sums_ptr + row_block * (BLOCK_M * BLOCK_D)
+                dv, row_sums = add_block(
+                    dv,
+                    dq_part,
+                    k_tile,
+                    ones,
+                    p_ring,
+                    ds_ring,
+                    do_ring,
+                    q_turn,
+                    HEAD_DIM,
+                    BLOCK_M,
+                    BLOCK_DV,
+                    STAGES,
+                    WITH_DQ,
+                )
+                if WITH_DQ:
+                    add_rows(
+                        ddecay_rows_ptr + (b * num_heads + h) * q_len + start_m,
+                        of_lines(row_sums, LINE),
+                        q_len - start_m,
+                        LINE,
                     )
-                    if WITH_DQ:
-                        add_rows(
-                            ddecay_rows_ptr + (b * num_heads + h) * q_len + start_m,
-                            of_lines(row_sums, LINE),
-                            q_len - start_m,
-                            LINE,
-                        )
-                    q_turn += 1
-            mbarrier.arrive(k_ring[2].index(0), count=1)
-            mbarrier.arrive(v_ring[2].index(0), count=1)
-            dv_start = dv_ptr + b * stride_dvb + hkv * stride_dvh
-            store_tile(dv_start, dv.to(DTYPE), start_n, kv_len, stride_dvs, HEAD_DIM_V, SUMS)
-            k_lap ^= 1
+                q_turn += 1
+        mbarrier.arrive(k_ring[2].index(0), count=1)
+        mbarrier.arrive(v_ring[2].index(0), count=1)
+        dv_start = dv_ptr + b * stride_dvb + hkv * stride_dvh
+        store_tile(dv_start, dv.to(DTYPE), start_n, kv_len, stride_dvs, HEAD_DIM_V, SUMS)
+        k_lap ^= 1
+        own_work = hear_work(work_ring, work_turn, 4)
+        work_turn += 1
 
 
 @gluon.jit
@@ -597,6 +648,7 @@ def score_tiles(
     ones,
     p_ring,
     ds_ring,
+    work_ring,
     decay_ptr,
     q_offset,
     dk_ptr,
@@ -636,116 +688,118 @@ def score_tiles(
     unscaled = 1.0 / qk_scale
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    # Earlier keys are seen by more rows: a block from the start and one from the end make pairs, of one work each.
-    num_pairs = gl.cdiv(num_key_blocks, 2)
-    for own_work in range(gl.program_id(0), num_pairs * num_kv_heads * batch, gl.num_programs(0)):
-        head, block_pair = own_work // num_pairs, own_work % num_pairs
-        # Of an odd number of blocks the middle one is alone.
-        for pair_half in range(gl.where(2 * block_pair + 1 == num_key_blocks, 1, 2)):
-            start_n = gl.where(pair_half == 0, block_pair, num_key_blocks - 1 - block_pair) * BLOCK_N
-            b = (head // num_kv_heads).to(gl.int64)
-            hkv = (head % num_kv_heads).to(gl.int64)
-            q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-            kv_idx = start_n + gl.arange(0, KEYS, layout=KEY)
-            dk = gl.zeros([KEYS, BLOCK_D], gl.float32, SUMS)
-            mbarrier.wait(k_ring[1].index(0), k_lap)
-            mbarrier.wait(v_ring[1].index(0), k_lap)
-            kv_first = start_n
-            kv_last = gl.minimum(start_n + BLOCK_N, kv_len) - 1
-            row_begin = gl.maximum(kv_first - q_shift, 0) // BLOCK_M * BLOCK_M
-            # Blocks from full_begin to full_end need no mask.
-            full_begin = gl.cdiv(gl.maximum(kv_last - q_shift, row_begin), BLOCK_M) * BLOCK_M
-            full_begin = gl.minimum(full_begin, gl.cdiv(gl.maximum(q_len, row_begin), BLOCK_M) * BLOCK_M)
-            full_end = q_len // BLOCK_M * BLOCK_M
-            full_end = gl.maximum(full_end, full_begin)
-            gap = full_end - full_begin
-            num_partial = gl.maximum(gl.cdiv(q_len - gap - row_begin, BLOCK_M), 0)
-            num_full = (full_end - full_begin) // BLOCK_M
+    # A block of keys of one key head is a piece of work, after the first for whichever program is free.
+    num_work = num_key_blocks * num_kv_heads * batch
+    # Programs that begin together add to the same rows of dq, of as many heads as the cache has room for.
+    NEAR_ROWS: gl.constexpr = NEAR_BYTES // (6 * BLOCK_D + 2 * BLOCK_DV)
+    near_heads = gl.maximum(NEAR_ROWS // gl.maximum(q_len * group_size, 1), 1)
+    own_work, work_turn = longest_first(gl.program_id(0), num_work, num_key_blocks, near_heads), 0
+    while own_work < num_work:
+        head = own_work // num_key_blocks
+        start_n = (own_work % num_key_blocks) * BLOCK_N
+        b = (head // num_kv_heads).to(gl.int64)
+        hkv = (head % num_kv_heads).to(gl.int64)
+        q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+        kv_idx = start_n + gl.arange(0, KEYS, layout=KEY)
+        dk = gl.zeros([KEYS, BLOCK_D], gl.float32, SUMS)
+        mbarrier.wait(k_ring[1].index(0), k_lap)
+        mbarrier.wait(v_ring[1].index(0), k_lap)
+        kv_first = start_n
+        kv_last = gl.minimum(start_n + BLOCK_N, kv_len) - 1
+        row_begin = gl.maximum(kv_first - q_shift, 0) // BLOCK_M * BLOCK_M
+        # Blocks from full_begin to full_end need no mask.
+        full_begin = gl.cdiv(gl.maximum(kv_last - q_shift, row_begin), BLOCK_M) * BLOCK_M
+        full_begin = gl.minimum(full_begin, gl.cdiv(gl.maximum(q_len, row_begin), BLOCK_M) * BLOCK_M)
+        full_end = q_len // BLOCK_M * BLOCK_M
+        full_end = gl.maximum(full_end, full_begin)
+        gap = full_end - full_begin
+        num_partial = gl.maximum(gl.cdiv(q_len - gap - row_begin, BLOCK_M), 0)
+        num_full = (full_end - full_begin) // BLOCK_M
 
-            for member in range(group_size):
-                h = hkv * group_size + member
-                decay_val = gl.load(
-                    decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(start_n, decay_size_2)
+        for member in range(group_size):
+            h = hkv * group_size + member
+            decay_val = gl.load(
+                decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(start_n, decay_size_2)
+            )
+            decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(kv_idx, decay_size_2))
+            key_term = decay_val - decay_kv
+            block_term = (-decay_val) * unscaled
+            ddecay_cols = gl.zeros([KEYS], gl.float32, KEY)
+            column_sums = gl.zeros([KEYS, 8], gl.float32, sums_layout())
+            for nth in range(num_partial):
+                start_m = row_begin + nth * BLOCK_M
+                start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, q_ring, do_ring, q_turn, block_term, SCORES, BLOCK_M, BLOCK_D, BLOCK_DV, STAGES
                 )
-                decay_kv = gl.load(
-                    decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(kv_idx, decay_size_2)
+                logit = qk * qk_scale + key_term[:, None]
+                # Always so: else the compiler would compute this ahead of the products and keep it in registers.
+                if start_m < q_len:
+                    run_first = kv_idx - q_shift
+                    if RAGGED:
+                        run_first = gl.where(kv_idx < kv_len, run_first, start_m + BLOCK_M)
+                    run_bits = ~columns_before(run_first - start_m, ROW, BLOCK_M)
+                    keep = at_columns(run_bits, ROW, BLOCK_M)
+                    logit = gl.where(keep, logit, float("-inf"))
+                p = gl.exp2(logit)
+                hand_over(p.to(DTYPE), p_ring, q_turn)
+                dp = warpgroup_mma_wait(0, deps=(dp,))
+                ds = p * dp
+                if not WITH_DQ:
+                    ddecay_cols += gl.sum(-ds, 1)
+                dk, column_sums = end_block(
+                    ds.to(DTYPE),
+                    dk,
+                    column_sums,
+                    q_tile,
+                    ones,
+                    ds_ring,
+                    q_ring,
+                    do_ring,
+                    q_turn,
+                    K_WEIGHTS,
+                    STAGES,
+                    WITH_DQ,
                 )
-                key_term = decay_val - decay_kv
-                block_term = (-decay_val) * unscaled
-                ddecay_cols = gl.zeros([KEYS], gl.float32, KEY)
-                column_sums = gl.zeros([KEYS, 8], gl.float32, sums_layout())
-                for nth in range(num_partial):
-                    start_m = row_begin + nth * BLOCK_M
-                    start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
-                    qk, dp, q_tile, _do_tile = begin_block(
-                        k_tile, v_tile, q_ring, do_ring, q_turn, block_term, SCORES, BLOCK_M, BLOCK_D, BLOCK_DV, STAGES
-                    )
-                    logit = qk * qk_scale + key_term[:, None]
-                    # Always so: else the compiler would compute this ahead of the products and keep it in registers.
-                    if start_m < q_len:
-                        run_first = kv_idx - q_shift
-                        if RAGGED:
-                            run_first = gl.where(kv_idx < kv_len, run_first, start_m + BLOCK_M)
-                        run_bits = ~columns_before(run_first - start_m, ROW, BLOCK_M)
-                        keep = at_columns(run_bits, ROW, BLOCK_M)
-                        logit = gl.where(keep, logit, float("-inf"))
-                    p = gl.exp2(logit)
-                    hand_over(p.to(DTYPE), p_ring, q_turn)
-                    dp = warpgroup_mma_wait(0, deps=(dp,))
-                    ds = p * dp
-                    if not WITH_DQ:
-                        ddecay_cols += gl.sum(-ds, 1)
-                    dk, column_sums = end_block(
-                        ds.to(DTYPE),
-                        dk,
-                        column_sums,
-                        q_tile,
-                        ones,
-                        ds_ring,
-                        q_ring,
-                        do_ring,
-                        q_turn,
-                        K_WEIGHTS,
-                        STAGES,
-                        WITH_DQ,
-                    )
-                    q_turn += 1
-                for _ in range(num_full):
-                    qk, dp, q_tile, _do_tile = begin_block(
-                        k_tile, v_tile, q_ring, do_ring, q_turn, block_term, SCORES, BLOCK_M, BLOCK_D, BLOCK_DV, STAGES
-                    )
-                    logit = qk * qk_scale + key_term[:, None]
-                    if RAGGED and start_n + BLOCK_N > kv_len:
-                        logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
-                    p = gl.exp2(logit)
-                    hand_over(p.to(DTYPE), p_ring, q_turn)
-                    dp = warpgroup_mma_wait(0, deps=(dp,))
-                    ds = p * dp
-                    if not WITH_DQ:
-                        ddecay_cols += gl.sum(-ds, 1)
-                    dk, column_sums = end_block(
-                        ds.to(DTYPE),
-                        dk,
-                        column_sums,
-                        q_tile,
-                        ones,
-                        ds_ring,
-                        q_ring,
-                        do_ring,
-                        q_turn,
-                        K_WEIGHTS,
-                        STAGES,
-                        WITH_DQ,
-                    )
-                    q_turn += 1
-                if WITH_DQ:
-                    ddecay_cols = -of_lines(column_sums, KEY)
-                gl.store(ddecay_cols_ptr + (b * num_heads + h) * kv_len + kv_idx, ddecay_cols, mask=kv_idx < kv_len)
-            mbarrier.arrive(k_ring[2].index(0), count=1)
-            mbarrier.arrive(v_ring[2].index(0), count=1)
-            dk_start = dk_ptr + b * stride_dkb + hkv * stride_dkh
-            store_tile(dk_start, (dk * scale).to(DTYPE), start_n, kv_len, stride_dks, HEAD_DIM, SUMS)
-            k_lap ^= 1
+                q_turn += 1
+            for _ in range(num_full):
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, q_ring, do_ring, q_turn, block_term, SCORES, BLOCK_M, BLOCK_D, BLOCK_DV, STAGES
+                )
+                logit = qk * qk_scale + key_term[:, None]
+                if RAGGED and start_n + BLOCK_N > kv_len:
+                    logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
+                p = gl.exp2(logit)
+                hand_over(p.to(DTYPE), p_ring, q_turn)
+                dp = warpgroup_mma_wait(0, deps=(dp,))
+                ds = p * dp
+                if not WITH_DQ:
+                    ddecay_cols += gl.sum(-ds, 1)
+                dk, column_sums = end_block(
+                    ds.to(DTYPE),
+                    dk,
+                    column_sums,
+                    q_tile,
+                    ones,
+                    ds_ring,
+                    q_ring,
+                    do_ring,
+                    q_turn,
+                    K_WEIGHTS,
+                    STAGES,
+                    WITH_DQ,
+                )
+                q_turn += 1
+            if WITH_DQ:
+                ddecay_cols = -of_lines(column_sums, KEY)
+            gl.store(ddecay_cols_ptr + (b * num_heads + h) * kv_len + kv_idx, ddecay_cols, mask=kv_idx < kv_len)
+        mbarrier.arrive(k_ring[2].index(0), count=1)
+        mbarrier.arrive(v_ring[2].index(0), count=1)
+        dk_start = dk_ptr + b * stride_dkb + hkv * stride_dkh
+        store_tile(dk_start, (dk * scale).to(DTYPE), start_n, kv_len, stride_dks, HEAD_DIM, SUMS)
+        k_lap ^= 1
+        own_work = hear_work(work_ring, work_turn, 4)
+        work_turn += 1
 
 
 @gluon.jit(do_not_specialize=["q_offset", "decay_size_2", "q_len", "kv_len", "num_heads", "group_size", "batch"])
@@ -790,6 +844,7 @@ def forgetting_hopper_bwd_wide(
     scale,
     dq_sums_ptr,
     batch,
+    work_counter_ptr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
@@ -819,6 +874,11 @@ def forgetting_hopper_bwd_wide(
     v_ring = make_places(v_desc, 1, 2, BLOCK_N, BLOCK_DV)
     q_ring = make_ring(q_desc, lse_desc, STAGES, BLOCK_M, BLOCK_D)
     do_ring = make_ring(do_desc, delta_desc, STAGES, BLOCK_M, BLOCK_DV)
+    work_ring = (
+        gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0])),
+        make_barriers(2, 1),
+        make_barriers(2, 2),
+    )
     p_ring, ds_ring = make_hand_over(DTYPE, BLOCK_N, BLOCK_M), make_hand_over(DTYPE, BLOCK_N, BLOCK_M)
     ones = make_ones(DTYPE, BLOCK_M)
     gl.warp_specialize(
@@ -833,6 +893,7 @@ def forgetting_hopper_bwd_wide(
                     ones,
                     p_ring,
                     ds_ring,
+                    work_ring,
                     decay_ptr,
                     q_offset,
                     dk_ptr,
@@ -870,6 +931,7 @@ def forgetting_hopper_bwd_wide(
                     ones,
                     p_ring,
                     ds_ring,
+                    work_ring,
                     q_offset,
                     ddecay_rows_ptr,
                     dv_ptr,
@@ -905,13 +967,17 @@ def forgetting_hopper_bwd_wide(
                     v_ring,
                     q_ring,
                     do_ring,
+                    work_ring,
                     q_offset,
                     q_len,
                     kv_len,
                     num_heads,
                     group_size,
                     batch,
+                    work_counter_ptr,
                     Q_OFFSET_PER_BATCH,
+                    BLOCK_D,
+                    BLOCK_DV,
                     BLOCK_M,
                     BLOCK_N,
                     STAGES,

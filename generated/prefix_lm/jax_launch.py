@@ -1,12 +1,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: ops/jax_launch.py.jinja
-# hash: 19f7fab88b44c99a
+# hash: dc4b409185208532
 """Launches of the kernels of `prefix_lm`, in JAX."""
 
 from .._runtime.configs import Tiles, block_columns, cdiv
 from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from .._runtime.jax_kernels import HAS_TRITON, call_tiles, is_loaded, launch, multiprocessors
+from .._runtime.jax_schedule import work_counter
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
@@ -220,7 +221,7 @@ def backward(
                 group_size,
                 scale,
                 dq_sums,
-                batch,
+                *((batch, work_counter(q)) if is_wide else (batch,)),
                 WITH_DQ=fused,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 SCALARS_LOADED=is_loaded(length),

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/jax_launch.py.jinja
-# hash: 069160e8c9028a82
+# hash: 8f05ead865980eeb
 """Launches of the kernels of `relative_bias`, in JAX."""
 
 from jax import Array
@@ -10,6 +10,7 @@ from jax import Array
 from .._runtime.configs import Tiles, block_columns, cdiv
 from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from .._runtime.jax_kernels import HAS_TRITON, call_tiles, is_nvidia, launch, multiprocessors
+from .._runtime.jax_schedule import work_counter
 from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
@@ -232,7 +233,7 @@ def backward(
                 group_size,
                 scale,
                 dq_sums,
-                batch,
+                *((batch, work_counter(q)) if is_wide else (batch,)),
                 WITH_DQ=False,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 PTX=is_nvidia(q),

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: cc88866ce617351c
+# hash: c2aeb46d50df6cb4
 """Launches of the kernels of `relative_bias`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -15,6 +15,7 @@ from torch.library import custom_op
 from .._runtime.configs import Tiles, block_columns, cdiv
 from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from .._runtime.torch_replay import launch, launch_hopper, replayed
+from .._runtime.torch_schedule import work_counter
 from .._runtime.torch_support import (
     FP32,
     HAS_TRITON,
@@ -290,7 +291,7 @@ def _backward(
                 group_size,
                 scale,
                 dq_sums,
-                batch,
+                *((batch, work_counter(q)) if is_wide else (batch,)),
                 WITH_DQ=False,
                 Q_OFFSET_PER_BATCH=row_offsets is not None,
                 PTX=is_nvidia(q),
