@@ -29,8 +29,8 @@ _WORDS = """
     ddecay_cols ddecay_rows decay_kernels has_key lag share sums unrounded p_sink
 
     check_dropout_p drop dropout dropout_mask dropout_seed keep_numbers keep_scale p_dropped probs threshold
-    bit_layout counter_eights counter_layout counter_neighbours dropout_words dropped dropped_bits far far_key far_row
-    head_index minus_delta near of_scores p_kept p_scale philox product_with signed signs wide_product without_dropped
+    bit_layout counter_eights counter_layout counter_neighbours dropout_words dropped dropped_bits
+    head_index minus_delta of_scores p_kept p_scale philox product_with wide_product with_signs without_dropped
 
     add_diagonals add_dot aligned apply at_least autocast_inputs batch_row block_columns call_tiles cdiv check_float
     check_inputs check_int check_tensor clamp_index config_text config_words custom_op diagonal_sums dot_rows

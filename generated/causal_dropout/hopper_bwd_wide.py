@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/bwd_wide.py.jinja
-# hash: 0dff45b7664f10b0
+# hash: 346f8d2e32c32fe8
 """Gradients of `causal_dropout` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep   q_idx >= kv_idx
@@ -341,7 +341,7 @@ def dropped_bits(seed, threshold, head_index, start_m, start_n, COLS: gl.constex
 
 
 @gluon.jit
-def signed(p, dropped, SCORES: gl.constexpr, COLS: gl.constexpr):
+def with_signs(p, dropped, SCORES: gl.constexpr, COLS: gl.constexpr):
     """Probabilities, those that are dropped with a minus: there are not registers enough for so many truth values."""
     last = dropped[:, None, :, :] << (28 - 4 * counter_eights(COLS))
     signs = of_scores(last << 3, last << 2, last << 1, last, SCORES, COLS) & -0x80000000
@@ -786,7 +786,7 @@ def score_tiles(
                 p_kept = p
                 if DROPOUT:
                     # Half of what they are: with the same and no sign that makes the whole, or nothing.
-                    p = signed(p, dropped, SCORES, BLOCK_M)
+                    p = with_signs(p, dropped, SCORES, BLOCK_M)
                     p_kept = gl.maximum(p, 0.0)
                 hand_over(p_kept.to(DTYPE), p_ring, q_turn)
                 dp = warpgroup_mma_wait(0, deps=(dp,))
@@ -827,7 +827,7 @@ def score_tiles(
                 p_kept = p
                 if DROPOUT:
                     # Half of what they are: with the same and no sign that makes the whole, or nothing.
-                    p = signed(p, dropped, SCORES, BLOCK_M)
+                    p = with_signs(p, dropped, SCORES, BLOCK_M)
                     p_kept = gl.maximum(p, 0.0)
                 hand_over(p_kept.to(DTYPE), p_ring, q_turn)
                 dp = warpgroup_mma_wait(0, deps=(dp,))

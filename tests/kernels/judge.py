@@ -39,14 +39,14 @@ LARGEST_SCORE = 4.0
 
 def golden_of(variant: str, inputs: Inputs, **options: Any) -> dict[str, Tensor]:
     """The results in float64."""
+    return golden.evaluate(reference_of(variant, packed="cu_seqlens_q" in options), inputs.double(), **options)
+
+
+def reference_of(variant: str, *, packed: bool = False) -> Callable[..., Any]:
+    """The op in plain PyTorch: as it is written in `plain`, where it is, else the package's own reference."""
     entry = MANIFEST[variant]
-    op = _plain_op(entry, options) if plain.covers(entry) else golden.load_reference(variant)
-    return golden.evaluate(op, inputs.double(), **options)
-
-
-def _plain_op(entry: Mapping[str, Any], options: Mapping[str, Any]) -> Callable[..., Any]:
-    op = plain.attention(entry)
-    return packings.per_sequence(entry, op) if "cu_seqlens_q" in options else op
+    op = plain.attention(entry) if plain.covers(entry) else golden.load_reference(variant)
+    return packings.per_sequence(entry, op) if packed else op
 
 
 def check_call(
@@ -79,7 +79,7 @@ def check_results(
     problems = [_lse_problem(got["lse"], want["lse"], score, _instruction_error(entry, inputs))]
     problems += [_largest_problem(name, got[name], want[name], size, inputs, score) for name, size in sizes.items()]
     if ratios:
-        baseline = golden.evaluate(_plain_op(entry, options), inputs, **options)
+        baseline = golden.evaluate(reference_of(variant, packed="cu_seqlens_q" in options), inputs, **options)
         problems += [_mean_problem(name, got, want, baseline, size, score) for name, size in sizes.items()]
     found = [problem for problem in problems if problem]
     assert not found, "\n".join(found)

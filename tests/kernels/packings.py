@@ -129,41 +129,35 @@ class _Sequence:
     rows: slice
     keys: slice
 
-    @property
-    def batch(self) -> int:
-        """Dropout counts batch rows: there the sequence is the last of as many as its number asks for."""
-        return self.number + 1 if self.entry["dropout"] else 1
-
     def tokens(self, x: Tensor, where: slice) -> Tensor:
-        """`[total, H, D]` as `[B, H, S, D]`."""
-        return x[where].transpose(0, 1).expand(self.batch, -1, -1, -1)
+        """`[total, H, D]` as `[1, H, S, D]`."""
+        return x[where].transpose(0, 1)[None]
 
     def own(self, name: str, x: Any) -> Any:
         """An own argument as the dense call of this sequence takes it."""
         if not isinstance(x, Tensor):
             return x
         if _per_key(self.entry, name):
-            return x[self.keys][None].expand(self.batch, *x[self.keys].shape)
+            return x[self.keys][None]
         return x[self.number : self.number + 1] if _per_sequence(self.entry, name) else x
 
     def inputs(self, inputs: Inputs) -> Inputs:
-        """The dense call; only of the last batch row is a gradient."""
+        """The dense call."""
         own = {name: self.own(name, x) for name, x in inputs.tensors.items()}
-        last = torch.arange(self.batch, device=inputs.q.device) == self.number % self.batch
         return replace(
             inputs,
             q=self.tokens(inputs.q, self.rows),
             k=self.tokens(inputs.k, self.keys),
             v=self.tokens(inputs.v, self.keys),
-            do=self.tokens(inputs.do, self.rows) * last.view(-1, 1, 1, 1),
-            dlse=inputs.dlse[:, self.rows] * last.view(-1, 1, 1),
+            do=self.tokens(inputs.do, self.rows),
+            dlse=inputs.dlse[None, :, self.rows],
             tensors=own,
         )
 
     def options(self, q_offset: Any, rest: Mapping[str, Any]) -> dict[str, Any]:
-        """Options of the dense call; an offset for each sequence becomes one number."""
+        """Options of the dense call; an offset for each sequence becomes one number, and a dropout counts sequences."""
         offset = int(q_offset[self.number]) if isinstance(q_offset, Tensor) else q_offset
-        return {"q_offset": offset, **rest}
+        return {"q_offset": offset, **({"first_batch": self.number} if self.entry["dropout"] else {}), **rest}
 
 
 def _sequences(entry: plain.Entry, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None) -> Iterator[_Sequence]:
@@ -197,7 +191,7 @@ def per_sequence(entry: plain.Entry, dense: Dense) -> Dense:
                 continue
             arguments = {name: part.own(name, value) for name, value in own.items()}
             o, lse = dense(*x, **arguments, **part.options(q_offset, {"scale": scale}), return_lse=True)
-            found.append((o[-1].transpose(0, 1), lse[-1]))
+            found.append((o[0].transpose(0, 1), lse[0]))
         return torch.cat([o for o, _ in found]), torch.cat([lse for _, lse in found], 1)
 
     return op
@@ -234,16 +228,16 @@ def term_sizes(
             continue
         if not call.k.numel():
             if "dsink" in sizes:  # each of these rows has the sink for a denominator
-                sizes["dsink"] += call.dlse[-1].abs().sum(1)
+                sizes["dsink"] += call.dlse[0].abs().sum(1)
             continue
         found, score = plain.term_sizes(entry, call, dtype, **part.options(q_offset, rest))
         largest = max(largest, score)
         for name, size in found.items():
             whole = sizes[name]
             if name in ("o", "dq", "dk", "dv"):
-                whole[part.rows if name in ("o", "dq") else part.keys] += size[-1].transpose(0, 1)
+                whole[part.rows if name in ("o", "dq") else part.keys] += size[0].transpose(0, 1)
             elif _per_key(entry, name[1:]):
-                whole[part.keys] += size[-1]
+                whole[part.keys] += size[0]
             else:
                 part.own(name[1:], whole).add_(size)
     tiny = plain.smallest_size(dtype)

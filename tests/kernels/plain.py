@@ -32,7 +32,7 @@ MASKS: dict[str, Callable[..., Tensor]] = {
 SCORES = ("softcap", "alibi")
 # What a call takes besides tensors and scalars of the variant's own.
 OPTIONS = (
-    *("scale", "q_offset", "kv_lengths", "padding_id"),
+    *("scale", "q_offset", "kv_lengths", "padding_id", "first_batch"),
     *("q_segment_ids", "kv_segment_ids", "q_positions", "kv_positions"),
 )
 RELATIVE_BIAS = "score + bias[h, q_idx - kv_idx]"
@@ -130,7 +130,7 @@ class _Call:
     """One call: positions `[B or 1, 1, Sq, 1]` and `[B or 1, 1, 1, Skv]`, and the variant's own arguments.
 
     `q_row` and `kv_row` are what tensors with an element per token are indexed by; `seen` are the pairs that segments
-    and lengths leave, whatever the mask.
+    and lengths leave, whatever the mask. A dropout numbers batch rows from `first_batch` on.
     """
 
     entry: Entry
@@ -141,6 +141,7 @@ class _Call:
     kv_row: Tensor
     seen: Tensor
     batch: int
+    first_batch: int
     own: Mapping[str, Any]
 
     @staticmethod
@@ -158,6 +159,7 @@ class _Call:
         kv_positions: Tensor | None = None,
         kv_lengths: Tensor | None = None,
         padding_id: int = -1,
+        first_batch: int = 0,
     ) -> _Call:
         q_len, kv_len = q.shape[2], k.shape[2]
         lengths = torch.as_tensor(kv_len if kv_lengths is None else kv_lengths, device=q.device).view(-1, 1, 1, 1)
@@ -182,6 +184,7 @@ class _Call:
             kv_row=kv_row,
             seen=seen,
             batch=len(q),
+            first_batch=first_batch,
             own=own,
         )
 
@@ -245,7 +248,9 @@ class _Call:
 
     def dropped(self, probs: Tensor) -> Tensor:
         """The probabilities after a dropout, whose random words are those of the kernels."""
-        return dropout(probs, self.own["dropout_p"], self.own["seed"]) if self.own.get("dropout_p") else probs
+        if not self.own.get("dropout_p"):
+            return probs
+        return dropout(probs, self.own["dropout_p"], self.own["seed"], self.first_batch)
 
 
 def smallest_size(dtype: torch.dtype) -> float:

@@ -13,8 +13,8 @@ from bench import golden
 from bench.peers import make_schedule
 from tests.gluon import DeadlockError, EmulationError, Kernel, Timing
 
-from .cases import MANIFEST
-from .packings import Packing, per_sequence
+from .judge import reference_of
+from .packings import Packing
 from .test_hopper_backward_emulated import FUSED, PORTABLE_DQ, WIDE, check_gradients, emulate_backward
 from .test_hopper_emulated import FEW, KINDS, VARIANTS, Mutation, calls_of
 from .test_hopper_packed_emulated import CALLS as FORWARD_CALLS
@@ -60,7 +60,7 @@ def check(variant: str, call: Call, **options: Any) -> None:
     inputs = call.inputs(variant)
     for x in (inputs.q, inputs.k, inputs.v):
         x.requires_grad_()
-    reference = per_sequence(MANIFEST[variant], golden.load_reference(variant))
+    reference = reference_of(variant, packed=True)
     got = golden.evaluate(golden.load_op(variant), inputs, **ONE_KERNEL, **call.options(), **options)
     check_gradients(got, golden.evaluate(reference, inputs.double(), **call.options()))
 

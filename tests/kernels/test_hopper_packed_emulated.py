@@ -15,9 +15,9 @@ from bench.golden import Inputs
 from bench.peers import make_schedule
 from tests.gluon import DeadlockError, EmulationError, Kernel, Timing
 
-from .cases import MANIFEST
+from .judge import reference_of
 from .library_formulas import FORMULAS
-from .packings import MIXED, Packing, draw_packed, per_sequence
+from .packings import MIXED, Packing, draw_packed
 from .test_hopper_emulated import FEW, KINDS, VARIANTS, Mutation, calls_of, check_lse, check_output, with_timings
 from .test_hopper_emulated import emulate as emulate_mode
 
@@ -90,7 +90,7 @@ def check(variant: str, call: Call) -> None:
     """Compare o and lse with float64."""
     inputs = call.inputs(variant)
     o, lse = computed(variant, inputs, **call.options())
-    reference = per_sequence(MANIFEST[variant], golden.load_reference(variant))
+    reference = reference_of(variant, packed=True)
     with torch.no_grad():
         want, want_lse = inputs.double().call(reference, return_lse=True, **call.options())
     check_lse(lse, want_lse)

@@ -127,9 +127,9 @@ def test_calls(monkeypatch: pytest.MonkeyPatch, variant: str, name: str) -> None
 @pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant in ATOMIC])
 def test_forward(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
     kernel = emulate_forward(monkeypatch, variant, Timing.LATE_PRODUCTS, mode="segmented")
-    for name in ("documents", "restarting positions"):
+    for name in ("documents", "restarting positions", "one segment of whole blocks"):
         check_forward(variant, CALLS[name])
-    assert kernel.launches == 2
+    assert kernel.launches == 3
 
 
 @pytest.mark.parametrize(("stem", "call"), [("hopper_bwd", CALLS["restarting positions"]), (WIDE, WIDE_CALL)])

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/fwd.py.jinja
-# hash: f58790522002d820
+# hash: a31d6f36dbeb6cc8
 """Forward of `causal_dropout`, packed sequences on Hopper: `o = dropout(softmax(score)) v`.
 
     keep        q_idx >= kv_idx
@@ -408,8 +408,10 @@ def of_scores(near, far_key, far_row, far, SCORES: gl.constexpr, COLS: gl.conste
 
 
 @gluon.jit
-def without_dropped(p, words, threshold):
+def without_dropped(p, seed, threshold, head_index, start_m, start_n, SCORES: gl.constexpr, COLS: gl.constexpr):
     """Weights, and 0 for those that are dropped: a product, for which there is a unit that has less to do here."""
+    near, far_key, far_row, far = dropout_words(seed, head_index, start_m, start_n, COLS)
+    words = of_scores(near, far_key, far_row, far, SCORES, COLS)
     return gl.inline_asm_elementwise(
         "{.reg .pred p; setp.lt.u32 p, $2, $3; mov.b32 $0, $1; @p mul.f32 $0, $0, 0f00000000;}",
         "=&f,f,r,r",
@@ -807,8 +809,7 @@ def consume_tiles(
             row_sums = add_lanes(row_sums, alpha, p, LANES)
             # The second always: else the compiler mixes this with the exponentials, and registers run out.
             if DROPOUT and start_m < q_len:
-                near, far_key, far_row, far = dropout_words(seed, head_index, start_m + PART * ROWS, start_n, BLOCK_N)
-                p = without_dropped(p, of_scores(near, far_key, far_row, far, SCORES, BLOCK_N), threshold)
+                p = without_dropped(p, seed, threshold, head_index, start_m + PART * ROWS, start_n, SCORES, BLOCK_N)
             p_pairs = as_pairs(p, DTYPE)
             row_max = max_new
             acc = end_sums(acc, v_ring, kv_turn, STAGES)
@@ -844,8 +845,7 @@ def consume_tiles(
             row_sums = add_lanes(row_sums, alpha, p, LANES)
             # The second always: else the compiler mixes this with the exponentials, and registers run out.
             if DROPOUT and start_m < q_len:
-                near, far_key, far_row, far = dropout_words(seed, head_index, start_m + PART * ROWS, start_n, BLOCK_N)
-                p = without_dropped(p, of_scores(near, far_key, far_row, far, SCORES, BLOCK_N), threshold)
+                p = without_dropped(p, seed, threshold, head_index, start_m + PART * ROWS, start_n, SCORES, BLOCK_N)
             p_pairs = as_pairs(p, DTYPE)
             row_max = max_new
             acc = end_sums(acc, v_ring, kv_turn, STAGES)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/bwd.py.jinja
-# hash: 1d15d06e77ab9724
+# hash: 46da4575eb5c8784
 """Gradients of `causal_dropout`, with segment ids on Hopper with respect to k and v, and where it may be so to q.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -298,7 +298,7 @@ def dropped_bits(seed, threshold, head_index, start_m, start_n, COLS: gl.constex
 
 
 @gluon.jit
-def signed(p, dropped, SCORES: gl.constexpr, COLS: gl.constexpr):
+def with_signs(p, dropped, SCORES: gl.constexpr, COLS: gl.constexpr):
     """Probabilities, those that are dropped with a minus: there are not registers enough for so many truth values."""
     last = dropped[:, None, :, :] << (28 - 4 * counter_eights(COLS))
     signs = of_scores(last << 3, last << 2, last << 1, last, SCORES, COLS) & -0x80000000
@@ -765,7 +765,7 @@ def consume_tiles(
                 p_kept = p
                 if DROPOUT:
                     # Half of what they are: with the same and no sign that makes the whole, or nothing.
-                    p = signed(p, dropped, SCORES, BLOCK_M)
+                    p = with_signs(p, dropped, SCORES, BLOCK_M)
                     p_kept = gl.maximum(p, 0.0)
                 dv = warpgroup_mma(gl.convert_layout(p_kept.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
                 dp = warpgroup_mma_wait(1, deps=(dp,))
@@ -822,7 +822,7 @@ def consume_tiles(
                 p_kept = p
                 if DROPOUT:
                     # Half of what they are: with the same and no sign that makes the whole, or nothing.
-                    p = signed(p, dropped, SCORES, BLOCK_M)
+                    p = with_signs(p, dropped, SCORES, BLOCK_M)
                     p_kept = gl.maximum(p, 0.0)
                 dv = warpgroup_mma(gl.convert_layout(p_kept.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
                 dp = warpgroup_mma_wait(1, deps=(dp,))

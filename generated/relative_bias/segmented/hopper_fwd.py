@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 811dca01049eeadc
+# hash: e1e257bea84bdd54
 """Forward of `relative_bias`, with segment ids on Hopper: `o = softmax(score) v`.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -741,6 +741,7 @@ def consume_tiles(
 
         for nth in range(num_plain):
             start_n = (first_plain + nth) * BLOCK_N
+            cols = start_n + gl.arange(0, BLOCK_N, layout=KEY)
             own_col = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
             own_key = (
                 gl.load(kv_positions_ptr + b * stride_kv_positions_b + own_col, mask=own_col < kv_len, other=0)
