@@ -192,13 +192,14 @@ def test_packed_backwards_of_wide_columns_too() -> None:
 
 
 def test_segmented_calls_run_on_hopper() -> None:
-    """As documents do: forward at more than 64 columns, backward at any."""
+    """As documents do: forward at more than 64 columns, and at 64 where scores are products; backward at any."""
     for variant in ("full", "causal", "window", "document", "alibi", "forgetting"):
         for head_dims in ((128, 128), (256, 256)):
             assert forward(variant, "segmented", head_dims=head_dims).family == "hopper", variant
             assert families(variant, "segmented", head_dims) == ["hopper", "hopper"], variant
-        assert forward(variant, "segmented", head_dims=(64, 64)).family == "portable", variant
         assert families(variant, "segmented", (64, 64)) == ["hopper", "hopper"], variant
+    for variant, family in (("causal", "hopper"), ("full", "hopper"), ("window", "portable"), ("alibi", "portable")):
+        assert forward(variant, "segmented", head_dims=(64, 64)).family == family, variant
     assert families("relative_bias", "segmented") == ["hopper", "portable"]
     # The tile of long sequences is that of dense calls alone.
     tile = forward(mode="segmented", head_dims=(64, 64), length=8192, family="hopper")
@@ -219,7 +220,7 @@ def test_segmented_calls_run_on_hopper() -> None:
         {"config": {"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 3}}},
         {"arch": "sm_80"},
         {"dtype": "float32"},
-        {"mode": "segmented", "head_dims": (64, 64)},
+        {"mode": "segmented", "head_dims": (64, 64), "variant": "alibi"},
         {"mode": "segmented", "variant": "streaming_llm"},
         {"head_dims": (80, 80)},
         {"length": 0},

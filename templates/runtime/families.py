@@ -115,11 +115,12 @@ def is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bo
     """Whether Hopper's forward is the faster one as a rule, by what was measured.
 
     That is for long runs of keys, and in dense calls of 128 columns and more for short ones, too; at 64 columns, where
-    a score costs as much as its products, for cheap ones. Segmented calls have short runs.
+    a score costs as much as its products, for cheap ones. Segmented calls have short runs, and lengths of which some
+    programs of the portable kernel get the long ones.
     """
     is_narrow = _widest(head_dims) == 64
     if mode == "segmented":
-        return op in SEGMENTED_RUNS and not is_narrow
+        return op in SEGMENTED_RUNS and (not is_narrow or (op in LINEAR and op in LONG_RUNS))
     if mode == "dense" and not is_narrow:
         return op in RUNS
     narrow_from = _NARROW_ALIKE_FROM if op in ALIKE_ROWS else _NARROW_FROM
