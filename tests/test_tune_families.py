@@ -646,6 +646,20 @@ def test_families_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
     ]
 
 
+def test_masks_with_arguments_are_compared_where_they_are_named(folder: Path) -> None:
+    """A window that is long or short, and documents that are, have other kernels: the example is one of them."""
+    groups = [
+        Group(variant=variant, mode="dense", dtype="bfloat16", head_dim=64, pass_=Pass.FWD)
+        for variant in ("causal", "natten", "forgetting", "gemma2_local", "window", "document", "padding")
+    ]
+
+    def compared(*named: str) -> list[str]:
+        return [each.variant for each in command._comparisons(groups, families_of(folder), named)]
+
+    assert compared() == ["causal", "natten", "forgetting", "gemma2_local"]
+    assert compared("window", "document") == ["causal", "natten", "forgetting", "gemma2_local", "window", "document"]
+
+
 @pytest.mark.usefixtures("machine")
 def test_either_pass_of_a_backward_has_it_compared(capsys: pytest.CaptureFixture[str]) -> None:
     command.run(options(variants=["causal"], families=True, head_dims=[64], passes=["dq"]))
@@ -672,7 +686,7 @@ def test_a_budget_is_shared(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 @pytest.mark.usefixtures("folder")
 def test_where_there_is_one_family_the_option_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "this_machine", lambda: Machine(gpu="NVIDIA A100", arch="sm_80", triton="3.6.0"))
-    with pytest.raises(CodegenError, match=r"--families: expected .* sm_90; this GPU is NVIDIA A100 \(sm_80\)"):
+    with pytest.raises(CodegenError, match=r"--families: expected .* sm_90, .*; this GPU is NVIDIA A100 \(sm_80\)"):
         command.run(options(families=True))
 
 

@@ -61,11 +61,11 @@ def run(choice: Choice) -> None:
     context = Context(spec=load(choice.variants_path), package=package, folder=choice.out.resolve(), machine=machine)
     workloads, groups = _workloads(choice), _groups(choice, package)
     families = Families(context)
-    comparisons = _comparisons(groups, families)
+    comparisons = _comparisons(groups, families, choice.variants)
     if choice.families and not comparisons:
         raise CodegenError(
-            f"--families: expected what has kernels of more than one family, which are those of 16 bits on sm_90; "
-            f"this GPU is {machine.gpu} ({machine.arch})"
+            f"--families: expected what has kernels of more than one family, which are those of 16 bits on sm_90, of "
+            f"masks with arguments where they are named; this GPU is {machine.gpu} ({machine.arch})"
         )
     start, budget = time.monotonic(), choice.minutes * 60 if choice.minutes else None
     if not choice.families:
@@ -211,8 +211,12 @@ def _groups(choice: Choice, package: Package) -> list[Group]:
     ]
 
 
-def _comparisons(groups: Sequence[Group], families: Families) -> list[Comparison]:
-    """What of some kernels families can be compared at: the forward, and the backward for either of its passes."""
+def _comparisons(groups: Sequence[Group], families: Families, named: Sequence[str]) -> list[Comparison]:
+    """What of some kernels families can be compared at: the forward, and the backward for either of its passes.
+
+    Variants whose calls say what is masked are compared where they are `named`: whose example stands for these calls
+    is for a user to know.
+    """
     found = dict.fromkeys(
         Comparison(
             variant=group.variant,
@@ -222,5 +226,6 @@ def _comparisons(groups: Sequence[Group], families: Families) -> list[Comparison
             pass_="fwd" if group.pass_ is Pass.FWD else "bwd",
         )
         for group in groups
+        if group.variant in named or not families.depends_on_calls(group.variant)
     )
     return [comparison for comparison in found if not families.refusal(comparison)]

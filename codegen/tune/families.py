@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from codegen.arguments import mask_arguments, own_arguments
 from codegen.hopper import FAMILY
 from codegen.spec import Pass, TileConfig
 from codegen.tune.compiling import SMALL_HEADS, WHOLE_SEQ, Compilation, Compilers, HopperTask, Task, fault_of
@@ -53,6 +54,11 @@ class Families:
         """Why there is nothing to compare; empty where both families have the kernels."""
         dims = (comparison.head_dim, comparison.head_dim)
         return str(self._families.refusal(self.context.machine.arch, comparison.dtype, dims, WHOLE_SEQ))
+
+    def depends_on_calls(self, variant: str) -> bool:
+        """Whether a call's scalars and tensors say which blocks it visits: an example tells little of others then."""
+        spec = self.context.spec.variants[variant]
+        return bool(mask_arguments(spec, own_arguments(spec, ())))
 
     def kernels(self, comparison: Comparison) -> dict[str, str]:
         """The hashes of the kernels that are compared, by name."""
