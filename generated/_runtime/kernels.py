@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/kernels.py.jinja
-# hash: 7591ba7e1c4ce143
+# hash: b435294ddfaa8eff
 """What each kernel's code is, as a hash: tuned tiles hold for the code they were measured on."""
 
 # variant -> mode of calls -> pass -> hash of the kernel's file without comments and docstrings
@@ -41,7 +41,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "bfe6e13e1e1452ee",
             "hopper_fwd": "a972c6feacd8163f",
             "hopper_bwd": "03c39363e06cf5ee",
-            "hopper_bwd_wide": "6f85e26d39238f0b",
+            "hopper_bwd_wide": "53e3b85c8a2cb9c5",
             "hopper_delta": "33b84146748cb875",
         },
         "packed": {
@@ -70,7 +70,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "595767c0d6517257",
             "hopper_fwd": "2967a519d48cc72f",
             "hopper_bwd": "26e44d066632bd29",
-            "hopper_bwd_wide": "d8e7d9f3d02f900c",
+            "hopper_bwd_wide": "7593aba6b484dbdb",
             "hopper_delta": "a01756455a76cb74",
         },
         "packed": {
@@ -128,7 +128,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "0bc282a4975f4f7a",
             "hopper_fwd": "f11d5053ca5ccf1e",
             "hopper_bwd": "a912c382a7a4766b",
-            "hopper_bwd_wide": "37296258cf1a3143",
+            "hopper_bwd_wide": "b8adb5fee1f3f7b3",
             "hopper_delta": "2c0e876c97211d5d",
         },
         "packed": {
@@ -273,7 +273,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "b24ce5d3d3aba089",
             "hopper_fwd": "02e8ebadac164617",
             "hopper_bwd": "819d168f920dea4a",
-            "hopper_bwd_wide": "a56223024dae49c6",
+            "hopper_bwd_wide": "ae81ec7317ce174d",
             "hopper_delta": "13e2148fc2527106",
         },
         "packed": {
@@ -331,7 +331,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "1b25ba3b7fc42b46",
             "hopper_fwd": "3c13270851c1bd2c",
             "hopper_bwd": "09aae3090564b359",
-            "hopper_bwd_wide": "3f8559b67f780a80",
+            "hopper_bwd_wide": "9bdcc15d7a80c669",
             "hopper_delta": "3e4d85d59776daca",
         },
         "packed": {
@@ -360,7 +360,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "61c7cf4c1215a8f2",
             "hopper_fwd": "30fad80552e2a838",
             "hopper_bwd": "94c3c35b6bc563dd",
-            "hopper_bwd_wide": "6a891f20581d17bd",
+            "hopper_bwd_wide": "68d2ba444147f65d",
             "hopper_delta": "48f45e82cb4fd822",
         },
         "packed": {
@@ -389,7 +389,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dkdv": "5bce81d44ac8c97d",
             "hopper_fwd": "524c2edf457f8908",
             "hopper_bwd": "4caf0bc617637c4a",
-            "hopper_bwd_wide": "d7fb93d4fcdeb249",
+            "hopper_bwd_wide": "5877494a01b02964",
             "hopper_delta": "ef2f79f29a67e6b2",
         },
         "packed": {

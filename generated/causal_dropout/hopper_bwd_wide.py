@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/bwd_wide.py.jinja
-# hash: 346f8d2e32c32fe8
+# hash: ae055cc8ab295a76
 """Gradients of `causal_dropout` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep   q_idx >= kv_idx
@@ -536,7 +536,8 @@ def produce_tiles(
     num_work = num_key_blocks * num_kv_heads * batch
     # Programs that begin together add to the same rows of dq, of as many heads as the cache has room for.
     NEAR_ROWS: gl.constexpr = NEAR_BYTES // (6 * BLOCK_D + 2 * BLOCK_DV)
-    near_heads = gl.maximum(NEAR_ROWS // gl.maximum(q_len * group_size, 1), 1)
+    near_heads = gl.maximum(NEAR_ROWS // gl.maximum(q_len, 1) // group_size, 1)
+    near_heads = gl.minimum(near_heads, num_kv_heads * batch)
     own_work, work_turn = longest_first(gl.program_id(0), num_work, num_key_blocks, near_heads), 0
     while own_work < num_work:
         head = own_work // num_key_blocks
@@ -622,7 +623,8 @@ def sum_tiles(
     num_work = num_key_blocks * num_kv_heads * batch
     # Programs that begin together add to the same rows of dq, of as many heads as the cache has room for.
     NEAR_ROWS: gl.constexpr = NEAR_BYTES // (6 * BLOCK_D + 2 * BLOCK_DV)
-    near_heads = gl.maximum(NEAR_ROWS // gl.maximum(q_len * group_size, 1), 1)
+    near_heads = gl.maximum(NEAR_ROWS // gl.maximum(q_len, 1) // group_size, 1)
+    near_heads = gl.minimum(near_heads, num_kv_heads * batch)
     own_work, work_turn = longest_first(gl.program_id(0), num_work, num_key_blocks, near_heads), 0
     while own_work < num_work:
         head = own_work // num_key_blocks
@@ -725,7 +727,8 @@ def score_tiles(
     num_work = num_key_blocks * num_kv_heads * batch
     # Programs that begin together add to the same rows of dq, of as many heads as the cache has room for.
     NEAR_ROWS: gl.constexpr = NEAR_BYTES // (6 * BLOCK_D + 2 * BLOCK_DV)
-    near_heads = gl.maximum(NEAR_ROWS // gl.maximum(q_len * group_size, 1), 1)
+    near_heads = gl.maximum(NEAR_ROWS // gl.maximum(q_len, 1) // group_size, 1)
+    near_heads = gl.minimum(near_heads, num_kv_heads * batch)
     own_work, work_turn = longest_first(gl.program_id(0), num_work, num_key_blocks, near_heads), 0
     while own_work < num_work:
         head = own_work // num_key_blocks

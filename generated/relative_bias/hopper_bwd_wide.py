@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd_wide.py.jinja
-# hash: 9784aaf997534aa5
+# hash: 1b8957a6fd422dab
 """Gradients of `relative_bias` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep   q_idx >= kv_idx
@@ -427,7 +427,8 @@ def produce_tiles(
     num_work = num_key_blocks * num_kv_heads * batch
     # Programs that begin together add to the same rows of dq, of as many heads as the cache has room for.
     NEAR_ROWS: gl.constexpr = NEAR_BYTES // (6 * BLOCK_D + 2 * BLOCK_DV)
-    near_heads = gl.maximum(NEAR_ROWS // gl.maximum(q_len * group_size, 1), 1)
+    near_heads = gl.maximum(NEAR_ROWS // gl.maximum(q_len, 1) // group_size, 1)
+    near_heads = gl.minimum(near_heads, num_kv_heads * batch)
     own_work, work_turn = longest_first(gl.program_id(0), num_work, num_key_blocks, near_heads), 0
     while own_work < num_work:
         head = own_work // num_key_blocks
@@ -512,7 +513,8 @@ def sum_tiles(
     num_work = num_key_blocks * num_kv_heads * batch
     # Programs that begin together add to the same rows of dq, of as many heads as the cache has room for.
     NEAR_ROWS: gl.constexpr = NEAR_BYTES // (6 * BLOCK_D + 2 * BLOCK_DV)
-    near_heads = gl.maximum(NEAR_ROWS // gl.maximum(q_len * group_size, 1), 1)
+    near_heads = gl.maximum(NEAR_ROWS // gl.maximum(q_len, 1) // group_size, 1)
+    near_heads = gl.minimum(near_heads, num_kv_heads * batch)
     own_work, work_turn = longest_first(gl.program_id(0), num_work, num_key_blocks, near_heads), 0
     while own_work < num_work:
         head = own_work // num_key_blocks
@@ -617,7 +619,8 @@ def score_tiles(
     num_work = num_key_blocks * num_kv_heads * batch
     # Programs that begin together add to the same rows of dq, of as many heads as the cache has room for.
     NEAR_ROWS: gl.constexpr = NEAR_BYTES // (6 * BLOCK_D + 2 * BLOCK_DV)
-    near_heads = gl.maximum(NEAR_ROWS // gl.maximum(q_len * group_size, 1), 1)
+    near_heads = gl.maximum(NEAR_ROWS // gl.maximum(q_len, 1) // group_size, 1)
+    near_heads = gl.minimum(near_heads, num_kv_heads * batch)
     own_work, work_turn = longest_first(gl.program_id(0), num_work, num_key_blocks, near_heads), 0
     while own_work < num_work:
         head = own_work // num_key_blocks
