@@ -78,18 +78,13 @@ def answer(out: Path, question: Question) -> list[str]:
             reason = f"default of the family {tile.family}"
         rows.append((name, tile.family, *map(str, tile), reason))
     place = f"{gpu} ({arch})" if gpu else arch
-    decisions = {
-        name: configs.decision(pass_name, variant, gpu, problem, dims)
-        for name, pass_name in (("fwd", "fwd"), ("dkdv", "bwd"))
-    }
-    reasons = [f"not of the family hopper: {refusal}"] if refusal else _family_text(tiles, decisions, path)
-    lines = [
-        f"{variant} on {place}: {problem}",
-        "",
-        *aligned(rows),
-        "",
-        *reasons,
-    ]
+    if refusal:
+        reasons = [f"not of the family hopper: {refusal}"]
+    else:
+        passes = (("fwd", "fwd"), ("dkdv", "bwd"))
+        decisions = {name: configs.decision(part, variant, gpu, problem, dims) for name, part in passes}
+        reasons = list(_family_text(tiles, decisions, path))
+    lines = [f"{variant} on {place}: {problem}", "", *aligned(rows), "", *reasons]
     return [*lines, *_ladder_text(path, gpu, has_families=not refusal)]
 
 

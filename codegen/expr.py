@@ -496,6 +496,11 @@ def logical_or(*args: Expr) -> Expr:
     return _logical("or", TRUE, args)
 
 
+def conjuncts(e: Expr) -> tuple[Expr, ...]:
+    """What a boolean is the conjunction of: itself, where it is none."""
+    return e.args if isinstance(e, Op) and e.op == "and" else (e,)
+
+
 def where(condition: Expr, a: Expr, b: Expr) -> Expr:
     """`a` where the condition holds, else `b`."""
     if isinstance(condition, Const):

@@ -27,7 +27,7 @@ class Limits:
     @property
     def all(self) -> list[Expr]:
         """The expressions of the other position."""
-        return [e for e in (self.first, self.end, self.own) if e is not None]
+        return [*(e for e in (self.first, self.end) if e is not None), self.own]
 
 
 def split_limits(mask: Expr, along: str) -> Limits:
@@ -41,7 +41,7 @@ def split_limits(mask: Expr, along: str) -> Limits:
     ends: list[Expr] = []
     own: list[Expr] = []
     rest: list[Expr] = []
-    for part in _conjuncts(mask):
+    for part in expr.conjuncts(mask):
         run = _run(part, along, other)
         if run is not None:
             firsts += [first for first in run[:1] if first is not None]
@@ -56,12 +56,6 @@ def split_limits(mask: Expr, along: str) -> Limits:
         own=expr.logical_and(*own),
         rest=expr.logical_and(*rest),
     )
-
-
-def _conjuncts(e: Expr) -> list[Expr]:
-    if isinstance(e, Op) and e.op == "and":
-        return [part for arg in e.args for part in _conjuncts(arg)]
-    return [e]
 
 
 _Run = tuple[Expr | None, Expr | None]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from codegen import expr
-from codegen.expr import Expr, Load, Op, ScalarType, TensorSpec, Type, int_var
+from codegen.expr import Expr, Load, ScalarType, TensorSpec, Type, int_var
 from codegen.spec import ScalarSpec, Variant
 
 
@@ -102,7 +102,7 @@ def _segmented(variant: Variant) -> Variant:
 
 def split_mask(mask: Expr) -> tuple[Expr, Expr]:
     """The mask of a segmented variant as its own and that of the segments, which may be all."""
-    parts = mask.args if isinstance(mask, Op) and mask.op == "and" else (mask,)
+    parts = expr.conjuncts(mask)
     of_segments = [part for part in parts if any(load.tensor == KEY_IDS.name for load in expr.loads(part))]
     own = [part for part in parts if part not in of_segments]
     return expr.logical_and(*own), expr.logical_and(*of_segments)

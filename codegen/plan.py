@@ -146,7 +146,9 @@ class KernelBuilder:
             return None
         self.reads |= frozenset().union(*(expr.names(e) for e in limits.all))
         texts = dict(zip(limits.all, self.emitter.own_shape(limits.all), strict=True))
-        first, end = ("" if e is None else texts[e] for e in (limits.first, limits.end))
+        # Rows of a block count from the call's offset on.
+        shift = " - q_shift" if self.transposed else ""
+        first, end = ("" if e is None else texts[e] + shift for e in (limits.first, limits.end))
         own = "" if limits.own == expr.TRUE else texts[limits.own]
         vectors = [e is not None and expr.level(e) is not expr.Level.UNIFORM for e in (limits.first, limits.end)]
         return LimitsText(first=first, end=end, own=own, first_is_vector=vectors[0], end_is_vector=vectors[1])
@@ -327,8 +329,7 @@ def _key_kernel(
             key_term,
             block_term,
         ]
-        counts_rows = "row_start" in words(block_term) or partial.limits is not None
-        in_rows = ["q_shift"] if counts_rows else []
+        in_rows = ["q_shift"] if "row_start" in words(block_term) else []
         args, constants = sign.read_only(args, constants, {*words(" ".join(texts)), *in_rows})
     return KernelPlan(
         name=f"{sign.symbol}_{'hopper_bwd' if hopper else 'bwd_dkdv'}",
