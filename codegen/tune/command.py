@@ -6,7 +6,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,18 +98,13 @@ def _tune(
     progress = Progress(len(wanted))
     request = Request(groups=wanted, workloads=workloads, budget=budget, jobs=choice.jobs)
     tuner = Tuner(context, request, progress.report, progress.note)
-    try:
+    with _going_on_later(lambda: f"{progress.done} of {len(wanted)} kernels are tuned"):
         left = tuner.run()
-    except KeyboardInterrupt:
-        done = len(progress.outcomes)
-        print(f"\n{done} of {len(wanted)} kernels are tuned and written; the same command goes on", file=sys.stderr)
-        raise
     seconds = sum(each.seconds for each in tuner.compiled)
     measuring = clock(tuner.measuring)
     print(f"{len(tuner.compiled)} kernels compiled in {clock(seconds)} of processor time; tiles timed in {measuring}")
     print(totals(progress.outcomes))
-    if left:
-        print(f"the budget left out {len(left)} kernels, from {left[0]} on; the same command goes on with them")
+    _print_left_out(left, "kernels")
 
 
 def _compare(
@@ -132,18 +128,28 @@ def _compare(
     progress = Progress(len(wanted))
     request = FamilyRequest(comparisons=wanted, workloads=workloads, deadline=deadline, jobs=choice.jobs)
     tuner = FamilyTuner(families, request, progress.judged, progress.note)
-    try:
+    with _going_on_later(lambda: f"{progress.done} of {len(wanted)} comparisons are made"):
         left = tuner.run()
-    except KeyboardInterrupt:
-        done = f"\n{progress.done} of {len(wanted)} comparisons are made and written"
-        print(f"{done}; the same command goes on", file=sys.stderr)
-        raise
     seconds = sum(each.seconds for each in tuner.compiled)
     measuring = clock(tuner.measuring)
     print(f"{len(tuner.compiled)} compilations of {clock(seconds)} of processor time; checked and timed in {measuring}")
     print(family_totals(progress.judgements))
+    _print_left_out(left, "comparisons")
+
+
+@contextmanager
+def _going_on_later(done: Callable[[], str]) -> Iterator[None]:
+    """What is written by then is said where the work is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"\n{done()} and written; the same command goes on", file=sys.stderr)
+        raise
+
+
+def _print_left_out(left: Sequence[Group] | Sequence[Comparison], things: str) -> None:
     if left:
-        print(f"the budget left out {len(left)} comparisons, from {left[0]} on; the same command goes on with them")
+        print(f"the budget left out {len(left)} {things}, from {left[0]} on; the same command goes on with them")
 
 
 def _lacking(

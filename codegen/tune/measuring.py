@@ -267,17 +267,7 @@ def _error_text(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
 def _golden(
     package: Package, group: Group, seq: int, heads: tuple[int, int]
 ) -> tuple[Inputs, dict[str, Any], dict[str, Tensor]]:
-    inputs, sequences = draw_call(
-        group.variant,
-        group.mode,
-        group.dtype,
-        group.head_dim,
-        seq=seq,
-        kv_heads=heads[0],
-        group=heads[1],
-        device="cuda",
-        package=package.name,
-    )
+    inputs, sequences = _drawn(package, group, seq, heads)
     reference = load_reference(group.variant, packed=group.mode == "packed", package=package.name)
     return inputs, sequences, results_of(reference, inputs.double(), seq, **sequences)
 
@@ -285,9 +275,7 @@ def _golden(
 @lru_cache(maxsize=1)
 def _golden_output(package: Package, group: Group, seq: int) -> tuple[Inputs, dict[str, Any], dict[str, Tensor]]:
     """The output alone, of few heads: at a length whose scores take a GiB in float64."""
-    inputs, sequences = draw_call(
-        group.variant, group.mode, group.dtype, group.head_dim, seq=seq, device="cuda", kv_heads=1, package=package.name
-    )
+    inputs, sequences = _drawn(package, group, seq, (1, SMALL_HEADS[1]))
     reference = load_reference(group.variant, packed=group.mode == "packed", package=package.name)
     with torch.no_grad():
         return inputs, sequences, {"o": inputs.double().call(reference, **sequences)}
@@ -295,16 +283,23 @@ def _golden_output(package: Package, group: Group, seq: int) -> tuple[Inputs, di
 
 @lru_cache(maxsize=14)
 def _timed_call(package: Package, group: Group, workload: Workload) -> tuple[Inputs, dict[str, Any]]:
-    kv_heads, group_size = timed_heads(group.head_dim, workload)
+    batch = max(1, TOKENS // workload.seq)
+    return _drawn(package, group, workload.seq, timed_heads(group.head_dim, workload), batch)
+
+
+def _drawn(
+    package: Package, group: Group, seq: int, heads: tuple[int, int], batch: int = 1
+) -> tuple[Inputs, dict[str, Any]]:
+    """Arguments of a call on the GPU; `heads`: key heads, and query heads for each."""
     return draw_call(
         group.variant,
         group.mode,
         group.dtype,
         group.head_dim,
-        seq=workload.seq,
-        batch=max(1, TOKENS // workload.seq),
-        kv_heads=kv_heads,
-        group=group_size,
+        seq=seq,
+        batch=batch,
+        kv_heads=heads[0],
+        group=heads[1],
         device="cuda",
         package=package.name,
     )
