@@ -6,14 +6,12 @@ The library's own are compiled by `codegen lint --fast`, a part of `make test`; 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from codegen import cli
 from codegen.lint.calls import run_call
 from codegen.lint.jobs import Job, Selection, jobs
 from codegen.lint.look import Task, look_at
@@ -22,6 +20,7 @@ from codegen.modes import Mode
 from codegen.offline import compile_launches
 from codegen.spec import Spec
 from generated._runtime.torch_support import INTERPRET
+from tests.rendering import importable
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 nothing is compiled")
 
@@ -96,24 +95,18 @@ variants:
 """
 
 
-def _package(folder: Path, name: str, spec: str) -> Iterator[Path]:
-    (folder / "spec.yaml").write_text(spec)
-    assert cli.main(["render", "--variants", str(folder / "spec.yaml"), "--out", str(folder / name)]) == 0
-    sys.path.insert(0, str(folder))
-    yield folder / name
-    sys.path.remove(str(folder))
-
-
 @pytest.fixture(scope="module")
 def gathering(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A package with a variant for each way to gather a gradient that the library's variants do not use."""
-    yield from _package(tmp_path_factory.mktemp("gathering"), "gathering", GATHERING)
+    with importable(tmp_path_factory.mktemp("gathering"), "gathering", GATHERING) as package:
+        yield package
 
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A package with variants whose blocks depend on values of every type, or on none."""
-    yield from _package(tmp_path_factory.mktemp("tables"), "tables", TABLES)
+    with importable(tmp_path_factory.mktemp("tables"), "tables", TABLES) as package:
+        yield package
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

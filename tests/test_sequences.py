@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,10 +19,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bench.golden import load_manifest, load_op
-from codegen import cli
 from generated._runtime.checks import ArgumentError
 from generated._runtime.torch_sequences import check_packed
 from generated._runtime.torch_support import INTERPRET
+from tests.rendering import importable
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 the ops run their kernels")
 
@@ -69,13 +68,8 @@ OWN = ("per_pair", "per_row", "mapped", "everything")
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A package of the variants above."""
-    folder = tmp_path_factory.mktemp("sequences")
-    (folder / "spec.yaml").write_text(SPEC)
-    name = "sequence_variants"
-    assert cli.main(["render", "--variants", str(folder / "spec.yaml"), "--out", str(folder / name)]) == 0
-    sys.path.insert(0, str(folder))
-    yield name
-    sys.path.remove(str(folder))
+    with importable(tmp_path_factory.mktemp("sequences"), "sequence_variants", SPEC) as package:
+        yield package.name
 
 
 def own_variant(package: str, variant: str) -> tuple[Callable[..., Any], Mapping[str, Any]]:

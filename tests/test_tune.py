@@ -24,6 +24,7 @@ from codegen.tune.record import Group, Machine, Outcome, TunedFile, Winner, Work
 from codegen.tune.space import Kernel, Work, candidates, fits, shared_bytes
 from codegen.tune.tuner import Context, Request, Tuner
 from generated._runtime import configs, kernels, tuned
+from tests.inline_pool import InlinePool
 
 ROOT = Path(__file__).parent.parent
 SPEC = load(ROOT / "variants.yaml")
@@ -100,23 +101,8 @@ class MadeUpBench:
         return [self.time(config, workload) for config in tiles]
 
 
-class InlinePool:
-    """Compiles nothing, at once."""
-
-    def submit(self, task: Task) -> Future[Compilation]:
-        done: Future[Compilation] = Future()
-        fault = "CompilationError: no" if task.tile.block_n == 256 else ""
-        done.set_result(Compilation(fault=fault, seconds=1.0))
-        return done
-
-    def finished(self) -> list[Compilation]:
-        return []
-
-    def __enter__(self) -> InlinePool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
+def fault(task: Task) -> str:
+    return "CompilationError: no" if task.tile.block_n == 256 else ""
 
 
 @pytest.fixture
@@ -126,7 +112,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> type[MadeUpBench]:
         FAULTS = staticmethod(lambda _config, _seq: "")
 
     monkeypatch.setattr(tuner_module, "Bench", Bench)
-    monkeypatch.setattr(tuner_module, "Compilers", lambda _jobs: InlinePool())
+    monkeypatch.setattr(tuner_module, "Compilers", lambda _jobs: InlinePool(fault))
     monkeypatch.setattr(tuner_module, "multiprocessors", lambda: 132)
     return Bench
 

@@ -8,7 +8,6 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,13 +23,14 @@ from codegen.tune import families as families_module
 from codegen.tune import tuner as tuner_module
 from codegen.tune.calls import draw_call
 from codegen.tune.command import Choice
-from codegen.tune.compiling import Compilation, Compilers, HopperTask, Task, fault_of
+from codegen.tune.compiling import Compilers, HopperTask, Task, fault_of
 from codegen.tune.families import Families, FamilyRequest, FamilyTuner, reserve
 from codegen.tune.measuring import Contender, FamilyBench
 from codegen.tune.progress import Progress, family_totals
 from codegen.tune.record import Comparison, Group, Judgement, Machine, Outcome, TunedFile, Verdict, Winner, Workload
 from codegen.tune.tuner import Context
 from generated._runtime import configs, families, kernels, tuned
+from tests.inline_pool import InlinePool
 
 ROOT = Path(__file__).parent.parent
 SPEC = load(ROOT / "variants.yaml")
@@ -50,6 +50,7 @@ class MadeUpBench:
     MS: Times
     FAULTS: Callable[[Contender], str]
     checked: ClassVar[list[Contender]]
+    pool: ClassVar[InlinePool]
 
     def __init__(self, _package: Package, of: Comparison) -> None:
         self.comparison = of
@@ -60,27 +61,6 @@ class MadeUpBench:
 
     def race(self, contenders: Sequence[Contender], workload: Workload) -> tuple[dict[str, float], dict[str, str]]:
         return {each.name: type(self).MS(each.name, workload) for each in contenders}, {}
-
-
-class InlinePool:
-    """Compiles nothing, at once."""
-
-    tasks: ClassVar[list[Task | HopperTask]] = []
-
-    def submit(self, task: Task | HopperTask) -> Future[Compilation]:
-        type(self).tasks.append(task)
-        done: Future[Compilation] = Future()
-        done.set_result(Compilation(fault="", seconds=1.0))
-        return done
-
-    def finished(self) -> list[Compilation]:
-        return []
-
-    def __enter__(self) -> InlinePool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 @pytest.fixture
@@ -106,10 +86,9 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> type[MadeUpBench]:
         MS = staticmethod(lambda name, _: {"portable": 1.0, "hopper_dkdv": 0.9, "hopper": 0.8}[name])
         FAULTS = staticmethod(lambda _: "")
 
-    Bench.checked = []
+    Bench.checked, Bench.pool = [], InlinePool()
     monkeypatch.setattr(families_module, "FamilyBench", Bench)
-    monkeypatch.setattr(InlinePool, "tasks", [])
-    monkeypatch.setattr(families_module, "Compilers", lambda _jobs: InlinePool())
+    monkeypatch.setattr(families_module, "Compilers", lambda _jobs: Bench.pool)
     return Bench
 
 
@@ -234,8 +213,8 @@ def test_packed_calls_are_compiled_for_their_heads(folder: Path) -> None:
 def test_what_is_compiled(folder: Path, made_up: type[MadeUpBench]) -> None:
     judge(folder, comparison("bwd"), workloads=[LONG])
     assert made_up.checked
-    portable = {task.group.pass_ for task in InlinePool.tasks if isinstance(task, Task)}
-    own = {(task.group.pass_, task.with_dq) for task in InlinePool.tasks if isinstance(task, HopperTask)}
+    portable = {task.group.pass_ for task in made_up.pool.tasks if isinstance(task, Task)}
+    own = {(task.group.pass_, task.with_dq) for task in made_up.pool.tasks if isinstance(task, HopperTask)}
     assert portable == set(Pass)
     assert own == {(Pass.FWD, True), (Pass.DKDV, True), (Pass.DKDV, False)}
 

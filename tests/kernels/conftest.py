@@ -1,11 +1,12 @@
 """Where the kernels cannot run, every test of this folder is skipped."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.rendering import importable
 
 from .cases import DEVICE, INTERPRET
 
@@ -29,16 +30,10 @@ def seeded() -> None:
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The name of an importable package of the variants of library.yaml."""
-    for module in ("jinja2", "yaml", "ruff"):
-        pytest.importorskip(module, reason=f"rendering needs {module}")
-    from codegen import cli
-
     # In a folder of this name hypothesis does not look for numbers to try, which takes it long.
     folder = tmp_path_factory.mktemp("library") / "tests"
-    assert cli.main(["render", "--variants", str(LIBRARY), "--out", str(folder / LIBRARY_PACKAGE)]) == 0
-    sys.path.insert(0, str(folder))
-    yield LIBRARY_PACKAGE
-    sys.path.remove(str(folder))
+    with importable(folder, LIBRARY_PACKAGE, LIBRARY):
+        yield LIBRARY_PACKAGE
 
 
 @pytest.fixture

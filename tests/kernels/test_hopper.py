@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from bench import golden
+from bench.golden import Inputs
 from bench.peers import make_schedule
 from generated._runtime.archs import HOPPER_LONG_FROM
 from generated._runtime.kernels import ATOMIC, KERNEL_HASHES, LINEAR, LONG_RUNS
@@ -216,26 +219,39 @@ def test_no_sequence_sees_another(variant: str, value: float) -> None:
     assert_same(variant, "lse", got[1][:, 70:1333], want[1][:, 70:1333])
 
 
-@with_family
-def test_packed_replays_and_graphs(variant: str) -> None:
-    """The counter of the work starts at 0 each time."""
-    op, packing = golden.load_op(variant), PACKINGS[1]
-    options = packing.options()
+def check_replays_and_graphs(
+    variant: str, drawn: Callable[[], Inputs], options: dict[str, Any], *, scheduled: bool
+) -> None:
+    """Replayed calls, and a graph of one, give the bits of a computed one: the work's counter starts at 0 each time.
+
+    `scheduled`: the graph is of a call with a schedule; without one the host waits for the sizes of some masks' tables.
+    """
+    op = golden.load_op(variant)
     with torch.no_grad():
         for _ in range(4):
-            inputs = draw_packed(variant, packing, torch.bfloat16, kv_heads=4, dim=128)
+            inputs = drawn()
             got = inputs.call(op, family="hopper", **options)
             with never_replaying():
                 assert_same(variant, "o", got, inputs.call(op, family="hopper", **options))
-        if hasattr(op, "schedule"):  # without one, the host waits for the sizes of some masks' tables
-            options["schedule"] = make_schedule(op, inputs, family="hopper", **options)
+        own = {"schedule": make_schedule(op, inputs, family="hopper", **options)} if scheduled else {}
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            captured = inputs.call(op, family="hopper", **options)
+            captured = inputs.call(op, family="hopper", **options, **own)
         for _ in range(2):
             captured.zero_()
             graph.replay()
             assert_same(variant, "o", captured, got)
+
+
+@with_family
+def test_packed_replays_and_graphs(variant: str) -> None:
+    packing = PACKINGS[1]
+    check_replays_and_graphs(
+        variant,
+        lambda: draw_packed(variant, packing, torch.bfloat16, kv_heads=4, dim=128),
+        packing.options(),
+        scheduled=hasattr(golden.load_op(variant), "schedule"),
+    )
 
 
 LONG, MIXED_IDS = runs((3, 700), (1, 20), (7, 1100)), runs((0, 300), (PADDING, 250), (0, 70), (5, 1200))
@@ -291,24 +307,9 @@ def test_segmented_in_jax(variant: str, name: str) -> None:
 @pytest.mark.parametrize("name", ["documents", "restarting positions"])
 @with_family
 def test_segmented_replays_and_graphs(variant: str, name: str) -> None:
-    """The counter of the work starts at 0 each time."""
-    op, call = golden.load_op(variant), SEGMENTED[name]
-    options = call.options()
-    with torch.no_grad():
-        for _ in range(4):
-            inputs = call.inputs(variant, torch.bfloat16)
-            got = inputs.call(op, family="hopper", **options)
-            with never_replaying():
-                assert_same(variant, "o", got, inputs.call(op, family="hopper", **options))
-        # Without one, the host waits for the sizes of some masks' tables.
-        options["schedule"] = make_schedule(op, inputs, family="hopper", **options)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = inputs.call(op, family="hopper", **options)
-        for _ in range(2):
-            captured.zero_()
-            graph.replay()
-            assert_same(variant, "o", captured, got)
+    call = SEGMENTED[name]
+    drawn = partial(call.inputs, variant, torch.bfloat16)
+    check_replays_and_graphs(variant, drawn, call.options(), scheduled=True)
 
 
 def test_equal_bits_on_any_number_of_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:

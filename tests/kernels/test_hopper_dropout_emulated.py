@@ -5,7 +5,6 @@ Its own calls are in `test_hopper_emulated` and the others, as those of every va
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ import torch
 from bench import golden
 from generated._runtime.philox import dropout_words
 from tests.gluon import Timing
+from tests.rendering import importable
 
 from .cases import Shape, draw
 from .test_hopper_backward_emulated import CALLS as BACKWARD_CALLS
@@ -54,18 +54,8 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The name of the rendered package of SPEC."""
-    for module in ("jinja2", "yaml", "ruff"):
-        pytest.importorskip(module, reason=f"rendering needs {module}")
-    from codegen import cli
-
-    folder = tmp_path_factory.mktemp("dropping") / "tests"
-    folder.mkdir()
-    (folder / "spec.yaml").write_text(SPEC)
-    name = "dropping_variants"
-    assert cli.main(["render", "--variants", str(folder / "spec.yaml"), "--out", str(folder / name)]) == 0
-    sys.path.insert(0, str(folder))
-    yield name
-    sys.path.remove(str(folder))
+    with importable(tmp_path_factory.mktemp("dropping") / "tests", "dropping_variants", SPEC) as package:
+        yield package.name
 
 
 def of_own(variants: tuple[str, ...], calls: tuple[str, ...]) -> list[tuple[str, str]]:

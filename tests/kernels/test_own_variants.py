@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from bench import golden, golden_jax
 from bench.golden import Inputs
+from tests.rendering import importable
 
 from .cases import DEVICE, INTERPRET, tiles
 
@@ -166,16 +166,9 @@ SIZES = {"b": BATCH, "h": HEADS, "hkv": KV_HEADS, "q_idx": 100, "kv_idx": 100, "
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The name of the rendered package."""
-    from codegen import cli
-
     folder = tmp_path_factory.mktemp("own") / "tests"  # as that of the library
-    folder.mkdir()
-    (folder / "spec.yaml").write_text(SPEC)
-    name = "own_variants"
-    assert cli.main(["render", "--variants", str(folder / "spec.yaml"), "--out", str(folder / name)]) == 0
-    sys.path.insert(0, str(folder))
-    yield name
-    sys.path.remove(str(folder))
+    with importable(folder, "own_variants", SPEC) as package:
+        yield package.name
 
 
 @cache
