@@ -28,11 +28,11 @@ from jax import Array
 
 from bench.demo import CPU_SIZE
 from bench.train_jax import train
-from codegen import cli
 from generated import jax as ops
 from generated import jax_nn
 from generated._runtime.checks import ArgumentError
 from generated.jax_nn import attention_fn, dot_product_attention
+from tests.rendering import importable
 
 ROOT = Path(__file__).resolve().parents[1]
 B, T, S, N, K, H = 3, 13, 17, 4, 2, 16
@@ -284,15 +284,9 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
         "band: {mask: q_idx - kv_idx < 5 and q_idx >= kv_idx}",
         "full: {doc: All.}",
     ]
-    folder = tmp_path_factory.mktemp("package")
-    spec = folder / "spec.yaml"
-    spec.write_text("variants:\n" + "".join(f"  {entry}\n" for entry in entries), encoding="utf-8")
-    assert cli.main(["render", "--variants", str(spec), "--out", str(folder / "nn_of_another_spec")]) == 0
-    sys.path.insert(0, str(folder))
-    try:
-        return importlib.import_module("nn_of_another_spec.jax_nn")
-    finally:
-        sys.path.remove(str(folder))
+    spec = "variants:\n" + "".join(f"  {entry}\n" for entry in entries)
+    with importable(tmp_path_factory.mktemp("package"), "nn_of_another_spec", spec) as package:
+        return importlib.import_module(f"{package.name}.jax_nn")
 
 
 def test_the_variants_that_errors_propose(package: ModuleType) -> None:
