@@ -3,39 +3,53 @@
 PYTHON ?= python3
 PYTHON_CHOSEN := $(filter-out file,$(origin PYTHON))
 
-# A plain `torch` pulls gigabytes of CUDA libraries onto a machine that has no GPU, and its newest Triton has an
-# interpreter the tests were not written against. On a machine with an NVIDIA GPU: make setup TORCH=torch
+# Torch brings the Triton that it was built with; any from 3.6 to 3.9 serves. A build of torch for the CPU brings none:
+# there TRITON is installed, the oldest that serves. What the tests run on is pinned; TORCH=torch takes the newest.
 TORCH ?= torch==2.13.0
-TRITON ?= $(if $(filter file,$(origin TORCH)),triton==3.6.0,triton<3.10)
+TRITON ?= triton==3.6.0
 
 VENV := .venv
 STAMP := $(VENV)/.setup-stamp
+LOG := $(VENV)/setup.log
 RUN := $(VENV)/bin/python
 WORKERS ?= 2
+# Kernels, compiled or interpreted, need Triton, which macOS and Windows have none of.
+HAS_TRITON = $(RUN) -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("triton") is None)'
+IS_LINUX = test "$$(uname -s)" = Linux
+NO_TRITON = echo "Not run, because there is no Triton here:"
+# What pip says goes to a log, whose end is shown when it fails.
+INSTALL = install() { \
+	echo "installing $$*"; \
+	$(RUN) -m pip install --disable-pip-version-check "$$@" >>$(LOG) 2>&1 && return; \
+	tail -n 40 $(LOG); echo "The set-up failed; $(LOG) is the whole log."; exit 1; \
+}
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-jax render check test test-gpu lint lint-kernels tune autotune bench clean
+.PHONY: help setup demo demo-jax render check test test-setup test-gpu lint lint-kernels tune autotune bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=...     interpreter that makes .venv, or that test-gpu, tune and bench run with (default: python3)"
-	@echo "  ARGS=...       options of tune and bench; for pytest in test-gpu: with pytest-xdist, -n 14 uses as many cores"
-	@echo "  TORCH=torch    on a machine with an NVIDIA GPU: install the newest torch, with CUDA, instead of $(TORCH)"
+	@echo "  ARGS=...       options of demo (--full), tune and bench; for pytest in test-gpu: with pytest-xdist, -n 14"
+	@echo "  TORCH=torch    install the newest torch instead of $(TORCH)"
 
 setup: $(STAMP) ## make .venv with torch, triton, jax and the development tools
 
-# torch comes first and alone with triton, so that nothing installed later can choose another build of it.
+# torch comes first, so that nothing installed later can choose another build of it.
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11 ..." if sys.version_info < (3, 11) else 0)'
-	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --disable-pip-version-check "$(TORCH)" "$(TRITON)"
-	$(RUN) -m pip install --disable-pip-version-check -e ".[test,dev]"
+	@$(PYTHON) -m venv $(VENV)
+	@: >$(LOG)
+	@$(INSTALL); install "$(TORCH)"
+	@$(HAS_TRITON) || ! $(IS_LINUX) || { $(INSTALL); install "$(TRITON)"; }
+	@$(INSTALL); install -e ".[test,dev]"
+	@$(HAS_TRITON) || echo "Triton has no build for this machine: the generator and the references of the ops work without."
 	@touch $@
 
-demo: render ## set up, render, compare every variant with float64, and train a small model on real text
+demo: render ## set up, render, compare every variant with float64, train a small model: 3 minutes; ARGS=--full
 	$(RUN) -m codegen check
-	$(RUN) -m bench.demo
+	$(RUN) -m bench.demo $(ARGS)
 
 demo-jax: render ## the same for the JAX ops, with a model in Flax
 	$(RUN) -m codegen check
@@ -50,7 +64,7 @@ lint: $(STAMP) ## formatter, linter and type checker
 	$(RUN) -m mypy
 
 lint-kernels: $(STAMP) ## whether kernels compile for every chip and its default configs fit it: a part of them
-	$(RUN) -m codegen lint --fast --jobs $(WORKERS)
+	@if $(HAS_TRITON); then set -x; $(RUN) -m codegen lint --fast --jobs $(WORKERS); else $(NO_TRITON) codegen lint; fi
 
 check: lint ## lint, and whether generated/ is what the spec renders to
 	$(RUN) -m codegen check
@@ -59,7 +73,13 @@ check: lint ## lint, and whether generated/ is what the spec renders to
 test: export JAX_DISABLE_MOST_OPTIMIZATIONS := 1
 test: check lint-kernels ## check, lint-kernels, then all tests on the CPU, kernels in Triton's interpreter
 	$(RUN) -m pytest tests --ignore=tests/kernels -q -n $(WORKERS)
-	TRITON_INTERPRET=1 $(RUN) -m pytest tests/kernels -q -n $(WORKERS)
+	@if $(HAS_TRITON); then set -x; TRITON_INTERPRET=1 $(RUN) -m pytest tests/kernels -q -n $(WORKERS); \
+	else $(NO_TRITON) tests/kernels; fi
+
+test-setup: $(STAMP) ## check under every Python here, the set-up against the public index, kernels on the newest Triton
+	$(RUN) -m tests.setup.check_pythons
+	$(RUN) -m tests.setup.resolution "$(TORCH)"
+	$(RUN) -m tests.setup.newest_triton
 
 test-gpu: ## the kernel tests, compiled, with $(PYTHON) as it is: no .venv, no install, no network
 	$(PYTHON) -m pytest tests/kernels -q $(ARGS)
@@ -73,5 +93,5 @@ bench: $(if $(PYTHON_CHOSEN),,$(STAMP)) ## measure against the peers, with PYTHO
 	$(if $(PYTHON_CHOSEN),$(PYTHON),$(RUN)) -m bench $(ARGS)
 
 clean: ## remove .venv and every cache
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pythons .triton build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -113,10 +113,28 @@ def _loss(model: nn.Module, window: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Run:
-    """The training loss at each step and the loss on held-out text at the end, in nats per byte."""
+    """The training loss at each step, the loss on held-out text at the end, in nats per byte, and the model."""
 
     losses: list[float]
     held_out: float
+    model: nn.Module | None = None
+
+    def with_attention(self, attend: Attend) -> nn.Module:
+        """The trained model, from now on with another attention."""
+        if self.model is None:
+            raise ValueError("with_attention: expected a run that kept its model")
+        for module in self.model.modules():
+            if isinstance(module, Attention):
+                module.attend = attend
+        return self.model
+
+
+def held_out_loss(size: Size, model: nn.Module, device: str) -> float:
+    """The loss of a trained model on text held out of training, in nats per byte."""
+    _, text = load_text()
+    with torch.no_grad():
+        starts = torch.arange(0, len(text) - size.seq, size.seq)[:HELD_OUT_WINDOWS]
+        return _loss(model, _windows(text, starts, size.seq, device)).item()
 
 
 def train(size: Size, attend: Attend, device: str, report: Report, every: int) -> Run:
@@ -125,7 +143,7 @@ def train(size: Size, attend: Attend, device: str, report: Report, every: int) -
     model = Transformer(size, attend).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=size.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, size.learning_rate, total_steps=size.steps, pct_start=0.1)
-    text, held_out = load_text()
+    text, _ = load_text()
     order = torch.Generator().manual_seed(1)
     losses: list[Tensor] = []
     for step in range(1, size.steps + 1):
@@ -139,7 +157,5 @@ def train(size: Size, attend: Attend, device: str, report: Report, every: int) -
         losses.append(loss.detach())
         if step % every == 0:
             report(step, torch.stack(losses[-every:]).mean().item())
-    with torch.no_grad():
-        starts = torch.arange(0, len(held_out) - size.seq, size.seq)[:HELD_OUT_WINDOWS]
-        final = _loss(model, _windows(held_out, starts, size.seq, device)).item()
-    return Run(losses=torch.stack(losses).tolist(), held_out=final)
+    final = held_out_loss(size, model, device)
+    return Run(losses=torch.stack(losses).tolist(), held_out=final, model=model)

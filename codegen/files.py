@@ -75,27 +75,48 @@ def with_manifest(texts: Mapping[str, str], variants: Mapping[str, Any]) -> dict
     return {**texts, MANIFEST: json.dumps(manifest, indent=2, sort_keys=True) + "\n"}
 
 
-def _recorded(out: Path) -> dict[str, str] | None:
-    """Path -> SHA-256 as the last render left the folder; None without a manifest of this generator.
+Recorded = Mapping[str, frozenset[str]]
+"""Path -> the SHA-256 of what renders left there: one, or where one was killed half-way, several."""
 
-    A manifest cannot hold its own hash. It counts as unedited, because nobody's work is lost when it is replaced.
+
+def _recorded(out: Path) -> Recorded | None:
+    """What renders left in the folder; None without a manifest of this generator.
+
+    A render that was killed leaves its staging folder, with the manifest that it was about to install: it explains the
+    files that are new already. A manifest cannot hold its own hash. It counts as unedited, because nobody's work is
+    lost when it is replaced.
     """
-    content = _read(out / MANIFEST) or b""
+    staged = [hashes for stage in _stages(out) if (hashes := _manifest(stage / "new" / MANIFEST)) is not None]
+    own = _manifest(out / MANIFEST)
+    if own is None and not (staged and _read(out / MANIFEST) is None):
+        return None
+    found: dict[str, frozenset[str]] = {}
+    for hashes in (own or {}, *staged):
+        for path, digest in hashes.items():
+            found[path] = found.get(path, frozenset()) | {digest}
+    content = _read(out / MANIFEST)
+    return found if content is None else {**found, MANIFEST: frozenset({_sha256(content)})}
+
+
+def _manifest(path: Path) -> dict[str, str] | None:
+    """Path -> SHA-256 as a manifest of this generator says; None if the file is none."""
     try:
-        manifest = json.loads(content)
-    except ValueError:
+        manifest = json.loads(_read(path) or b"")
+    except (ValueError, RecursionError):
         return None
     match manifest:
         case {"format": int(version), "files": dict(hashes)}:
-            is_ours = version == MANIFEST_FORMAT and all(_is_inside(path) for path in hashes)
-            return {**hashes, MANIFEST: _sha256(content)} if is_ours else None
+            is_ours = version == MANIFEST_FORMAT and all(map(_is_inside, hashes))
+            return {path: str(digest) for path, digest in hashes.items()} if is_ours else None
     return None
 
 
 def _is_inside(path: str) -> bool:
-    """Whether a recorded path stays in the package: what a manifest records may be deleted."""
+    """Whether a recorded path names a file that a package may have: what a manifest records may be deleted."""
     pure = PurePosixPath(path)
-    return not pure.is_absolute() and ".." not in pure.parts
+    if pure.is_absolute() or ".." in pure.parts or not pure.parts or pure.parts[0] == TUNED:
+        return False
+    return path.isprintable()  # without NUL and lone surrogates, which no file system takes
 
 
 def _sha256(content: bytes) -> str:
@@ -111,23 +132,23 @@ def compare(out: Path, fresh: Mapping[str, str]) -> list[Difference]:
     return _differences(out, fresh, _recorded(out) or {})
 
 
-def _differences(out: Path, fresh: Mapping[str, str], recorded: Mapping[str, str]) -> list[Difference]:
+def _differences(out: Path, fresh: Mapping[str, str], recorded: Recorded) -> list[Difference]:
     paths = sorted({*fresh, *recorded, *_scan(out)})
     judged = ((path, _status(_read(out / path), fresh.get(path), recorded.get(path))) for path in paths)
     return [Difference(status=status, path=path) for path, status in judged if status is not None]
 
 
-def _status(content: bytes | None, text: str | None, recorded_hash: str | None) -> Status | None:
-    """What to say of one file, given what is on disk, what is rendered and what an earlier render left."""
+def _status(content: bytes | None, text: str | None, recorded: frozenset[str] | None) -> Status | None:
+    """What to say of one file, given what is on disk, what is rendered and the hashes of what renders left."""
     if content is None:
         return None if text is None else Status.MISSING
     if text is not None and content == text.encode():
         return None
-    if recorded_hash is not None and _sha256(content) != recorded_hash:
+    if recorded is not None and _sha256(content) not in recorded:
         return Status.EDITED
     if text is None:
         return Status.ORPHAN
-    return Status.EDITED if recorded_hash is None else Status.STALE
+    return Status.EDITED if recorded is None else Status.STALE
 
 
 def _scan(out: Path) -> Iterator[str]:
@@ -171,21 +192,35 @@ def write(out: Path, fresh: Mapping[str, str], force: bool = False) -> Summary:
             f"{out}: not a folder this generator made: it is not empty and has no {MANIFEST} of ours; "
             f"give --out a new folder, or restore {MANIFEST} from version control"
         )
+    _refuse_links(out, {*fresh, *(recorded or {})})
     differences = _differences(out, fresh, recorded or {})
     if not force:
         _refuse_losses(out, differences, recorded or {})
     changed = {d.path for d in differences}
     removed = tuple(sorted(changed - fresh.keys()))
-    # The manifest goes last. A render that is killed half-way then leaves files the old manifest or the next render
-    # explains, never ones that look edited.
+    # The manifest goes last. A render that is killed half-way then leaves files that either the old manifest or the
+    # staged one explains, never ones that look edited.
     written = tuple(sorted(changed & fresh.keys(), key=lambda path: (path == MANIFEST, path)))
+    interrupted = list(_stages(out))
     if changed:
         _install(out, {path: fresh[path] for path in written}, removed)
         _prune(out, removed)
+    for stage in interrupted:
+        shutil.rmtree(stage)
     return Summary(written=written, unchanged=tuple(sorted(fresh.keys() - changed)), removed=removed)
 
 
-def _refuse_losses(out: Path, differences: Iterable[Difference], recorded: Mapping[str, str]) -> None:
+def _refuse_links(out: Path, paths: Iterable[str]) -> None:
+    """Raise if a folder of the package is a link: files would be written and deleted elsewhere, `--force` or not."""
+    folders = {folder for path in paths for folder in PurePosixPath(path).parents if folder.parts}
+    for link in sorted(out / folder for folder in folders if (out / folder).is_symlink()):
+        raise CodegenError(
+            f"{link}: a link to {os.readlink(link)}, through which files would be written elsewhere; nothing was "
+            "written: remove the link, or give --out a folder without"
+        )
+
+
+def _refuse_losses(out: Path, differences: Iterable[Difference], recorded: Recorded) -> None:
     """Raise if writing would overwrite or delete something that no earlier render left."""
     edited = [d.path for d in differences if d.status is Status.EDITED]
     foreign = [d.path for d in differences if d.status is Status.ORPHAN and d.path not in recorded]
@@ -194,6 +229,18 @@ def _refuse_losses(out: Path, differences: Iterable[Difference], recorded: Mappi
         lines += [f"  {path} (edited by hand)" for path in edited]
         lines += [f"  {path} (not made by this generator)" for path in foreign]
         raise CodegenError("\n".join([*lines, f"To go on, {KEEP_EDITS}."]))
+
+
+_STAGE = ".render-"
+"""How the names of staging folders begin."""
+
+_KEEP = "keep"
+"""A file in a staging folder that holds the only copy of something."""
+
+
+def _stages(out: Path) -> Iterator[Path]:
+    """The staging folders of renders that were killed."""
+    yield from (stage for stage in sorted(out.glob(f"{_STAGE}*")) if stage.is_dir() and not (stage / _KEEP).exists())
 
 
 def _install(out: Path, texts: Mapping[str, str], removed: Sequence[str]) -> None:
@@ -206,13 +253,15 @@ def _install(out: Path, texts: Mapping[str, str], removed: Sequence[str]) -> Non
     stage: Path | None = None
     try:
         out.mkdir(parents=True, exist_ok=True)
-        stage = Path(tempfile.mkdtemp(prefix=".render-", dir=out))
+        stage = Path(tempfile.mkdtemp(prefix=_STAGE, dir=out))
         for path, text in texts.items():
             staged = _with_parent(stage / "new" / path)
             staged.write_bytes(text.encode())
         _swap(out, stage, texts, removed, absent)
     except _RestoreError:
-        raise  # the staging folder holds the only copy of the old files
+        with suppress(OSError):
+            (Path(stage or out) / _KEEP).touch()  # the only copy of the old files, which the next render must not remove
+        raise
     except BaseException:
         _discard(stage, absent)
         raise
@@ -224,14 +273,17 @@ class _RestoreError(CodegenError):
 
 
 def _swap(out: Path, stage: Path, texts: Iterable[str], removed: Iterable[str], absent: Sequence[Path]) -> None:
-    """Move the old files to `stage/old` and the staged ones into `out`; on any exception undo it."""
+    """Put the staged files in place, one rename each, with the old ones in `stage/old`; on any exception undo it.
+
+    No file is ever missing: killed at any point, this leaves each file old or new, and the manifest old till the end.
+    """
     before = {path for path in (*removed, *texts) if (out / path).is_file()}
     try:
         for path in removed:
             os.replace(out / path, _with_parent(stage / "old" / path))
         for path in texts:
             if path in before:
-                os.replace(out / path, _with_parent(stage / "old" / path))
+                _keep_copy(out / path, _with_parent(stage / "old" / path))
             os.replace(stage / "new" / path, _with_parent(out / path))
     except BaseException as failure:
         try:
@@ -242,6 +294,14 @@ def _swap(out: Path, stage: Path, texts: Iterable[str], removed: Iterable[str], 
                 f"they are in {stage / 'old'}: move them back by hand"
             ) from failure
         raise
+
+
+def _keep_copy(path: Path, copy: Path) -> None:
+    """Keep what a file holds while it is replaced: a second name for it, or where the disk has no links a copy."""
+    try:
+        os.link(path, copy, follow_symlinks=False)
+    except (OSError, NotImplementedError):
+        shutil.copy2(path, copy, follow_symlinks=False)
 
 
 def _restore(out: Path, stage: Path, before: Iterable[str], added: Iterable[str], absent: Iterable[Path]) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import subprocess
 import tempfile
-import tokenize
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ import jinja2
 
 from codegen import hopper
 from codegen.arch_tables import arch_tables
+from codegen.code_hash import HASH_LENGTH, code_hash
 from codegen.errors import CodegenError
 from codegen.expr import TensorSpec
 from codegen.frameworks import Framework
@@ -28,7 +27,7 @@ from codegen.printers import FormulaPrinter
 from codegen.spec import Spec
 from codegen.text import LINE_LENGTH, comment, docstring
 
-_PLACEHOLDER = "0" * 16
+_PLACEHOLDER = "0" * HASH_LENGTH
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,22 +197,6 @@ def _kernel_hashes(files: Mapping[str, str], folder: str) -> dict[str, str]:
     return {pass_name: code_hash(text) for pass_name, text in found.items() if text is not None}
 
 
-def code_hash(source: str) -> str:
-    """A hash of what a module does: of its tokens, but for comments and docstrings.
-
-    >>> code_hash("x = 1  # one\\n") == code_hash("x = 1\\n"), code_hash("x = 1\\n") == code_hash("x = 2\\n")
-    (True, False)
-    """
-    words: list[str] = []
-    starts_line = True
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type in (tokenize.COMMENT, tokenize.NL) or (token.type == tokenize.STRING and starts_line):
-            continue
-        words.append(tokenize.tok_name[token.type] if token.string.isspace() or not token.string else token.string)
-        starts_line = token.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
-    return hashlib.sha256(" ".join(words).encode()).hexdigest()[: len(_PLACEHOLDER)]
-
-
 def _fill(env: jinja2.Environment, template: str, **context: Any) -> str:
     header = FileHeader(template=template, entry=context.pop("entry", ""))
     return env.get_template(template).render(file=header, **context)
@@ -221,7 +204,7 @@ def _fill(env: jinja2.Environment, template: str, **context: Any) -> str:
 
 def _sign(text: str) -> str:
     """Put the hash of a file's own text into its header."""
-    digest = hashlib.sha256(text.encode()).hexdigest()[: len(_PLACEHOLDER)]
+    digest = hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
     return text.replace(f"# hash: {_PLACEHOLDER}", f"# hash: {digest}", 1)
 
 
@@ -283,4 +266,4 @@ def _tensor_entry(tensor: TensorSpec) -> dict[str, Any]:
 
 
 def _entry_hash(entry: str) -> str:
-    return hashlib.sha256(json.dumps(entry).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(entry).encode()).hexdigest()[:HASH_LENGTH]

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -258,7 +262,7 @@ def failing(real: Callable[..., Any], at: int, failure: BaseException, after: bo
 
 
 # For OLD -> NEW: one file goes, two are exchanged, one is new.
-REPLACES = 6
+REPLACES = 4
 FAILURES = [OSError(28, "No space left on device"), PermissionError(13, "Permission denied"), KeyboardInterrupt()]
 
 
@@ -327,3 +331,119 @@ def test_old_files_that_cannot_be_put_back_are_kept_and_named(out: Path, monkeyp
     (stage,) = out.glob(".render-*")
     assert str(stage / "old") in str(error.value)
     assert (stage / "old" / "alibi/fwd.py").read_text() == OLD["alibi/fwd.py"]
+    monkeypatch.undo()
+    files.write(out, NEW)
+    assert (stage / "old" / "alibi/fwd.py").is_file(), "a later render removed the only copy"
+
+
+@pytest.mark.parametrize("failure", [OSError(38, "no links here"), NotImplementedError()], ids=["disk", "platform"])
+def test_without_hard_links_the_old_files_are_copied(
+    out: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    before = tree(out.parent)
+    monkeypatch.setattr(os, "link", failing(os.link, 0, failure, after=False))
+    monkeypatch.setattr(os, "replace", failing(os.replace, REPLACES - 1, KeyboardInterrupt(), after=False))
+    with pytest.raises(KeyboardInterrupt):
+        files.write(out, NEW)
+    assert tree(out.parent) == before
+
+
+# --------------------------------------------------------------------------------------------------------------- kill -9
+
+# Writes NEW as another process, which kills itself at its call number `at` of a function: before the work or after it.
+KILLED = """
+import json, os, signal, sys
+from pathlib import Path
+from codegen import files
+out, fresh, name, at, after = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5]
+owner = Path if name == "write_bytes" else os
+real, calls = getattr(owner, name), iter(range(10_000))
+def call(*args, **kwargs):
+    last = next(calls) == at
+    if last and after == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(*args, **kwargs)
+    if last:
+        os.kill(os.getpid(), signal.SIGKILL)
+setattr(owner, name, call)
+files.write(out, fresh)
+"""
+KILLS = [("write_bytes", at) for at in (0, 2)] + [("link", at) for at in range(2)]
+KILLS += [("replace", at) for at in range(REPLACES)] + [("rmdir", 0)]
+with_kills = pytest.mark.parametrize(("name", "at"), KILLS, ids=lambda value: str(value))
+
+CHANGED = files.with_manifest({"__init__.py": "", "causal/fwd.py": "third\n", "window/fwd.py": "window\n"}, VARIANTS)
+
+
+def kill(out: Path, name: str, at: int, after: str) -> None:
+    """Write NEW, and be killed meanwhile."""
+    command = [sys.executable, "-c", KILLED, str(out), json.dumps(NEW), name, str(at), after]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="the platform has no kill -9")
+@pytest.mark.parametrize("after", ["before", "after"])
+@with_kills
+def test_after_a_kill_any_spec_renders(out: Path, name: str, at: int, after: str) -> None:
+    kill(out, name, at, after)
+    assert (out / files.MANIFEST).is_file(), "at no moment a package is without its manifest"
+    files.write(out, CHANGED)
+    assert files.compare(out, CHANGED) == []
+    assert list(out.glob(".render-*")) == []
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="the platform has no kill -9")
+@pytest.mark.parametrize("at", range(len(NEW)))
+def test_after_a_killed_first_render_any_spec_renders(tmp_path: Path, at: int) -> None:
+    out = tmp_path / "package"
+    kill(out, "replace", at, "after")
+    files.write(out, CHANGED)
+    assert files.compare(out, CHANGED) == []
+    assert list(out.glob(".render-*")) == []
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="the platform has no kill -9")
+def test_a_hand_edit_after_a_kill_is_seen(out: Path) -> None:
+    kill(out, "replace", 1, "after")
+    assert judged(out, CHANGED)["causal/fwd.py"] is Status.STALE
+    (out / "causal/fwd.py").write_text("by hand")
+    assert judged(out, CHANGED)["causal/fwd.py"] is Status.EDITED
+    assert "causal/fwd.py (edited by hand)" in refused(out, CHANGED)
+
+
+# --------------------------------------------------------------------------------------------------- links and tampering
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_subfolder_that_is_a_link_is_refused(out: Path, tmp_path: Path, force: bool) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "fwd.py").write_text("precious")
+    shutil.rmtree(out / "causal")
+    (out / "causal").symlink_to(elsewhere, target_is_directory=True)
+    message = refused(out, force=force)
+    assert message.startswith(f"OUT/causal: a link to {elsewhere}, through which files would be written elsewhere;")
+
+
+def test_a_folder_that_is_itself_a_link_is_written(out: Path, tmp_path: Path) -> None:
+    (tmp_path / "linked").symlink_to(out, target_is_directory=True)
+    files.write(tmp_path / "linked", NEW)
+    assert files.compare(out, NEW) == []
+
+
+TAMPERED = {
+    "nested": "[" * 100_000,
+    "nul": '{"format": 1, "files": {"a\\u0000b": ""}}',
+    "surrogate": '{"format": 1, "files": {"a\\ud800b": ""}}',
+    "itself": '{"format": 1, "files": {".": ""}}',
+    "tuned": '{"format": 1, "files": {"tuned/h100/causal.json": ""}}',
+    "absolute": '{"format": 1, "files": {"/etc/passwd": ""}}',
+}
+
+
+@pytest.mark.parametrize("text", TAMPERED.values(), ids=TAMPERED)
+def test_a_tampered_manifest_is_not_ours(out: Path, text: str) -> None:
+    (out / files.MANIFEST).write_text(text)
+    assert "not a folder this generator made" in refused(out, force=True)
+    assert judged(out)[files.MANIFEST] is Status.EDITED

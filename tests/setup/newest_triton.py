@@ -1,0 +1,68 @@
+"""A part of the kernels' tests on the newest Triton that serves: `python -m tests.setup.newest_triton`.
+
+`make setup` installs the oldest where torch brings none. The newest goes into a folder of its own, `.triton/`, which
+hides the other. Where torch brings a Triton, its tests ran with that, and torch would not run with another.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / ".triton"
+
+NEWEST = "3.9"
+
+TESTS = ("tests/kernels/test_plain.py",)
+"""What a new Triton is likely to break, in about a minute: every pass of some variants, tables, packing, Hopper's Gluon."""
+
+
+def brings_triton() -> bool:
+    """Whether the installed torch requires a Triton."""
+    required = importlib.metadata.requires("torch") or []
+    return any(line.startswith("triton") and "extra ==" not in line for line in required)
+
+
+def install() -> str:
+    """Put the newest Triton into `FOLDER`; what went wrong, or an empty text."""
+    stamp = FOLDER / NEWEST
+    if stamp.exists():
+        return ""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    done = subprocess.run(
+        [*command, "--upgrade", "--target", FOLDER, f"triton=={NEWEST}.*"], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        return (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+    stamp.touch()
+    return ""
+
+
+def main() -> int:
+    """Run the tests; 1 when one fails."""
+    if importlib.util.find_spec("triton") is None:
+        print("No tests on another Triton: there is none for this machine.")
+        return 0
+    installed = importlib.metadata.version("triton")
+    if brings_triton() or installed.startswith(f"{NEWEST}."):
+        owner = f"torch {importlib.metadata.version('torch')} brings its own" if brings_triton() else "installed"
+        print(f"Triton {installed} ({owner}): the kernels' tests run with it, and with no other here.")
+        return 0
+    problem = install()
+    if problem:
+        print(f"NOT CHECKED on Triton {NEWEST}, which could not be installed: {problem}")
+        return 0
+    print(f"Tests on Triton {NEWEST}, beside those on {installed}:", flush=True)
+    environment = {**os.environ, "PYTHONPATH": str(FOLDER), "TRITON_INTERPRET": "1"}
+    workers = ["-n", "2"] if importlib.util.find_spec("xdist") else []
+    command = [sys.executable, "-m", "pytest", "-q", *workers, *TESTS]
+    return int(subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode != 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
