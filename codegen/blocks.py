@@ -31,7 +31,9 @@ class Schedule(StrEnum):
 class Range:
     """Blocks along one axis for one block of the other: visited is `[first, end)`, unmasked `[full_first, full_end)`.
 
-    None means the axis' own start or end. Bounds along the queries count rows, not positions.
+    None means the axis' own start or end, of each bound by itself. Bounds along the queries count rows, not positions.
+    `first` is at least 0, `end` and `full_end` are at most the length; `first` may lie behind the length and `end`
+    before 0, where nothing is visited. Whatever is unmasked is visited.
     """
 
     first: Expr | None = None
@@ -39,6 +41,11 @@ class Range:
     full_first: Expr | None = None
     full_end: Expr | None = None
     has_full: bool = True
+
+    @property
+    def has_partial_start(self) -> bool:
+        """True if the mask may cut blocks before the first full one."""
+        return self.first is not None or self.full_first is not None
 
 
 @dataclass(frozen=True, kw_only=True)
