@@ -16,6 +16,14 @@ from codegen.expr import Expr, Level, Op, Type, const, int_var
 
 ZERO = const(0)
 
+MOST_POSITION = 2**30
+"""No position, and no integer scalar of a call, is larger; the sum of two fits 32 bits."""
+
+POSITION = "position "
+"""What a name begins with that stands for an expression `of_positions`."""
+
+_BOUNDED = frozenset(("q_first", "q_last", "kv_first", "kv_last", "b", "h", "hkv")) | expr.QUERY_NAMES | expr.KEY_NAMES
+
 MOST_TERMS = 8
 """A mask that expands to more terms than this is left to the lists of blocks."""
 
@@ -27,6 +35,12 @@ class Linear:
     q: int
     kv: int
     rest: Expr
+
+
+def of_positions(e: Expr) -> bool:
+    """True if an integer reads positions, batch rows and heads alone: no scalar and no tensor."""
+    read = (name for name in expr.names(e) if not name.startswith(POSITION))
+    return _BOUNDED.issuperset(read) and not expr.loads(e)
 
 
 def linear(e: Expr) -> Linear | None:
@@ -86,12 +100,20 @@ class Step:
     def least(self, value: Expr) -> Expr:
         """For a positive factor: the smallest x with `step(x) >= value`."""
         quotient = expr.neg(expr.floordiv(expr.neg(value), const(self.factor))) if self.factor > 1 else value
-        return expr.sub(expr.mul(const(self.period), quotient), self.shift)
+        return expr.sub(self._times_period(quotient), self.shift)
 
     def most(self, value: Expr) -> Expr:
         """For a negative factor: the largest x with `step(x) >= -value`."""
         quotient = expr.floordiv(value, const(-self.factor))
-        return expr.sub(expr.add(expr.mul(const(self.period), quotient), const(self.period - 1)), self.shift)
+        return expr.sub(expr.add(self._times_period(quotient), const(self.period - 1)), self.shift)
+
+    def _times_period(self, quotient: Expr) -> Expr:
+        """A number of periods in positions. A scalar or a tensor may hold "no limit", a number whose product does not
+        fit 32 bits: then the limit lies behind every position."""
+        if self.period > 1 and not of_positions(quotient):
+            most = const(MOST_POSITION // self.period)
+            quotient = expr.maximum(expr.minimum(quotient, most), expr.neg(most))
+        return expr.mul(const(self.period), quotient)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +138,8 @@ def forms(atom: Expr) -> tuple[Form, ...]:
     if difference is None:
         return ()
     q, kv, rest = difference
+    if not _fits(q, kv, rest):
+        return ()
     at_least = Form(q=q, kv=kv, rest=rest)
     at_most = Form(q=_negative(q), kv=_negative(kv), rest=expr.neg(rest))
     return {
@@ -125,6 +149,12 @@ def forms(atom: Expr) -> tuple[Form, ...]:
         "lt": (_strict(at_most),),
         "eq": (at_least, at_most),
     }[atom.op]
+
+
+def _fits(q: Step, kv: Step, rest: Expr) -> bool:
+    """True if bounds made of the literals of a form fit 32 bits: `q_idx - kv_idx < 2**31 - 1` may have others."""
+    rest_literal, *shifts = (abs(expr.split_literal(e)[1]) for e in (rest, q.shift, kv.shift))
+    return max(q.period, kv.period) * (rest_literal + 1) + max(shifts) <= MOST_POSITION
 
 
 def _strict(form: Form) -> Form:

@@ -31,7 +31,9 @@ class Schedule(StrEnum):
 class Range:
     """Blocks along one axis for one block of the other: visited is `[first, end)`, unmasked `[full_first, full_end)`.
 
-    None means the axis' own start or end. Bounds along the queries count rows, not positions.
+    None means the axis' own start or end, of each bound by itself. Bounds along the queries count rows, not positions.
+    `first` is at least 0, `end` and `full_end` are at most the length; `first` may lie behind the length and `end`
+    before 0, where nothing is visited. Whatever is unmasked is visited.
     """
 
     first: Expr | None = None
@@ -39,6 +41,11 @@ class Range:
     full_first: Expr | None = None
     full_end: Expr | None = None
     has_full: bool = True
+
+    @property
+    def has_partial_start(self) -> bool:
+        """True if the mask may cut blocks before the first full one."""
+        return self.first is not None or self.full_first is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +84,8 @@ def analyse(mask: Expr | None) -> BlockAnalysis:
         return BlockAnalysis(schedule=Schedule.DENSE)
     decision = decide(mask)
     found = terms(mask)
+    if _nothing_kept(decision, found):
+        return BlockAnalysis(schedule=Schedule.CLOSED_FORM, keys=_NOTHING, queries=_NOTHING, decision=decision)
     if found is not None and all(map(_closed, (atom for term in found for atom in term))):
         keys, queries = _union(found, keys=True), _union(found, keys=False)
         if keys is not None and queries is not None:
@@ -84,6 +93,23 @@ def analyse(mask: Expr | None) -> BlockAnalysis:
     schedule = Schedule.RANGES if found is not None and _normally_one_run(found) else Schedule.LISTS
     per_head = bool(expr.names(mask) & {"h", "hkv"})
     return BlockAnalysis(schedule=schedule, decision=decision, tables_per_head=per_head)
+
+
+_NOTHING = Union(main=Range(end=const(0), has_full=False))
+
+
+def keeps_nothing(mask: Expr) -> bool:
+    """True if it is proven that a mask keeps no pair of any call.
+
+    >>> from codegen.parse import Scope, parse
+    >>> keeps_nothing(parse("33 < kv_idx and kv_idx < 3", Scope(), expr.Type.BOOL))
+    True
+    """
+    return mask == FALSE or _nothing_kept(decide(mask), terms(mask))
+
+
+def _nothing_kept(decision: Decision, found: Sequence[tuple[Expr, ...]] | None) -> bool:
+    return decision.may == FALSE or (found is not None and not found)
 
 
 def _closed(atom: Expr) -> bool:
@@ -204,7 +230,7 @@ def _union(found: Sequence[tuple[Expr, ...]], *, keys: bool) -> Union | None:
     pieces = [axis.piece(term) for term in found]
     pieces = _merged(pieces, axis.length)
     if not pieces:
-        return Union(main=Range(end=const(0), full_end=const(0)))
+        return _NOTHING
     if len(pieces) == 1:
         return Union(main=axis.range(pieces[0]))
     if len(pieces) > 2:

@@ -123,6 +123,16 @@ def _listed(analysis: BlockAnalysis, emitter: Emitter, axis: _Axis) -> BoundsTex
 
 
 def _one_range(r: Range, emitter: Emitter, axis: _Axis, schedule: Schedule) -> BoundsText:
+    """One range, by what of it is given.
+
+    | `first` | `full_first` | blocks before the full ones |
+    |---|---|---|
+    | None | None | none: visited and full blocks begin at 0 |
+    | None | given | partial ones from 0 on |
+    | given | either | partial ones from `first` on |
+
+    `end` and `full_end` are the length where they are None, and never beyond it (`Range`).
+    """
     begin, end = f"{axis.name}_begin", f"{axis.name}_end" if r.end is not None else axis.length
     lines: list[str] = []
     if r.first is not None:
@@ -133,30 +143,31 @@ def _one_range(r: Range, emitter: Emitter, axis: _Axis, schedule: Schedule) -> B
         lines.append(f"{end} = {_text(emitter, r.end)}")
     if r.has_full:
         lines += _full_lines(r, emitter, axis, begin, end)
+    begins_partial = r.has_full and r.has_partial_start
     return BoundsText(
         statements=lines,
         begin=begin,
         end=end,
-        full_begin="full_begin" if r.first is not None else "0",
+        full_begin="full_begin" if r.has_partial_start else "0",
         full_end="full_end",
         has_full=r.has_full,
         masked=schedule is not Schedule.DENSE,
-        begins_partial=r.has_full and r.first is not None,
-        two_sided=r.has_full and r.first is not None and r.full_end is not None,
+        begins_partial=begins_partial,
+        two_sided=begins_partial and (r.end is not None or r.full_end is not None),
     )
 
 
 def _full_lines(r: Range, emitter: Emitter, axis: _Axis, begin: str, end: str) -> list[str]:
-    cut = r.first is not None
+    cut = r.has_partial_start
     lines = [f"# Blocks {'from full_begin to' if cut else 'before'} full_end need no mask."]
     if cut:
-        first = expr.maximum(r.full_first or const(0), int_var(begin))
+        first = expr.maximum(r.full_first or const(0), const(0) if begin == "0" else int_var(begin))
         lines.append(f"full_begin = tl.cdiv({_text(emitter, first)}, {axis.block}) * {axis.block}")
         last = f"tl.cdiv(tl.maximum({end}, {begin}), {axis.block}) * {axis.block}"
         lines.append(f"full_begin = tl.minimum(full_begin, {last})")
-    bound = axis.length if r.full_end is None else _text(emitter, r.full_end)
+    bound = end if r.full_end is None else _text(emitter, r.full_end)
     lines.append(f"full_end = {_factor(bound)} // {axis.block} * {axis.block}")
-    if cut or r.full_end is not None:
+    if cut or bound != axis.length:
         lines.append(f"full_end = tl.maximum(full_end, {'full_begin' if cut else '0'})")
     return lines
 
@@ -235,7 +246,10 @@ def _two_ranges(union: Union, main: BoundsText, emitter: Emitter, axis: _Axis) -
 
 
 def _clipped(r: Range, number: str, emitter: Emitter, axis: _Axis, low: str, high: str) -> tuple[_Names, list[str]]:
-    """A range between two others' edges, `low` and `high`; empty where it does not reach beyond them."""
+    """A range between two others' edges, `low` and `high`; empty where it does not reach beyond them.
+
+    `high` may lie behind the axis, as where a range begins that is empty in this call: the length cuts it, too.
+    """
     size = axis.block
     names = _Names(
         begin=f"{axis.name}_begin_{number}",
@@ -247,7 +261,8 @@ def _clipped(r: Range, number: str, emitter: Emitter, axis: _Axis, low: str, hig
     first = _text(emitter, r.first) if r.first is not None else "0"
     aligned = f"{_factor(first)} // {size} * {size}" if first != "0" else "0"
     begin = aligned if low == "0" else low if aligned == "0" else f"tl.maximum({aligned}, {low})"
-    end = high if r.end is None else f"tl.minimum({_text(emitter, r.end)}, {high})"
+    inside = high if high == axis.length else f"tl.minimum({high}, {axis.length})"
+    end = inside if r.end is None else f"tl.minimum({_text(emitter, r.end)}, {high})"
     lines = [f"{names.begin} = {begin}", f"{names.end} = tl.maximum({end}, {names.begin})"]
     if low == "0" or (r.has_full and r.full_first is not None):  # of the last range, only its full blocks ask for it
         lines.append(f"{names.stop} = tl.cdiv({names.end}, {size}) * {size}")
@@ -256,7 +271,7 @@ def _clipped(r: Range, number: str, emitter: Emitter, axis: _Axis, low: str, hig
         if r.full_first is not None:
             full_first = f"tl.cdiv({_text(emitter, expr.maximum(r.full_first, int_var(names.begin)))}, {size}) * {size}"
             full_first = f"tl.minimum({full_first}, {names.stop})"
-        full_end = high if r.full_end is None else f"tl.minimum({_text(emitter, r.full_end)}, {high})"
+        full_end = names.end if r.full_end is None else f"tl.minimum({_text(emitter, r.full_end)}, {high})"
         lines.append(f"{names.full_begin} = {full_first}")
         lines.append(f"{names.full_end} = tl.maximum({_factor(full_end)} // {size} * {size}, {names.full_begin})")
     return names, lines

@@ -41,13 +41,15 @@ class Emitter:
     """Lowers expressions for one kernel.
 
     `query_axis` is the axis of query rows in its tiles. What does not change inside the loop goes to `prologue`; what
-    changes with the query head, in a kernel that walks over the heads of a group, to `head_prologue`.
+    changes with the query head, in a kernel that walks over the heads of a group, to `head_prologue`. `vectors`: see
+    `TritonPrinter`.
     """
 
     tensors: Mapping[str, TensorSpec]
     query_axis: int
     mode: Mode = Mode.DENSE
     walks_heads: bool = False
+    vectors: frozenset[str] = frozenset()
     prologue: list[str] = field(default_factory=list)
     head_prologue: list[str] = field(default_factory=list)
     helpers: set[str] = field(default_factory=set)
@@ -56,7 +58,7 @@ class Emitter:
         self._hoisted: dict[Expr, str] = {}
         self._taken: set[str] = set()
         self._whole = False
-        self._printer = TritonPrinter(query_axis=self.query_axis)
+        self._printer = TritonPrinter(query_axis=self.query_axis, vectors=self.vectors)
 
     @property
     def _vector_in_loop(self) -> Level:
@@ -70,7 +72,7 @@ class Emitter:
         """
         self._whole = whole
         wanted = [r for r in roots if r is not None]
-        printer = TritonPrinter(query_axis=self.query_axis, named=dict(self._hoisted), address=self._address)
+        printer = self._new_printer()
         self._printer = printer
         statements: list[str] = []
         taken = set(self._taken)
@@ -85,8 +87,13 @@ class Emitter:
         """The texts of values in the shape they have: one number per program, or a vector. Tensor reads are hoisted."""
         wanted = list(roots)
         self.block(*wanted)
-        printer = TritonPrinter(query_axis=self.query_axis, named=dict(self._hoisted), address=self._address)
+        printer = self._new_printer()
         return [printer.shaped(r, tile=False) for r in wanted]
+
+    def _new_printer(self) -> TritonPrinter:
+        return TritonPrinter(
+            query_axis=self.query_axis, vectors=self.vectors, named=dict(self._hoisted), address=self._address
+        )
 
     def place(self, load: Load, buffer: str, *, tile: bool) -> str:
         """The offset of an element in a buffer of the tensor's shape, in the names of the latest block."""

@@ -265,7 +265,7 @@ def neg(a: Expr) -> Expr:
     return Op(a.type, "neg", (a,))
 
 
-def _offset(e: Expr) -> tuple[Expr, int]:
+def split_literal(e: Expr) -> tuple[Expr, int]:
     """Split an integer into (rest, literal): `x + 3` is `(x, 3)`. Floats are left alone: their sums round."""
     if isinstance(e, Const):
         return const(0), int(e.value)
@@ -309,7 +309,7 @@ def sub(a: Expr, b: Expr) -> Expr:
 
 def _integer_sum(a: Expr, b: Expr, sign: int) -> Expr:
     """`a + sign * b` with the literals of both gathered at the end: `q - (size - 1)` is `q - size + 1`."""
-    (a, left), (b, right) = _offset(a), _offset(b)
+    (a, left), (b, right) = split_literal(a), split_literal(b)
     literal = left + sign * right
     if is_const(a, 0):
         rest = b if sign > 0 else neg(b)

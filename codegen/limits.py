@@ -71,7 +71,8 @@ def _run(part: Expr, along: str, other: Level) -> _Run | None:
         if isinstance(node, Load) and level(node) is not other:
             return node
         if node.type is Type.INT and level(node) is other:
-            return int_var(names.setdefault(node, f"given {len(names)}"))
+            kind = affine.POSITION if affine.of_positions(node) else "given "
+            return int_var(names.setdefault(node, f"{kind}{len(names)}"))
         return None
 
     terms = affine.terms(expr.rebuild(part, given))

@@ -233,7 +233,8 @@ class _Builder:
         return [table_pointers(names)] if names else []
 
     def lists(self, axis: str, own: Sequence[Extreme], others: Sequence[Extreme], may: Expr, must: Expr) -> ListKernel:
-        emitter = Emitter(tensors=self.variant.tensors, query_axis=0, mode=self.sign.mode)
+        vectors = frozenset(v.name for x in (*own, *others) for v in (x.minimum, x.maximum))
+        emitter = Emitter(tensors=self.variant.tensors, query_axis=0, mode=self.sign.mode, vectors=vectors)
         may_text, must_text = emitter.own_shape([may, must])
         args = [
             *_pointers(sorted((*own, *others), key=lambda x: not x.of_queries), self.decided),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from codegen import expr
+from codegen.blocks import keeps_nothing
 from codegen.checks import argument_problem, dim_problem, variant_problem
 from codegen.derive import ZERO, derivative
 from codegen.errors import ExprError
@@ -76,7 +77,7 @@ class _VariantReader:
         self._check_names(tensors)
         scope = Scope(tensors=tensors, scalars={s.name: s.type for s in scalars.values()}, macros=self.macros)
         mask, mask_text = self._expression("mask", scope, Type.BOOL)
-        if mask == expr.FALSE:
+        if mask is not None and keeps_nothing(mask):
             self.doc.note(self.keys["mask"], f"no query attends to any key: {mask_text.strip()!r} is always false")
         score, score_text = self._expression("score", scope, Type.FLOAT)
         doc = self.doc.text(self.keys["doc"]) if "doc" in self.keys else None

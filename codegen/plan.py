@@ -19,7 +19,7 @@ from codegen.lists import ListsPlan, lists_plan
 from codegen.model import BlockText, GradientKind, GradientTerm, GradientText, KernelPlan, LimitsText
 from codegen.modes import Mode, specialised, split_mask
 from codegen.rows import NOTHING, Sides, split_rows, split_sides
-from codegen.signature import Signatures, legend
+from codegen.signature import TABLES, Signatures, legend
 from codegen.spec import Variant
 from codegen.text import words
 
@@ -237,7 +237,7 @@ class VariantPlan:
 def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
     """Decide everything about a variant's kernels for one mode of calls."""
     variant = specialised(written, mode)
-    analysis = blocks.analyse(variant.mask)
+    analysis = _analysis(variant, mode)
     terms = gradient_terms(variant, mode)
     sign = Signatures(variant, mode, terms, analysis)
     hopper_bwd = _key_kernel(variant, analysis, sign, hopper=True)
@@ -257,6 +257,14 @@ def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
         lists=lists_plan(variant, analysis, sign),
         terms=terms,
     )
+
+
+def _analysis(variant: Variant, mode: Mode) -> blocks.BlockAnalysis:
+    """The schedule in a mode. Segmented calls read tables that a kernel makes of their ids, whatever the mask keeps."""
+    found = blocks.analyse(variant.mask)
+    if mode is Mode.SEGMENTED and found.schedule not in TABLES and variant.mask is not None:
+        return blocks.analyse(split_mask(variant.mask)[1])
+    return found
 
 
 def _query_kernel(

@@ -10,7 +10,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from codegen.expr import FLOAT_FUNCTIONS, Const, Expr, Level, Load, Op, Var, level, loads, names
+from codegen.expr import (
+    COMPARISONS,
+    FLOAT_FUNCTIONS,
+    Const,
+    Expr,
+    Level,
+    Load,
+    Op,
+    Type,
+    Var,
+    level,
+    loads,
+    names,
+    walk,
+)
 
 # Binding strength of Python's operators, loosest first.
 COMPARE, OR, AND, SUM, PRODUCT, UNARY, ATOM = range(1, 8)
@@ -247,9 +261,11 @@ TRITON_FUNCTIONS = {
 @dataclass
 class TritonPrinter(Printer):
     """Triton source. `query_axis` is the axis of query rows in a tile: 0 in the forward and dq, 1 in dkdv, whose tiles
-    are transposed. `named` holds the subexpressions that already live in a local variable."""
+    are transposed. `named` holds the subexpressions that already live in a local variable; `vectors` are names of
+    values that count as uniform and are none: the extremes of several blocks."""
 
     query_axis: int = 0
+    vectors: frozenset[str] = frozenset()
     named: dict[Expr, str] = field(default_factory=dict)
     in_tile: bool = False
     address: Callable[[Load, TritonPrinter], str] = lambda e, p: ""
@@ -261,7 +277,7 @@ class TritonPrinter(Printer):
         """The text of `e` where a tile is wanted, or where its own shape is."""
         outer, self.in_tile = self.in_tile, tile
         try:
-            return self.text(e)
+            return self._condition(e, 0) if self._compares_numbers(e) else self.text(e)
         finally:
             self.in_tile = outer
 
@@ -281,7 +297,18 @@ class TritonPrinter(Printer):
         if e.op == "not" and level(e) is Level.UNIFORM:
             # A comparison of scalars is a Python bool in Triton's interpreter: `~` would make an integer of it.
             return f"{self.operand(e.args[0], SUM)} == 0", COMPARE
+        if e.op in ("and", "or") and any(map(self._compares_numbers, e.args)):
+            symbol, strength = ("&", AND) if e.op == "and" else ("|", OR)
+            return f" {symbol} ".join(self._condition(a, strength + 1) for a in e.args), strength
         return super().operation(e)
+
+    def _condition(self, e: Expr, strength: int) -> str:
+        """A boolean that others meet. Triton's interpreter takes a comparison of two floats for a float where it makes
+        a tile of it; `!= 0` makes it an integer."""
+        if not self._compares_numbers(e):
+            return self.operand(e, strength)
+        text = f"{self.operand(e, SUM)} != 0"
+        return text if strength <= COMPARE else f"({text})"
 
     def call(self, e: Op) -> str:
         if e.op == "float":
@@ -295,3 +322,11 @@ class TritonPrinter(Printer):
 
     def load(self, e: Load) -> str:
         return self.address(e, self)
+
+    def _compares_numbers(self, e: Expr) -> bool:
+        """True if a boolean is one for the whole program and comes of a comparison of floats."""
+        if not isinstance(e, Op) or e.type is not Type.BOOL or e.op in ("and", "or", "not"):
+            return False
+        if level(e) is not Level.UNIFORM or self.vectors & names(e):
+            return False
+        return any(isinstance(n, Op) and n.op in COMPARISONS and n.args[0].type is Type.FLOAT for n in walk(e))

@@ -46,7 +46,7 @@ def templates_path() -> Path:
     return installed if installed.is_dir() else package.parent / "templates"
 
 
-def _environment(folder: Path) -> jinja2.Environment:
+def make_environment(folder: Path) -> jinja2.Environment:
     env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,
@@ -75,7 +75,7 @@ def render(spec: Spec) -> dict[str, str]:
 
     The same spec always gives the same bytes.
     """
-    env = _environment(templates_path())
+    env = make_environment(templates_path())
     files: dict[str, str] = {}
     kinds: dict[str, list[str]] = {
         "linear": [],

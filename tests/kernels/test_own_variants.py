@@ -87,6 +87,9 @@ variants:
   by_head: {mask: h < 3 or size < 0, scalars: {size: int}}
   by_scalar: {mask: size > 3, scalars: {size: int}}
   by_query: {mask: q_idx < 60}
+  by_level: {mask: "level[h] >= 0.3 or cap < 0.5", tensors: {level: {dims: [h]}}, scalars: {cap: float}}
+  union: {mask: "q_idx >= kv_idx - 9 and (kv_idx >= 40 or kv_idx % 4 == 0)"}
+  apart: {mask: "(kv_idx >= q_idx + 300 and (kv_idx < 3 or q_idx < 40)) or kv_idx >= first", scalars: {first: int}}
   shared_heads:
     score: score * t[hkv, h // 2] + bias[h % 3, length - 16] + bias[2, b]
     scalars: {length: int}
@@ -237,6 +240,9 @@ NAMES = (
     "by_head",
     "by_scalar",
     "by_query",
+    "by_level",
+    "union",
+    "apart",
     "shared_heads",
     "rows",
     "keys",
