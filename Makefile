@@ -25,7 +25,7 @@ INSTALL = install() { \
 }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-jax render check test test-setup test-gpu lint lint-kernels tune autotune bench clean
+.PHONY: help setup demo demo-jax render check test test-setup test-gpu fuzz lint lint-kernels tune autotune bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,6 +83,9 @@ test-setup: $(STAMP) ## check under every Python here, the set-up against the pu
 
 test-gpu: ## the kernel tests, compiled, with $(PYTHON) as it is: no .venv, no install, no network
 	$(PYTHON) -m pytest tests/kernels -q $(ARGS)
+
+fuzz: $(if $(PYTHON_CHOSEN),,$(STAMP)) ## random variants against float64; ARGS='--seed 7 --variants 2000 --what dense,hopper'
+	TRITON_INTERPRET=1 $(if $(PYTHON_CHOSEN),$(PYTHON),$(RUN)) -m tests.fuzz $(ARGS)
 
 tune: $(if $(PYTHON_CHOSEN),,$(STAMP)) ## measure tiles on this GPU, with PYTHON=... or .venv; ARGS='causal --budget 5'
 	$(if $(PYTHON_CHOSEN),$(PYTHON),$(RUN)) -m codegen tune $(ARGS)

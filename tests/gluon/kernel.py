@@ -131,7 +131,7 @@ _FUNCTIONS = (
         "maximum",
         "minimum",
     ),
-    *("broadcast", "join", "permute", "reshape", "split", "store", "where", "zeros"),
+    *("broadcast", "join", "permute", "reshape", "split", "store", "where", "zeros", "zeros_like"),
 )
 _REAL = (
     *("BlockedLayout", "DotOperandLayout", "NVMMADistributedLayout", "NVMMASharedLayout", "SliceLayout"),

@@ -262,6 +262,10 @@ def zeros(shape: list[int], dtype: Any, layout: Any) -> Value:
     return full(shape, 0, dtype, layout)
 
 
+def zeros_like(x: Value) -> Value:
+    return Value(torch.zeros_like(x.data), x.layout)
+
+
 def cast(x: Operand, dtype: Any) -> Value:
     return scalar(x).to(dtype)
 

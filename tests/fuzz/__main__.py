@@ -1,0 +1,228 @@
+"""Random variants and calls against an evaluator of their own.
+
+    TRITON_INTERPRET=1 python -m tests.fuzz --seed 7 --variants 200 --what dense,packed,portable,hopper
+    python -m tests.fuzz --device cuda --variants 300 --jobs 14 --out DIR
+    TRITON_INTERPRET=1 python -m tests.fuzz --entry '{"mask": "causal", "score": "0.5 * score"}' --what dense
+    TRITON_INTERPRET=1 python -m tests.fuzz --entry '{...}' --call '{"q_lens": [20], "kv_lens": [40]}'
+
+Variant n of a seed is always the same: `--seed 7 --first 130 --variants 1` repeats it. The exit status is 1 where
+anything was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from .calls import Call
+from .draw_calls import MODES
+from .running import Failure, summary
+from .session import FAMILIES, FATAL, Outcome, Plan, as_json, run_one, run_variants
+from .shrink import shrunk
+
+HANGS_AFTER = 420.0
+"""Seconds after which a process that is still at one chunk of variants is given up."""
+
+
+def main() -> int:
+    options = _options()
+    plan = _plan(options)
+    if plan.device == "cpu":
+        _need_interpreter(plan)
+    if options.entry:
+        return _one_entry(options, plan)
+    numbers = range(options.first, options.first + options.variants)
+    chunks = [tuple(numbers[i : i + options.chunk]) for i in range(0, len(numbers), options.chunk)]
+    outcome, started = Outcome(), time.monotonic()
+    for part in _outcomes(plan, chunks, options.jobs):
+        outcome.add(part)
+        _progress(outcome, len(numbers), started)
+        for number, failure in part.failures:
+            print(f"\r\033[K\n{_report(plan, number, failure)}", flush=True)
+    failures = [failure for _, failure in outcome.failures]
+    if failures and options.shrink:
+        _print_shrunk(failures, plan, options.shrink)
+    _print_summary(outcome, time.monotonic() - started)
+    if options.out:
+        _write(Path(options.out), outcome)
+    return int(bool(failures))
+
+
+def run_all(plan: Plan, numbers: Sequence[int], *, chunk: int, jobs: int = 1) -> Outcome:
+    """What comes of all these variants."""
+    outcome = Outcome()
+    for part in _outcomes(plan, [tuple(numbers[i : i + chunk]) for i in range(0, len(numbers), chunk)], jobs):
+        outcome.add(part)
+    return outcome
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first variant")
+    parser.add_argument("--variants", type=int, default=100, metavar="N", help="how many (default: 100)")
+    parser.add_argument("--calls", type=int, metavar="N", help="calls in each mode and family; 0: one call in all")
+    parser.add_argument("--what", default="", help=f"a list of {', '.join((*MODES, *FAMILIES))}")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default: this one)")
+    parser.add_argument("--chunk", type=int, default=10, metavar="N", help="variants rendered at a time")
+    parser.add_argument("--entry", metavar="JSON", help="this variant alone")
+    parser.add_argument("--call", metavar="JSON", help="this call of it alone")
+    parser.add_argument(
+        "--shrink", type=float, default=60, metavar="S", help="seconds to make a failure small; 0: none"
+    )
+    parser.add_argument("--out", metavar="DIR", help="write failures.json there")
+    return parser.parse_args()
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    words = tuple(word for word in options.what.split(",") if word)
+    unknown = [word for word in words if word not in (*MODES, *FAMILIES)]
+    if unknown:
+        sys.exit(f"--what: expected some of {', '.join((*MODES, *FAMILIES))}, got {', '.join(unknown)}")
+    usual = ("portable", "hopper") if options.device == "cuda" else ("portable",)
+    return Plan(
+        seed=options.seed,
+        modes=tuple(word for word in words if word in MODES) or MODES,
+        families=tuple(word for word in words if word in FAMILIES) or usual,
+        calls=options.calls if options.calls is not None else 0 if options.device == "cuda" else 1,
+        device=options.device,
+    )
+
+
+def _need_interpreter(plan: Plan) -> None:
+    interpreted = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+    if plan.families != ("reference",) and not interpreted:
+        sys.exit("set TRITON_INTERPRET=1: kernels run in Triton's interpreter; or --what reference, or --device cuda")
+
+
+# ------------------------------------------------------------------------------------------------------------ processes
+
+_unusable = False
+
+
+def _task(plan: Plan, numbers: tuple[int, ...]) -> Outcome:
+    """One chunk in a process of its own. After an error that the GPU does not recover from, the process ends itself at
+    the next chunk, which is then given to another."""
+    global _unusable
+    if _unusable:
+        os._exit(1)
+    faulthandler.dump_traceback_later(HANGS_AFTER, exit=True)
+    outcome = run_variants(plan, numbers)
+    faulthandler.cancel_dump_traceback_later()
+    _unusable = any(word in failure.text for _, failure in outcome.failures for word in FATAL)
+    return outcome
+
+
+def _outcomes(plan: Plan, chunks: Sequence[tuple[int, ...]], jobs: int) -> Iterator[Outcome]:
+    if jobs <= 1:
+        import torch
+
+        torch.set_num_threads(1)
+        for chunk in chunks:
+            outcome = run_variants(plan, chunk)
+            yield outcome
+            if outcome.left:
+                sys.exit("the GPU is unusable after that error: --jobs 2 goes on in another process")
+        return
+    from codegen.pool import spread
+
+    task: Callable[[tuple[int, ...]], Outcome] = partial(_task, plan)
+    waiting, died = list(chunks), dict[int, int]()
+    while waiting:
+        again: list[tuple[int, ...]] = []
+        for chunk, result in spread(task, waiting, jobs):
+            if isinstance(result, Outcome):
+                again += [(number,) for number in result.left]
+                yield result
+                continue
+            for number in chunk:
+                died[number] = died.get(number, 0) + 1
+                if died[number] < 3:
+                    again.append((number,))
+                else:
+                    yield _lost(plan, number, result)
+        waiting = again
+
+
+def _lost(plan: Plan, number: int, error: Exception) -> Outcome:
+    """A variant that ended its process, every time."""
+    from .package import name_of
+    from .session import entry_of
+
+    text = f"{type(error).__name__}: {error}"
+    failure = Failure(variant=name_of(number), entry=entry_of(plan.seed, number), call=None, kind="error", text=text)
+    return Outcome(variants=1, failures=[(number, failure)])
+
+
+# --------------------------------------------------------------------------------------------------------------- prints
+
+
+def _progress(outcome: Outcome, total: int, started: float) -> None:
+    done = outcome.variants + len(outcome.refused)
+    seconds = time.monotonic() - started
+    line = f"{done} of {total} variants, {outcome.calls} calls, {len(outcome.failures)} wrong, {seconds:.0f} s"
+    print(f"\r\033[K{line}" if sys.stdout.isatty() else line, end="" if sys.stdout.isatty() else "\n", flush=True)
+
+
+def _report(plan: Plan, number: int, failure: Failure) -> str:
+    return f"{failure.kind}, --seed {plan.seed} --first {number} --variants 1\n{failure.describe()}"
+
+
+def _print_shrunk(failures: Sequence[Failure], plan: Plan, seconds: float) -> None:
+    """The first failure of each kind, made small."""
+    first: dict[str, Failure] = {}
+    for failure in failures:
+        first.setdefault(failure.label, failure)
+    for label, failure in list(first.items())[:8]:
+        print(f"\n{label}, made small:", flush=True)
+        print(shrunk(failure, plan.device, seconds).describe(), flush=True)
+
+
+def _print_summary(outcome: Outcome, seconds: float) -> None:
+    print(f"\n\n{outcome.variants} variants, {outcome.calls} calls, {seconds:.0f} s; {len(outcome.refused)} refused")
+    for label, count in summary([failure for _, failure in outcome.failures]).items():
+        print(f"  {count:5} {label}")
+    print("nothing wrong" if not outcome.failures else f"{len(outcome.failures)} wrong")
+
+
+def _write(folder: Path, outcome: Outcome) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    failures = [as_json(number, failure) for number, failure in outcome.failures]
+    found = {"variants": outcome.variants, "calls": outcome.calls, "refused": outcome.refused, "failures": failures}
+    (folder / "failures.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+
+def _one_entry(options: argparse.Namespace, plan: Plan) -> int:
+    """One entry: the call given, or drawn ones."""
+    entry, wrong = json.loads(options.entry), 0
+    if options.call:
+        calls = [Call.of(options.call)]
+    else:
+        from random import Random
+
+        from .draw_calls import draw_call
+
+        random = Random(f"{plan.seed} calls")
+        kinds = [(mode, family) for mode in plan.modes for family in plan.families] * max(plan.calls, 1)
+        calls = [draw_call(random, entry, mode=mode, family=family, device=plan.device) for mode, family in kinds]
+    for call in calls:
+        failure = run_one(entry, call, plan.device)
+        wrong += failure is not None
+        print(f"{'right' if failure is None else failure.kind}: {call.text()}")
+        if failure is not None:
+            print("\n".join(f"  {line}" for line in failure.text.splitlines()))
+            if options.shrink and not options.call:
+                print(f"made small:\n{shrunk(failure, plan.device, options.shrink).describe()}")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,310 @@
+"""Random variants: entries of a spec as a user would write them, of the whole language.
+
+Constants lie around the edges of tiles. Scores stay where float32 is well conditioned: of a size near 1, and away from
+poles.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+Entry = dict[str, Any]
+
+EDGES = (0, 1, 2, 3, 5, 8, 15, 16, 17, 20, 31, 32, 33, 40, 48, 63, 64, 65, 100, 127, 128)
+STEPS = (2, 3, 4, 5, 8, 16, 17, 32)
+COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
+ORDERS = ("<", "<=", ">", ">=")
+INDEX_DIMS = ("b", "h", "hkv", "q_idx", "kv_idx")
+
+
+def draw_entry(random: Random) -> Entry:
+    """One variant. Most have a mask, two of three a score; some a sink, a decay or dropout."""
+    return _Draw(random).entry()
+
+
+class _Draw:
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.tensors: dict[str, dict[str, Any]] = {}
+        self.scalars: dict[str, Any] = {}
+
+    def chance(self, p: float) -> bool:
+        return self.random.random() < p
+
+    def pick(self, *options: str | Callable[[], str]) -> str:
+        """One of the texts; a function is called only if it is chosen, as what it draws may declare something."""
+        chosen = self.random.choice(options)
+        return chosen if isinstance(chosen, str) else chosen()
+
+    def entry(self) -> Entry:
+        entry: Entry = {}
+        if self.chance(0.85):
+            entry["mask"] = self.mask(self.random.choice((0, 1, 1, 2, 2, 3)))
+        if self.chance(0.7) or not entry:
+            entry["score"] = self.score()
+        words = set(re.findall(r"\w+", f"{entry.get('mask')} {entry.get('score')}"))
+        for key, declared in (("tensors", self.tensors), ("scalars", self.scalars)):
+            read = {name: x for name, x in declared.items() if name in words}
+            entry |= {key: read} if read else {}
+        entry |= {"sink": True} if self.chance(0.15) else {}
+        entry |= {"decay": True} if self.chance(0.2) else {}
+        return entry | ({"dropout": True} if self.chance(0.06) else {})
+
+    # ----------------------------------------------------------------------------------------------------- declarations
+
+    def scalar(self, kind: str) -> str:
+        names = [name for name, type_ in self.scalars.items() if type_ == kind]
+        if names and self.chance(0.6):
+            return self.random.choice(names)
+        name = f"n{len(self.scalars)}" if kind == "int" else f"x{len(self.scalars)}"
+        self.scalars[name] = kind
+        return name
+
+    def dims(self, most: int = 3) -> list[str | int]:
+        count = self.random.choice((0, 1, 1, 2, 2, 3, 4)[: most + 3])
+        found: list[str | int] = []
+        for _ in range(count):
+            dim = self.pick("b", "h", "h", "hkv", "q_idx", "q_idx", "kv_idx", "kv_idx", "int", "m")
+            if dim in ("b", "h", "hkv") and dim in found:
+                continue
+            found.append(self.random.choice((3, 8, 33)) if dim == "int" else dim)
+        if "b" in found and self.chance(0.8):
+            found.remove("b")
+            found.insert(0, "b")
+        return found
+
+    def read(self, dtype: str, dims: list[str | int] | None = None, *, grad: bool = False) -> str:
+        """An element of a tensor: of a new one, or of one that is there."""
+        same = [name for name, x in self.tensors.items() if x.get("dtype", "float32") == dtype and not grad]
+        same += [name for name, x in self.tensors.items() if x.get("grad") and grad]
+        if same and dims is None and self.chance(0.35):
+            name = self.random.choice(same)
+        else:
+            if len(self.tensors) >= 4:
+                return "1" if dtype.startswith("int") else "True" if dtype == "bool" else "0.5"
+            name = f"{ {'b': 's', 'i': 'i'}.get(dtype[0], 'w') }{len(self.tensors)}"
+            declared: dict[str, Any] = {"dims": self.dims() if dims is None else dims}
+            declared |= {"dtype": dtype} if dtype != "float32" else {}
+            self.tensors[name] = declared | ({"grad": True} if grad else {})
+        return self.element(name)
+
+    def element(self, name: str) -> str:
+        dims = self.tensors[name]["dims"]
+        return f"{name}[{', '.join(self.index(dim) for dim in dims)}]" if dims else name
+
+    def index(self, dim: str | int) -> str:
+        """An index of a dim: mostly what it is declared as."""
+        if dim in INDEX_DIMS and self.chance(0.72):
+            return str(dim)
+        c, step = self.random.choice(EDGES[:12]), self.random.choice(STEPS)
+        positions = (
+            *("kv_idx", "q_idx", f"q_idx - kv_idx + {c}", f"q_idx - {c}", f"kv_idx + {c}", f"q_idx // {step}"),
+            *(f"kv_idx // {step}", f"min(kv_idx, {c})", "max(q_idx - kv_idx, 0)", "abs(q_idx - kv_idx)"),
+            *(f"(q_idx - kv_idx) // {step} + {c}", f"clamp(q_idx - kv_idx + {c}, 0, {2 * c})", "q_idx + kv_idx"),
+        )
+        if dim in ("q_idx", "kv_idx"):
+            other = "kv_idx" if dim == "q_idx" else "q_idx"
+            return self.pick(
+                other, other, f"{dim} - 1", f"{dim} // {step}", f"min({dim}, {c})", "h", str(c), *positions
+            )
+        if dim in INDEX_DIMS:
+            return self.pick(
+                "b", "h", "hkv", f"h // {step}", f"h % {step}", f"{dim} + 1", "0", "h + 1", f"q_idx % {step}"
+            )
+        if self.chance(0.12) and len(self.tensors) < 4:
+            return self.read("int32", [self.pick("m", "kv_idx", "q_idx")])
+        if self.chance(0.08):
+            return self.scalar("int")
+        number = str(self.random.randrange(4))
+        return self.pick("h", "b", f"q_idx % {step}", f"kv_idx % {step}", number, *positions)
+
+    # ------------------------------------------------------------------------------------------------------------ masks
+
+    def mask(self, depth: int) -> str:
+        if depth == 0:
+            return self.atom()
+        a, b = self.mask(depth - 1), self.mask(self.random.randrange(depth))
+        kind = self.random.random()
+        if kind < 0.4:
+            return f"({a} and {b})"
+        if kind < 0.78:
+            return f"({a} or {b})"
+        if kind < 0.84:
+            return f"(not {a})"
+        if kind < 0.88:
+            return f"(({a}) {self.pick('&', '|')} ({self.pick('', '~')}({b})))"
+        if kind < 0.94:
+            return f"where({self.mask(0)}, {a}, {b})"
+        return f"({a} if {self.mask(0)} else {b})"
+
+    def atom(self) -> str:
+        kinds = (
+            *(self.affine, self.affine, self.affine, self.edge, self.edge, self.named, self.named),
+            *(self.step, self.modular, self.modular, self.heads, self.table, self.table, self.numbers),
+        )
+        return self.random.choice(kinds)()
+
+    def constant(self) -> str:
+        c = self.random.choice(EDGES)
+        return self.scalar("int") if self.chance(0.15) else str(-c if self.chance(0.2) else c)
+
+    def affine(self) -> str:
+        c = self.constant()
+        order = self.pick(*ORDERS)
+        return self.pick(
+            f"q_idx {order} kv_idx + {c}",
+            f"q_idx - kv_idx {self.pick(*COMPARISONS)} {c}",
+            f"0 <= q_idx - kv_idx {self.pick('<', '<=')} {c}",
+            f"2 * kv_idx {order} q_idx + {c}",
+            f"kv_idx {order} 3 * q_idx - {c}",
+            f"abs(q_idx - kv_idx) {self.pick('<', '<=', '>')} {c}",
+            f"q_idx + kv_idx {order} {c}",
+            f"min(q_idx, kv_idx) {order} {c}",
+            f"(q_idx - kv_idx) / 64 {order} 0.25",
+        )
+
+    def edge(self) -> str:
+        """A comparison of one position, from either side."""
+        position, c = self.pick("kv_idx", "kv_idx", "q_idx"), self.constant()
+        op = self.pick(*ORDERS, *ORDERS, "==", "!=")
+        return self.pick(f"{position} {op} {c}", f"{c} {op} {position}", f"not ({position} {op} {c})")
+
+    def named(self) -> str:
+        c = self.random.choice(EDGES[2:])
+        return self.pick("causal", "causal", f"window({c})", f"prefix({c})", f"symmetric_window({c})", f"chunk({c})")
+
+    def step(self) -> str:
+        step, c = self.random.choice(STEPS), self.random.choice(EDGES[:6])
+        op = self.pick("==", "==", *ORDERS)
+        return self.pick(
+            f"q_idx // {step} {op} kv_idx // {step}",
+            f"(q_idx + {c}) // {step} {op} kv_idx // {step} + {self.random.randrange(2)}",
+            f"kv_idx // {step} {self.pick(*COMPARISONS)} {c}",
+            f"(q_idx - kv_idx) // {step} {self.pick(*COMPARISONS)} {c}",
+        )
+
+    def modular(self) -> str:
+        m = self.random.choice(STEPS)
+        r, op = self.random.randrange(m), self.pick(*COMPARISONS)
+        return self.pick(
+            f"kv_idx % {m} {op} {r}",
+            f"q_idx % {m} {op} {r}",
+            f"(q_idx - kv_idx) % {m} {op} {r}",
+            f"(q_idx + 3 * kv_idx) % {m} {op} {r}",
+            f"q_idx % {m} {self.pick(*ORDERS)} kv_idx % {m}",
+        )
+
+    def heads(self) -> str:
+        return self.pick("h % 2 == 0", "b == 0", "hkv < 1", "h < q_idx", "kv_idx >= b", "b + h < kv_idx", "h != 1")
+
+    def table(self) -> str:
+        """A comparison of what tensors hold, or a bool tensor."""
+        if self.chance(0.35):
+            return self.read("bool")
+        dtype = self.pick("int32", "int32", "int32", "int64")
+        op, order = self.pick(*COMPARISONS), self.pick(*ORDERS)
+        kind = self.random.random()
+        if kind < 0.3:
+            dim = self.pick("kv_idx", "q_idx", "m")
+            dims = self.random.choice((["b", dim], [dim], ["h", dim]))
+            lead = f"{dims[0]}, " if len(dims) == 2 else ""
+            first = self.read(dtype, dims).split("[")[0]
+            if first not in self.tensors:
+                return self.edge()
+            return f"{first}[{lead}q_idx] {self.pick('==', '==', order)} {first}[{lead}kv_idx]"
+        x = self.read(dtype)
+        return self.pick(
+            f"{x} {order} {self.pick('q_idx', 'kv_idx', 'q_idx - kv_idx')}",
+            f"{x} {op} {self.random.randrange(4)}",
+            f"q_idx + {x} {order} kv_idx",
+            f"(q_idx // {self.random.choice(STEPS)}) {op} {x}",
+            f"20 * {x} {order} kv_idx",
+        )
+
+    def numbers(self) -> str:
+        """A condition on what has neither position."""
+        kind = self.random.random()
+        if kind < 0.4:
+            dims = self.random.choice((["h"], ["b"], ["hkv"], ["b", "h"], []))
+            return f"{self.read('float32', dims)} {self.pick('>=', '<')} 0.3"
+        if kind < 0.7:
+            return f"{self.scalar('int')} {self.pick(*ORDERS)} {self.random.choice(EDGES)}"
+        return self.read("bool", self.random.choice(([], ["h"], ["b"])))
+
+    # ----------------------------------------------------------------------------------------------------------- scores
+
+    def score(self) -> str:
+        """Functions of the score, each of a size near that of its argument, and what is added or multiplied."""
+        if self.chance(0.04):
+            return self.bias()
+        text = "score"
+        for _ in range(self.random.choice((1, 1, 2, 2, 3))):
+            text = self.random.choice((self.function, self.add, self.add, self.times, self.choice))(text)
+        return text
+
+    def function(self, x: str) -> str:
+        c = self.pick("3.0", "5.0", "20.0")
+        return self.pick(
+            f"{c} * tanh({x} / {c})",
+            f"0.5 * ({x})",
+            f"({x} + 0.3)",
+            f"({x}) / (1 + abs({x}))",
+            f"log(1.0 + exp(min({x}, 8.0)))",
+            f"sqrt(1.0 + ({x}) ** 2)",
+            f"(1.0 + abs({x})) ** {self.pick('-1', '-0.5', '1.5', '-2')}",
+            f"0.3 * exp(min({x}, 2.0))",
+            f"2.0 * sigmoid({x})",
+            self.pick("silu", "gelu", "relu", "erf", "sin", "cos") + f"({x})",
+            f"clamp({x}, -1.3, {self.pick('0.7', '2.1')})",
+            f"max({x}, {self.pick('0.1', '-0.4')})",
+            f"min({x}, 1.7, 0.2 * ({x}) + 1.0)",
+            f"abs({x})",
+            f"({x}) * abs({x}) / 4",
+            f"({x} - 0.1 * ({x}) ** 2)",
+        )
+
+    def add(self, x: str) -> str:
+        return f"({x} {self.pick('+', '+', '-')} {self.term()})"
+
+    def term(self) -> str:
+        kind = self.random.random()
+        if kind < 0.5:
+            return self.bias()
+        if kind < 0.75:
+            return f"{self.bias()} * {self.distance()}"
+        if kind < 0.85:
+            return self.distance()
+        return self.pick("0.01 * kv_idx", "0.25", "log(1.0 + kv_idx)", "0.02 * (q_idx % 7)", "sqrt(2.0 + abs(q_idx))")
+
+    def distance(self) -> str:
+        return self.pick(
+            *("(kv_idx - q_idx) / 32", "(q_idx - kv_idx) / 64", "0.03 * abs(q_idx - kv_idx)"),
+            *("log(1.0 + abs(q_idx - kv_idx))", "(q_idx % 3)", "(kv_idx % 5) / 5", "((q_idx - kv_idx) // 8 * 0.1)"),
+        )
+
+    def bias(self) -> str:
+        dtype = self.pick("float32", "float32", "float32", "float16", "bfloat16")
+        return self.read(dtype, grad=self.chance(0.7))
+
+    def times(self, x: str) -> str:
+        return self.pick(
+            lambda: f"({x}) * {self.bias()}",
+            lambda: f"({x}) * (1.0 + 0.5 * {self.bias()})",
+            f"({x}) * log(1.0 + max(q_idx, 0)) / 3",
+            f"({x}) * log(2.0 + abs(q_idx - kv_idx)) / 3",
+            lambda: f"({x}) / (1.0 + abs({self.bias()}))",
+            lambda: f"{self.scalar('float')} * ({x})",
+            f"({x}) * (1.0 if h % 2 == 0 else 0.5)",
+        )
+
+    def choice(self, x: str) -> str:
+        other = self.pick(
+            *(f"0.5 * ({x})", f"({x}) + 0.7", self.bias, lambda: f"({x}) - {self.term()}", "0.25", "-1.0")
+        )
+        condition = self.pick(
+            *(self.atom, self.atom, f"{x} > {self.pick('0.1', '-0.3')}", lambda: f"{self.bias()} > 0.2", "h % 2 == 0")
+        )
+        return self.pick(f"where({condition}, {x}, {other})", f"({x} if {condition} else {other})")

@@ -1,0 +1,58 @@
+"""Random variants and calls, of a fixed seed, against an evaluator that shares nothing with the generator.
+
+`make fuzz` runs thousands; `tests/fuzz/README.md` says what is drawn, and how a failure is repeated.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from tests.fuzz.__main__ import run_all
+from tests.fuzz.session import Outcome, Plan
+
+from .cases import INTERPRET
+
+pytest.importorskip("jinja2", reason="rendering needs jinja2")
+pytest.importorskip("yaml", reason="rendering needs pyyaml")
+pytest.importorskip("ruff", reason="rendering needs ruff, the formatter")
+
+SEED = 21
+CHUNK = 20
+
+FAMILIES = {"portable": 160, "hopper": 40, "reference": 120}
+"""Variants of each family of kernels, interpreted or emulated, and of the plain reference."""
+
+ON_GPU = 300
+
+REFUSED = 0.03
+"""The part of drawn variants that the loader may refuse: those are not tested."""
+
+
+def check(outcome: Outcome, variants: int) -> None:
+    text = "\n\n".join(f"variant {number}: {failure.describe()}" for number, failure in outcome.failures)
+    assert not outcome.failures, text
+    assert len(outcome.refused) <= max(REFUSED * variants, 1), outcome.refused
+    assert outcome.variants + len(outcome.refused) == variants
+
+
+@pytest.mark.skipif(not INTERPRET, reason="compiled kernels: test_compiled_kernels")
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    ("family", "first"), [(family, n) for family, count in FAMILIES.items() for n in range(0, count, CHUNK)]
+)
+def test_random_variants(family: str, first: int) -> None:
+    plan = Plan(seed=SEED, families=(family,), calls=0)
+    check(run_all(plan, range(first, first + CHUNK), chunk=CHUNK), CHUNK)
+
+
+@pytest.mark.skipif(INTERPRET, reason="sizes for a GPU, not for the interpreter")
+def test_compiled_kernels() -> None:
+    """Forward and every gradient in both settings of `deterministic`."""
+    plan = Plan(seed=SEED, families=("portable", "hopper"), calls=0, device="cuda")
+    started, jobs = time.monotonic(), max((os.cpu_count() or 2) - 2, 2)
+    outcome = run_all(plan, range(ON_GPU), chunk=5, jobs=jobs)
+    print(f"{outcome.calls} calls in {time.monotonic() - started:.0f} s by {jobs} processes")
+    check(outcome, ON_GPU)
