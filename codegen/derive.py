@@ -1,6 +1,8 @@
 """Symbolic differentiation of score expressions, with respect to `score` or to one element of a tensor.
 
-The rules agree with torch's where a function has a kink: d relu(0) = 0, d abs(0) = 0. Integers are constants.
+At a kink each function has the derivative of torch's of the same name, in kernels and in the references of both
+frameworks: `relu` and `abs` have 0 at 0; of `min` and `max` equal arguments get half each, as of `torch.minimum`;
+`clamp` has that of its first argument at both of its ends. Integers are constants.
 """
 
 from __future__ import annotations
@@ -40,12 +42,19 @@ def _quotient(e: Op, d: _D) -> Expr:
     return expr.div(expr.sub(d(a), expr.mul(e, d(b))), b)
 
 
-def _select(condition: Callable[[Expr, Expr], Expr]) -> Callable[[Op, _D], Expr]:
+def _extreme(comparison: str) -> Callable[[Op, _D], Expr]:
     def rule(e: Op, d: _D) -> Expr:
-        a, b = e.args
-        return expr.where(condition(a, b), d(a), d(b))
+        (a, b), (da, db) = e.args, map(d, e.args)
+        half = expr.mul(const(0.5), expr.add(da, db))
+        return expr.where(expr.compare("eq", a, b), half, expr.where(expr.compare(comparison, a, b), da, db))
 
     return rule
+
+
+def _clamp(e: Op, d: _D) -> Expr:
+    x, low, high = e.args
+    beyond = expr.logical_or(expr.compare("gt", x, high), expr.compare("gt", low, high))
+    return expr.where(beyond, d(high), expr.where(expr.compare("lt", x, low), d(low), d(x)))
 
 
 def _chain(outer: Callable[[Op], Expr]) -> Callable[[Op, _D], Expr]:
@@ -71,8 +80,10 @@ _RULES: dict[str, Callable[[Op, _D], Expr]] = {
     "mul": _product,
     "div": _quotient,
     "where": lambda e, d: expr.where(e.args[0], d(e.args[1]), d(e.args[2])),
-    "min": _select(lambda a, b: expr.compare("lt", a, b)),
-    "max": _select(lambda a, b: expr.compare("gt", a, b)),
+    "min": _extreme("lt"),
+    "max": _extreme("gt"),
+    "clamp": _clamp,
+    "relu": _chain(lambda e: expr.where(expr.compare("gt", e.args[0], ZERO), ONE, ZERO)),
     "abs": _chain(_sign),
     "exp": _chain(lambda e: e),
     "log": _chain(lambda e: expr.div(ONE, e.args[0])),

@@ -36,6 +36,10 @@ def needs_clamp(tensors: Mapping[str, TensorSpec], load: Load) -> bool:
     return any(not exact_index(tensors, load.tensor, axis, i) for axis, i in enumerate(load.indices))
 
 
+_STARTS = ("start_n", "row_start")
+"""Where a block of the loop begins, by the axis of queries: one number, and another in each turn."""
+
+
 @dataclass
 class Emitter:
     """Lowers expressions for one kernel.
@@ -57,6 +61,7 @@ class Emitter:
     def __post_init__(self) -> None:
         self._hoisted: dict[Expr, str] = {}
         self._taken: set[str] = set()
+        self._in_loops: set[str] = set()
         self._whole = False
         self._printer = TritonPrinter(query_axis=self.query_axis, vectors=self.vectors)
 
@@ -104,13 +109,15 @@ class Emitter:
 
     def _define(self, node: Expr, printer: TritonPrinter, statements: list[str], taken: set[str]) -> None:
         own = level(node)
-        in_loop = own in (Level.TILE, self._vector_in_loop)
-        name = _fresh(_stem(node), taken | self._taken)
+        in_loop = own in (Level.TILE, self._vector_in_loop) or _STARTS[self.query_axis] in expr.names(node)
+        # What is hoisted lives beside the statements of every block of the loop, those emitted before included.
+        name = _fresh(_stem(node), taken | self._taken | (set() if in_loop else self._in_loops))
         line = f"{name} = {printer.shaped(node, tile=own is Level.TILE)}"
         printer.named[node] = name
         taken.add(name)
         if in_loop:
             statements.append(line)
+            self._in_loops.add(name)
             return
         self._taken.add(name)
         self._hoisted[node] = name

@@ -37,6 +37,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "min": np.minimum,
     "max": np.maximum,
     "abs": np.abs,
+    "relu": lambda x: np.maximum(x, 0.0),
+    "clamp": lambda x, low, high: np.minimum(np.maximum(x, low), high),
     "float": lambda x: x,  # a result is brought to the dtype of its node, floats toward zero
     "int": lambda x: x,
     "lt": np.less,

@@ -398,6 +398,36 @@ def absolute(a: Expr) -> Expr:
     return const(abs(a.value)) if isinstance(a, Const) else Op(a.type, "abs", (a,))
 
 
+def clamp(x: Expr, low: Expr, high: Expr) -> Expr:
+    """`x` from `low` to `high`, and `high` where that is less than `low`.
+
+    Of floats a node of its own, for its derivative at the ends is not that of `max` and `min`.
+    """
+    args = (x, low, high)
+    if any(a.type is Type.FLOAT for a in args) and not all(isinstance(a, Const) for a in args):
+        return Op(Type.FLOAT, "clamp", tuple(to_float(a) for a in args))
+    return minimum(maximum(x, low), high)
+
+
+def relu(x: Expr) -> Expr:
+    """`max(x, 0)`: of a float a node of its own, as for `clamp`."""
+    if x.type is Type.FLOAT and not isinstance(x, Const):
+        return Op(Type.FLOAT, "relu", (x,))
+    return maximum(x, const(0))
+
+
+def without_kinks(e: Expr) -> Expr:
+    """`clamp` and `relu` as `min` and `max`, for an expression that nothing differentiates."""
+
+    def replaced(node: Expr) -> Expr | None:
+        if not isinstance(node, Op) or node.op not in ("clamp", "relu"):
+            return None
+        x, *bounds = (without_kinks(a) for a in node.args)
+        return minimum(maximum(x, bounds[0]), bounds[1]) if bounds else maximum(x, const(0))
+
+    return rebuild(e, replaced)
+
+
 MAX_EXPONENT = 32
 """Largest literal exponent: a whole power is written out as products."""
 
@@ -521,6 +551,8 @@ _MAKE: dict[str, Callable[..., Expr]] = {
     "min": minimum,
     "max": maximum,
     "abs": absolute,
+    "clamp": clamp,
+    "relu": relu,
     "float": to_float,
     "int": to_integer,
     "not": logical_not,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from codegen import expr
 from codegen.affine import linear
 from codegen.blocks import Schedule
 from codegen.expr import Const, Level, Load, Op
-from codegen.model import ArgGroup
+from codegen.model import ArgGroup, BlockText
 from codegen.modes import Mode
 from codegen.plan import VariantPlan, sums_by_keys
 from codegen.spec import TileConfig, Variant
@@ -201,17 +201,18 @@ _GIVEN = re.compile(r"(q|kv)_(idx|segment_ids_(?:q|kv)) = tl\.load\(.*\)( if POS
 """The positions and ids of tokens that a segmented call gives."""
 
 
-def read_apart(lines: Sequence[str]) -> list[str]:
+def read_apart(lines: Sequence[str], names: Mapping[str, str] | None = None) -> list[str]:
     """A block's statements of keys or of rows, where they read memory: each thread then reads for one of its own alone,
-    and the others' are what others read.
+    and the others' are what others read. `names`: further vectors, and what these are called there.
 
     >>> read_apart(["kv_idx = start_n + tl.arange(0, BLOCK_N)", "x_kv = tl.load(x_ptr + kv_idx)"])
     ['own_key = start_n + tl.arange(0, BLOCK_N)', 'x_kv = tl.load(x_ptr + own_key)']
     """
     if not any("tl.load(" in line for line in lines):
         return []
-    vectors = "|".join(rf"\b{name}\b" for name in _OWN)
-    return [re.sub(vectors, lambda found: _OWN[found[0]], line) for line in lines]
+    own = {**_OWN, **(names or {})}
+    vectors = "|".join(rf"\b{name}\b" for name in own)
+    return [re.sub(vectors, lambda found: own[found[0]], line) for line in lines]
 
 
 def exchanged(lines: Sequence[str]) -> list[str]:
@@ -270,7 +271,73 @@ def by_distance(text: str) -> str:
     return text.replace("q_idx[:, None] - kv_idx[None, :]", "apart")
 
 
+@dataclass(frozen=True, kw_only=True)
+class RowOrder:
+    """When a block of a backward evaluates the statements of its scores and of its gradients.
+
+    `apart`: ahead of the products, what it reads for its rows, an element a thread; of these `exchanged` are the names
+    whose values threads exchange behind the products. `shared`: behind the products, what scores and gradients share,
+    where a gradient reads the product. `first`, then `of_segments`: in the branch of the scores, the latter behind the
+    rest of the mask. `again`: what gradients read, a second time behind the exponentials, where nothing is shared.
+    """
+
+    apart: Sequence[str]
+    exchanged: Sequence[str]
+    shared: Sequence[str]
+    first: Sequence[str]
+    of_segments: Sequence[str]
+    again: Sequence[str]
+
+
+def row_order(block: BlockText) -> RowOrder:
+    """The order of a block's statements. Every name is defined, in its own layout, ahead of what reads it."""
+    lines = block.statements
+    gradients = " ".join([*(part.text for part in block.gradients), block.dscore])
+    again = needed(lines, gradients)
+    shared = again if "qk" in words(" ".join(again)) else []
+    vectors = by_vectors(lines)
+    apart, exchanged_names = _read_ahead(vectors, [line for line in again if line not in given(lines)])
+    own = [line for line in lines if line not in shared]
+    if exchanged_names:
+        tiles = [line for line in own if line not in vectors]
+        own = needed(without(own, exchanged_names), " ".join([*tiles, block.logit, block.keep, block.same]))
+    first = own
+    if block.same:
+        others = [line for line in own if line not in given(own)]
+        first = needed(own, " ".join([*others, block.logit, block.keep]))
+    return RowOrder(
+        apart=apart,
+        exchanged=exchanged_names,
+        shared=shared,
+        first=first,
+        of_segments=[line for line in own if line not in first],
+        again=[] if shared else again,
+    )
+
+
+def _read_ahead(vectors: Sequence[str], again: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Those of a block's vectors that threads read an element of each, or find of such, and which names that defines.
+
+    Not what gradients read `again`, nor what needs elements that these read. Definitions that both need are made for
+    both: here under a name of its own, for a name has one layout.
+    """
+    later = set(targets([line for line in again if "tl.load(" in line]))
+    found = []
+    for line in vectors:
+        if later & words(line):
+            later |= set(targets([line]))
+        elif line not in again:
+            found.append(line)
+    both = [line for line in needed(vectors, " ".join(found)) if line in again]
+    names = {name: f"own_{name}" for name in targets(both) if name not in _OWN}
+    lines = read_apart([line for line in vectors if line in found or line in both], names)
+    exchanged_names = [name for name in targets(lines) if name not in {*_OWN.values(), *names.values()}]
+    # A row's place is for what is read there.
+    return needed(lines, " ".join(n for n in targets(lines) if n != "own_q_row")), exchanged_names
+
+
 FILTERS = {
+    "row_order": row_order,
     "by_distance": by_distance,
     "gluon": gluon,
     "names": names,

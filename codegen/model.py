@@ -158,7 +158,8 @@ class KernelPlan(InMode):
     """One kernel: its name, arguments and variant-dependent text.
 
     `row_term`, `key_term` and `block_term`: what the logits of a row share, those of a key, and all of a block, where a
-    kernel adds that apart from the rest. `sums_by_products`: sums of ds over rows and keys may be products with ones.
+    kernel adds that apart from the rest. `sums_by_products`: sums of ds over rows and keys are products with ones. They
+    are of what feeds dq and dk, and so only where that is ds itself: where the score's derivative is 1.
     `orders_work`: programs of Hopper's take those blocks first that visit the most others.
     """
 
@@ -217,6 +218,11 @@ class KernelPlan(InMode):
     def row_sums(self) -> list[GradientTerm]:
         """The terms that a kernel of keys gathers as sums of rows."""
         return [t for t in self.gradients if self.sums_by_products and t.kind is GradientKind.ROW and t.is_sum]
+
+    @property
+    def row_adds(self) -> list[GradientTerm]:
+        """The other sums of rows of such a kernel: of ds ahead of the score's derivative, in float32."""
+        return [t for t in self.gradients if not self.sums_by_products and t.kind is GradientKind.ROW]
 
     @property
     def column_sums(self) -> list[GradientTerm]:

@@ -69,8 +69,8 @@ FUNCTIONS: dict[str, tuple[int, int, Callable[..., Expr]]] = {
     "abs": (1, 1, expr.absolute),
     "min": (2, 8, _fold(expr.minimum)),
     "max": (2, 8, _fold(expr.maximum)),
-    "clamp": (3, 3, lambda x, low, high: expr.minimum(expr.maximum(x, low), high)),
-    "relu": (1, 1, lambda x: expr.maximum(x, expr.const(0))),
+    "clamp": (3, 3, expr.clamp),
+    "relu": (1, 1, expr.relu),
     "silu": (1, 1, lambda x: _silu(expr.to_float(x))),
     "gelu": (1, 1, lambda x: _gelu(expr.to_float(x))),
     "int": (1, 1, expr.to_integer),
@@ -122,7 +122,7 @@ def parse(text: str, scope: Scope, want: Type) -> Expr:
     Raises `ExprError` with the column (from 1) of the offending part of `text`.
     """
     e = _read(text, scope, want, allow_score=want is Type.FLOAT and scope.axes is None)
-    return expr.to_float(e) if want is Type.FLOAT else e
+    return expr.to_float(e) if want is Type.FLOAT else expr.without_kinks(e)
 
 
 def _read(text: str, scope: Scope, want: Type, *, allow_score: bool) -> Expr:

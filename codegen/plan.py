@@ -358,7 +358,7 @@ def _key_kernel(
         key_term=key_term,
         block_term=block_term,
         gradients=terms,
-        sums_by_products=gathers_all,
+        sums_by_products=gathers_all and builder.logits.dscore is None,
     )
 
 

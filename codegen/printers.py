@@ -20,8 +20,10 @@ from codegen.expr import (
     Op,
     Type,
     Var,
+    compare,
     level,
     loads,
+    logical_or,
     names,
     walk,
 )
@@ -136,6 +138,11 @@ class NumberPrinter(FormulaPrinter):
             return f"({a} if {condition} else {b})"
         if e.op == "sigmoid":
             return f"(0.5 + 0.5 * math.tanh(0.5 * {self.operand(e.args[0], PRODUCT)}))"
+        if e.op == "relu":
+            return f"max({self.text(e.args[0])}, 0.0)"
+        if e.op == "clamp":
+            x, low, high = (self.text(a) for a in e.args)
+            return f"min(max({x}, {low}), {high})"
         return f"math.{super().call(e)}" if e.op in FLOAT_FUNCTIONS else super().call(e)
 
 
@@ -174,6 +181,7 @@ class ArrayPrinter(Printer):
             "min": table["minimum"],
             "max": table["maximum"],
             "sigmoid": sigmoid,
+            "relu": "torch.relu" if self.module == "torch" else "jax.nn.relu",
             "erf": f"{special}.erf",
         }
         self.infix = {**_INFIX, **_PYTHON_INTEGER}
@@ -195,19 +203,43 @@ class ArrayPrinter(Printer):
             return self.float_cast(inner) if e.op == "float" else self.int_cast(inner)
         if e.op in ("min", "max"):
             return self._extreme(e)
+        if e.op == "clamp":
+            return self._clamp(e)
+        if e.op == "abs" and e.type is Type.FLOAT and self.module == "jnp":
+            # The derivative of jnp.abs at 0 is 1.
+            return f"({self.operand(e.args[0], PRODUCT)} * jnp.sign({self.text(e.args[0])}))"
         if e.op == "where" and self.module == "torch" and self.is_number(e.args[0]):
             condition, a, b = (self.text(x) for x in e.args)
             return f"({a} if {condition} else {b})"
         return super().call(e)
 
     def _extreme(self, e: Op) -> str:
-        """torch.minimum takes no Python numbers, clamp does; jnp.minimum takes both."""
-        if self.module == "torch":
-            for x, bound in (e.args, e.args[::-1]):
-                if self.is_number(bound):
-                    side = "max" if e.op == "min" else "min"
-                    return f"{self.operand(x, ATOM)}.clamp({side}={self.text(bound)})"
+        """torch.minimum takes no Python numbers, jnp.minimum does. Tensor.clamp does, but of floats it has another
+        derivative where both are equal."""
+        if self.module != "torch":
+            return super().call(e)
+        if e.type is Type.FLOAT:
+            return f"{self.functions[e.op]}({', '.join(self._array(a) for a in e.args)})"
+        for x, bound in (e.args, e.args[::-1]):
+            if self.is_number(bound):
+                side = "max" if e.op == "min" else "min"
+                return f"{self.operand(x, ATOM)}.clamp({side}={self.text(bound)})"
         return super().call(e)
+
+    def _array(self, e: Expr) -> str:
+        """The text of a torch tensor, of a Python number, too."""
+        return f"score.new_full((), {self.text(e)})" if self.is_number(e) else self.text(e)
+
+    def _clamp(self, e: Op) -> str:
+        """With the derivative of torch's clamp, which at the ends is not that of jnp.clip."""
+        x, low, high = e.args
+        if self.module == "torch":
+            inner = self._array(x) if self.is_number(x) else self.operand(x, ATOM)
+            return f"{inner}.clamp(min={self.text(low)}).clamp(max={self.text(high)})"
+        above = Op(Type.BOOL, "gt", (x, high))
+        beyond = self.text(logical_or(above, compare("gt", low, high)))
+        below = self.text(Op(Type.BOOL, "lt", (x, low)))
+        return f"jnp.where({beyond}, {self.text(high)}, jnp.where({below}, {self.text(low)}, {self.text(x)}))"
 
     def load(self, e: Load) -> str:
         element = f"{e.tensor}[{', '.join(self.indices(e))}]" if e.indices else e.tensor
@@ -318,6 +350,11 @@ class TritonPrinter(Printer):
             return f"tl.cast({self.text(e.args[0])}, tl.int32)"
         if e.op == "tanh":
             return f"tanh({self.text(e.args[0])}, HARDWARE_TANH)"
+        if e.op == "relu":
+            return f"tl.maximum({self.text(e.args[0])}, 0.0)"
+        if e.op == "clamp":
+            x, low, high = (self.text(a) for a in e.args)
+            return f"tl.minimum(tl.maximum({x}, {low}), {high})"
         return super().call(e)
 
     def load(self, e: Load) -> str:

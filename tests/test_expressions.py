@@ -102,13 +102,56 @@ def test_derivatives_agree_with_autograd(text: str) -> None:
     torch.testing.assert_close(gathered, dtable)
 
 
+# Each with ties, and torch's own function of these: `t` is a table of -1, 0 and 1, `s` the scores, of the same numbers.
+KINKS = {
+    "relu(score)": lambda s, t: torch.relu(s),
+    "abs(score) * table[h, q_idx]": lambda s, t: torch.abs(s) * t,
+    "max(score, table[h, q_idx])": torch.maximum,
+    "min(score, table[h, q_idx])": torch.minimum,
+    "max(score, 1)": lambda s, t: torch.maximum(s, torch.ones_like(s)),
+    "min(0.0, score)": lambda s, t: torch.minimum(torch.zeros_like(s), s),
+    "max(table[h, q_idx], score, 0)": lambda s, t: torch.maximum(torch.maximum(t, s), torch.zeros_like(s)),
+    "clamp(score, -1, 1)": lambda s, t: torch.clamp(s, -1, 1),
+    "clamp(score, table[h, q_idx], 1.5)": lambda s, t: torch.clamp(s, t, torch.full_like(t, 1.5)),
+    "clamp(score, 0.5, table[h, q_idx])": lambda s, t: torch.clamp(s, torch.full_like(t, 0.5), t),
+    "clamp(0.0, table[h, q_idx], score + 0.5)": lambda s, t: torch.clamp(torch.zeros_like(s), t, s + 0.5),
+    "relu(clamp(score, 0, table[h, q_idx]))": lambda s, t: torch.relu(torch.clamp(s, torch.zeros_like(t), t)),
+}
+
+
+def _with_ties() -> dict[str, torch.Tensor]:
+    values = _values()
+    for name in ("score", "table"):
+        values[name] = torch.randint(-1, 2, values[name].shape).double()
+    return values
+
+
+@pytest.mark.parametrize("text", KINKS)
+def test_kinks_have_the_derivatives_of_torch(text: str) -> None:
+    """Those of `derive`, and of autograd through what is printed."""
+    e, values = parse(text, SCOPE, Type.FLOAT), _with_ties()
+    score = values["score"].requires_grad_()
+    table = values["table"][values["h"], values["q_idx"].clamp(0, 8)].expand_as(score).clone().requires_grad_()
+    want_value = KINKS[text](score, table)
+    want = torch.autograd.grad(want_value.sum() + 0 * table.sum(), (score, table))
+    values["table"].requires_grad_()
+    value = _torch(e, values)
+    torch.testing.assert_close(value, want_value)
+    got = torch.autograd.grad(value.sum() + 0 * values["table"].sum(), (score, values["table"]))
+    torch.testing.assert_close(got[0], want[0])
+    torch.testing.assert_close(got[1].sum(1), want[1].sum((1, 2)))
+    torch.testing.assert_close(_torch(derivative(e, expr.float_var("score")), values), want[0])
+    for load in expr.loads(e):
+        torch.testing.assert_close(_torch(derivative(e, load), values), want[1])
+
+
 @pytest.mark.parametrize("text", EXPRESSIONS)
 def test_jnp_says_the_same(text: str) -> None:
-    """numpy stands in for jnp: the printer uses only what the two share, and three functions of jax itself."""
+    """numpy stands in for jnp: the printer uses only what the two share, and four functions of jax itself."""
     e, values = parse(text, SCOPE, Type.FLOAT), _values()
     erf = np.vectorize(lambda x: torch.erf(torch.tensor(x, dtype=torch.float64)).item())
     jax = SimpleNamespace(
-        nn=SimpleNamespace(sigmoid=lambda x: 1 / (1 + np.exp(-x))),
+        nn=SimpleNamespace(sigmoid=lambda x: 1 / (1 + np.exp(-x)), relu=lambda x: np.maximum(x, 0)),
         scipy=SimpleNamespace(special=SimpleNamespace(erf=erf)),
     )
     arrays = {name: value.numpy() for name, value in values.items()}
