@@ -237,9 +237,9 @@ def _expected(case: JaxCase) -> dict[str, Any]:
     q, do = (arrays[name][-1, -rows:, :group].astype(jnp.float32) for name in ("q", "do"))
     k, v = (arrays[name][-1, :, 0].astype(jnp.float32) for name in ("k", "v"))
     positions = jnp.arange(seq)
-    keep = ids[-rows:, None] == ids
+    keep = ids[-rows:, None] == ids[None]
     if case.variant != "full":
-        keep &= positions[-rows:, None] >= positions
+        keep &= positions[-rows:, None] >= positions[None]
     o, pullback = jax.vjp(lambda q, k, v: _attended(q, k, v, keep), q, k, v)
     dq, dk, dv = pullback(do)
     return {"o": o, "dq": dq, "dk": dk[-rows:, None], "dv": dv[-rows:, None]}

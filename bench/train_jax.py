@@ -57,7 +57,7 @@ class Transformer(nnx.Module):
         self.logits = nnx.Linear(size.width, BYTES, use_bias=False, dtype=dtype, rngs=rngs)
 
     def __call__(self, text: Array) -> Array:
-        x = self.embed(text) + self.position[...].astype(self.embed.dtype)
+        x = self.embed(text) + self.position[None].astype(self.embed.dtype)
         for block in self.blocks:
             x = block(x)
         logits: Array = self.logits(self.norm(x))

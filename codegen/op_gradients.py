@@ -25,7 +25,10 @@ class Buffer:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The values of an index name as a tensor that broadcasts to `[B, Hq, S]`."""
+    """The values of an index name as a tensor with the axes of `[B, Hq, S]`, of length 1 where it has one value.
+
+    All have three axes, since JAX may be told to refuse operands of different ranks.
+    """
 
     name: str
     source: str
@@ -155,8 +158,8 @@ def grids(variant: Variant, terms: Sequence[GradientTerm], mode: Mode, framework
     scalars = [name for name in variant.scalars if name in read] if framework is Framework.JAX else []
     if mode is Mode.PACKED and any("b" in expr.names(t.load) or has_tokens(t.dims) for t in placed):
         read |= {_SEQUENCE[t.kind] for t in placed}
-    rows, keys = framework.arange("q_len"), framework.arange("kv_len")
-    heads = framework.reshaped(framework.arange("num_heads"), (-1, 1))
+    rows, keys = (framework.reshaped(framework.arange(size), (1, 1, -1)) for size in ("q_len", "kv_len"))
+    heads = framework.reshaped(framework.arange("num_heads"), (1, -1, 1))
     shift = f"(row_offset if row_offsets is None else {framework.reshaped('row_offsets', (-1, 1, 1))})"
     sources = {
         "b": framework.reshaped(framework.arange("batch"), (-1, 1, 1)),
@@ -169,8 +172,8 @@ def grids(variant: Variant, terms: Sequence[GradientTerm], mode: Mode, framework
         shift = "(row_offset if row_offsets is None else row_offsets[q_seq])"
         sources |= {
             "b": framework.reshaped(framework.arange("num_seqs"), (-1, 1, 1)),
-            "q_seq": "sequence_of_rows(cu_seqlens_q, q_len)",
-            "kv_seq": "sequence_of_rows(cu_seqlens_k, kv_len)",
+            "q_seq": framework.reshaped("sequence_of_rows(cu_seqlens_q, q_len)", (1, 1, -1)),
+            "kv_seq": framework.reshaped("sequence_of_rows(cu_seqlens_k, kv_len)", (1, 1, -1)),
             "q_idx": f"{rows} - cu_seqlens_q[q_seq] + {shift}",
             "kv_idx": f"{keys} - cu_seqlens_k[kv_seq]",
         }

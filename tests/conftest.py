@@ -14,3 +14,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # Before anything imports JAX: tests of sharding need devices, and torch needs memory beside it.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+# Before anything imports JAX: its own tests run like this, and so may those of whoever calls the ops.
+os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")

@@ -215,6 +215,22 @@ def test_dtypes_go_through(dtype: Any) -> None:
     assert dq.dtype == dk.dtype == dv.dtype == dtype
 
 
+@pytest.mark.parametrize("name", ["causal", "forgetting"])
+def test_without_jit(name: str) -> None:
+    q, k, v = arrays(batch=1)
+    mine = own(name, batch=1)
+    want = outputs(name, q, k, v, mine), gradients(name, q, k, v, mine)
+    with jax.disable_jit():
+        close((outputs(name, q, k, v, mine), gradients(name, q, k, v, mine)), want)
+
+
+def test_vmap_without_jit() -> None:
+    mapped = arrays(0, 2, batch=1)
+    one = partial(outputs, "causal", mine={})
+    with jax.disable_jit():
+        close(jax.vmap(one)(*mapped), stacked(one, *mapped))
+
+
 def test_new_values_do_not_trace_again() -> None:
     q, k, v = arrays()
     traces = []

@@ -102,7 +102,7 @@ def check_tokens(
         q_ids = kv_ids = jnp.full((1, 1), int(padding_id == 0), jnp.int32)
     if kv_lengths is not None:
         lengths = int32_array(op, "kv_lengths", kv_lengths, (batch,))
-        kv_ids = jnp.where(jnp.arange(kv_len, dtype=jnp.int32) < lengths[:, None], kv_ids, padding_id)
+        kv_ids = jnp.where(jnp.arange(kv_len, dtype=jnp.int32)[None] < lengths[:, None], kv_ids, padding_id)
     return Tokens(q_ids, kv_ids, q_positions, kv_positions)
 
 
