@@ -10,7 +10,7 @@ from codegen.derive import derivative
 from codegen.emit import exact_index
 from codegen.expr import Expr, Level, Load, TensorSpec, Type, Var, const, int_var
 from codegen.model import GradientKind, GradientTerm
-from codegen.modes import Mode, decay_positions
+from codegen.modes import POSITIONAL, Mode, decay_positions
 from codegen.spec import Variant
 
 POSITIONS = frozenset(("q_idx", "kv_idx"))
@@ -33,7 +33,7 @@ def gradient_terms(variant: Variant, mode: Mode = Mode.DENSE) -> tuple[GradientT
         local = derivative(variant.score, load) if spec.grad and variant.score is not None else const(0.0)
         if expr.is_const(local, 0):
             continue
-        kind = gradient_kind(load, spec)
+        kind = gradient_kind(load, spec, mode)
         seen[load.tensor, kind] += 1
         terms.append(
             GradientTerm(
@@ -44,7 +44,7 @@ def gradient_terms(variant: Variant, mode: Mode = Mode.DENSE) -> tuple[GradientT
                 dims=spec.dims,
                 number=seen[load.tensor, kind],
                 # A query position may leave the tensor, and then its gradient goes where the read is clamped to.
-                direct=kind in (GradientKind.HEAD, GradientKind.COLUMN) and _is_plain(load, spec),
+                direct=kind in (GradientKind.HEAD, GradientKind.COLUMN) and _is_plain(load, spec, mode),
                 trained=True,
             )
         )
@@ -65,27 +65,39 @@ def decay_load(axis: str, mode: Mode) -> Load:
     return Load(Type.FLOAT, "decay", (*batch, int_var("h"), int_var(decay_positions(mode)[axis])))
 
 
-def gradient_kind(load: Load, spec: TensorSpec) -> GradientKind:
+def gradient_kind(load: Load, spec: TensorSpec, mode: Mode = Mode.DENSE) -> GradientKind:
     """The cheapest way to gather the gradient of `load`."""
     level = expr.level(load)
     if level is not Level.TILE:
         return {Level.UNIFORM: GradientKind.HEAD, Level.QUERY: GradientKind.ROW, Level.KEY: GradientKind.COLUMN}[level]
-    pairs = ({"b", "h", *POSITIONS}, {"b", "h", *ROWS})
-    if len(load.indices) == 4 and expr.names(load) in pairs and _is_plain(load, spec):
+    pairs = {"b", "h", *(ROWS if mode is Mode.SEGMENTED else POSITIONS)}
+    if len(load.indices) == 4 and expr.names(load) == pairs and _is_plain(load, spec, mode):
         return GradientKind.PAIR
     return GradientKind.DIAGONAL if by_lag(load) is not None else GradientKind.SCATTER
 
 
-def _is_plain(load: Load, spec: TensorSpec) -> bool:
-    """Whether every index is a name of its own over the dim of that name, or a position over a dim that holds all."""
+def _is_plain(load: Load, spec: TensorSpec, mode: Mode) -> bool:
+    """Whether the sums of a head, row, key or pair lie as the tensor's elements do: every index is a name of its own,
+    over the dim of that name or over one that holds what the name counts."""
     names = [i.name for i in load.indices if isinstance(i, Var)]
     if len(names) < len(load.indices) or len(set(names)) < len(names) or {"h", "hkv"} <= set(names):
         return False
     return all(
         exact_index({spec.name: spec}, spec.name, axis, index)
-        or (name in POSITIONS | ROWS and isinstance(spec.dims[axis], str) and spec.dims[axis] not in ("b", "h", "hkv"))
+        or _holds_all(spec.dims[axis], name, mode)
         for axis, (name, index) in enumerate(zip(names, load.indices, strict=True))
     )
+
+
+def _holds_all(dim: str | int, name: str, mode: Mode) -> bool:
+    """Whether a dim has one element for each row or key of the score matrix, which `name` counts."""
+    if mode is Mode.PACKED:
+        # Sequence after sequence, as the tokens lie; any other dim is indexed anew by each sequence.
+        return dim == name == "kv_idx"
+    if mode is Mode.SEGMENTED:
+        # Positions that a call gives may be any: they count no rows.
+        return name in ROWS and dim in POSITIONAL
+    return name in POSITIONS and isinstance(dim, str) and dim not in ("b", "h", "hkv")
 
 
 def by_lag(load: Load) -> Load | None:

@@ -13,9 +13,18 @@ from codegen.intervals import Extreme
 from codegen.model import ArgGroup, KernelPlan
 from codegen.modes import InMode, Mode
 from codegen.printers import FormulaPrinter
-from codegen.signature import CU_SEQLENS, PACKED_SHAPES, PACKED_TABLES, SHAPES, TABLES, Signatures, table_pointers
+from codegen.signature import (
+    CU_SEQLENS,
+    PACKED_SHAPES,
+    PACKED_TABLES,
+    SHAPES,
+    TABLES,
+    Signatures,
+    reads_packed_queries,
+    table_pointers,
+)
 from codegen.spec import Variant
-from codegen.text import legend_row
+from codegen.text import legend_row, words
 
 # The names by which a decision reads the positions of a block.
 _QUERY_BOUNDS = frozenset(("q_first", "q_last"))
@@ -66,18 +75,19 @@ class ExtremesKernel:
     @property
     def shifted(self) -> bool:
         """Whether it needs the query offset."""
-        return bool(self.reads & {"q_idx", "q_row"}) or "q" in self.positions
+        return bool(self.reads & {"q_idx", "q_row", "q_shift"}) or "q" in self.positions
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListKernel:
     """The kernel that tells, for each block of one axis, which of the other it visits.
 
-    `loaded` are the extremes of its own block, `gathered` those of the others; `may` and `must` decide a vector of the
+    `starts` are the axes along which a packed program needs to know where its sequence begins. `loaded` are the extremes of its own block, `gathered` those of the others; `may` and `must` decide a vector of the
     others.
     """
 
     kernel: KernelPlan
+    starts: str
     loaded: Sequence[Reduction]
     gathered: Sequence[Reduction]
     may: str
@@ -87,7 +97,10 @@ class ListKernel:
 
 @dataclass(frozen=True, kw_only=True)
 class ListsPlan(InMode):
-    """All that the file of a variant's list or range kernels prints, and what its op allocates."""
+    """All that the file of a variant's list or range kernels prints, and what its op allocates.
+
+    `shifted`: the kernels that decide blocks need the query offset.
+    """
 
     schedule: Schedule
     extremes: ExtremesKernel | None
@@ -97,6 +110,7 @@ class ListsPlan(InMode):
     per_batch: bool
     per_head: bool
     has_offset: bool
+    shifted: bool
     decided: frozenset[str]
 
     @property
@@ -128,7 +142,9 @@ def lists_plan(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> L
     decided = expr.names(decision.may) | expr.names(decision.must)
     of_queries = [x for x in decision.reads if x.of_queries]
     of_keys = [x for x in decision.reads if not x.of_queries]
-    builder = _Builder(variant, sign, schedule, decided)
+    uniform = reads_packed_queries(variant, expr.loads(decision.may, decision.must), sign.mode)
+    shifted = sign.offset and (bool(decided & _QUERY_BOUNDS) or uniform)
+    builder = _Builder(variant, sign, schedule, decided, shifted=shifted)
     return ListsPlan(
         schedule=schedule,
         mode=sign.mode,
@@ -139,18 +155,21 @@ def lists_plan(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> L
         per_batch="b" in read,
         per_head=analysis.tables_per_head,
         has_offset=sign.offset,
+        shifted=shifted,
         decided=decided,
     )
 
 
 class _Builder:
-    def __init__(self, variant: Variant, sign: Signatures, schedule: Schedule, decided: Set[str]) -> None:
-        """`decided`: the names that the decision reads."""
+    def __init__(
+        self, variant: Variant, sign: Signatures, schedule: Schedule, decided: Set[str], *, shifted: bool
+    ) -> None:
+        """`decided`: the names that the decision reads; `shifted`: whether it needs the query offset."""
         self.variant = variant
         self.sign = sign
         self.schedule = schedule
         self.decided = decided
-        self.shifts = sign.offset and bool(decided & _QUERY_BOUNDS)
+        self.shifts = shifted
         self.offset = ["Q_OFFSET_PER_BATCH"] if sign.offset else []
         self.packed = sign.mode is Mode.PACKED
         axes = [axis for axis, bounds in (("q", _QUERY_BOUNDS), ("kv", _KEY_BOUNDS)) if decided & bounds]
@@ -172,7 +191,9 @@ class _Builder:
         )
         axes = self._axes(reads)
         read = frozenset().union(*map(expr.names, values)) | {f"{axis}_idx" for axis in self.positions}
-        shifted = bool(read & {"q_idx", "q_row"})
+        texts = [x.text for x in (*query_texts, *key_texts)]
+        read |= words(" ".join([*texts, *queries.prologue, *keys.prologue])) & {"q_shift"}
+        shifted = bool(read & {"q_idx", "q_row", "q_shift"})
         positions = [name for name in self.sign.position_names if f"{name.partition('_')[0]}_idx" in read]
         args = [
             *self.sign.own_tensors(values),
@@ -207,7 +228,7 @@ class _Builder:
             query_prologue=queries.prologue,
             keys=key_texts,
             key_prologue=keys.prologue,
-            reads=frozenset().union(*map(expr.names, values)),
+            reads=read,
             positions=self.positions,
             given=positions,
         )
@@ -249,6 +270,9 @@ class _Builder:
             *_heads([may, must], shifted=self.shifts or self.packed),
             *self.sign.padding([may, must]),
         ]
+        texts = words(" ".join([may_text, must_text, *emitter.prologue]))
+        of_parts = {axis for axis in ("q", "kv") if any(x.of_queries == (axis == "q") for x in (*own, *others))}
+        starts = [axis for axis in ("q", "kv") if axis in of_parts or f"{axis}_start" in texts]
         part = ["PART"] if own or others else []
         offset = self.offset if self.shifts else []
         room = ["OWN_ROOM", "FILL"] if self.schedule is Schedule.LISTS else []
@@ -270,6 +294,7 @@ class _Builder:
         )
         return ListKernel(
             kernel=kernel,
+            starts=" ".join(starts),
             loaded=_reductions(self.variant, own, self.decided),
             gathered=_reductions(self.variant, others, self.decided),
             may="" if may == TRUE else may_text,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from codegen import expr
-from codegen.expr import Expr, Load, ScalarType, TensorSpec, Type, int_var
+from codegen.expr import Expr, Load, ScalarType, TensorSpec, Type, Var, int_var
 from codegen.spec import ScalarSpec, Variant
 
 
@@ -109,8 +109,14 @@ def split_mask(mask: Expr) -> tuple[Expr, Expr]:
 
 
 def by_row(index: Expr) -> Expr:
-    """An index in terms of where tokens lie, whatever their positions are."""
-    return expr.substitute(index, {"q_idx": int_var("q_row"), "kv_idx": int_var("cols")})
+    """An index in terms of where tokens lie, whatever their positions are. What it reads from a tensor stays as it is:
+    the dims of that tensor say what indexes it."""
+    rows = {"q_idx": int_var("q_row"), "kv_idx": int_var("cols")}
+
+    def replaced(e: Expr) -> Expr | None:
+        return e if isinstance(e, Load) else rows.get(e.name) if isinstance(e, Var) else None
+
+    return expr.rebuild(index, replaced)
 
 
 def _rewritten(variant: Variant, read: Callable[[Load, tuple[Expr, ...]], tuple[Expr, ...]]) -> Variant:

@@ -92,7 +92,7 @@ def _part(variant: Variant, term: GradientTerm, mode: Mode, framework: Framework
     if term.kind is GradientKind.PAIR:
         return f'place_pairs({sums}, {term.tensor}.shape, "{_axes(term)}", q_offset)'
     if term.kind is GradientKind.HEAD:
-        by_sequence = mode is Mode.PACKED and "b" in expr.names(term.load)
+        by_sequence = mode is Mode.PACKED and _SEQUENCE[term.kind] in _names(variant, term, mode)
         table = "head_seqs" if in_keys else "block_seqs"
         sums = f"sums_by_sequence({sums}, {table}, num_seqs)" if by_sequence else f"{sums}.sum(-1)"
     if term.direct:
@@ -122,27 +122,31 @@ def _places(variant: Variant, term: GradientTerm, mode: Mode, framework: Framewo
     def exact(tensor: str, axis: int, index: Expr) -> bool:
         return exact_index(variant.tensors, tensor, axis, index)
 
-    load = term.load
+    def of_tokens(tensor: str, axis: int, index: str) -> str:
+        """The element of packed tokens that an index of this term's sequence reads."""
+        begins = {"q_idx": ("cu_seqlens_q", ", q_offset"), "kv_idx": ("cu_seqlens_k", "")}
+        found = begins.get(str(variant.tensors[tensor].dims[axis])) if mode is Mode.PACKED else None
+        return f"packed_row({index}, {found[0]}, {_SEQUENCE[term.kind]}{found[1]})" if found else ""
+
+    changed: dict[str, Expr] = {"b": int_var(_SEQUENCE[term.kind])} if mode is Mode.PACKED else {}
     if framework is Framework.JAX:
-        printer = jnp_printer(exact, float_cast=lambda x: f"jnp.asarray({x}, FP32)")
-        load = Load(load.type, load.tensor, tuple(expr.substitute(i, _as_arrays(variant)) for i in load.indices))
+        printer = jnp_printer(exact, float_cast=lambda x: f"jnp.asarray({x}, FP32)", placed=of_tokens)
+        changed |= _as_arrays(variant)
     else:
         numbers = frozenset(variant.scalars)
-        printer = torch_printer(exact, float_cast=lambda x: f"{x}.to(FP32)", numbers=numbers)
+        printer = torch_printer(exact, float_cast=lambda x: f"{x}.to(FP32)", numbers=numbers, placed=of_tokens)
+    load = term.load
+    indices = tuple(expr.substitute(i, changed) for i in load.indices)
+    return ", ".join(printer.indices(Load(load.type, load.tensor, indices)))
+
+
+def _names(variant: Variant, term: GradientTerm, mode: Mode) -> frozenset[str]:
+    """The names that the places of a term's sums are computed from."""
+    read = expr.names(term.load)
     if mode is not Mode.PACKED:
-        return ", ".join(printer.indices(load))
-    sequence = _SEQUENCE[term.kind]
-    dims = variant.tensors[term.tensor].dims
-    indices = [expr.substitute(i, {"b": int_var(sequence)}) for i in load.indices]
-    placed = Load(load.type, load.tensor, tuple(indices))
-    texts = []
-    for dim, index, text in zip(dims, indices, printer.indices(placed), strict=True):
-        if dim == "q_idx":
-            text = f"packed_row({printer.text(index)}, cu_seqlens_q, {sequence}, q_offset)"
-        elif dim == "kv_idx":
-            text = f"packed_row({printer.text(index)}, cu_seqlens_k, {sequence})"
-        texts.append(text)
-    return ", ".join(texts)
+        return read
+    by_sequence = "b" in read or any(has_tokens(variant.tensors[x.tensor].dims) for x in expr.loads(term.load))
+    return (read - {"b"}) | ({_SEQUENCE[term.kind]} if by_sequence else frozenset())
 
 
 def _as_arrays(variant: Variant) -> dict[str, Expr]:
@@ -154,10 +158,8 @@ def _as_arrays(variant: Variant) -> dict[str, Expr]:
 def grids(variant: Variant, terms: Sequence[GradientTerm], mode: Mode, framework: Framework) -> list[Grid]:
     """The index names that the places of sums are computed from; in JAX also the scalars."""
     placed = [t for t in terms if _is_placed(t)]
-    read = frozenset().union(*(expr.names(t.load) for t in placed))
+    read = frozenset().union(*(_names(variant, t, mode) for t in placed))
     scalars = [name for name in variant.scalars if name in read] if framework is Framework.JAX else []
-    if mode is Mode.PACKED and any("b" in expr.names(t.load) or has_tokens(t.dims) for t in placed):
-        read |= {_SEQUENCE[t.kind] for t in placed}
     rows, keys = (framework.reshaped(framework.arange(size), (1, 1, -1)) for size in ("q_len", "kv_len"))
     heads = framework.reshaped(framework.arange("num_heads"), (1, -1, 1))
     shift = f"(row_offset if row_offsets is None else {framework.reshaped('row_offsets', (-1, 1, 1))})"

@@ -15,6 +15,7 @@ from codegen.plan import VariantPlan
 from codegen.references import computes_with, formula_of, reference_text
 from codegen.signature import CU_SEQLENS, PACKED_TABLES, positions_read, reads_pairs, reads_query_position, uses_tanh
 from codegen.table_launches import ListsOp, launch_arguments, lists_op, parameter_name
+from codegen.token_order import ByRow, by_row
 
 TOKEN_IDS = (QUERY_IDS.name, KEY_IDS.name)
 """Tensors of a segmented variant that are every op's."""
@@ -60,6 +61,7 @@ class OpPlan(InMode):
     reference_mask: str
     reference_reads: frozenset[str]
     lists: ListsOp | None
+    by_row: ByRow | None
     splits_batch: bool
     splits_heads: bool
 
@@ -86,12 +88,27 @@ class OpPlan(InMode):
     @property
     def _numbers(self) -> list[str]:
         """Parameters that every pass takes after the tensors."""
-        positions = [f"{name}: Tensor | None" for name in self.positions]
+        positions = [f"{name}: Tensor | None" for name in self.given_positions]
         offset = ["row_offset: int", "row_offsets: Tensor | None"] if self.has_offset else []
         dropout = ["dropout_p: float", f"seed: {self.framework.number('int')}"] if self.dropout else []
         own = [a.parameter(self.framework) for a in self.scalars]
         tables = ["block_tables: list[Tensor]"] if self.tables else []
         return [*own, *dropout, *self._cu_seqlens, *positions, *offset, "scale: float", "config_words: str", *tables]
+
+    @property
+    def given_positions(self) -> Sequence[str]:
+        """The positions that a pass takes: those that kernels read, or both to see that they are in order."""
+        return ("q_positions", "kv_positions") if self.marks_disorder else self.positions
+
+    @property
+    def marks_disorder(self) -> bool:
+        """Whether the forward looks at positions as tensors hold them; in JAX what is around it does."""
+        return self.by_row is not None and self.segmented and self.framework is Framework.TORCH
+
+    @property
+    def unread_positions(self) -> list[str]:
+        """Those that no kernel of the backward reads."""
+        return [name for name in self.given_positions if name not in self.positions]
 
     @property
     def tables(self) -> list[str]:
@@ -389,7 +406,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
             row_numbers="".join(f"{group.host}, " for group in planned.hopper_delta.numbers),
         ),
         mask_arguments=of_mask,
-        has_offset=reads_query_position(variant),
+        has_offset=reads_query_position(variant, planned.mode),
         loadable=planned.fwd.loadable,
         uses_tanh=uses_tanh(variant),
         reads_pairs=reads_pairs(variant),
@@ -403,6 +420,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
         reference_mask=reference.mask,
         reference_reads=reference.reads,
         lists=lists_op(variant, planned.lists, of_mask, framework),
+        by_row=by_row(planned.written),
         splits_batch=not computes_with(variant, "b"),
         splits_heads=not computes_with(variant, "h") and not computes_with(variant, "hkv"),
     )

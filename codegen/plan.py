@@ -217,8 +217,12 @@ def _gradient_text(term: GradientTerm, local: str, partial: bool) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class VariantPlan:
-    """All kernels of a variant in one mode, and what its ops need to know. Their names begin with `symbol`."""
+    """All kernels of a variant in one mode, and what its ops need to know. Their names begin with `symbol`.
 
+    `variant` is what the mode makes of the one that was `written`.
+    """
+
+    written: Variant
     variant: Variant
     mode: Mode
     symbol: str
@@ -242,6 +246,7 @@ def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
     sign = Signatures(variant, mode, terms, analysis)
     hopper_bwd = _key_kernel(variant, analysis, sign, hopper=True)
     return VariantPlan(
+        written=written,
         variant=variant,
         mode=mode,
         symbol=sign.symbol,

@@ -73,10 +73,16 @@ def table_pointers(tables: Sequence[str]) -> ArgGroup:
     return ArgGroup(names=tuple(f"{table}_ptr" for table in tables), host=", ".join(tables))
 
 
-def reads_query_position(variant: Variant) -> bool:
+def reads_query_position(variant: Variant, mode: Mode) -> bool:
     """Whether a kernel needs the position of a query, and so the query offset."""
     parts = [e for e in (variant.mask, variant.score) if e is not None]
-    return variant.decay or any({"q_idx", "q_row"} & expr.names(e) for e in parts)
+    named = any({"q_idx", "q_row"} & expr.names(e) for e in parts)
+    return variant.decay or named or reads_packed_queries(variant, tensor_reads(variant), mode)
+
+
+def reads_packed_queries(variant: Variant, reads: Sequence[Load], mode: Mode) -> bool:
+    """Whether some of these elements lie as packed queries do: the query offset tells a position's row."""
+    return mode is Mode.PACKED and any("q_idx" in variant.tensors[load.tensor].dims for load in reads)
 
 
 def positions_read(variant: Variant) -> tuple[str, ...]:
@@ -154,7 +160,7 @@ class Signatures:
         self.mode = mode
         self.symbol = variant.name if mode is Mode.DENSE else f"{variant.name}_{mode.value}"
         self.terms = terms
-        self.offset = reads_query_position(variant)
+        self.offset = reads_query_position(variant, mode)
         self.tables = TABLES.get(analysis.schedule, ())
         self.tables_per_head = analysis.tables_per_head
 

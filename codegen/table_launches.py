@@ -57,7 +57,7 @@ class ListsOp:
     per_batch: bool
     per_head: bool
     has_offset: bool
-    reads_queries: bool
+    shifted: bool
     packed: bool
     positions: Sequence[str]
     arguments: Sequence[Argument]
@@ -71,7 +71,7 @@ class ListsOp:
     @property
     def parameters(self) -> list[str]:
         """Parameters of the function that makes a pass' table, behind q and k."""
-        return self._parameters(self.kernel_args, self.positions, self._offset(self.reads_queries))
+        return self._parameters(self.kernel_args, self.positions, self._offset(self.shifted))
 
     @property
     def extreme_parameters(self) -> list[str]:
@@ -143,7 +143,7 @@ def lists_op(
         per_batch=lists.per_batch,
         per_head=lists.per_head,
         has_offset=lists.has_offset,
-        reads_queries=lists.has_offset and lists.reads_queries,
+        shifted=lists.shifted,
         packed=lists.packed,
         positions=[f"{name}: Tensor | None" for name in positions_read(variant)] if lists.segmented else [],
         arguments=mask_arguments,

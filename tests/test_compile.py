@@ -36,11 +36,13 @@ def kernels_of(package: Path, variant: str, mode: Mode) -> set[str]:
 
 
 def own(names: set[str]) -> set[str]:
-    """Without what a mode shares: the sums of a log-decay with dense calls, the table of packed blocks with all.
+    """Without what a mode shares: the sums of a log-decay with dense calls, the table of packed blocks with all packed
+    ones, the mark of disorder with all that have positions.
 
     Nor what head_dims of these tests do not run, Hopper's backward for more than 128.
     """
-    return {name for name in names if "decay" not in name and name != "packed_blocks" and not name.endswith("_wide")}
+    shared = {"packed_blocks", "mark_disorder"}
+    return {name for name in names - shared if "decay" not in name and not name.endswith("_wide")}
 
 
 def jobs_of(spec: Spec, variant: str, mode: Mode, head_dim: int = 64, arch: str = "sm_90") -> list[Job]:
