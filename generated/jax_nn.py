@@ -135,7 +135,7 @@ def dot_product_attention(
     given: dict[str, Any] = {}
     if query_seq_lengths is not None:
         lengths = int32_array(_NN, "query_seq_lengths", jnp.asarray(query_seq_lengths), (batch,))
-        is_query = jnp.arange(q_len, dtype=jnp.int32) < lengths[:, None]
+        is_query = jnp.arange(q_len, dtype=jnp.int32)[None] < lengths[:, None]
         given["q_segment_ids"] = is_query.astype(jnp.int32) - 1  # 0, or the id of padding
         given["kv_segment_ids"] = jnp.zeros((batch, kv_len), jnp.int32)
     if key_value_seq_lengths is not None:

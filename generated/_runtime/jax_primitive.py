@@ -65,7 +65,9 @@ def _jitted(primitive: Primitive, call: Call) -> Callable[..., Any]:
 
 def _applied(primitive: Primitive, *arrays: jax.Array, call: Call) -> Any:
     """A call outside of any trace."""
-    return _jitted(primitive, call)(*arrays)
+    # Without jit this would be called again for ever: a primitive has no other way to run than its lowering.
+    with jax.disable_jit(False):
+        return _jitted(primitive, call)(*arrays)
 
 
 def _abstract(direction: Forward | Backward, *avals: Any, call: Call) -> list[Any]:
