@@ -136,11 +136,11 @@ def _one_range(r: Range, emitter: Emitter, axis: _Axis, schedule: Schedule) -> B
     begin, end = f"{axis.name}_begin", f"{axis.name}_end" if r.end is not None else axis.length
     lines: list[str] = []
     if r.first is not None:
-        lines.append(f"{begin} = {_text(emitter, r.first)} // {axis.block} * {axis.block}")
+        lines.append(f"{begin} = {_text(emitter, r.first, axis)} // {axis.block} * {axis.block}")
     else:
         begin = "0"
     if r.end is not None:
-        lines.append(f"{end} = {_text(emitter, r.end)}")
+        lines.append(f"{end} = {_text(emitter, r.end, axis)}")
     if r.has_full:
         lines += _full_lines(r, emitter, axis, begin, end)
     begins_partial = r.has_full and r.has_partial_start
@@ -162,10 +162,10 @@ def _full_lines(r: Range, emitter: Emitter, axis: _Axis, begin: str, end: str) -
     lines = [f"# Blocks {'from full_begin to' if cut else 'before'} full_end need no mask."]
     if cut:
         first = expr.maximum(r.full_first or const(0), const(0) if begin == "0" else int_var(begin))
-        lines.append(f"full_begin = tl.cdiv({_text(emitter, first)}, {axis.block}) * {axis.block}")
+        lines.append(f"full_begin = tl.cdiv({_text(emitter, first, axis)}, {axis.block}) * {axis.block}")
         last = f"tl.cdiv(tl.maximum({end}, {begin}), {axis.block}) * {axis.block}"
         lines.append(f"full_begin = tl.minimum(full_begin, {last})")
-    bound = end if r.full_end is None else _text(emitter, r.full_end)
+    bound = end if r.full_end is None else _text(emitter, r.full_end, axis)
     lines.append(f"full_end = {_factor(bound)} // {axis.block} * {axis.block}")
     if cut or bound != axis.length:
         lines.append(f"full_end = tl.maximum(full_end, {'full_begin' if cut else '0'})")
@@ -176,8 +176,12 @@ def _factor(text: str) -> str:
     return text if text.isidentifier() or text.endswith(")") else f"({text})"
 
 
-def _text(emitter: Emitter, e: Expr) -> str:
-    return emitter.own_shape([e])[0]
+def _text(emitter: Emitter, e: Expr, axis: _Axis) -> str:
+    """A bound in 32 bits, as coordinates of TMA copies have: one that reads a 64-bit tensor is clamped to the axis."""
+    text = emitter.own_shape([e])[0]
+    if all(emitter.tensors[load.tensor].dtype != "int64" for load in expr.loads(e)):
+        return text
+    return f"tl.minimum(tl.maximum({text}, 0), {axis.length}).to(tl.int32)"
 
 
 # ----------------------------------------------------------------------------------------------------------- two ranges
@@ -258,20 +262,22 @@ def _clipped(r: Range, number: str, emitter: Emitter, axis: _Axis, low: str, hig
         full_end=f"full_end_{number}" if r.has_full else f"{axis.name}_begin_{number}",
         stop=f"{axis.name}_stop_{number}",
     )
-    first = _text(emitter, r.first) if r.first is not None else "0"
+    first = _text(emitter, r.first, axis) if r.first is not None else "0"
     aligned = f"{_factor(first)} // {size} * {size}" if first != "0" else "0"
     begin = aligned if low == "0" else low if aligned == "0" else f"tl.maximum({aligned}, {low})"
     inside = high if high == axis.length else f"tl.minimum({high}, {axis.length})"
-    end = inside if r.end is None else f"tl.minimum({_text(emitter, r.end)}, {high})"
+    end = inside if r.end is None else f"tl.minimum({_text(emitter, r.end, axis)}, {high})"
     lines = [f"{names.begin} = {begin}", f"{names.end} = tl.maximum({end}, {names.begin})"]
     if low == "0" or (r.has_full and r.full_first is not None):  # of the last range, only its full blocks ask for it
         lines.append(f"{names.stop} = tl.cdiv({names.end}, {size}) * {size}")
     if r.has_full:
         full_first = names.begin
         if r.full_first is not None:
-            full_first = f"tl.cdiv({_text(emitter, expr.maximum(r.full_first, int_var(names.begin)))}, {size}) * {size}"
+            full_first = (
+                f"tl.cdiv({_text(emitter, expr.maximum(r.full_first, int_var(names.begin)), axis)}, {size}) * {size}"
+            )
             full_first = f"tl.minimum({full_first}, {names.stop})"
-        full_end = names.end if r.full_end is None else f"tl.minimum({_text(emitter, r.full_end)}, {high})"
+        full_end = names.end if r.full_end is None else f"tl.minimum({_text(emitter, r.full_end, axis)}, {high})"
         lines.append(f"{names.full_begin} = {full_first}")
         lines.append(f"{names.full_end} = tl.maximum({_factor(full_end)} // {size} * {size}, {names.full_begin})")
     return names, lines

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from codegen import expr
 from codegen.expr import Expr, Level, Load, Op, TensorSpec, Type, Var, int_var, level
 from codegen.modes import Mode
-from codegen.printers import PRODUCT, TritonPrinter
+from codegen.printers import WIDE_INDICES, TritonPrinter
 
 _SUFFIX = {Level.UNIFORM: "val", Level.QUERY: "q", Level.KEY: "kv", Level.TILE: "qk"}
 
@@ -29,7 +29,7 @@ TOKENS = (*POSITIONS, "q_idx")
 
 def exact_index(tensors: Mapping[str, TensorSpec], tensor: str, axis: int, index: Expr) -> bool:
     """Whether an index cannot leave its axis: a head or batch index over the dim of that name."""
-    return isinstance(index, Var) and index.name in ("b", "h", "hkv") and tensors[tensor].dims[axis] == index.name
+    return isinstance(index, Var) and index.name in WIDE_INDICES and tensors[tensor].dims[axis] == index.name
 
 
 def needs_clamp(tensors: Mapping[str, TensorSpec], load: Load) -> bool:
@@ -148,7 +148,8 @@ class Emitter:
         offsets, last = [], []
         for axis, index in enumerate(e.indices):
             if exact_index(self.tensors, e.tensor, axis, index):
-                offsets.append(f"{printer.operand(index, PRODUCT)} * stride_{strides}_{axis}")
+                assert isinstance(index, Var)
+                offsets.append(f"{index.name} * stride_{strides}_{axis}")
                 continue
             first, text = self._position(e.tensor, axis, index, printer)
             if e.tensor == DECAY.name:  # dense, so a position is its offset

@@ -290,6 +290,11 @@ TRITON_FUNCTIONS = {
 }
 
 
+WIDE_INDICES = ("b", "h", "hkv")
+"""Index names that kernels hold in 64 bits, for the offsets they are part of. As a value each has 32 bits, as positions
+have: a bound that one made wider could not be a coordinate of a TMA copy."""
+
+
 @dataclass
 class TritonPrinter(Printer):
     """Triton source. `query_axis` is the axis of query rows in a tile: 0 in the forward and dq, 1 in dkdv, whose tiles
@@ -323,6 +328,8 @@ class TritonPrinter(Printer):
             return f"{vector}{'[:, None]' if leading else '[None, :]'}", ATOM
         if e in self.named:
             return self.named[e], ATOM
+        if isinstance(e, Var) and e.name in WIDE_INDICES:
+            return f"{e.name}.to(tl.int32)", ATOM
         return super()._print(e)
 
     def operation(self, e: Op) -> tuple[str, int]:

@@ -96,6 +96,15 @@ variants:
     tensors: {weight: {dims: [h, q_idx]}, seen: {dims: [b, kv_idx], dtype: bool}}
 """
 
+BOUNDS = """
+variants:
+  heads: {mask: "kv_idx >= 128 and h < q_idx"}
+  longs:
+    mask: q_idx - kv_idx < reach[h] and kv_idx <= q_idx + ahead[b]
+    tensors: {reach: {dims: [h], dtype: int64}, ahead: {dims: [b], dtype: int64}}
+  apart: {mask: "chunk(40) or q_idx - kv_idx >= 16"}
+"""
+
 
 @pytest.fixture(scope="module")
 def gathering(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
@@ -111,6 +120,13 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield package
 
 
+@pytest.fixture(scope="module")
+def bounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A package with variants whose loops have bounds of 64-bit values, or of two ranges."""
+    with importable(tmp_path_factory.mktemp("bounds"), "bounds", BOUNDS) as package:
+        yield package
+
+
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("variant", ["vectors", "pairs", "diagonals", "scatter"])
 def test_every_way_to_gather_a_gradient(gathering: Path, variant: str, head_dim: int) -> None:
@@ -121,6 +137,11 @@ def test_every_way_to_gather_a_gradient(gathering: Path, variant: str, head_dim:
 @pytest.mark.parametrize("variant", ["integers", "floats", "positions", "holes"])
 def test_every_kind_of_table_in_every_mode(tables: Path, variant: str, mode: Mode) -> None:
     check(tables, variant, mode)
+
+
+@pytest.mark.parametrize(("variant", "mode"), [("heads", Mode.PACKED), ("longs", Mode.DENSE), ("apart", Mode.DENSE)])
+def test_bounds_are_coordinates_of_tma_copies(bounds: Path, variant: str, mode: Mode) -> None:
+    check(bounds, variant, mode)
 
 
 @pytest.mark.parametrize("mode", list(Mode))
