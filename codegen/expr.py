@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from functools import cache, cached_property
+from functools import cached_property
 
 
 class Type(StrEnum):
@@ -75,6 +75,11 @@ class Expr:
         return 1 + sum(child.size for child in children(self))
 
     @cached_property
+    def names(self) -> frozenset[str]:
+        """Names of the variables that are read."""
+        return frozenset().union(*(child.names for child in children(self)))
+
+    @cached_property
     def _hash(self) -> int:
         return hash(self._fields)
 
@@ -99,6 +104,10 @@ class Var(Expr):
     """`score`, an index name, a run-time scalar, or a name that a template defines."""
 
     name: str
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        return frozenset((self.name,))
 
 
 @dataclass(frozen=True)
@@ -156,12 +165,9 @@ def walk(e: Expr) -> Iterator[Expr]:
             left += reversed(children(node))
 
 
-@cache
 def names(e: Expr) -> frozenset[str]:
     """Names of the variables an expression reads, those in the indices of its tensors included."""
-    if isinstance(e, Var):
-        return frozenset((e.name,))
-    return frozenset().union(*(names(child) for child in children(e)))
+    return e.names
 
 
 def loads(*exprs: Expr) -> tuple[Load, ...]:
