@@ -1,14 +1,18 @@
-"""What one line of a spec may cost: long and nested expressions are planned in time that grows slowly, or refused."""
+"""What a line of a spec may cost: long and nested expressions take time that grows slowly, or are refused."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from codegen.blocks import Schedule, analyse
-from codegen.errors import ExprError
+from codegen.errors import ExprError, SpecError
 from codegen.expr import Type
 from codegen.intervals import MOST_NODES, decide
+from codegen.load import load
 from codegen.parse import Macro, Scope, parse
+from codegen.yaml_tree import Document, Item
 
 
 def nested(open_: str, inner: str, close: str, depth: int) -> str:
@@ -72,3 +76,22 @@ def test_named_masks_that_use_the_one_before_twice_are_read_once(body: str) -> N
 def test_literals_joined_by_folding_must_fit(text: str, problem: str) -> None:
     with pytest.raises(ExprError, match=problem):
         parse(text, Scope(), Type.BOOL)
+
+
+def test_a_doc_of_any_length_is_refused(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(f"variants:\n  v: {{doc: {'word ' * 3000}, mask: causal}}\n")
+    with pytest.raises(SpecError, match=r"variants.v.doc: a doc has at most 10000 characters, got 14999"):
+        load(spec)
+
+
+def test_whether_an_item_has_problems_is_known_without_a_search() -> None:
+    """20000 bad variants took two minutes: each looked through the problems of all others."""
+    document = Document(str(Path(__file__).parents[1] / "variants.yaml"))
+    item = Item(where="variants.a", line=1, node=document.root.node)
+    assert not document.has_problem_in(item)
+    document.note_at(1, "variants.ab.mask", "is of another")
+    assert not document.has_problem_in(item)
+    document.note_at(1, "variants.a.tensors.w", "is below it")
+    document.problems.clear()
+    assert document.has_problem_in(item)
