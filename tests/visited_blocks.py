@@ -65,10 +65,10 @@ class Int32(int):
     def __ge__(self, other: int) -> np.bool_:  # type: ignore[override, misc]
         return np.bool_(int(self) >= int(other))
 
-    def __eq__(self, other: object) -> np.bool_:  # type: ignore[override, misc]
+    def __eq__(self, other: object) -> np.bool_:  # type: ignore[override]
         return np.bool_(int.__eq__(self, other))
 
-    def __ne__(self, other: object) -> np.bool_:  # type: ignore[override, misc]
+    def __ne__(self, other: object) -> np.bool_:  # type: ignore[override]
         return np.bool_(int.__ne__(self, other))
 
     __hash__ = int.__hash__
