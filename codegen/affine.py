@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from typing import TypeVar
 
 from codegen import expr
@@ -231,8 +232,10 @@ def _disjuncts(e: Expr) -> list[tuple[Expr, ...]] | None:
     known = [p for p in parts if p is not None]
     if len(known) < len(parts):
         return None
-    found = [t for p in known for t in p] if e.op == "or" else [sum(pick, ()) for pick in product(*known)]
-    return found if len(found) <= MOST_TERMS else None
+    sizes = map(len, known)
+    if (sum(sizes) if e.op == "or" else prod(sizes)) > MOST_TERMS:  # counted before they are made
+        return None
+    return [t for p in known for t in p] if e.op == "or" else [sum(pick, ()) for pick in product(*known)]
 
 
 def spread(e: Expr) -> Expr:

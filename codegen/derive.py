@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 from codegen import expr
 from codegen.expr import Expr, Load, Op, Type, Var, const
@@ -16,6 +17,7 @@ from codegen.expr import Expr, Load, Op, Type, Var, const
 ZERO, ONE = const(0.0), const(1.0)
 
 
+@cache
 def derivative(e: Expr, target: Var | Load) -> Expr:
     """d e / d target, simplified as it is built.
 

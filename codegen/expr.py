@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from functools import cache
+from functools import cached_property
 
 
 class Type(StrEnum):
@@ -65,9 +65,33 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Expr:
-    """Base of all nodes."""
+    """Base of all nodes. What they have in common may be shared: a tree is as small as its different nodes."""
 
     type: Type
+
+    @cached_property
+    def size(self) -> int:
+        """The number of operations and operands, written out: a shared node counts wherever it occurs."""
+        return 1 + sum(child.size for child in children(self))
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Names of the variables that are read."""
+        return frozenset().union(*(child.names for child in children(self)))
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self._fields)
+
+    @property
+    def _fields(self) -> tuple[object, ...]:
+        return tuple(getattr(self, name) for name in self.__dataclass_fields__)
+
+    def _same(self, other: object) -> bool:
+        """Equality that ends at the first node that both share."""
+        if self is other:
+            return True
+        return isinstance(other, type(self)) and self._hash == other._hash and self._fields == other._fields
 
 
 @dataclass(frozen=True)
@@ -81,6 +105,10 @@ class Var(Expr):
 
     name: str
 
+    @cached_property
+    def names(self) -> frozenset[str]:
+        return frozenset((self.name,))
+
 
 @dataclass(frozen=True)
 class Load(Expr):
@@ -89,6 +117,12 @@ class Load(Expr):
     tensor: str
     indices: tuple[Expr, ...]
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self._same(other)
+
 
 @dataclass(frozen=True)
 class Op(Expr):
@@ -96,6 +130,12 @@ class Op(Expr):
 
     op: str
     args: tuple[Expr, ...]
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self._same(other)
 
 
 NEGATED = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt", "eq": "ne", "ne": "eq"}
@@ -114,18 +154,20 @@ def children(e: Expr) -> tuple[Expr, ...]:
 
 
 def walk(e: Expr) -> Iterator[Expr]:
-    """Every node of the tree, parents first."""
-    yield e
-    for child in children(e):
-        yield from walk(child)
+    """Every different node of the tree, parents first."""
+    seen: set[Expr] = set()
+    left = [e]
+    while left:
+        node = left.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            left += reversed(children(node))
 
 
-@cache
 def names(e: Expr) -> frozenset[str]:
     """Names of the variables an expression reads, those in the indices of its tensors included."""
-    if isinstance(e, Var):
-        return frozenset((e.name,))
-    return frozenset().union(*(names(child) for child in children(e)))
+    return e.names
 
 
 def loads(*exprs: Expr) -> tuple[Load, ...]:
@@ -136,14 +178,22 @@ def loads(*exprs: Expr) -> tuple[Load, ...]:
 
 def rebuild(e: Expr, replace: Callable[[Expr], Expr | None]) -> Expr:
     """A copy in which each node that `replace` answers for is exchanged; parents are built anew, so they fold again."""
-    replaced = replace(e)
-    if replaced is not None:
-        return replaced
-    if isinstance(e, Op):
-        return make(e.op, *(rebuild(a, replace) for a in e.args))
-    if isinstance(e, Load):
-        return Load(e.type, e.tensor, tuple(rebuild(i, replace) for i in e.indices))
-    return e
+    done: dict[Expr, Expr] = {}
+
+    def built(node: Expr) -> Expr:
+        if node not in done:
+            replaced = replace(node)
+            if replaced is not None:
+                done[node] = replaced
+            elif isinstance(node, Op):
+                done[node] = make(node.op, *map(built, node.args))
+            elif isinstance(node, Load):
+                done[node] = Load(node.type, node.tensor, tuple(map(built, node.indices)))
+            else:
+                return node
+        return done[node]
+
+    return built(e)
 
 
 def substitute(e: Expr, values: Mapping[str, Expr]) -> Expr:

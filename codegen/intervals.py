@@ -19,6 +19,9 @@ LEAST_BLOCK = 16
 """No block is smaller (`tiles.BLOCK_SIZES`): a residue below it takes every value in each."""
 
 
+MOST_NODES = 1000
+"""A bound that is longer, written out, counts as unknown: some rules use theirs several times."""
+
 LARGEST = 3.4028234663852886e38
 """The largest finite float32."""
 
@@ -90,10 +93,19 @@ _EXACT_FLOAT = {"add", "sub", "neg", "min", "max", "abs", "float", "where", "not
 @dataclass
 class _Analyser:
     reads: dict[Expr, Extreme] = field(default_factory=dict)
+    _truths: dict[Expr, _Truth] = field(default_factory=dict)
+    _intervals: dict[Expr, _Interval] = field(default_factory=dict)
 
     # ------------------------------------------------------------------------------------------------------- booleans
 
     def truth(self, e: Expr) -> _Truth:
+        if e not in self._truths:
+            found = self._truth(e)
+            may, must = (known if known.size <= MOST_NODES else None for known in (found.may, found.must))
+            self._truths[e] = _Truth(TRUE if may is None else may, FALSE if must is None else must)
+        return self._truths[e]
+
+    def _truth(self, e: Expr) -> _Truth:
         if level(e) is Level.UNIFORM:
             return _Truth(e, e)
         if _needs_extremes(e):
@@ -104,7 +116,13 @@ class _Analyser:
         if e.op in ("and", "or"):
             build = expr.logical_and if e.op == "and" else expr.logical_or
             parts = [self.truth(a) for a in e.args]
-            return _Truth(build(*(p.may for p in parts)), build(*(p.must for p in parts)))
+            may, must = [p.may for p in parts], [p.must for p in parts]
+            # Of what all must hold for, any may go unsaid as far as `may` is concerned; of what one does, for `must`.
+            return (
+                _Truth(build(*_shortest(may)), build(*must))
+                if e.op == "and"
+                else _Truth(build(*may), build(*_shortest(must)))
+            )
         if e.op == "not":
             return _negated(self.truth(e.args[0]))
         if e.op == "where":
@@ -167,6 +185,13 @@ class _Analyser:
     # -------------------------------------------------------------------------------------------------------- numbers
 
     def interval(self, e: Expr) -> _Interval:
+        if e not in self._intervals:
+            found = self._interval(e)
+            ends = (end if end is not None and end.size <= MOST_NODES else None for end in (found.low, found.high))
+            self._intervals[e] = _Interval(*ends)
+        return self._intervals[e]
+
+    def _interval(self, e: Expr) -> _Interval:
         if level(e) is Level.UNIFORM:
             return _Interval(e, e)
         if _needs_extremes(e):
@@ -263,6 +288,17 @@ class _Analyser:
             kind = Type.FLOAT if e.type is Type.FLOAT else Type.INT
             self.reads[e] = Extreme(value=e, minimum=Var(kind, f"{stem}_min"), maximum=Var(kind, f"{stem}_max"))
         return self.reads[e]
+
+
+def _shortest(parts: list[Expr]) -> list[Expr]:
+    """The shortest of several expressions, as many as may be written out together."""
+    kept: set[int] = set()
+    left = MOST_NODES - 1
+    for i in sorted(range(len(parts)), key=lambda i: parts[i].size):
+        left -= parts[i].size
+        if left >= 0:
+            kept.add(i)
+    return [part for i, part in enumerate(parts) if i in kept]
 
 
 def _needs_extremes(e: Expr) -> bool:

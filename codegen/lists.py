@@ -140,8 +140,9 @@ def lists_plan(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> L
         return None
     read = expr.names(variant.mask)
     decided = expr.names(decision.may) | expr.names(decision.must)
-    of_queries = [x for x in decision.reads if x.of_queries]
-    of_keys = [x for x in decision.reads if not x.of_queries]
+    reads = [x for x in decision.reads if {x.minimum.name, x.maximum.name} & decided]
+    of_queries = [x for x in reads if x.of_queries]
+    of_keys = [x for x in reads if not x.of_queries]
     uniform = reads_packed_queries(variant, expr.loads(decision.may, decision.must), sign.mode)
     shifted = sign.offset and (bool(decided & _QUERY_BOUNDS) or uniform)
     builder = _Builder(variant, sign, schedule, decided, shifted=shifted)
@@ -151,7 +152,7 @@ def lists_plan(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> L
         extremes=builder.extremes(of_queries, of_keys),
         query_lists=builder.lists("query", of_queries, of_keys, decision.may, decision.must),
         key_lists=builder.lists("key", of_keys, of_queries, decision.may, decision.must),
-        legend=_legend(variant, sign.mode, decision.reads, schedule, decided),
+        legend=_legend(variant, sign.mode, reads, schedule, decided),
         per_batch="b" in read,
         per_head=analysis.tables_per_head,
         has_offset=sign.offset,

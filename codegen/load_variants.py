@@ -23,6 +23,8 @@ SCALAR_KEYS = ("type", "min", "max", "example")
 SCALAR_TYPES = tuple(t.value for t in ScalarType)
 INT_LIMIT = 2**30
 """Largest integer scalar either way that an op takes: half of 32 bits leaves room for sums."""
+MOST_DOC = 10_000
+"""The longest text about a variant: it stands in each of its files."""
 FLOAT_DTYPES = tuple(dtype for dtype in TENSOR_DTYPES if "float" in dtype)
 
 
@@ -81,6 +83,8 @@ class _VariantReader:
             self.doc.note(self.keys["mask"], f"no query attends to any key: {mask_text.strip()!r} is always false")
         score, score_text = self._expression("score", scope, Type.FLOAT)
         doc = self.doc.text(self.keys["doc"]) if "doc" in self.keys else None
+        if doc is not None and len(doc) > MOST_DOC:
+            self.doc.note(self.keys["doc"], f"a doc has at most {MOST_DOC} characters, got {len(doc)}")
         sink, decay, dropout = (self._flag(self.keys, key) for key in ("sink", "decay", "dropout"))
         own_archs = self._own_archs()
         if not self.doc.has_problem_in(self.item):

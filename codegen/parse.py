@@ -34,7 +34,8 @@ class Macro:
 class Scope:
     """The names an expression may read besides the indices.
 
-    `axes`, where given, are all there is: the expression is the example of a tensor.
+    `axes`, where given, are all there is: the expression is the example of a tensor. `expanded` holds the named
+    expressions that were used before, by name and arguments.
     """
 
     tensors: Mapping[str, TensorSpec] = field(default_factory=dict)
@@ -42,6 +43,7 @@ class Scope:
     macros: Mapping[str, Macro] = field(default_factory=dict)
     bound: Mapping[str, Expr] = field(default_factory=dict)
     expanding: tuple[str, ...] = ()
+    expanded: dict[tuple[object, ...], Expr] = field(default_factory=dict, compare=False)
     axes: tuple[str, ...] | None = None
 
 
@@ -122,7 +124,11 @@ def parse(text: str, scope: Scope, want: Type) -> Expr:
     Raises `ExprError` with the column (from 1) of the offending part of `text`.
     """
     e = _read(text, scope, want, allow_score=want is Type.FLOAT and scope.axes is None)
-    return expr.to_float(e) if want is Type.FLOAT else expr.without_kinks(e)
+    e = expr.to_float(e) if want is Type.FLOAT else expr.without_kinks(e)
+    for node in expr.walk(e):
+        if isinstance(node, expr.Const) and not _fits(node.value):
+            raise ExprError(_joined_problem(node, _flat(text)), 1)
+    return e
 
 
 def _read(text: str, scope: Scope, want: Type, *, allow_score: bool) -> Expr:
@@ -169,6 +175,9 @@ def _article(t: Type) -> str:
     return f"an {t.value}" if t is Type.INT else f"a {t.value}"
 
 
+MOST_NODES = 1000
+"""The longest expression, written out: derivatives and block bounds are several times as long."""
+
 _TOO_DEEP = "the expression is nested too deeply"
 
 
@@ -209,6 +218,12 @@ class _Parser:
             kind = "an integer" if e.type is Type.INT else "a number"
             bits = "32 bits" if e.type is Type.INT else "float32"
             raise self.fail(node, f"{kind} must fit {bits}, got {_source(node)}")
+        for joined in expr.children(e):
+            if isinstance(joined, expr.Const) and not _fits(joined.value):
+                raise self.fail(node, _joined_problem(joined, _source(node)))
+        if e.size > MOST_NODES:
+            message = f"at most {MOST_NODES} operations and operands, named expressions written out, got {e.size}"
+            raise self.fail(node, f"an expression has {message}: {_source(node)!r}")
         return e
 
     def read_node(self, node: ast.expr) -> Expr:
@@ -408,12 +423,21 @@ class _Parser:
         if name in self.scope.expanding:
             raise self.fail(node, f"'{name}' is defined by itself: {' -> '.join((*self.scope.expanding, name))}")
         bound = {param: self.read(a) for param, a in zip(macro.params, args, strict=True)}
+        use = (name, self.allow_score, *bound.values())
+        if use in self.scope.expanded:
+            return self.scope.expanded[use]
         scope = replace(self.scope, bound=bound, expanding=(*self.scope.expanding, name))
         try:
             allow_score = self.allow_score and macro.type is Type.FLOAT
-            return _read(macro.body, scope, macro.type, allow_score=allow_score)
+            self.scope.expanded[use] = _read(macro.body, scope, macro.type, allow_score=allow_score)
+            return self.scope.expanded[use]
         except ExprError as error:
             raise self.fail(node, f"in '{name}': {error.message}") from None
+
+
+def _joined_problem(literal: expr.Const, source: str) -> str:
+    kind, bits = ("an integer", "32 bits") if literal.type is Type.INT else ("a number", "float32")
+    return f"{kind} must fit {bits}, got {literal.value} by joining the literals of {source!r}"
 
 
 def _fits(value: int | float | bool) -> bool:

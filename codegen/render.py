@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ from codegen.modes import Mode
 from codegen.ops import OpPlan, op_plan
 from codegen.plan import VariantPlan, plan
 from codegen.printers import FormulaPrinter
-from codegen.spec import Spec
+from codegen.spec import Spec, Variant
 from codegen.text import LINE_LENGTH, comment, docstring
 
 _PLACEHOLDER = "0" * HASH_LENGTH
@@ -89,7 +90,7 @@ def render(spec: Spec) -> dict[str, str]:
         "atomic": [],
     }
     for name, variant in spec.variants.items():
-        plans = {mode: plan(variant, mode) for mode in Mode}
+        plans = _plans(variant)
         files.update(_variant_files(env, name, plans))
         planned = plans[Mode.DENSE]
         holds = (
@@ -123,6 +124,14 @@ def render(spec: Spec) -> dict[str, str]:
     }
     formatted |= _format({KERNELS_FILE: _fill(env, "ops/kernels.py.jinja", hashes=hashes, **kinds)})
     return {path: _sign(formatted[path]) for path in sorted(formatted)}
+
+
+def _plans(variant: Variant) -> dict[Mode, VariantPlan]:
+    try:
+        return {mode: plan(variant, mode) for mode in Mode}
+    except Exception as error:
+        error.add_note(f"while planning the kernels of the variant '{variant.name}'")
+        raise
 
 
 def _variant_files(env: jinja2.Environment, name: str, plans: Mapping[Mode, VariantPlan]) -> dict[str, str]:
@@ -199,7 +208,11 @@ def _kernel_hashes(files: Mapping[str, str], folder: str) -> dict[str, str]:
 
 def _fill(env: jinja2.Environment, template: str, **context: Any) -> str:
     header = FileHeader(template=template, entry=context.pop("entry", ""))
-    return env.get_template(template).render(file=header, **context)
+    try:
+        return env.get_template(template).render(file=header, **context)
+    except Exception as error:
+        error.add_note(f"while filling the template {template} for {header.entry.removeprefix('# ') or 'the package'}")
+        raise
 
 
 def _sign(text: str) -> str:
@@ -216,13 +229,38 @@ def _format(files: Mapping[str, str]) -> dict[str, str]:
             target = root / path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8")
-        command = [_ruff(), "format", "--isolated", "--quiet", "--no-cache", f"--line-length={LINE_LENGTH}"]
+        command = [_ruff(), "format", "--isolated", "--no-cache", f"--line-length={LINE_LENGTH}"]
         result = subprocess.run(
             [*command, "--target-version=py311", str(root)], capture_output=True, text=True, check=False
         )
         if result.returncode != 0:
-            raise CodegenError(f"the formatter refused a rendered file, a fault of its template:\n{result.stderr}")
+            words = result.stderr.replace(f"{root.resolve()}/", "").replace(f"{root}/", "")
+            raise CodegenError(
+                f"the formatter refused rendered files, a fault of the generator:\n{_placed(words, files)}"
+            )
         return {path: (root / path).read_text(encoding="utf-8") for path in files}
+
+
+def _placed(words: str, files: Mapping[str, str]) -> str:
+    """The formatter's words, with the variant and the template of each file they name, and the line they are about.
+
+    >>> header = "# variant: v: {mask: causal}\\n# template: a.py.jinja\\n"
+    >>> print(_placed("error: Failed to parse v/a.py:3:2: Bad", {"v/a.py": header + " x"}))
+    v/a.py:3:2: Bad (variant v, template a.py.jinja)
+         x
+    """
+    lines: list[str] = []
+    for line in words.strip().splitlines():
+        found = re.fullmatch(r"error: Failed to parse (.+?):(\d+):\d+: .*", line)
+        if found is None or found[1] not in files:
+            lines.append(line)
+            continue
+        text = files[found[1]].splitlines()
+        said = (re.match(r"# (variant|template): ([^:\s]+)", x) for x in text[: int(found[2])])
+        source = ", ".join(f"{x[1]} {x[2]}" for x in said if x is not None)
+        lines.append(f"{line.removeprefix('error: Failed to parse ')} ({source})")
+        lines += [f"    {x}" for x in text[int(found[2]) - 1 : int(found[2])]]
+    return "\n".join(lines)
 
 
 def _ruff() -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from codegen.checks import IDENTIFIER
 from codegen.expr import INDEX_NAMES, ScalarType
 from codegen.load_archs import FLOAT32, SHORT
-from codegen.load_variants import INT_LIMIT, SCALAR_KEYS, SCALAR_TYPES
+from codegen.load_variants import INT_LIMIT, MOST_DOC, SCALAR_KEYS, SCALAR_TYPES
 from codegen.spec import ARCHS, DTYPES, MAX_HEAD_DIM, MIN_HEAD_DIM, TENSOR_DTYPES, Pass
 from codegen.tiles import TILE_FIELDS
 
@@ -144,7 +144,11 @@ def _variant() -> Schema:
     schema = _object(
         "One attention variant; an empty one is plain attention.",
         {
-            "doc": {"description": "One sentence on what the variant is and where it comes from.", "type": "string"},
+            "doc": {
+                "description": "One sentence on what the variant is and where it comes from.",
+                "type": "string",
+                "maxLength": MOST_DOC,
+            },
             "mask": _expression("True where a query attends to a key. Reads b h hkv q_idx kv_idx; left out: always."),
             "score": _expression("The new score from `score`: scaled, natural log. Left out: unchanged."),
             "tensors": _named("Tensors each call gives, by name.", {"$ref": "#/$defs/tensor"}),

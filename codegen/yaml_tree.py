@@ -55,6 +55,7 @@ class Document:
     def __init__(self, file: str) -> None:
         self.file = file
         self.problems: list[Problem] = []
+        self._with_problems: set[str] = set()
         self._lines: dict[str, int] = {}
         self.root = Item(where="", line=1, node=self._compose(self._text()))
 
@@ -66,6 +67,9 @@ class Document:
 
     def note_at(self, line: int, where: str, message: str) -> None:
         self.problems.append(Problem(file=self.file, line=line, where=where, message=message))
+        while where:
+            self._with_problems.add(where)
+            where = where.rpartition(".")[0]
 
     def note_below(self, item: Item, path: str, message: str) -> None:
         """Record a problem of `item`'s descendant `path`, at the line of its nearest ancestor that the file has."""
@@ -77,7 +81,7 @@ class Document:
 
     def has_problem_in(self, item: Item) -> bool:
         """Whether a problem of `item` or of anything below it is known."""
-        return any(p.where == item.where or p.where.startswith(f"{item.where}.") for p in self.problems)
+        return item.where in self._with_problems
 
     def _fatal(self, line: int, message: str) -> SpecError:
         return SpecError([Problem(file=self.file, line=line, where="", message=message)])

@@ -28,7 +28,7 @@ JSON_TYPES: dict[str, set[type]] = {
 }
 KEYWORDS = {"$schema", "$defs", "$ref", "title", "description", "default", "type", "enum", "anyOf", "items", "pattern"}
 KEYWORDS |= {"properties", "patternProperties", "additionalProperties", "required"}
-KEYWORDS |= {"minItems", "uniqueItems", "minLength", "minimum", "maximum", "minProperties"}
+KEYWORDS |= {"minItems", "uniqueItems", "minLength", "maxLength", "minimum", "maximum", "minProperties"}
 
 
 def fits(value: object, schema: dict[str, Any], root: dict[str, Any]) -> bool:
@@ -52,7 +52,8 @@ def fits(value: object, schema: dict[str, Any], root: dict[str, Any]) -> bool:
     if isinstance(value, list):
         return len(value) >= schema.get("minItems", 0) and all(fits(item, schema["items"], root) for item in value)
     if isinstance(value, str):
-        return len(value) >= schema.get("minLength", 0) and bool(re.search(schema.get("pattern", ""), value))
+        fitting = schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value))
+        return fitting and bool(re.search(schema.get("pattern", ""), value))
     return not isinstance(value, int) or schema.get("minimum", value) <= value <= schema.get("maximum", value)
 
 

@@ -148,7 +148,8 @@ class _Clamped:
 
     def __getitem__(self, index: Any) -> Array:
         indices = index if isinstance(index, tuple) else (index,)
-        return self.values[tuple(np.clip(i, 0, n - 1) for i, n in zip(indices, self.values.shape, strict=True))]
+        found: Array = self.values[tuple(np.clip(i, 0, n - 1) for i, n in zip(indices, self.values.shape, strict=True))]
+        return found
 
 
 def closed_masks(seed: int, count: int) -> Iterator[tuple[str, str, Expr]]:

@@ -53,16 +53,16 @@ class Int32(int):
     __radd__, __rmul__ = __add__, __mul__
 
     # A comparison's result is inverted by `~`, which Python's booleans take for numbers.
-    def __lt__(self, other: int) -> np.bool_:  # type: ignore[override]
+    def __lt__(self, other: int) -> np.bool_:  # type: ignore[override, misc]
         return np.bool_(int(self) < int(other))
 
-    def __le__(self, other: int) -> np.bool_:  # type: ignore[override]
+    def __le__(self, other: int) -> np.bool_:  # type: ignore[override, misc]
         return np.bool_(int(self) <= int(other))
 
-    def __gt__(self, other: int) -> np.bool_:  # type: ignore[override]
+    def __gt__(self, other: int) -> np.bool_:  # type: ignore[override, misc]
         return np.bool_(int(self) > int(other))
 
-    def __ge__(self, other: int) -> np.bool_:  # type: ignore[override]
+    def __ge__(self, other: int) -> np.bool_:  # type: ignore[override, misc]
         return np.bool_(int(self) >= int(other))
 
     def __eq__(self, other: object) -> np.bool_:  # type: ignore[override]
