@@ -83,8 +83,7 @@ def _is_plain(load: Load, spec: TensorSpec, mode: Mode) -> bool:
     if len(names) < len(load.indices) or len(set(names)) < len(names) or {"h", "hkv"} <= set(names):
         return False
     return all(
-        exact_index({spec.name: spec}, spec.name, axis, index)
-        or _holds_all(spec.dims[axis], name, mode)
+        exact_index({spec.name: spec}, spec.name, axis, index) or _holds_all(spec.dims[axis], name, mode)
         for axis, (name, index) in enumerate(zip(names, load.indices, strict=True))
     )
 
