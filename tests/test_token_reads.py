@@ -1,9 +1,12 @@
-"""The references of variants that read tensors of tokens in odd ways, and what ops that read by row ask of positions."""
+"""References of variants that read tensors of tokens in odd ways, and what ops that read by row ask of positions."""
 
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,10 +29,30 @@ from tests.rendering import importable
 pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 the ops run their kernels")
 
 
+# Rendered beside the others, for names that are used and not defined, or the other way round.
+FURTHER = """
+  undecided: {mask: (q_idx - kv_idx) % 2 != 2 or q_idx >= kv_idx}
+  decaying: {decay: true}
+  dropping: {score: 0.5 * score, decay: true, sink: true, dropout: true}
+  numbered: {mask: "w[h] >= 0.3", tensors: {w: {dims: [h]}}}
+  limited: {mask: "kv_idx // 8 == lim[3] and q_idx >= kv_idx", tensors: {lim: {dims: [q_idx], dtype: int32}}}
+  compared:
+    mask: query_of[b, q_idx] <= key_of[kv_idx] and key_of[2] > 0
+    tensors: {query_of: {dims: [b, kv_idx], dtype: int32}, key_of: {dims: [q_idx], dtype: int32}}
+"""
+
+
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with importable(tmp_path_factory.mktemp("token_reads"), "odd_references", SPEC):
+    with importable(tmp_path_factory.mktemp("token_reads"), "odd_references", SPEC + FURTHER):
         yield "odd_references"
+
+
+def test_every_name_of_a_rendered_package_is_defined_and_used(package: str) -> None:
+    folder = Path(importlib.import_module(package).__file__ or "").parent
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "F", str(folder)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout
 
 
 class _InJax(torch.autograd.Function):

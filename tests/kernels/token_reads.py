@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -35,7 +36,7 @@ variants:
   halved: {score: "score + w[b, q_idx // 2] * w[b, kv_idx + 3]", tensors: {w: {dims: [b, kv_idx], grad: true}}}
   moved:
     mask: doc[b, 2 * q_idx] <= doc[b, kv_idx + 1]
-    score: score + w[q_idx - 1, b] * w[kv_idx + 3, b]
+    score: score + w[q_idx - 1, b] - 2 * w[kv_idx + 3, b]
     tensors: {doc: {dims: [b, kv_idx], dtype: int32}, w: {dims: [q_idx, b], grad: true}}
   nested:
     mask: doc[b, place[q_idx]] <= doc[b, kv_idx]
@@ -129,9 +130,8 @@ def results(o: Tensor, lse: Tensor, leaves: Mapping[str, Tensor], weights: Seque
 def assert_same(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> None:
     for name, wanted in want.items():
         assert got[name].shape == wanted.shape, name
-        torch.testing.assert_close(
-            got[name].double(), wanted.double(), rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
-        )
+        found, error = got[name].double(), partial("{}: {}".format, name)
+        torch.testing.assert_close(found, wanted.double(), rtol=1e-4, atol=1e-4, msg=error)
 
 
 def draw(entry: Mapping[str, Any], sizes: Mapping[str, int], *, packed: bool) -> dict[str, Tensor]:
@@ -206,11 +206,13 @@ def check_packed(name: str, op: Any, packing: Packing) -> None:
             parts.append((torch.zeros(q_len, HEADS, DIM), torch.full((HEADS, q_len), -math.inf)))
             continue
         names = {n: Own(x=exact.get(n, x), dims=entry["tensors"][n]["dims"], rows=rows) for n, x in own.items()}
-        q, k, v = exact["q"][q_rows], exact["k"][kv_rows], exact["v"][kv_rows]
+        q = exact["q"][q_rows].transpose(0, 1)
+        k, v = (exact[x][kv_rows].transpose(0, 1).repeat_interleave(HEADS // KV_HEADS, 0) for x in "kv")
         found, found_lse = attention(
             entry,
-            q.transpose(0, 1),
-            *(x.transpose(0, 1).repeat_interleave(HEADS // KV_HEADS, 0) for x in (k, v)),
+            q,
+            k,
+            v,
             {
                 **names,
                 "b": torch.tensor(s),
@@ -243,7 +245,7 @@ def check_positions(name: str, op: Any, q_positions: Tensor, q_ids: Tensor | Non
     for b in range(batch):
         q_idx, kv_idx, row = q_positions[b][:, None].long(), q_positions[b].long(), torch.arange(length)
         at_row = [(q_idx, row[:, None]), (kv_idx, row)]
-        names = {
+        names: dict[str, Any] = {
             n: Own(x=exact.get(n, x), dims=entry["tensors"][n]["dims"], rows={}, at_row=at_row) for n, x in own.items()
         }
         names |= {"b": torch.tensor(b), "h": torch.arange(HEADS)[:, None, None], "q_idx": q_idx, "kv_idx": kv_idx}
@@ -254,7 +256,11 @@ def check_positions(name: str, op: Any, q_positions: Tensor, q_ids: Tensor | Non
     assert_same(results(o, lse, leaves, weights), results(*want, exact, weights))
 
 
-ASKED = [ByRow(*flags, "what a test asks") for flags in product([False, True], repeat=3) if any(flags)]
+ASKED = [
+    ByRow(in_order=in_order, in_step=in_step, as_rows=as_rows, rule="what a test asks")
+    for in_order, in_step, as_rows in product([False, True], repeat=3)
+    if in_order or in_step or as_rows
+]
 
 
 def drawn(seed: int) -> dict[str, Tensor]:
