@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from .checks import PACKED
 from .configs import INTERPRETER, PASSES, config_text
 from .jax_kernels import INTERPRET, compiling_for, device_arch
-from .jax_passes import Call, Kernels
+from .jax_passes import Call, Forward, Kernels
 from .jax_primitive import attend
 from .jax_schedule import call_sizes, check_sequences, packed_sizes
-from .jax_sequences import Tokens, check_packed, check_tokens, packed_offset
+from .jax_sequences import Tokens, check_order, check_packed, check_tokens, packed_offset
 from .jax_support import as_arrays, check_inputs, positive_scale, query_offset
 from .schedules import Schedule, schedule_tables
 from .sequences import check_alone
@@ -165,8 +165,24 @@ def attention(
         tables = _checked_tables(kernels, arguments, schedule, call, arrays)
         call = replace(call, operands=(*call.operands, *(f"table_{i}" for i in range(len(tables)))))
         arrays += tables
+    if arguments.packed and 0 in (arguments.q.shape[0], arguments.k.shape[0]):
+        # Where there is no key or no query at all, there is nothing for kernels to read.
+        o, lse, *_ = Forward(kernels).reference(call, arrays)
+        return o.astype(dtype), lse
+    order = _order(kernels, arguments)
     o, lse = attend(kernels, call, arrays)
+    if order is not None:
+        o, lse = o * order.reshape(-1, 1, 1, 1).astype(o.dtype), lse * order.reshape(-1, 1, 1).astype(lse.dtype)
     return o.astype(dtype), lse
+
+
+def _order(kernels: Kernels, arguments: Arguments) -> jax.Array | None:
+    """What `check_order` says of the call's positions."""
+    if arguments.packed:
+        return None
+    batch, _, q_len, _ = arguments.q.shape
+    lengths = (batch, q_len, arguments.k.shape[2])
+    return check_order(arguments.op, arguments.tokens, *lengths, arguments.padding_id, kernels.by_row)
 
 
 def _launches_on() -> str | None:

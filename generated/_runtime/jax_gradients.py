@@ -47,6 +47,8 @@ def sums_at(values: jax.Array, index: jax.Array, size: int) -> jax.Array:
 
     Scattered additions are atomic on a GPU, in any order; sorted and scanned they have one.
     """
+    if values.shape[0] == 0:
+        return jnp.zeros((size, *values.shape[1:]), values.dtype)
     order = jnp.argsort(index, stable=True)
     index = index[order]
     running = running_sums(values[order], index)
@@ -77,11 +79,13 @@ def packed_row(
     index: Any, cu_seqlens: Tensor | jax.Array, seqs: jax.Array, q_offset: int | Tensor | jax.Array | None = None
 ) -> jax.Array:
     """Where along an axis of packed tokens the kernels read element `index` of each of `seqs`; of a query's axis with
-    its `q_offset`, by which positions and rows differ."""
-    start = cu_seqlens[seqs]
+    its `q_offset`, by which positions and rows differ. A sequence without tokens reads the first of all: some element
+    that there is, to which nothing is added."""
+    start, end = cu_seqlens[seqs], cu_seqlens[seqs + 1]
     if q_offset is not None:
         index = jnp.maximum(index, 0) - (q_offset if isinstance(q_offset, int) else q_offset[seqs])
-    return start + jnp.minimum(jnp.maximum(index, 0), jnp.maximum(cu_seqlens[seqs + 1] - start - 1, 0))
+    row = start + jnp.minimum(jnp.maximum(index, 0), end - start - 1)
+    return jnp.where(start < end, row, 0)
 
 
 def sums_by_sequence(sums: jax.Array, block_seqs: Tensor, num_seqs: int) -> jax.Array:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from .checks import PACKED
 from .configs import Tiles
 from .jax_tensor import FP32, Tensor
+from .sequences import ByRow
 
 # The axes of q, k, v and o by layout: batch, heads, key heads, rows of queries and of keys, D and Dv.
 _AXES = {
@@ -54,7 +55,7 @@ class Kernels:
     tables; `parameters` are those of `forward`. `dims` are those of the variant's own tensors, as the mode has them;
     `gradients` those of them that have one, and `flags` the parameter that asks for it, if any. Batch rows may be told
     apart, and heads, by nothing but the elements they read where `splits_batch` and `splits_heads`: then an axis may be
-    folded in, or cut.
+    folded in, or cut. `by_row`: what is asked of positions.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Kernels:
     flags: Mapping[str, str]
     splits_batch: bool
     splits_heads: bool
+    by_row: ByRow | None = None
 
     @property
     def has_decay(self) -> bool:

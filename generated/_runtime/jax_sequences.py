@@ -8,7 +8,7 @@ import numpy as np
 
 from .checks import PACKED, check_int, check_padding_id, fail
 from .jax_support import check_offset_word, check_qkv, int32_array, is_array, offset_array, values_are_checked
-from .sequences import check_begins
+from .sequences import ByRow, check_begins, fail_order
 
 
 class Tokens(NamedTuple):
@@ -104,6 +104,44 @@ def check_tokens(
         lengths = int32_array(op, "kv_lengths", kv_lengths, (batch,))
         kv_ids = jnp.where(jnp.arange(kv_len, dtype=jnp.int32) < lengths[:, None], kv_ids, padding_id)
     return Tokens(q_ids, kv_ids, q_positions, kv_positions)
+
+
+def check_order(
+    op: str, tokens: Tokens | None, batch: int, q_len: int, kv_len: int, padding_id: int, by_row: ByRow | None
+) -> jax.Array | None:
+    """Check that positions are what the op asks of them, or, where their values are not known or on a device, of each
+    batch row 1 if they are, else NaN; None where nothing is asked."""
+    if tokens is None or tokens.q_positions is None or tokens.kv_positions is None or by_row is None:
+        return None
+    q_ids, q_positions = (jnp.broadcast_to(x, (batch, q_len)) for x in (tokens.q_segment_ids, tokens.q_positions))
+    kv_ids, kv_positions = (jnp.broadcast_to(x, (batch, kv_len)) for x in (tokens.kv_segment_ids, tokens.kv_positions))
+    wrong = _in_disorder(Tokens(q_ids, kv_ids, q_positions, kv_positions), padding_id, by_row)
+    if values_are_checked(wrong):
+        fail_order(op, by_row, wrong.tolist())
+        return None
+    return jnp.where(wrong, jnp.nan, 1.0)
+
+
+def _in_disorder(tokens: Tokens, padding_id: int, by_row: ByRow) -> jax.Array:
+    """Of each batch row whether its positions are not its rows, nor else what the op asks of them."""
+    q_ids, kv_ids, q_positions, kv_positions = tokens
+    assert q_positions is not None
+    assert kv_positions is not None
+    is_row, fine = [], []
+    for ids, positions in ((q_ids, q_positions), (kv_ids, kv_positions)):
+        padding = ids == padding_id
+        is_row.append(((positions == jnp.arange(ids.shape[1])[None]) | padding).all(1))
+        if by_row.in_order:
+            follows = (jnp.diff(positions) == 1) | (jnp.diff(ids) != 0) | padding[:, 1:]
+            fine.append(follows.all(1))
+    if by_row.in_step:
+        both = min(q_ids.shape[1], kv_ids.shape[1])
+        ids, positions = kv_ids[:, :both], kv_positions[:, :both]
+        same = (positions == q_positions[:, :both]) & ((ids == q_ids[:, :both]) | (ids == padding_id))
+        padding = q_ids == padding_id
+        fine += [(same | padding[:, :both]).all(1), padding[:, both:].all(1)]
+    rows = jnp.stack(is_row).all(0)
+    return ~rows if by_row.as_rows else ~(rows | jnp.stack(fine).all(0))
 
 
 def _pair(

@@ -53,7 +53,8 @@ def check_tensor(
 ) -> jax.Array:
     """One of a variant's own tensors, checked. Offsets along `tile_axes` are 32-bit in the kernels.
 
-    Where int64 is declared int32 will do: JAX has no other unless told so.
+    Where int64 is declared int32 will do: JAX has no other unless told so. Of a tensor without elements, of a call
+    without keys or queries, it is one that reads as 0 everywhere.
     """
     if not is_array(x):
         fail(op, name, f"a jax.Array of shape {sizes_text(shape)}", "nothing" if x is None else type(x).__name__)
@@ -65,7 +66,13 @@ def check_tensor(
         if (x.shape[axis] - 1) * stride >= 2**31:
             got = f"size {x.shape[axis]} and stride {stride}"
             fail(op, name, f"(size - 1) * stride of axis {axis} below 2**31", got)
-    return jnp.asarray(x)
+    return readable(jnp.asarray(x))
+
+
+def readable(x: jax.Array) -> jax.Array:
+    """An array with an element for every index to be clamped to: 0 where an axis has none, which has no nearest end."""
+    empty = tuple(axis for axis, size in enumerate(x.shape) if size == 0)
+    return x.sum(empty, keepdims=True, dtype=x.dtype) if empty else x
 
 
 def int32_array(op: str, name: str, x: Any, shape: tuple[int, ...]) -> jax.Array:

@@ -1,10 +1,30 @@
 """What calls may say of their sequences, in either framework. No framework is imported."""
 
 from itertools import pairwise
+from typing import NamedTuple
 
 from .checks import fail
 
 TOKEN_ARGUMENTS = ("q_segment_ids", "kv_segment_ids", "q_positions", "kv_positions", "kv_lengths")
+
+
+class ByRow(NamedTuple):
+    """What an op that reads something by row asks of the positions of a call, where they are not the rows.
+
+    `in_order`: they rise by one from row to row of a segment. `in_step`: the query and the key of a row are one token.
+    `as_rows`: nothing else will do. `rule` says so in words.
+    """
+
+    in_order: bool
+    in_step: bool
+    as_rows: bool
+    rule: str
+
+
+def fail_order(op: str, by_row: ByRow, wrong: list[bool]) -> None:
+    """Raise the error of positions that are `wrong` in some batch rows, if they are in any."""
+    if any(wrong):
+        fail(op, "q_positions", by_row.rule, f"others in batch row {wrong.index(True)}")
 
 
 def check_begins(op: str, name: str, begins: list[int], packed: str, total: int) -> None:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from .checks import PACKED, check_int, check_padding_id, fail
-from .sequences import check_begins
+from .sequences import ByRow, check_begins, fail_order
 from .settings import DEBUG
-from .torch_support import check_offset_word, check_qkv, launches_directly, offset_tensor
+from .torch_support import check_offset_word, check_qkv, launches_directly, offset_tensor, readable
 
 
 class Tokens(NamedTuple):
@@ -119,6 +119,44 @@ def check_tokens(
     return Tokens(q_ids, kv_ids, q_positions, kv_positions)
 
 
+def check_order(op: str, tokens: Tokens | None, padding_id: int, by_row: ByRow) -> None:
+    """Check that positions are what the op asks of them, where that waits for no device."""
+    if tokens is None or tokens.q_positions is None:
+        return
+    if launches_directly(tokens.q_positions) and values_are_checked(tokens.q_positions):
+        fail_order(op, by_row, _in_disorder(tokens, padding_id, by_row).tolist())
+
+
+def marked(o: Tensor, lse: Tensor, tokens: Tokens | None, padding_id: int, by_row: ByRow) -> tuple[Tensor, Tensor]:
+    """o and lse of a reference that is traced, NaN in batch rows whose positions are not what the op asks of them."""
+    if tokens is None or tokens.q_positions is None or launches_directly(tokens.q_positions):
+        return o, lse
+    factor = torch.where(_in_disorder(tokens, padding_id, by_row), float("nan"), 1.0)
+    return o * factor.view(-1, 1, 1, 1).to(o.dtype), lse * factor.view(-1, 1, 1).to(lse.dtype)
+
+
+def _in_disorder(tokens: Tokens, padding_id: int, by_row: ByRow) -> Tensor:
+    """Of each batch row whether its positions are not its rows, nor else what the op asks of them."""
+    q_ids, kv_ids, q_positions, kv_positions = tokens
+    assert q_positions is not None
+    assert kv_positions is not None
+    is_row, fine = [], []
+    for ids, positions in ((q_ids, q_positions), (kv_ids, kv_positions)):
+        padding = ids == padding_id
+        is_row.append(((positions == torch.arange(ids.shape[1], device=ids.device)) | padding).all(1))
+        if by_row.in_order:
+            follows = (positions.diff() == 1) | (ids.diff() != 0) | padding[:, 1:]
+            fine.append(follows.all(1))
+    if by_row.in_step:
+        both = min(q_ids.shape[1], kv_ids.shape[1])
+        ids, positions = kv_ids[:, :both], kv_positions[:, :both]
+        same = (positions == q_positions[:, :both]) & ((ids == q_ids[:, :both]) | (ids == padding_id))
+        padding = q_ids == padding_id
+        fine += [(same | padding[:, :both]).all(1), padding[:, both:].all(1)]
+    rows = torch.stack(is_row).all(0)
+    return ~rows if by_row.as_rows else ~(rows | torch.stack(fine).all(0))
+
+
 def _pair(
     op: str, q_name: str, of_queries: Any, kv_name: str, of_keys: Any, q: Tensor, k: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -178,8 +216,8 @@ def _rows(x: Tensor, axis: int, rows: slice, offset: int) -> Tensor:
     """Rows such that row `i - offset` of those wanted, or the nearest, is at index i from 0 on."""
     begin, length = rows.start, rows.stop - rows.start
     if length == 0:
-        # No pair reads it, but an index must find an element: an empty sum.
-        return x.narrow(axis, 0, 0).sum(axis, keepdim=True, dtype=x.dtype)
+        # No pair reads it, but an index must find an element.
+        return readable(x.narrow(axis, 0, 0))
     index = torch.arange(max(offset + length, 1), device=x.device) - offset
     return x.index_select(axis, index.clamp(0, length - 1) + begin)
 

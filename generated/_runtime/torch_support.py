@@ -94,7 +94,10 @@ def check_tensor(
     like: Tensor,
     tile_axes: tuple[int, ...] = (),
 ) -> Tensor:
-    """One of a variant's own tensors, checked. Offsets along `tile_axes` are 32-bit in the kernels."""
+    """One of a variant's own tensors, checked. Offsets along `tile_axes` are 32-bit in the kernels.
+
+    Of a tensor without elements, of a call without keys or queries, it is one that reads as 0 everywhere.
+    """
     if not isinstance(x, Tensor):
         got = "nothing" if x is None else type(x).__name__
         fail(op, name, f"a torch.Tensor of shape {sizes_text(shape)}", got)
@@ -107,7 +110,13 @@ def check_tensor(
         if (x.shape[axis] - 1) * x.stride(axis) >= 2**31:
             got = f"size {x.shape[axis]} and stride {x.stride(axis)}"
             fail(op, name, f"(size - 1) * stride of axis {axis} below 2**31", got)
-    return x
+    return readable(x) if 0 in x.shape else x
+
+
+def readable(x: Tensor) -> Tensor:
+    """A tensor with an element for every index to be clamped to: 0 where an axis has none, which has no nearest end."""
+    empty = [axis for axis, size in enumerate(x.shape) if size == 0]
+    return x.sum(empty, keepdim=True, dtype=x.dtype) if empty else x
 
 
 def query_offset(op: str, q_offset: Any, q: Tensor, q_len: int, kv_len: int | Tensor) -> tuple[int, Tensor | None]:
@@ -297,12 +306,14 @@ def sequence_of_rows(cu_seqlens: Tensor, total: int) -> Tensor:
 
 def packed_row(index: Tensor | int, cu_seqlens: Tensor, seqs: Tensor, q_offset: int | Tensor | None = None) -> Tensor:
     """Where along an axis of packed tokens the kernels read element `index` of each of `seqs`; of a query's axis with
-    its `q_offset`, by which positions and rows differ."""
-    start = cu_seqlens[seqs]
+    its `q_offset`, by which positions and rows differ. A sequence without tokens reads the first of all: some element
+    that there is, to which nothing is added."""
+    start, end = cu_seqlens[seqs], cu_seqlens[seqs + 1]
     index = _index(index, start.device)
     if q_offset is not None:
         index = index.clamp(min=0) - (q_offset[seqs] if isinstance(q_offset, Tensor) else q_offset)
-    return start + torch.minimum(index.clamp(min=0), (cu_seqlens[seqs + 1] - start - 1).clamp(min=0))
+    row = start + torch.minimum(index.clamp(min=0), end - start - 1)
+    return torch.where(start < end, row, 0)
 
 
 def sums_by_sequence(sums: Tensor, block_seqs: Tensor, num_seqs: int) -> Tensor:

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/jax_op.py.jinja
-# hash: 2e04f98e4feefbe8
+# hash: e1e8ddd005d0df37
 """`causal_dropout` for JAX. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section 5.4)."""
 
 from jax import Array
@@ -10,11 +10,18 @@ from .._runtime.checks import check_dropout_p
 from .._runtime.jax_call import Arguments, Kernels, attention, schedule_of
 from .._runtime.jax_support import dropout_seed
 from .._runtime.schedules import Schedule, scheduled
+from .._runtime.sequences import ByRow
 from . import jax_launch, jax_reference
 from .packed import jax_launch as packed_launch
 from .segmented import jax_launch as segmented_launch
 
 NAME = "causal_dropout"
+BY_ROW = ByRow(
+    in_order=True,
+    in_step=False,
+    as_rows=False,
+    rule=("positions that rise by 1 from row to row of a segment (read by row: what dropout drops)"),
+)
 
 DENSE = Kernels(
     name="causal_dropout",
@@ -99,6 +106,7 @@ SEGMENTED = Kernels(
     flags={},
     splits_batch=True,
     splits_heads=True,
+    by_row=BY_ROW,
 )
 
 
@@ -202,6 +210,8 @@ def causal_dropout(
         q_segment_ids: int32 `[B, Sq]`; a query attends to keys of its id, and none has the id `padding_id`.
         kv_segment_ids: int32 `[B, Skv]`; by default `q_segment_ids`.
         q_positions: int32 `[B, Sq]`, what `q_idx` is in mask and score, where else it is the row + `q_offset`.
+            They must be the rows, or positions that rise by 1 from row to row of a segment (read by row: what
+            dropout drops).
         kv_positions: int32 `[B, Skv]`, what `kv_idx` is there; by default `q_positions`.
         kv_lengths: int32 `[B]`: no query attends to keys from there on. `q_offset="end"` is then `kv_lengths - Sq`.
         padding_id: the segment id of padding, which attends to nothing.

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/torch_op.py.jinja
-# hash: ede667d45223ed56
+# hash: e4a6e19daea4e258
 """`causal_dropout` for PyTorch. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section
 5.4)."""
 
@@ -10,10 +10,10 @@ from torch import Tensor
 from .._runtime.checks import check_dropout_p
 from .._runtime.configs import PASSES
 from .._runtime.schedules import Schedule, schedule_tables, scheduled
-from .._runtime.sequences import check_alone
+from .._runtime.sequences import ByRow, check_alone
 from .._runtime.torch_replay import apply, replayed
 from .._runtime.torch_schedule import call_sizes, check_sequences, packed_sizes
-from .._runtime.torch_sequences import Tokens, check_packed, check_tokens, packed_offset
+from .._runtime.torch_sequences import Tokens, check_order, check_packed, check_tokens, marked, packed_offset
 from .._runtime.torch_support import (
     autocast_inputs,
     batch_row,
@@ -32,6 +32,12 @@ from .torch_launch import Attention, tiles_of
 from .torch_reference import packed_reference, reference
 
 NAME = "causal_dropout"
+BY_ROW = ByRow(
+    in_order=True,
+    in_step=False,
+    as_rows=False,
+    rule=("positions that rise by 1 from row to row of a segment (read by row: what dropout drops)"),
+)
 
 
 def _schedule(
@@ -162,6 +168,8 @@ def causal_dropout(
         q_segment_ids: int32 `[B, Sq]`; a query attends to keys of its id, and none has the id `padding_id`.
         kv_segment_ids: int32 `[B, Skv]`; by default `q_segment_ids`.
         q_positions: int32 `[B, Sq]`, what `q_idx` is in mask and score, where else it is the row + `q_offset`.
+            They must be the rows, or positions that rise by 1 from row to row of a segment (read by row: what
+            dropout drops).
         kv_positions: int32 `[B, Skv]`, what `kv_idx` is there; by default `q_positions`.
         kv_lengths: int32 `[B]`: no query attends to keys from there on. `q_offset="end"` is then `kv_lengths - Sq`.
         padding_id: the segment id of padding, which attends to nothing.
@@ -215,6 +223,7 @@ def causal_dropout(
     seed = dropout_seed(NAME, dropout_p, seed)
     config_words = call_words(NAME, config, family, deterministic)
     block_tables: list[Tensor] = []
+    check_order(NAME, tokens, padding_id, BY_ROW)
     if schedule is not None:
         tiles = None
         # Traced, the operators alone know the chip, and with it the tiles.
@@ -237,6 +246,7 @@ def causal_dropout(
             **({} if tokens is None else tokens._asdict()),
             padding_id=padding_id,
         )
+        o, lse = marked(o, lse, tokens, padding_id, BY_ROW)
     else:
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
@@ -299,8 +309,8 @@ def _packed(
         tiles = packed_launch.tiles_of(batch_row(q), batch_row(v), cu_seqlens_q, config_words) if launched else None
         block_tables = schedule_tables(NAME, schedule, call_key, tiles)
         check_sequences(NAME, schedule, cu_seqlens_q, cu_seqlens_k)
-    # Where there is no key at all, there is nothing for kernels to read.
-    if runs_reference(q) or k.shape[0] == 0:
+    # Where there is no key or no query at all, there is nothing for kernels to read.
+    if runs_reference(q) or k.shape[0] == 0 or q.shape[0] == 0:
         o, lse = packed_reference(
             q,
             k,

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/jax_op.py.jinja
-# hash: 06dd92fae1dd62e1
+# hash: 2bcdd259b5398cb1
 """`document` for JAX. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from jax import Array
@@ -11,11 +11,18 @@ from .._runtime.checks import at_least
 from .._runtime.jax_call import Arguments, Kernels, attention, schedule_of
 from .._runtime.jax_support import check_tensor
 from .._runtime.schedules import Schedule, scheduled
+from .._runtime.sequences import ByRow
 from . import jax_launch, jax_reference
 from .packed import jax_launch as packed_launch
 from .segmented import jax_launch as segmented_launch
 
 NAME = "document"
+BY_ROW = ByRow(
+    in_order=False,
+    in_step=True,
+    as_rows=False,
+    rule=("positions that the query and the key of each row share (read by row: doc[b, q_idx])"),
+)
 
 DENSE = Kernels(
     name="document",
@@ -95,6 +102,7 @@ SEGMENTED = Kernels(
     flags={},
     splits_batch=True,
     splits_heads=True,
+    by_row=BY_ROW,
 )
 
 
@@ -212,6 +220,8 @@ def document(
         q_segment_ids: int32 `[B, Sq]`; a query attends to keys of its id, and none has the id `padding_id`.
         kv_segment_ids: int32 `[B, Skv]`; by default `q_segment_ids`.
         q_positions: int32 `[B, Sq]`, what `q_idx` is in mask and score, where else it is the row + `q_offset`.
+            They must be the rows, or positions that the query and the key of each row share (read by row: doc[b,
+            q_idx]).
         kv_positions: int32 `[B, Skv]`, what `kv_idx` is there; by default `q_positions`.
         kv_lengths: int32 `[B]`: no query attends to keys from there on. `q_offset="end"` is then `kv_lengths - Sq`.
         padding_id: the segment id of padding, which attends to nothing.

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_op.py.jinja
-# hash: 6e6f9eeac657472b
+# hash: 405bbe966e0957be
 """`document` for PyTorch. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from torch import Tensor
@@ -10,10 +10,10 @@ from torch import Tensor
 from .._runtime.checks import at_least
 from .._runtime.configs import PASSES
 from .._runtime.schedules import Schedule, schedule_tables, scheduled
-from .._runtime.sequences import check_alone
+from .._runtime.sequences import ByRow, check_alone
 from .._runtime.torch_replay import apply, replayed
 from .._runtime.torch_schedule import call_sizes, check_sequences, packed_sizes
-from .._runtime.torch_sequences import Tokens, check_packed, check_tokens, packed_offset
+from .._runtime.torch_sequences import Tokens, check_order, check_packed, check_tokens, marked, packed_offset
 from .._runtime.torch_support import (
     autocast_inputs,
     batch_row,
@@ -32,6 +32,12 @@ from .torch_launch import Attention, make_tables, tiles_of
 from .torch_reference import packed_reference, reference
 
 NAME = "document"
+BY_ROW = ByRow(
+    in_order=False,
+    in_step=True,
+    as_rows=False,
+    rule=("positions that the query and the key of each row share (read by row: doc[b, q_idx])"),
+)
 
 
 def _schedule(
@@ -168,6 +174,8 @@ def document(
         q_segment_ids: int32 `[B, Sq]`; a query attends to keys of its id, and none has the id `padding_id`.
         kv_segment_ids: int32 `[B, Skv]`; by default `q_segment_ids`.
         q_positions: int32 `[B, Sq]`, what `q_idx` is in mask and score, where else it is the row + `q_offset`.
+            They must be the rows, or positions that the query and the key of each row share (read by row: doc[b,
+            q_idx]).
         kv_positions: int32 `[B, Skv]`, what `kv_idx` is there; by default `q_positions`.
         kv_lengths: int32 `[B]`: no query attends to keys from there on. `q_offset="end"` is then `kv_lengths - Sq`.
         padding_id: the segment id of padding, which attends to nothing.
@@ -220,6 +228,7 @@ def document(
     )
     config_words = call_words(NAME, config, family, deterministic)
     block_tables: list[Tensor] = []
+    check_order(NAME, tokens, padding_id, BY_ROW)
     if schedule is not None:
         tiles = None
         # Traced, the operators alone know the chip, and with it the tiles.
@@ -241,6 +250,7 @@ def document(
             **({} if tokens is None else tokens._asdict()),
             padding_id=padding_id,
         )
+        o, lse = marked(o, lse, tokens, padding_id, BY_ROW)
     else:
         q, scale = positive_scale(q, scale)
         q, k, v = interpreter_dtype(q, k, v)
@@ -300,8 +310,8 @@ def _packed(
         tiles = packed_launch.tiles_of(batch_row(q), batch_row(v), cu_seqlens_q, config_words) if launched else None
         block_tables = schedule_tables(NAME, schedule, call_key, tiles)
         check_sequences(NAME, schedule, cu_seqlens_q, cu_seqlens_k)
-    # Where there is no key at all, there is nothing for kernels to read.
-    if runs_reference(q) or k.shape[0] == 0:
+    # Where there is no key or no query at all, there is nothing for kernels to read.
+    if runs_reference(q) or k.shape[0] == 0 or q.shape[0] == 0:
         o, lse = packed_reference(
             q,
             k,

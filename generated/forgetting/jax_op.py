@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/jax_op.py.jinja
-# hash: 75482aa50c275ceb
+# hash: e5cac8aab03ce359
 """`forgetting` for JAX. Forgetting attention, a log-decay per position and head (Lin et al., 2025,
 arXiv:2503.02130)."""
 
@@ -11,11 +11,21 @@ from .._runtime.checks import FLOAT_DTYPES, at_least
 from .._runtime.jax_call import Arguments, Kernels, attention, schedule_of
 from .._runtime.jax_support import check_tensor
 from .._runtime.schedules import Schedule, scheduled
+from .._runtime.sequences import ByRow
 from . import jax_launch, jax_reference
 from .packed import jax_launch as packed_launch
 from .segmented import jax_launch as segmented_launch
 
 NAME = "forgetting"
+BY_ROW = ByRow(
+    in_order=True,
+    in_step=True,
+    as_rows=False,
+    rule=(
+        "positions that rise by 1 from row to row of a segment and that the query and the key of "
+        "each row share (read by row: the log-decay)"
+    ),
+)
 
 DENSE = Kernels(
     name="forgetting",
@@ -94,6 +104,7 @@ SEGMENTED = Kernels(
     flags={},
     splits_batch=True,
     splits_heads=True,
+    by_row=BY_ROW,
 )
 
 
@@ -195,6 +206,8 @@ def forgetting(
         q_segment_ids: int32 `[B, Sq]`; a query attends to keys of its id, and none has the id `padding_id`.
         kv_segment_ids: int32 `[B, Skv]`; by default `q_segment_ids`.
         q_positions: int32 `[B, Sq]`, what `q_idx` is in mask and score, where else it is the row + `q_offset`.
+            They must be the rows, or positions that rise by 1 from row to row of a segment and that the query and
+            the key of each row share (read by row: the log-decay).
         kv_positions: int32 `[B, Skv]`, what `kv_idx` is there; by default `q_positions`.
         kv_lengths: int32 `[B]`: no query attends to keys from there on. `q_offset="end"` is then `kv_lengths - Sq`.
         padding_id: the segment id of padding, which attends to nothing.

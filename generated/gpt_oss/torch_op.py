@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/torch_op.py.jinja
-# hash: 6c3ab4246ce507cc
+# hash: c169a9abb9aea38b
 """`gpt_oss` for PyTorch. The sliding-window layers of gpt-oss, a learned sink per head in the denominator
 (arXiv:2508.10925)."""
 
@@ -289,8 +289,8 @@ def _packed(
         tiles = packed_launch.tiles_of(batch_row(q), batch_row(v), cu_seqlens_q, config_words) if launched else None
         block_tables = schedule_tables(NAME, schedule, call_key, tiles)
         check_sequences(NAME, schedule, cu_seqlens_q, cu_seqlens_k)
-    # Where there is no key at all, there is nothing for kernels to read.
-    if runs_reference(q) or k.shape[0] == 0:
+    # Where there is no key or no query at all, there is nothing for kernels to read.
+    if runs_reference(q) or k.shape[0] == 0 or q.shape[0] == 0:
         o, lse = packed_reference(
             q,
             k,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: ops/torch_op.py.jinja
-# hash: 8bab242d0d951521
+# hash: 7fdf7073cd04f08f
 """`prefix_lm` for PyTorch. Causal, but for a prefix of `length` keys that every query attends to (Raffel et al.,
 2020, arXiv:1910.10683)."""
 
@@ -292,8 +292,8 @@ def _packed(
         tiles = packed_launch.tiles_of(batch_row(q), batch_row(v), cu_seqlens_q, config_words) if launched else None
         block_tables = schedule_tables(NAME, schedule, call_key, tiles)
         check_sequences(NAME, schedule, cu_seqlens_q, cu_seqlens_k)
-    # Where there is no key at all, there is nothing for kernels to read.
-    if runs_reference(q) or k.shape[0] == 0:
+    # Where there is no key or no query at all, there is nothing for kernels to read.
+    if runs_reference(q) or k.shape[0] == 0 or q.shape[0] == 0:
         o, lse = packed_reference(
             q,
             k,

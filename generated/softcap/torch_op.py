@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: ops/torch_op.py.jinja
-# hash: aee3e53191d38b9e
+# hash: e6ca9b43cf81ead4
 """`softcap` for PyTorch. Causal with logits capped at 20 (Bello et al., 2016, arXiv:1611.09940, section 5.1)."""
 
 from torch import Tensor
@@ -278,8 +278,8 @@ def _packed(
         tiles = packed_launch.tiles_of(batch_row(q), batch_row(v), cu_seqlens_q, config_words) if launched else None
         block_tables = schedule_tables(NAME, schedule, call_key, tiles)
         check_sequences(NAME, schedule, cu_seqlens_q, cu_seqlens_k)
-    # Where there is no key at all, there is nothing for kernels to read.
-    if runs_reference(q) or k.shape[0] == 0:
+    # Where there is no key or no query at all, there is nothing for kernels to read.
+    if runs_reference(q) or k.shape[0] == 0 or q.shape[0] == 0:
         o, lse = packed_reference(
             q,
             k,

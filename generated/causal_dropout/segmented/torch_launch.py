@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/torch_launch.py.jinja
-# hash: f2436176ccfd8a2b
+# hash: 575cdf2e92005449
 """Launches of the kernels of `causal_dropout`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -30,6 +30,7 @@ from ..._runtime.torch_support import (
 )
 
 if HAS_TRITON:
+    from ..._runtime.token_order import mark_disorder
     from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
 
 NAME = "causal_dropout_segmented"
@@ -417,6 +418,34 @@ def _forward(
             BLOCK_N=tile.block_n,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
+        )
+    if q_positions is not None and kv_positions is not None:
+        launch(
+            mark_disorder,
+            (batch,),
+            q_segment_ids,
+            kv_segment_ids,
+            q_positions,
+            kv_positions,
+            o,
+            lse,
+            row_stride(q_segment_ids),
+            q_segment_ids.stride(1),
+            row_stride(kv_segment_ids),
+            kv_segment_ids.stride(1),
+            row_stride(q_positions),
+            row_stride(kv_positions),
+            *o.stride()[:3],
+            q_len,
+            kv_len,
+            num_heads,
+            padding_id,
+            IN_ORDER=True,
+            IN_STEP=False,
+            AS_ROWS=False,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK=1024,
         )
     return o, lse
 

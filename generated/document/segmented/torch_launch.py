@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_launch.py.jinja
-# hash: 6cca1d2a4dc137ab
+# hash: 114dce9c719cc47a
 """Launches of the kernels of `document`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -30,6 +30,7 @@ from ..._runtime.torch_support import (
 )
 
 if HAS_TRITON:
+    from ..._runtime.token_order import mark_disorder
     from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
 
 NAME = "document_segmented"
@@ -441,6 +442,34 @@ def _forward(
             BLOCK_N=tile.block_n,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
+        )
+    if q_positions is not None and kv_positions is not None:
+        launch(
+            mark_disorder,
+            (batch,),
+            q_segment_ids,
+            kv_segment_ids,
+            q_positions,
+            kv_positions,
+            o,
+            lse,
+            row_stride(q_segment_ids),
+            q_segment_ids.stride(1),
+            row_stride(kv_segment_ids),
+            kv_segment_ids.stride(1),
+            row_stride(q_positions),
+            row_stride(kv_positions),
+            *o.stride()[:3],
+            q_len,
+            kv_len,
+            num_heads,
+            padding_id,
+            IN_ORDER=False,
+            IN_STEP=True,
+            AS_ROWS=False,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK=1024,
         )
     return o, lse
 

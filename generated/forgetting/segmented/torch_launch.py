@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/torch_launch.py.jinja
-# hash: 267f51092e42564f
+# hash: 881b6a1e74e0228c
 """Launches of the kernels of `forgetting`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -29,6 +29,7 @@ from ..._runtime.torch_support import (
 )
 
 if HAS_TRITON:
+    from ..._runtime.token_order import mark_disorder
     from .. import decay as decay_kernels
     from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
 
@@ -442,6 +443,34 @@ def _forward(
             BLOCK_N=tile.block_n,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
+        )
+    if q_positions is not None and kv_positions is not None:
+        launch(
+            mark_disorder,
+            (batch,),
+            q_segment_ids,
+            kv_segment_ids,
+            q_positions,
+            kv_positions,
+            o,
+            lse,
+            row_stride(q_segment_ids),
+            q_segment_ids.stride(1),
+            row_stride(kv_segment_ids),
+            kv_segment_ids.stride(1),
+            row_stride(q_positions),
+            row_stride(kv_positions),
+            *o.stride()[:3],
+            q_len,
+            kv_len,
+            num_heads,
+            padding_id,
+            IN_ORDER=True,
+            IN_STEP=True,
+            AS_ROWS=False,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK=1024,
         )
     return o, lse, decay
 
