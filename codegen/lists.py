@@ -82,8 +82,8 @@ class ExtremesKernel:
 class ListKernel:
     """The kernel that tells, for each block of one axis, which of the other it visits.
 
-    `starts` are the axes along which a packed program needs to know where its sequence begins. `loaded` are the extremes
-    of its own block, `gathered` those of the others; `may` and `must` decide a vector of the others.
+    `starts` are the axes along which a packed program needs to know where its sequence begins. `loaded` are the
+    extremes of its own block, `gathered` those of the others; `may` and `must` decide a vector of the others.
     """
 
     kernel: KernelPlan

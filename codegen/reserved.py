@@ -82,7 +82,8 @@ _WORDS = """
 
     cu_seqlens_k cu_seqlens_q kv_lengths kv_positions kv_segment_ids padding_id q_positions q_segment_ids
 
-    Tokens check_alone check_packed check_tokens first_batch kv_ids kv_row lse_parts o_parts packed packed_offset
+    BY_ROW ByRow Tokens check_alone check_order check_packed check_tokens first_batch kv_ids kv_row lse_parts
+    mark_disorder marked o_parts packed packed_offset
     packed_reference packed_sequences packed_sizes q_ids q_row sequence tokens
 
     Arguments Array DENSE INT32 Kernels PACKED SCALARS_LOADED SEGMENTED arguments attention forward heads is_loaded jax

@@ -1,7 +1,8 @@
 """What a variant reads by row where a call gives its tokens positions, and what these must be for that to be right.
 
-Positions may come in any order where every tensor is read at the token itself, which lies where its token does. What
-else is read by row needs rows that agree with positions.
+A dim of tokens is indexed by row. At the token itself that is right in any order, and so is a row that a number or
+another tensor names. A position that stands for a row needs rows that agree with positions, as do the running sum of a
+log-decay, and dropout.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from textwrap import wrap
 
 from codegen import expr
 from codegen.affine import linear
-from codegen.expr import Expr, Var
+from codegen.expr import Expr, Load, Var, int_var
 from codegen.modes import POSITIONAL
 from codegen.printers import FormulaPrinter
 from codegen.spec import Variant
@@ -86,11 +87,20 @@ def _joined(needs: list[_Needs]) -> _Needs:
 
 
 def _of_index(dim: str, index: Expr) -> _Needs | None:
-    """What one index into a dim of tokens asks for; None if it names the token itself."""
-    if isinstance(index, Var) and index.name in POSITIONAL:
-        return None if index.name == dim else _Needs(in_step=True)
+    """What one index into a dim of tokens asks for, if anything."""
+    if index == int_var(dim) or not _computes_with_positions(index):
+        return None
+    if isinstance(index, Var):
+        return _Needs(in_step=True)
     form = linear(index)
     if form is None or (form.q, form.kv) not in ((1, 0), (0, 1)):
         return _Needs(as_rows=True)
     own = "q_idx" if form.q else "kv_idx"
     return _Needs(in_order=True, in_step=own != dim)
+
+
+def _computes_with_positions(e: Expr) -> bool:
+    """Whether a position is part of a value, not only of where a tensor is read for it."""
+    if isinstance(e, Load):
+        return False
+    return (isinstance(e, Var) and e.name in POSITIONAL) or any(map(_computes_with_positions, expr.children(e)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,3 +29,21 @@ def importable(folder: Path, name: str, spec: str | Path) -> Iterator[Path]:
         yield folder / name
     finally:
         sys.path.remove(str(folder))
+
+
+def unused_or_undefined(package: str) -> str:
+    """What the linter says of names in a package that can be imported: empty where each is defined, and used."""
+    folder = Path(importlib.import_module(package).__file__ or "").parent
+    command = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "check",
+        "--isolated",
+        "--no-cache",
+        "--quiet",
+        "--select",
+        "F",
+        str(folder),
+    ]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout

@@ -29,7 +29,10 @@ MODES: dict[str, Callable[[], dict[str, Any]]] = {
     "dense": lambda: {"q_offset": -7},
     "offsets": lambda: {"q_offset": ints([0, -9])},
     "segments": lambda: {"q_segment_ids": ints([[0] * 20 + [1] * 20 + [-1] * 10, [3] * 50])},
-    "positions": lambda: {"q_positions": ints([[*range(30), *range(20)], [*range(50)]])},
+    "positions": lambda: {
+        "q_segment_ids": ints([[0] * 30 + [1] * 20, [0] * 50]),
+        "q_positions": ints([[*range(30), *range(20)], [*range(50)]]),
+    },
     "lengths": lambda: {"kv_lengths": ints([50, 33]), "q_offset": "end"},
     "packed": lambda: {"cu_seqlens_q": ints([0, 9, 9, 50]), "cu_seqlens_k": ints([0, 20, 30, 50]), "q_offset": "end"},
 }

@@ -60,6 +60,10 @@ variants:
       group: {dims: [b, kv_idx], dtype: int32}
       order: {dims: [n], dtype: int32}
       place: {dims: [n], grad: true}
+  tabled:
+    mask: order[q_idx] >= order[kv_idx]
+    score: score + place[q_idx] - place[kv_idx]
+    tensors: {order: {dims: [n], dtype: int32}, place: {dims: [n], grad: true}}
   everything: {mask: causal and window(5), score: softcap(20.0), sink: true, decay: true, dropout: true}
 """
 OWN = ("per_pair", "per_row", "mapped", "everything")
@@ -381,46 +385,31 @@ def test_a_padding_query_of_a_sink_has_the_sink_alone() -> None:
     assert q.grad[~padding].any()
 
 
-def test_tensors_are_read_by_row_whatever_the_positions() -> None:
+def test_a_tensor_of_tokens_is_read_where_they_lie_in_any_order() -> None:
     torch.manual_seed(0)
-    doc = torch.randint(0, 2, (B, KV_LEN), dtype=torch.int32)
-    leaves = {"q": leaf(B, HEADS, Q_LEN, DIM), "k": leaf(B, KV_HEADS, KV_LEN, DIM), "v": leaf(B, KV_HEADS, KV_LEN, DIM)}
-    options = TOKEN_CALLS["all"]
+    doc = torch.randint(0, 2, (B, Q_LEN), dtype=torch.int32)
+    leaves = {"q": leaf(B, HEADS, Q_LEN, DIM), "k": leaf(B, KV_HEADS, Q_LEN, DIM), "v": leaf(B, KV_HEADS, Q_LEN, DIM)}
+    options = {"q_segment_ids": Q_IDS, "q_positions": Q_POS, "kv_lengths": ints(7, 0, 4)}
     o, lse = load_op("document")(*leaves.values(), doc=doc, **options, return_lse=True)
-    these = pairs(options, KV_LEN)
-    keep = these.may & (these.q_idx >= these.kv_idx) & (doc[:, None, :Q_LEN, None] == doc[:, None, None])
+    these = pairs(options, Q_LEN)
+    keep = these.may & (these.q_idx >= these.kv_idx) & (doc[:, None, :, None] == doc[:, None, None])
     assert_same(results(o, lse, leaves), results(*attend(leaves, keep), leaves))
-
-
-@pytest.mark.parametrize("variant", ["forgetting", "causal_dropout"])
-def test_decay_and_dropout_are_by_row_whatever_the_positions(variant: str) -> None:
-    """Positions that let every query attend to every key: what is left is what the rows decide."""
-    packed = Packed.draw(MANIFEST[variant], (Q_LEN,), (Q_LEN,))
-    own = {name: x[None] for name, x in packed.tensors.items()} | packed.numbers
-    q, k, v = (x[None].transpose(1, 2) for x in (packed.q, packed.k, packed.v))
-    everywhere = torch.zeros(1, Q_LEN, dtype=torch.int32)
-    o, lse = load_op(variant)(q, k, v, **own, q_positions=everywhere, return_lse=True)
-    want, want_lse = load_op(variant)(q, k, v, **own, return_lse=True)
-    # The last query sees every key either way.
-    torch.testing.assert_close(o[:, :, -1], want[:, :, -1])
-    torch.testing.assert_close(lse[:, :, -1], want_lse[:, :, -1])
-    assert not torch.allclose(o[:, :, 0], want[:, :, 0])
 
 
 def test_a_table_of_positions_need_not_be_as_long_as_the_rows(package: str) -> None:
     """Positions of the call's own index a named dim; along `q_idx` and `kv_idx` there is an element per row."""
-    op, _ = own_variant(package, "mapped")
+    op, _ = own_variant(package, "tabled")
     q, k = leaf(1, 2, 6, DIM), leaf(1, 2, 6, DIM)
-    group, order, place = ints(0, 1, 0, 1, 2, 2)[None], ints(0, 1, 2), torch.tensor([0.0, 2.0, -1.0])
+    order, place = ints(1, 0, 2), torch.tensor([0.0, 2.0, -1.0])
     positions = ints(0, 1, 2, 0, 1, 2)[None]
-    o, lse = op(q, k, k, group=group, order=order, place=place, q_positions=positions, return_lse=True)
+    o, lse = op(q, k, k, order=order, place=place, q_positions=positions, return_lse=True)
     at = positions[0].long()
-    keep = group[0][order[at].long()][:, None] <= group[0][torch.arange(6) // 2]
+    keep = order[at][:, None] >= order[at]
     scores = (q @ k.mT * DIM**-0.5 + place[at][:, None] - place[at]).masked_fill(~keep, -1e30)
     torch.testing.assert_close(lse, scores.logsumexp(-1))
     torch.testing.assert_close(o, scores.softmax(-1) @ k)
-    call = {"q": q, "k": k, "v": k, "group": group, "order": order, "place": place}
-    assert message(op, call) == "mapped: order: expected shape [>=6], got [3]"
+    call = {"q": q, "k": k, "v": k, "order": order, "place": place}
+    assert message(op, call) == "tabled: order: expected shape [>=6], got [3]"
 
 
 @pytest.mark.parametrize("variant", sorted(set(MANIFEST) - {"causal_dropout", "padding"}))
@@ -469,7 +458,7 @@ def test_every_op_has_schedules_of_every_kind_of_call(variant: str) -> None:
     assert torch.equal(
         op(*batch, **own, **packed.numbers, **ids, schedule=made), op(*batch, **own, **packed.numbers, **ids)
     )
-    for other, kind in (({}, "dense rows"), ({"q_positions": ids["q_segment_ids"]}, "rows with positions")):
+    for other, kind in (({}, "dense rows"), ({"q_positions": torch.arange(12).int()[None]}, "rows with positions")):
         with pytest.raises(ArgumentError, match=f"calls of {kind}, got one made for calls of rows with segment ids"):
             op(*batch, **own, **packed.numbers, **other, schedule=made)
     with pytest.raises(ArgumentError, match="schedule: expected one made for calls of packed sequences"):

@@ -63,9 +63,7 @@ def mark_disorder(
         earlier_ids = tl.load(q_ids_base + earlier * stride_q_ids_s, mask=in_q, other=0)
         q_positions = tl.load(q_positions_ptr + b * stride_q_positions_b + rows, mask=in_q, other=0)
         earlier_positions = tl.load(q_positions_ptr + b * stride_q_positions_b + earlier, mask=in_q, other=0)
-        moved, unordered = disagreement(
-            q_ids, earlier_ids, q_positions, earlier_positions, rows, in_q, padding_id
-        )
+        moved, unordered = disagreement(q_ids, earlier_ids, q_positions, earlier_positions, rows, in_q, padding_id)
         not_rows |= moved.to(tl.int32)
         if IN_ORDER:
             not_right |= unordered.to(tl.int32)
@@ -74,9 +72,7 @@ def mark_disorder(
         earlier_ids = tl.load(kv_ids_base + earlier * stride_kv_ids_s, mask=in_kv, other=0)
         kv_positions = tl.load(kv_positions_ptr + b * stride_kv_positions_b + rows, mask=in_kv, other=0)
         earlier_positions = tl.load(kv_positions_ptr + b * stride_kv_positions_b + earlier, mask=in_kv, other=0)
-        moved, unordered = disagreement(
-            kv_ids, earlier_ids, kv_positions, earlier_positions, rows, in_kv, padding_id
-        )
+        moved, unordered = disagreement(kv_ids, earlier_ids, kv_positions, earlier_positions, rows, in_kv, padding_id)
         not_rows |= moved.to(tl.int32)
         if IN_ORDER:
             not_right |= unordered.to(tl.int32)

@@ -127,9 +127,7 @@ def check_order(op: str, tokens: Tokens | None, padding_id: int, by_row: ByRow) 
         fail_order(op, by_row, _in_disorder(tokens, padding_id, by_row).tolist())
 
 
-def marked(
-    o: Tensor, lse: Tensor, tokens: Tokens | None, padding_id: int, by_row: ByRow
-) -> tuple[Tensor, Tensor]:
+def marked(o: Tensor, lse: Tensor, tokens: Tokens | None, padding_id: int, by_row: ByRow) -> tuple[Tensor, Tensor]:
     """o and lse of a reference that is traced, NaN in batch rows whose positions are not what the op asks of them."""
     if tokens is None or tokens.q_positions is None or launches_directly(tokens.q_positions):
         return o, lse

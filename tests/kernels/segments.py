@@ -15,6 +15,9 @@ from .cases import DEVICE, Shape, draw
 
 PADDING = -1
 
+BY_ROW = ("causal_dropout", "document", "forgetting")
+"""Variants that read something by row, and so refuse positions in any order, or of keys that are not the queries'."""
+
 
 def runs(*lengths: tuple[int, int]) -> list[int]:
     """Ids of segments one behind the other: each id, and how many tokens have it."""

@@ -42,7 +42,10 @@ MODES: dict[str, Callable[[], Arguments]] = {
     "dense": dict,
     "packed": MIXED.options,
     "segments": lambda: {"q_segment_ids": ints([[0] * 20 + [1] * 30 + [-1] * 20, [3] * 70])},
-    "positions": lambda: {"q_positions": ints([[*range(40), *range(30)], [*range(70)]])},
+    "positions": lambda: {
+        "q_segment_ids": ints([[0] * 40 + [1] * 30, [0] * 70]),
+        "q_positions": ints([[*range(40), *range(30)], [*range(70)]]),
+    },
     "lengths": lambda: {"kv_lengths": ints([70, 33]), "q_offset": "end"},
 }
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bench import golden
+from tests.rendering import unused_or_undefined
 
 from .cases import DEVICE, INTERPRET, tiles
 from .conftest import LIBRARY
@@ -124,6 +125,10 @@ def _by_kernels(name: str, inputs: list[Tensor], own: dict[str, Any]) -> dict[st
     formula = FORMULAS[name]
     block = (64, 64) if formula.kv_len > 100 else (32, 32 if INTERPRET else 16)
     return _results(_op(name), inputs, own, return_lse=True, q_offset=formula.q_offset, config=tiles(*block))
+
+
+def test_every_name_of_the_library_is_defined_and_used() -> None:
+    assert unused_or_undefined(PACKAGE) == ""
 
 
 def test_every_variant_has_a_formula() -> None:
