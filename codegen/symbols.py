@@ -61,7 +61,9 @@ def function_symbol(name: str) -> str:
     >>> function_symbol("causal"), function_symbol("max"), function_symbol("reference")
     ('causal', 'own_max', 'own_reference')
     """
-    return _symbol(name, ()) if is_word(name) or _is_foreign(name) else name
+    if not is_word(name) and not _is_foreign(name):
+        return name
+    return f"own_{name}_op" if is_word(f"own_{name}") else f"own_{name}"
 
 
 def is_renamed(name: str) -> bool:
