@@ -14,7 +14,7 @@ import pytest
 
 from codegen import expr
 from codegen.checks import OP_ARGUMENTS, argument_problem
-from codegen.expr import Load, TensorSpec, Type
+from codegen.expr import Expr, Load, TensorSpec, Type
 from codegen.spec import Variant
 from codegen.symbols import is_used, symbolised
 
@@ -80,7 +80,8 @@ def test_names_of_generated_code_are_known(variant: str, file: str) -> None:
 
 def variant_of(*names: str) -> Variant:
     tensors = {name: TensorSpec(name=name, dims=("h",), grad=True) for name in names}
-    score = reduce(expr.add, [Load(Type.FLOAT, name, (expr.int_var("h"),)) for name in names])
+    reads: list[Expr] = [Load(Type.FLOAT, name, (expr.int_var("h"),)) for name in names]
+    score = reduce(expr.add, reads)
     return Variant(name="x", line=1, entry="", score=score, tensors=tensors)
 
 
