@@ -20,6 +20,7 @@ from codegen.spec import ScalarSpec, Variant
 class Argument:
     """One of the variant's own arguments: a tensor, the sink, the log-decay, or a scalar.
 
+    `public` is what the op's callers know it as, where generated code calls it otherwise.
     `shape` is Python source for a tuple of expected sizes, an entry `at_least(n)` where longer is fine, `packed_shape`
     the same in a packed call; `limits` are further arguments of a scalar's check; `doc` is its line in the op's
     docstring. Of a `trained` one the backward is told whether a call wants the gradient. Each pair of a query and a key
@@ -37,6 +38,12 @@ class Argument:
     trained: bool = False
     tile_axes: tuple[int, ...] = ()
     doc: str = ""
+    public: str = ""
+
+    @property
+    def keyword(self) -> str:
+        """The op's keyword argument."""
+        return self.public or self.name
 
     @property
     def is_tensor(self) -> bool:
@@ -70,11 +77,11 @@ class Argument:
     @property
     def checked(self) -> str:
         """Source of the checked argument, in JAX: arrays of one program are on one device."""
-        return self._of_arguments(self._checked(self.shape, self.tile_axes))
+        return self._checked(self._of_arguments(self.shape), self.tile_axes)
 
     @property
     def packed_checked(self) -> str:
-        return self._of_arguments(self._checked(self.packed_shape, self._packed_tile_axes))
+        return self._checked(self._of_arguments(self.packed_shape), self._packed_tile_axes)
 
     @staticmethod
     def _of_arguments(text: str) -> str:
@@ -94,8 +101,8 @@ class Argument:
     def _checked(self, shape: str, tile_axes: tuple[int, ...], like: str = "") -> str:
         if self.is_tensor:
             narrow = f", tile_axes={tile_axes}" if tile_axes else ""
-            return f'check_tensor(NAME, "{self.name}", {self.name}, {shape}, {self.dtypes}{like}{narrow})'
-        return f'check_{self.required}(NAME, "{self.name}", {self.name}{self.limits})'
+            return f'check_tensor(NAME, "{self.keyword}", {self.name}, {shape}, {self.dtypes}{like}{narrow})'
+        return f'check_{self.required}(NAME, "{self.keyword}", {self.name}{self.limits})'
 
     @property
     def of_sequence(self) -> str:
@@ -148,6 +155,7 @@ def own_arguments(variant: Variant, terms: Sequence[GradientTerm]) -> list[Argum
                 trained=spec.grad,
                 tile_axes=_tile_axes(variant, spec.name),
                 doc=f"{spec.dtype} `[{dims}]`{packed}{example}{trained}.",
+                public=variant.keywords.get(spec.name, ""),
             )
         )
     if variant.decay:
@@ -168,7 +176,11 @@ def own_arguments(variant: Variant, terms: Sequence[GradientTerm]) -> list[Argum
             if value is not None
         )
         doc = f"{kind}{_range_text(scalar)}."
-        found.append(Argument(name=scalar.name, kind="scalar", annotation=f"{kind} | None", limits=limits, doc=doc))
+        public = variant.keywords.get(scalar.name, "")
+        annotation = f"{kind} | None"
+        found.append(
+            Argument(name=scalar.name, kind="scalar", annotation=annotation, limits=limits, doc=doc, public=public)
+        )
     return found
 
 

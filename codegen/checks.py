@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import keyword
 import re
 from collections.abc import Mapping
@@ -10,7 +9,6 @@ from collections.abc import Mapping
 from codegen.errors import did_you_mean
 from codegen.expr import INDEX_NAMES, SCORE
 from codegen.parse import FUNCTIONS, Macro
-from codegen.reserved import is_reserved
 
 OP_ARGUMENTS = (
     "q",
@@ -21,23 +19,30 @@ OP_ARGUMENTS = (
     "return_lse",
     "cu_seqlens_q",
     "cu_seqlens_k",
+    "q_segment_ids",
+    "kv_segment_ids",
+    "q_positions",
+    "kv_positions",
+    "kv_lengths",
+    "padding_id",
     "q_offset",
     "config",
     "deterministic",
     "family",
     "schedule",
+    "backward",
     "sink",
     "g",
     "dropout_p",
     "seed",
 )
-"""Arguments every op has, or has when its variant asks for a sink, a decay or dropout."""
+"""Arguments every op has, or has when its variant asks for a sink, a decay or dropout; and its `schedule` function."""
 
 PACKAGE_NAMES = ("torch", "jax", "jax_nn", "packing", "tuned", "manifest")
 """What stands beside the variants' folders in a generated package, in lower case."""
 
-IMPORTED_NAMES = ("torch", "jax", "jnp", "triton", "tl", "gl", "np", "math")
-"""Modules that generated code imports; an argument of that name would hide one."""
+EXPORTED_NAMES = ("VARIANTS", "HANDLER", "RESIDUALS", "jax_versions")
+"""What the package and its modules of ops hold besides the ops."""
 
 IDENTIFIER = r"[A-Za-z][A-Za-z0-9_]*"
 """Names end up in file names, symbols and profiles: ASCII, and no leading underscore."""
@@ -57,6 +62,8 @@ def variant_problem(name: str) -> str | None:
     """A variant's name becomes a folder of the package and an op."""
     if name.lower() in PACKAGE_NAMES:
         return f"'{name}' is a module of the generated package; choose another name"
+    if name in EXPORTED_NAMES:
+        return f"'{name}' is a name of the generated package; choose another name"
     return identifier_problem(name)
 
 
@@ -80,16 +87,9 @@ def argument_problem(name: str, macros: Mapping[str, Macro]) -> str | None:
     """The name of a tensor or scalar, which becomes a keyword argument of the op."""
     if name in OP_ARGUMENTS:
         return f"'{name}' is an argument every op may have; choose another name"
-    if name in IMPORTED_NAMES:
-        return f"'{name}' is a module the generated code imports; choose another name"
-    if is_reserved(name):
-        return f"'{name}' is a name the generated code uses itself; choose another name"
     if name in macros:
         return f"'{name}' is the name of a mask or score; choose another name"
-    problem = macro_problem(name)
-    if problem is None and hasattr(builtins, name):
-        return f"'{name}' is a Python builtin, which the argument would hide; choose another name"
-    return problem
+    return macro_problem(name)
 
 
 def dim_problem(name: str) -> str | None:

@@ -179,7 +179,7 @@ def by_vectors(lines: Sequence[str]) -> list[str]:
     later, found = {"qk"}, []
     for line in lines:
         defined, _, value = line.partition(" = ")
-        if "None" in value or later & words(value):
+        if {"None", *later} & words(value):
             later |= words(defined)
         else:
             found.append(line)
@@ -329,7 +329,7 @@ def _read_ahead(vectors: Sequence[str], again: Sequence[str]) -> tuple[list[str]
         elif line not in again:
             found.append(line)
     both = [line for line in needed(vectors, " ".join(found)) if line in again]
-    names = {name: f"own_{name}" for name in targets(both) if name not in _OWN}
+    names = {name: f"ahead_{name}" for name in targets(both) if name not in _OWN}
     lines = read_apart([line for line in vectors if line in found or line in both], names)
     exchanged_names = [name for name in targets(lines) if name not in {*_OWN.values(), *names.values()}]
     # A row's place is for what is read there.

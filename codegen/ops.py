@@ -14,6 +14,7 @@ from codegen.op_gradients import Buffer, Grid
 from codegen.plan import VariantPlan
 from codegen.references import computes_with, formula_of, reference_text
 from codegen.signature import CU_SEQLENS, PACKED_TABLES, positions_read, reads_pairs, reads_query_position, uses_tanh
+from codegen.symbols import function_symbol
 from codegen.table_launches import ListsOp, launch_arguments, lists_op, parameter_name
 from codegen.token_order import ByRow, by_row
 
@@ -236,6 +237,21 @@ class OpPlan(InMode):
     def number_values(self) -> str:
         """The arguments for what every pass takes after the tensors."""
         return ", ".join(parameter_name(p) for p in self._numbers)
+
+    @property
+    def function(self) -> str:
+        """What the op's module calls it."""
+        return function_symbol(self.name)
+
+    @property
+    def keywords(self) -> str:
+        """The arguments that callers know by another name, as keyword arguments of the decorator that says so."""
+        return ", ".join(f'{a.keyword}="{a.name}"' for a in self.arguments if a.public)
+
+    @property
+    def mask_keywords(self) -> str:
+        """Those of them that the op's schedule takes."""
+        return ", ".join(f'{a.keyword}="{a.name}"' for a in self.mask_arguments if a.public)
 
     @property
     def own_names(self) -> list[str]:

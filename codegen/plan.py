@@ -21,6 +21,7 @@ from codegen.modes import Mode, specialised, split_mask
 from codegen.rows import NOTHING, Sides, split_rows, split_sides
 from codegen.signature import TABLES, Signatures, legend
 from codegen.spec import Variant
+from codegen.symbols import symbolised
 from codegen.text import words
 
 LOG2E = const(1.4426950408889634)
@@ -240,7 +241,7 @@ class VariantPlan:
 
 def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
     """Decide everything about a variant's kernels for one mode of calls."""
-    variant = specialised(written, mode)
+    variant = specialised(symbolised(written), mode)
     analysis = _analysis(variant, mode)
     terms = gradient_terms(variant, mode)
     sign = Signatures(variant, mode, terms, analysis)

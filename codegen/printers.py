@@ -101,7 +101,15 @@ class Printer:
 
 @dataclass
 class FormulaPrinter(Printer):
-    """The expression language itself, named expressions written out: for docstrings and error messages."""
+    """The expression language itself, named expressions written out: for docstrings and error messages.
+
+    `keywords`: what tensors and scalars are called in a spec, where they have another name.
+    """
+
+    keywords: Mapping[str, str] = field(default_factory=dict)
+
+    def variable(self, e: Var) -> str:
+        return self.keywords.get(e.name, e.name)
 
     def __post_init__(self) -> None:
         self.infix = {**_INFIX, **_PYTHON_INTEGER}
@@ -120,7 +128,8 @@ class FormulaPrinter(Printer):
         return f"{e.op}({', '.join(self.text(a) for a in e.args)})"
 
     def load(self, e: Load) -> str:
-        return f"{e.tensor}[{', '.join(self.text(i) for i in e.indices)}]" if e.indices else e.tensor
+        name = self.keywords.get(e.tensor, e.tensor)
+        return f"{name}[{', '.join(self.text(i) for i in e.indices)}]" if e.indices else name
 
 
 @dataclass

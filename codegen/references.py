@@ -88,7 +88,7 @@ def computes_with(variant: Variant, name: str) -> bool:
 
 def formula_of(variant: Variant) -> str:
     """The mathematics of the variant, as lines of a docstring."""
-    formula = FormulaPrinter()
+    formula = FormulaPrinter(keywords=variant.keywords)
     lines = ["score = scale * q @ k^T"]
     if variant.score is not None:
         lines.append(f"score = {formula.text(variant.score)}")

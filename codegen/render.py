@@ -14,7 +14,7 @@ from typing import Any
 
 import jinja2
 
-from codegen import hopper
+from codegen import hopper, symbols
 from codegen.arch_tables import arch_tables
 from codegen.code_hash import HASH_LENGTH, code_hash
 from codegen.errors import CodegenError
@@ -57,7 +57,8 @@ def make_environment(folder: Path) -> jinja2.Environment:
         autoescape=False,
     )
     env.filters["docstring"] = docstring
-    env.filters |= hopper.FILTERS
+    env.filters |= hopper.FILTERS | symbols.FILTERS
+    env.tests["renamed_op"] = symbols.is_renamed
     return env
 
 

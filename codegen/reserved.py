@@ -1,4 +1,4 @@
-"""Names that generated code uses itself. An argument of that name would be overwritten in a kernel, or hide a function.
+"""Names that generated code uses itself. An argument or op of that name has another one there: `codegen.symbols`.
 
 `tests/test_reserved.py` compares the list with what `generated/` uses.
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 
 _FAMILIES = re.compile(
-    r"(stride|bwd|grad|GRAD)_\w+|(term|gap|full_gap)(_\d+)?"
-    r"|\w+_(ptrs?|base|tile|begin|end|first|last|len|stop|val|q|kv|seq|min|max|size_\d)(_\d)?"
+    r"(stride|bwd|grad|GRAD|ahead)_\w+|(term|gap|full_gap)(_\d+)?|table_\d+"
+    r"|\w+_(ptrs?|base|tile|begin|end|first|last|len|stop|val|q|kv|qk|pos|seq|min|max|size_\d)(_\d+)?"
 )
 """Names that are built: of a pointer and what is derived from it, a bound, a subexpression."""
 
 _WORDS = """
+    args cls keywords kwargs out self
+
     acc alpha batch block ctx decay delta dk dlse do dp dq ds dtype dv finite fwd gap group_size head
     head_dim head_dim_v in_rows keep keys last logit lse max_new max_ref member num_blocks num_heads num_kv_heads o
     p qk qk_scale q_shift row_max row_offs row_offset row_offsets row_sum rows run start_m start_n step tile tiles
@@ -98,4 +100,9 @@ def is_reserved(name: str) -> bool:
     >>> is_reserved("alpha"), is_reserved("q_ptr"), is_reserved("slope")
     (True, True, False)
     """
-    return name in _USED or _FAMILIES.fullmatch(name) is not None
+    return is_word(name) or _FAMILIES.fullmatch(name) is not None
+
+
+def is_word(name: str) -> bool:
+    """Whether it is one of those that are not built: the names of modules' own functions are among them."""
+    return name in _USED

@@ -106,7 +106,8 @@ class Variant:
 
     `mask` is a boolean expression (None: every pair attends), `score` a float expression of `score` (None: unchanged).
     `archs` holds the architectures for which it has block sizes of its own. `entry` is the rest of the variant's spec
-    as one line of YAML; `mask_text` and `score_text` are as the user wrote them.
+    as one line of YAML; `mask_text` and `score_text` are as the user wrote them. `keywords` has the op's arguments for
+    those tensors and scalars that have another name here: `codegen.symbols`.
     """
 
     name: str
@@ -123,6 +124,7 @@ class Variant:
     decay: bool = False
     dropout: bool = False
     archs: Mapping[str, ArchSpec] = field(default_factory=dict)
+    keywords: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""No name that generated code uses is free for a variant's own arguments, which would be overwritten or hide it."""
+"""No name that generated code uses is a variant's own argument there, which would be overwritten, or hide it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import ast
 import json
 import re
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from codegen.checks import argument_problem
+from codegen import expr
+from codegen.checks import OP_ARGUMENTS, argument_problem
+from codegen.expr import Expr, Load, TensorSpec, Type
+from codegen.spec import Variant
+from codegen.symbols import is_used, symbolised
 
 GENERATED = Path(__file__).resolve().parent.parent / "generated"
 VARIANTS: dict[str, Any] = json.loads((GENERATED / "MANIFEST.json").read_text(encoding="utf-8"))["variants"]
@@ -61,12 +66,43 @@ def local_names(tree: ast.Module, own: list[str]) -> Iterator[str]:
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_names_of_generated_code_are_refused(variant: str, file: str) -> None:
+def test_names_of_generated_code_are_known(variant: str, file: str) -> None:
     entry = VARIANTS[variant]
     own = [*entry["tensors"], *entry["scalars"], "g", "sink"]
     tree = ast.parse((GENERATED / variant / file).read_text(encoding="utf-8"))
     used = {*module_names(tree), *local_names(tree, own)}
     derived = re.compile(rf"(.*_)?d?({'|'.join(own)})(_.*)?|{variant}_\w+|{variant}|_.*")
-    free = sorted(name for name in used if not derived.fullmatch(name) and argument_problem(name, {}) is None)
-    assert not free, f"a variant could have an argument of these names; add them to codegen/reserved.py: {free}"
+    known = [name for name in used if is_used(name) or argument_problem(name, {}) is not None]
+    free = sorted(name for name in used if not derived.fullmatch(name) and name not in known)
+    assert not free, f"an argument could have these names in generated code; add them to codegen/reserved.py: {free}"
     assert len(used) > 10
+
+
+def variant_of(*names: str) -> Variant:
+    tensors = {name: TensorSpec(name=name, dims=("h",), grad=True) for name in names}
+    reads: list[Expr] = [Load(Type.FLOAT, name, (expr.int_var("h"),)) for name in names]
+    score = reduce(expr.add, reads)
+    return Variant(name="x", line=1, entry="", score=score, tensors=tensors)
+
+
+@pytest.mark.parametrize(
+    ("names", "symbols"),
+    [
+        (("slope",), ("slope",)),
+        (("span",), ("own_span",)),
+        (("span", "own_span"), ("own_span_arg", "own_span")),
+        (("part",), ("own_part_arg",)),
+        (("x_ptr", "x"), ("own_x_ptr_arg", "x")),
+        (("w", "dw", "dw_heads"), ("w", "own_dw", "own_dw_heads")),
+        (("dsink",), ("own_dsink",)),
+        (("len", "torch", "term_12"), ("own_len_arg", "own_torch", "own_term_12")),
+    ],
+)
+def test_arguments_get_symbols_of_their_own(names: tuple[str, ...], symbols: tuple[str, ...]) -> None:
+    found = symbolised(variant_of(*names))
+    assert tuple(found.tensors) == symbols
+    assert tuple(tensor.name for tensor in found.tensors.values()) == symbols
+    assert found.score is not None
+    assert tuple(load.tensor for load in expr.loads(found.score)) == symbols
+    assert tuple(found.keywords.get(symbol, symbol) for symbol in symbols) == names
+    assert not any(name in OP_ARGUMENTS for name in symbols)
