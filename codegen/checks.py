@@ -33,7 +33,7 @@ OP_ARGUMENTS = (
 )
 """Arguments every op has, or has when its variant asks for a sink, a decay or dropout."""
 
-PACKAGE_NAMES = ("torch", "jax", "jax_nn", "packing", "tuned", "manifest")
+PACKAGE_NAMES = ("torch", "jax", "jax_nn", "nn", "packing", "tuned", "manifest")
 """What stands beside the variants' folders in a generated package, in lower case."""
 
 IMPORTED_NAMES = ("torch", "jax", "jnp", "triton", "tl", "gl", "np", "math")
