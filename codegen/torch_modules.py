@@ -178,7 +178,7 @@ def _module_plan(variant: Variant, name: str) -> ModulePlan:
     for dim in ordered:
         arguments[dim] = _unused(_HEADS.get(dim, (dim,))[0], {*_CONSTRUCTOR, *arguments.values()})
     docs = {dim: _HEADS[dim][1] if dim in _HEADS else f"size of the dim `{dim}`." for dim in ordered}
-    scalars = []
+    scalars: list[Scalar] = []
     for scalar in variant.scalars.values():
         taken = {*_CONSTRUCTOR, *arguments.values(), *(s.argument for s in scalars)}
         scalars.append(_scalar(scalar, _unused(scalar.name, taken)))
