@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/jax_reference.py.jinja
-# hash: d50cf492ca5bc647
+# hash: d86ef94baa7c9d42
 """`causal_dropout` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -43,9 +43,9 @@ def reference(
     scale = q.shape[3] ** -0.5 if scale is None else scale
     row_offset = k.shape[2] - q.shape[2] if isinstance(q_offset, str) else q_offset
     row_offset = row_offset if isinstance(row_offset, int) else row_offset.reshape(-1, 1, 1, 1)
-    q_row = jnp.arange(q.shape[2])[:, None] + row_offset
+    q_row = jnp.arange(q.shape[2]).reshape(1, 1, -1, 1) + row_offset
     q_idx = q_row if q_positions is None else q_positions[:, None, :, None]
-    kv_row = jnp.arange(k.shape[2])
+    kv_row = jnp.arange(k.shape[2]).reshape(1, 1, 1, -1)
     kv_positions = q_positions if kv_positions is None else kv_positions
     kv_idx = kv_row if kv_positions is None else kv_positions[:, None, None, :]
 
@@ -64,14 +64,9 @@ def reference(
     probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
     probs = jnp.where(keep, probs, 0.0)
     if dropout_p > 0:
-        batch, heads, rows = (
-            jnp.arange(q.shape[0]),
-            jnp.arange(q.shape[1])[:, None, None],
-            jnp.arange(q.shape[2])[:, None],
-        )
-        probs = dropout(
-            probs, dropout_p, seed, batch.reshape(-1, 1, 1, 1) * q.shape[1] + heads, rows, jnp.arange(k.shape[2])
-        )
+        heads = jnp.arange(q.shape[0] * q.shape[1]).reshape(*q.shape[:2], 1, 1)
+        rows, keys = jnp.arange(q.shape[2]).reshape(1, 1, -1, 1), jnp.arange(k.shape[2]).reshape(1, 1, 1, -1)
+        probs = dropout(probs, dropout_p, seed, heads, rows, keys)
     o = jnp.einsum("bhqk,bhkd->bhqd", probs, values, precision="highest").astype(q.dtype)
     if layout == "bshd":
         o = o.transpose(0, 2, 1, 3)
@@ -96,15 +91,15 @@ def packed_reference(
     cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     group_size = q.shape[1] // k.shape[1]
     scale = q.shape[2] ** -0.5 if scale is None else scale
-    q_seq = sequence_of_rows(cu_seqlens_q, q.shape[0])[:, None]
-    kv_seq = sequence_of_rows(cu_seqlens_k, k.shape[0])
+    q_seq = sequence_of_rows(cu_seqlens_q, q.shape[0]).reshape(1, -1, 1)
+    kv_seq = sequence_of_rows(cu_seqlens_k, k.shape[0]).reshape(1, 1, -1)
     row_offset = jnp.diff(cu_seqlens_k - cu_seqlens_q) if isinstance(q_offset, str) else q_offset
     q_idx = (
-        jnp.arange(q.shape[0])[:, None]
+        jnp.arange(q.shape[0]).reshape(1, -1, 1)
         - cu_seqlens_q[q_seq]
         + (row_offset if isinstance(row_offset, int) else row_offset[q_seq])
     )
-    kv_idx = jnp.arange(k.shape[0]) - cu_seqlens_k[kv_seq]
+    kv_idx = jnp.arange(k.shape[0]).reshape(1, 1, -1) - cu_seqlens_k[kv_seq]
 
     keys = jnp.repeat(k.astype(dtype), group_size, 1)
     values = jnp.repeat(v.astype(dtype), group_size, 1)
@@ -118,9 +113,9 @@ def packed_reference(
     probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
     probs = jnp.where(keep, probs, 0.0)
     if dropout_p > 0:
-        rows, heads = jnp.arange(q.shape[0])[:, None] - cu_seqlens_q[q_seq], jnp.arange(q.shape[1])[:, None, None]
-        probs = dropout(
-            probs, dropout_p, seed, q_seq * q.shape[1] + heads, rows, jnp.arange(k.shape[0]) - cu_seqlens_k[kv_seq]
-        )
+        heads = q_seq * q.shape[1] + jnp.arange(q.shape[1]).reshape(-1, 1, 1)
+        rows = jnp.arange(q.shape[0]).reshape(1, -1, 1) - cu_seqlens_q[q_seq]
+        keys = jnp.arange(k.shape[0]).reshape(1, 1, -1) - cu_seqlens_k[kv_seq]
+        probs = dropout(probs, dropout_p, seed, heads, rows, keys)
     o = jnp.einsum("hqk,khd->qhd", probs, values, precision="highest").astype(q.dtype)
     return (o, lse) if return_lse else o

@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/jax_op.py.jinja
-# hash: 06dd92fae1dd62e1
+# hash: 486b992a7f78e6d6
 """`document` for JAX. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from jax import Array
@@ -18,6 +18,7 @@ from .segmented import jax_launch as segmented_launch
 NAME = "document"
 
 DENSE = Kernels(
+    op=NAME,
     name="document",
     launches=jax_launch,
     reference=jax_reference.reference,
@@ -36,12 +37,14 @@ DENSE = Kernels(
         "doc": ("b", "kv_idx"),
     },
     scalars=(),
+    mask_only=("doc",),
     gradients=(),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 PACKED = Kernels(
+    op=NAME,
     name="document_packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
@@ -62,12 +65,14 @@ PACKED = Kernels(
         "doc": ("kv_idx",),
     },
     scalars=(),
+    mask_only=("doc",),
     gradients=(),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 SEGMENTED = Kernels(
+    op=NAME,
     name="document_segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
@@ -91,6 +96,7 @@ SEGMENTED = Kernels(
         "doc": ("b", "kv_idx"),
     },
     scalars=(),
+    mask_only=("doc",),
     gradients=(),
     flags={},
     splits_batch=True,

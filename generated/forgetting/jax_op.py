@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/jax_op.py.jinja
-# hash: 75482aa50c275ceb
+# hash: 8eedf953b2c95881
 """`forgetting` for JAX. Forgetting attention, a log-decay per position and head (Lin et al., 2025,
 arXiv:2503.02130)."""
 
@@ -18,6 +18,7 @@ from .segmented import jax_launch as segmented_launch
 NAME = "forgetting"
 
 DENSE = Kernels(
+    op=NAME,
     name="forgetting",
     launches=jax_launch,
     reference=jax_reference.reference,
@@ -35,12 +36,14 @@ DENSE = Kernels(
         "g": ("b", "kv_idx", "h"),
     },
     scalars=(),
+    mask_only=(),
     gradients=("g",),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 PACKED = Kernels(
+    op=NAME,
     name="forgetting_packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
@@ -61,12 +64,14 @@ PACKED = Kernels(
         "g": ("kv_idx", "h"),
     },
     scalars=(),
+    mask_only=(),
     gradients=("g",),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 SEGMENTED = Kernels(
+    op=NAME,
     name="forgetting_segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
@@ -90,6 +95,7 @@ SEGMENTED = Kernels(
         "g": ("b", "kv_idx", "h"),
     },
     scalars=(),
+    mask_only=(),
     gradients=("g",),
     flags={},
     splits_batch=True,

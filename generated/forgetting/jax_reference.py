@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/jax_reference.py.jinja
-# hash: e5cd4e2f7d5e8e0a
+# hash: 40c8087ef358c570
 """`forgetting` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -41,12 +41,12 @@ def reference(
     scale = q.shape[3] ** -0.5 if scale is None else scale
     row_offset = k.shape[2] - q.shape[2] if isinstance(q_offset, str) else q_offset
     row_offset = row_offset if isinstance(row_offset, int) else row_offset.reshape(-1, 1, 1, 1)
-    q_row = jnp.arange(q.shape[2])[:, None] + row_offset
+    q_row = jnp.arange(q.shape[2]).reshape(1, 1, -1, 1) + row_offset
     q_idx = q_row if q_positions is None else q_positions[:, None, :, None]
-    kv_row = jnp.arange(k.shape[2])
+    kv_row = jnp.arange(k.shape[2]).reshape(1, 1, 1, -1)
     kv_positions = q_positions if kv_positions is None else kv_positions
     kv_idx = kv_row if kv_positions is None else kv_positions[:, None, None, :]
-    h = jnp.arange(q.shape[1]).reshape(-1, 1, 1)
+    h = jnp.arange(q.shape[1]).reshape(1, -1, 1, 1)
     b = jnp.arange(q.shape[0]).reshape(-1, 1, 1, 1)
 
     keys = jnp.repeat(k.astype(dtype), group_size, 1)
@@ -90,15 +90,15 @@ def packed_reference(
     cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     group_size = q.shape[1] // k.shape[1]
     scale = q.shape[2] ** -0.5 if scale is None else scale
-    q_seq = sequence_of_rows(cu_seqlens_q, q.shape[0])[:, None]
-    kv_seq = sequence_of_rows(cu_seqlens_k, k.shape[0])
+    q_seq = sequence_of_rows(cu_seqlens_q, q.shape[0]).reshape(1, -1, 1)
+    kv_seq = sequence_of_rows(cu_seqlens_k, k.shape[0]).reshape(1, 1, -1)
     row_offset = jnp.diff(cu_seqlens_k - cu_seqlens_q) if isinstance(q_offset, str) else q_offset
     q_idx = (
-        jnp.arange(q.shape[0])[:, None]
+        jnp.arange(q.shape[0]).reshape(1, -1, 1)
         - cu_seqlens_q[q_seq]
         + (row_offset if isinstance(row_offset, int) else row_offset[q_seq])
     )
-    kv_idx = jnp.arange(k.shape[0]) - cu_seqlens_k[kv_seq]
+    kv_idx = jnp.arange(k.shape[0]).reshape(1, 1, -1) - cu_seqlens_k[kv_seq]
     h = jnp.arange(q.shape[1]).reshape(-1, 1, 1)
 
     keys = jnp.repeat(k.astype(dtype), group_size, 1)
@@ -107,8 +107,9 @@ def packed_reference(
     keep = q_idx >= kv_idx
     keep = keep & (q_seq == kv_seq)
 
-    total = running_sums(g.astype(dtype), kv_seq)
-    score = score + (total[packed_row(q_idx, cu_seqlens_k, q_seq), h] - total[jnp.arange(k.shape[0]), h])
+    total = running_sums(g.astype(dtype), kv_seq[0, 0])
+    kv_row = jnp.arange(k.shape[0]).reshape(1, 1, -1)
+    score = score + (total[packed_row(q_idx, cu_seqlens_k, q_seq), h] - total[kv_row, h])
     score = jnp.where(keep, score, -jnp.inf)
     lse = jax.nn.logsumexp(score, -1)
     # A row without any key has lse = -inf: its probabilities are 0, not NaN.

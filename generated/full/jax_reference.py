@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/jax_reference.py.jinja
-# hash: 7f92373ad32ec180
+# hash: 36edf9a8ea7d5859
 """`full` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -79,8 +79,8 @@ def packed_reference(
     cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     group_size = q.shape[1] // k.shape[1]
     scale = q.shape[2] ** -0.5 if scale is None else scale
-    q_seq = sequence_of_rows(cu_seqlens_q, q.shape[0])[:, None]
-    kv_seq = sequence_of_rows(cu_seqlens_k, k.shape[0])
+    q_seq = sequence_of_rows(cu_seqlens_q, q.shape[0]).reshape(1, -1, 1)
+    kv_seq = sequence_of_rows(cu_seqlens_k, k.shape[0]).reshape(1, 1, -1)
 
     keys = jnp.repeat(k.astype(dtype), group_size, 1)
     values = jnp.repeat(v.astype(dtype), group_size, 1)

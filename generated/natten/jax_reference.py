@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/jax_reference.py.jinja
-# hash: 4f63fdbcaf00bc70
+# hash: f25ec810c03344da
 """`natten` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -40,9 +40,9 @@ def reference(
     scale = q.shape[3] ** -0.5 if scale is None else scale
     row_offset = k.shape[2] - q.shape[2] if isinstance(q_offset, str) else q_offset
     row_offset = row_offset if isinstance(row_offset, int) else row_offset.reshape(-1, 1, 1, 1)
-    q_row = jnp.arange(q.shape[2])[:, None] + row_offset
+    q_row = jnp.arange(q.shape[2]).reshape(1, 1, -1, 1) + row_offset
     q_idx = q_row if q_positions is None else q_positions[:, None, :, None]
-    kv_row = jnp.arange(k.shape[2])
+    kv_row = jnp.arange(k.shape[2]).reshape(1, 1, 1, -1)
     kv_positions = q_positions if kv_positions is None else kv_positions
     kv_idx = kv_row if kv_positions is None else kv_positions[:, None, None, :]
 
@@ -84,15 +84,15 @@ def packed_reference(
     cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     group_size = q.shape[1] // k.shape[1]
     scale = q.shape[2] ** -0.5 if scale is None else scale
-    q_seq = sequence_of_rows(cu_seqlens_q, q.shape[0])[:, None]
-    kv_seq = sequence_of_rows(cu_seqlens_k, k.shape[0])
+    q_seq = sequence_of_rows(cu_seqlens_q, q.shape[0]).reshape(1, -1, 1)
+    kv_seq = sequence_of_rows(cu_seqlens_k, k.shape[0]).reshape(1, 1, -1)
     row_offset = jnp.diff(cu_seqlens_k - cu_seqlens_q) if isinstance(q_offset, str) else q_offset
     q_idx = (
-        jnp.arange(q.shape[0])[:, None]
+        jnp.arange(q.shape[0]).reshape(1, -1, 1)
         - cu_seqlens_q[q_seq]
         + (row_offset if isinstance(row_offset, int) else row_offset[q_seq])
     )
-    kv_idx = jnp.arange(k.shape[0]) - cu_seqlens_k[kv_seq]
+    kv_idx = jnp.arange(k.shape[0]).reshape(1, 1, -1) - cu_seqlens_k[kv_seq]
 
     keys = jnp.repeat(k.astype(dtype), group_size, 1)
     values = jnp.repeat(v.astype(dtype), group_size, 1)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: ops/jax_reference.py.jinja
-# hash: 2603ec952d6f2cd3
+# hash: 7ad8897d26d3e437
 """`padding` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -41,7 +41,7 @@ def reference(
         q, k, v = q.transpose(0, 2, 1, 3), k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
     group_size = q.shape[1] // k.shape[1]
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    kv_row = jnp.arange(k.shape[2])
+    kv_row = jnp.arange(k.shape[2]).reshape(1, 1, 1, -1)
     kv_positions = q_positions if kv_positions is None else kv_positions
     kv_idx = kv_row if kv_positions is None else kv_positions[:, None, None, :]
     b = jnp.arange(q.shape[0]).reshape(-1, 1, 1, 1)
@@ -85,9 +85,9 @@ def packed_reference(
     cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     group_size = q.shape[1] // k.shape[1]
     scale = q.shape[2] ** -0.5 if scale is None else scale
-    q_seq = sequence_of_rows(cu_seqlens_q, q.shape[0])[:, None]
-    kv_seq = sequence_of_rows(cu_seqlens_k, k.shape[0])
-    kv_idx = jnp.arange(k.shape[0]) - cu_seqlens_k[kv_seq]
+    q_seq = sequence_of_rows(cu_seqlens_q, q.shape[0]).reshape(1, -1, 1)
+    kv_seq = sequence_of_rows(cu_seqlens_k, k.shape[0]).reshape(1, 1, -1)
+    kv_idx = jnp.arange(k.shape[0]).reshape(1, 1, -1) - cu_seqlens_k[kv_seq]
     b = q_seq
 
     keys = jnp.repeat(k.astype(dtype), group_size, 1)

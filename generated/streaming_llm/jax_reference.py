@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/jax_reference.py.jinja
-# hash: ac6676837efcf25f
+# hash: 68d4a7c648c9876d
 """`streaming_llm` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -43,9 +43,9 @@ def reference(
     scale = q.shape[3] ** -0.5 if scale is None else scale
     row_offset = k.shape[2] - q.shape[2] if isinstance(q_offset, str) else q_offset
     row_offset = row_offset if isinstance(row_offset, int) else row_offset.reshape(-1, 1, 1, 1)
-    q_row = jnp.arange(q.shape[2])[:, None] + row_offset
+    q_row = jnp.arange(q.shape[2]).reshape(1, 1, -1, 1) + row_offset
     q_idx = q_row if q_positions is None else q_positions[:, None, :, None]
-    kv_row = jnp.arange(k.shape[2])
+    kv_row = jnp.arange(k.shape[2]).reshape(1, 1, 1, -1)
     kv_positions = q_positions if kv_positions is None else kv_positions
     kv_idx = kv_row if kv_positions is None else kv_positions[:, None, None, :]
 
@@ -89,15 +89,15 @@ def packed_reference(
     cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     group_size = q.shape[1] // k.shape[1]
     scale = q.shape[2] ** -0.5 if scale is None else scale
-    q_seq = sequence_of_rows(cu_seqlens_q, q.shape[0])[:, None]
-    kv_seq = sequence_of_rows(cu_seqlens_k, k.shape[0])
+    q_seq = sequence_of_rows(cu_seqlens_q, q.shape[0]).reshape(1, -1, 1)
+    kv_seq = sequence_of_rows(cu_seqlens_k, k.shape[0]).reshape(1, 1, -1)
     row_offset = jnp.diff(cu_seqlens_k - cu_seqlens_q) if isinstance(q_offset, str) else q_offset
     q_idx = (
-        jnp.arange(q.shape[0])[:, None]
+        jnp.arange(q.shape[0]).reshape(1, -1, 1)
         - cu_seqlens_q[q_seq]
         + (row_offset if isinstance(row_offset, int) else row_offset[q_seq])
     )
-    kv_idx = jnp.arange(k.shape[0]) - cu_seqlens_k[kv_seq]
+    kv_idx = jnp.arange(k.shape[0]).reshape(1, 1, -1) - cu_seqlens_k[kv_seq]
 
     size = jnp.asarray(size)
     sinks = jnp.asarray(sinks)
