@@ -38,7 +38,7 @@ OP_ARGUMENTS = (
 )
 """Arguments every op has, or has when its variant asks for a sink, a decay or dropout; and its `schedule` function."""
 
-PACKAGE_NAMES = ("torch", "jax", "jax_nn", "packing", "tuned", "manifest")
+PACKAGE_NAMES = ("torch", "jax", "jax_nn", "nn", "packing", "tuned", "manifest")
 """What stands beside the variants' folders in a generated package, in lower case."""
 
 EXPORTED_NAMES = ("VARIANTS", "HANDLER", "RESIDUALS", "jax_versions")

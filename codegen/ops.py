@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from codegen import hopper, op_gradients
+from codegen import expr, hopper, op_gradients
 from codegen.arguments import Argument, mask_arguments, own_arguments
 from codegen.frameworks import Framework
 from codegen.modes import KEY_IDS, PADDING, QUERY_IDS, InMode, Mode, packed_dims
@@ -14,6 +14,7 @@ from codegen.op_gradients import Buffer, Grid
 from codegen.plan import VariantPlan
 from codegen.references import computes_with, formula_of, reference_text
 from codegen.signature import CU_SEQLENS, PACKED_TABLES, positions_read, reads_pairs, reads_query_position, uses_tanh
+from codegen.spec import Variant
 from codegen.symbols import function_symbol
 from codegen.table_launches import ListsOp, launch_arguments, lists_op, parameter_name
 from codegen.token_order import ByRow, by_row
@@ -48,6 +49,7 @@ class OpPlan(InMode):
     placed: Sequence[str]
     launches: Launches
     mask_arguments: Sequence[Argument]
+    mask_only: Sequence[str]  # tensors without a gradient, as only the mask reads them
     has_offset: bool
     loadable: Sequence[str]  # numbers that the kernels also take by pointer
     uses_tanh: bool
@@ -394,6 +396,10 @@ def _only(parameters: Sequence[str], used: Collection[str]) -> str:
     return ", ".join([*named, "*_: object"])
 
 
+def _read_by_score(variant: Variant) -> set[str]:
+    return set() if variant.score is None else {load.tensor for load in expr.loads(variant.score)}
+
+
 def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
     """Everything the templates of a framework's op need besides the kernels."""
     variant = planned.variant
@@ -422,6 +428,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
             row_numbers="".join(f"{group.host}, " for group in planned.hopper_delta.numbers),
         ),
         mask_arguments=of_mask,
+        mask_only=[name for name in variant.tensors if name not in _read_by_score(variant)],
         has_offset=reads_query_position(variant, planned.mode),
         loadable=planned.fwd.loadable,
         uses_tanh=uses_tanh(variant),

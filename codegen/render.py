@@ -27,6 +27,7 @@ from codegen.plan import VariantPlan, plan
 from codegen.printers import FormulaPrinter
 from codegen.spec import Spec, Variant
 from codegen.text import LINE_LENGTH, comment, docstring
+from codegen.torch_modules import module_plans
 
 _PLACEHOLDER = "0" * HASH_LENGTH
 
@@ -67,6 +68,9 @@ KERNELS = {"fwd": "fwd", "bwd_dq": "dq", "bwd_dkdv": "dkdv"}
 
 KERNELS_FILE = "_runtime/kernels.py"
 """The file that says which code each kernel is."""
+
+INIT_FILES = {Framework.TORCH: "torch/__init__.py", Framework.JAX: "jax.py"}
+"""The module of all ops of a framework; that of torch has the modules of `torch.nn` beside it."""
 
 COPIED = {"package": "", "runtime": "_runtime/"}
 """Folder of plain Python among the templates -> where in the package its files go, as they are."""
@@ -110,7 +114,8 @@ def render(spec: Spec) -> dict[str, str]:
     names = list(spec.variants)
     files["__init__.py"] = _fill(env, "ops/package_init.py.jinja", variants=names)
     for framework in Framework:
-        files[f"{framework}.py"] = _fill(env, f"ops/{framework}_init.py.jinja", variants=names)
+        files[INIT_FILES[framework]] = _fill(env, f"ops/{framework}_init.py.jinja", variants=names)
+    files["torch/nn.py"] = _fill(env, "ops/torch_nn.py.jinja", modules=module_plans(spec.variants.values()))
     own = {name: arch_tables(v.archs) for name, v in spec.variants.items() if v.archs}
     files["_runtime/archs.py"] = _fill(
         env, "ops/archs.py.jinja", archs=arch_tables(spec.archs), variant_archs=own, hopper=hopper

@@ -36,7 +36,7 @@ _WORDS = """
 
     add_diagonals add_dot aligned apply at_least autocast_inputs batch_row block_columns call_tiles cdiv check_float
     check_inputs check_int check_tensor clamp_index config_text config_words custom_op diagonal_sums dot_rows
-    empty_like_layout floor_div floor_mod has_tanh_instruction interpreter_dtype is_nvidia launches_directly
+    empty_like_layout floor_div floor_mod has_tanh_instruction host_number interpreter_dtype is_nvidia launches_directly
     load_columns load_pairs load_vector next_power_of_2 once_differentiable packed_rows place_pairs place_sums
     positive_scale query_offset reduce_gradient reference replayed row_products runs_reference second_width
     unit_strides

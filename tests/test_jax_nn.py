@@ -242,8 +242,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "long window": ({"local_window_size": (1, 2, 3)}, r"local_window_size: expected .*, got \(1, 2, 3\)"),
     "no window": ({"local_window_size": 2.0}, r"local_window_size: expected .*, got 2\.0"),
     "a flag": ({"local_window_size": True}, "local_window_size: expected .*, got True"),
-    "lengths": ({"key_value_seq_lengths": [1, 2]}, r"key_value_seq_lengths: expected an int32 array \[3\], got int32"),
-    "kind": ({"query_seq_lengths": np.ones(3)}, r"query_seq_lengths: expected an int32 array \[3\], got float32 \[3\]"),
+    "lengths": (
+        {"key_value_seq_lengths": [1, 2]},
+        r"key_value_seq_lengths: expected an integer array \[3\], got int32",
+    ),
+    "kind": (
+        {"query_seq_lengths": np.ones(3)},
+        r"query_seq_lengths: expected an integer array \[3\], got float64 \[3\]",
+    ),
     "scale": ({"scale": math.inf}, "scale: expected a finite number or None, got inf"),
     "axes": ({"query": jnp.ones((T, H))}, r"query: expected shape \[B, T, N, H\] or \[T, N, H\], got \[13, 16\]"),
     "heads": ({"query": jnp.ones((B, T, 3, H))}, "q: expected a head count that is a multiple of k's 2, got 3"),

@@ -16,12 +16,12 @@ from .families import (
     fastest,
     hopper_tile,
 )
+from .families import INTERPRETER as INTERPRETER
 from .kernels import ATOMIC
 from .tuned import HOPPER, HOPPER_DKDV, PORTABLE, Entry, Problem, Verdict, tuned_entries
 from .tuned import Tile as Tile
 
 PASSES = ("fwd", "dkdv", "dq")
-INTERPRETER = "interpreter"
 NOT_SHORT = 2**31
 _FIXED_ORDER = "order fixed"
 # Chips without an entry of their own that run another's tiles: same instructions, no less shared memory.
