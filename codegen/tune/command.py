@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codegen.errors import CodegenError
+from codegen.errors import CodegenError, not_installed
+from codegen.files import MANIFEST
 from codegen.load import load
 from codegen.packages import Package, chosen, find_package
 from codegen.spec import Pass
@@ -55,6 +57,9 @@ class Choice:
 def run(choice: Choice) -> None:
     """Tune, compare families where the GPU has several, and print what was gained."""
     package = find_package(choice.out)
+    # What was misspelt is said on any machine.
+    manifest = json.loads((choice.out / MANIFEST).read_text(encoding="utf-8"))
+    chosen("variant", choice.variants, list(manifest["variants"]))
     machine = this_machine()
     from codegen.tune.families import Families, reserve
     from codegen.tune.tuner import Context
@@ -169,9 +174,7 @@ def this_machine() -> Machine:
         import torch
         import triton
     except ModuleNotFoundError as error:
-        raise CodegenError(
-            f"{error.name} is not installed: pip install 'attention-codegen[torch]', on a machine with a GPU"
-        ) from None
+        raise CodegenError(f"{not_installed(error.name or '')}, on a machine with a GPU") from None
     if not torch.cuda.is_available():
         raise CodegenError(
             "tune measures kernels, and torch finds no GPU here: it needs an NVIDIA or AMD GPU and a torch built for "
