@@ -129,7 +129,9 @@ def _train(device: str, full: bool) -> bool:
         return train_shown(name, size, lambda report, every: train(size, attend, device, report, every))
 
     ours = trained("generated.torch.causal", load_op("causal"))
-    return _compare_curves(size, ours, trained("PyTorch SDPA", _sdpa), device) if full else _evaluate(size, ours, device)
+    return (
+        _compare_curves(size, ours, trained("PyTorch SDPA", _sdpa), device) if full else _evaluate(size, ours, device)
+    )
 
 
 def _compare_curves(size: Size, ours: Run, theirs: Run, device: str) -> bool:

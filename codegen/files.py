@@ -260,7 +260,9 @@ def _install(out: Path, texts: Mapping[str, str], removed: Sequence[str]) -> Non
         _swap(out, stage, texts, removed, absent)
     except _RestoreError:
         with suppress(OSError):
-            (Path(stage or out) / _KEEP).touch()  # the only copy of the old files, which the next render must not remove
+            (
+                Path(stage or out) / _KEEP
+            ).touch()  # the only copy of the old files, which the next render must not remove
         raise
     except BaseException:
         _discard(stage, absent)

@@ -13,7 +13,11 @@ _OTHER = {"q_idx": "kv_idx", "kv_idx": "q_idx"}
 def hints(spec: Spec) -> list[str]:
     """A line for each tensor that has one position as a dim and is only read at the other."""
     return [
-        str(Problem(file=spec.path, line=variant.line, where=f"variants.{variant.name}.tensors.{tensor.name}", message=text))
+        str(
+            Problem(
+                file=spec.path, line=variant.line, where=f"variants.{variant.name}.tensors.{tensor.name}", message=text
+            )
+        )
         for variant in spec.variants.values()
         for tensor in variant.tensors.values()
         if (text := _misplaced(variant, tensor))

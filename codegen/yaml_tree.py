@@ -95,7 +95,9 @@ class Document:
         """The lines of the file that hold the text of a scalar, with their numbers from 1."""
         start, end = node.start_mark, node.end_mark
         # A block begins below its `>` or `|`, a quoted text behind its quote.
-        first, skipped = (start.line + 1, 0) if node.style in (">", "|") else (start.line, start.column + bool(node.style))
+        first, skipped = (
+            (start.line + 1, 0) if node.style in (">", "|") else (start.line, start.column + bool(node.style))
+        )
         for line in range(first, min(end.line + 1, len(self._raw))):
             raw = self._raw[line][: end.column if line == end.line else None]
             yield line + 1, raw[skipped:] if line == first else raw
