@@ -54,7 +54,7 @@ def identifier_problem(name: str) -> str | None:
 
 
 def package_problem(name: str) -> str | None:
-    """The name of a package's folder, by which Python imports it; unlike other names it may begin with an underscore."""
+    """The name of a package's folder, by which Python imports it; it may begin with an underscore."""
     return identifier_problem(name.lstrip("_") or name)
 
 

@@ -83,9 +83,12 @@ class Document:
 
         Columns count as in the text joined to one line, which differs from the file in its white space alone.
         """
-        before = len("".join(" ".join(item.node.value.split())[: column - 1].split()))
-        line, rest = item.line, before
-        for number, raw in self._content(item.node):
+        line, rest = item.line, 0
+        content: Iterable[tuple[int, str]] = ()
+        if isinstance(item.node, yaml.ScalarNode):
+            rest = len("".join(" ".join(item.node.value.split())[: column - 1].split()))
+            content = self._content(item.node)
+        for number, raw in content:
             line, rest = number, rest - len("".join(raw.split()))
             if rest < 0:
                 break
@@ -280,7 +283,7 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]"
 
 
 def _unprintable(root: yaml.Node) -> Iterator[tuple[int, str]]:
-    """Line and character, one for each scalar that no UTF-8 file or no Python source can hold: escapes make such text."""
+    """Line and character, one for each scalar with a character that no file can hold: escapes make such text."""
     stack, seen = [root], set()
     while stack:
         node = stack.pop()

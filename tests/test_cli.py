@@ -288,7 +288,7 @@ def test_a_reader_that_stops_early_is_no_error() -> None:
     assert (process.returncode, error) == (0, b"")
 
 
-# ----------------------------------------------------------------------------------------------------- names of packages
+# ---------------------------------------------------------------------------------------------------- names of packages
 
 
 @pytest.mark.parametrize("name", ["my-ops", "1ops", "my ops", "class", "ops.v2"])
@@ -320,8 +320,8 @@ def test_render_hints_at_a_dim_that_is_read_at_the_other_position(
     assert main(["render", "--variants", str(spec)]) == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
-        f"hint: {spec}:3: variants.slip.tensors.w: its dim q_idx has the size of that axis, but is only read at kv_idx; "
-        "if it has an element for each kv_idx, declare the dim kv_idx"
+        f"hint: {spec}:3: variants.slip.tensors.w: its dim q_idx has the size of that axis, but is only read at "
+        "kv_idx; if it has an element for each kv_idx, declare the dim kv_idx"
     )
 
 
@@ -355,7 +355,7 @@ def test_tune_names_an_unknown_variant_before_it_asks_for_a_gpu(
     assert error.endswith("got 'causl'; did you mean 'causal'?\n")
 
 
-# ------------------------------------------------------------------------------------------------------------- formatter
+# ------------------------------------------------------------------------------------------------------------ formatter
 
 
 def test_the_formatter_is_the_one_that_is_pinned() -> None:

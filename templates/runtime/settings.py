@@ -15,8 +15,8 @@ def require_triton(what: str) -> None:
     if not HAS_TRITON:
         asked = "TRITON_INTERPRET=1 asks for" if INTERPRET else "on a GPU run"
         raise ModuleNotFoundError(
-            f"{what}: {asked} kernels, which need Triton: pip install 'triton>=3.6,<3.10'; without it ops compute their "
-            "references on the CPU, where TRITON_INTERPRET is unset"
+            f"{what}: {asked} kernels, which need Triton: pip install 'triton>=3.6,<3.10'; without it ops compute "
+            "their references on the CPU, where TRITON_INTERPRET is unset"
         )
 
 
