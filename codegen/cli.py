@@ -23,9 +23,6 @@ from typing import TYPE_CHECKING
 from codegen import __version__, files
 from codegen.errors import CodegenError, SpecError, did_you_mean, not_installed
 from codegen.options import (
-    COLLECTION,
-    DEFAULT_OUT,
-    DEFAULT_VARIANTS,
     Option,
     call_options,
     explain_options,
@@ -40,6 +37,7 @@ from codegen.options import (
     tune_options,
     variants_option,
 )
+from codegen.places import check_importable, out_path, package_path, spec_path, variants_path
 
 if TYPE_CHECKING:
     from codegen.call import Call
@@ -80,9 +78,9 @@ def render(args: argparse.Namespace) -> int:
     """Write the package that the spec describes; only files that differ are touched."""
     from codegen.hints import hints
 
-    variants = _variants_path(args)
-    out = _out_path(args, variants)
-    _check_importable(out)
+    variants = variants_path(args)
+    out = out_path(args)
+    check_importable(out)
     spec, texts = _rendered(variants)
     for hint in hints(spec):
         print(f"hint: {hint}", file=sys.stderr)
@@ -93,8 +91,8 @@ def render(args: argparse.Namespace) -> int:
 @command("check", variants_option, out_option)
 def check(args: argparse.Namespace) -> int:
     """Render in memory and report every file of the package that differs."""
-    variants = _variants_path(args)
-    out = _out_path(args, variants)
+    variants = variants_path(args)
+    out = out_path(args)
     fresh = _render_package(variants)
     differences = files.compare(out, fresh)
     if not differences:
@@ -155,8 +153,8 @@ def tune(args: argparse.Namespace) -> int:
     from codegen.tune.command import Choice, default_jobs, run
 
     choice = Choice(
-        variants_path=_spec_path(args),
-        out=_package_path(args),
+        variants_path=spec_path(args),
+        out=package_path(args),
         variants=args.names,
         passes=args.passes,
         dtypes=[DTYPE_NAMES.get(name, name) for name in args.dtypes],
@@ -177,7 +175,7 @@ def explain(args: argparse.Namespace) -> int:
     """Print which tiles a call runs with on a GPU, and from where; without a NAME, what tuning gained there."""
     from codegen.explain import Question, answer, gains
 
-    out = _package_path(args)
+    out = package_path(args)
     if args.name is None:
         print("\n".join(gains(out, args.gpu or "")))
         return EXIT_OK
@@ -199,8 +197,8 @@ def lint(args: argparse.Namespace) -> int:
     """Compile the kernels with all default configs for every chip, which need not be there, and judge them."""
     from codegen.load import load
 
-    variants = _variants_path(args)
-    out = _out_path(args, variants)
+    variants = variants_path(args)
+    out = out_path(args)
     with _extra():
         import torch  # noqa: F401 - before any work is done
         import triton  # noqa: F401
@@ -269,44 +267,10 @@ def _calls(variant: Variant, args: argparse.Namespace) -> list[Call]:
     return [call]
 
 
-def _variants_path(args: argparse.Namespace) -> Path:
-    given: Path | None = args.variants
-    if given is None and not DEFAULT_VARIANTS.is_file():
-        raise CodegenError(f"no {DEFAULT_VARIANTS} in this folder: write one, or name a spec with --variants FILE")
-    return _spec_path(args)
-
-
-def _spec_path(args: argparse.Namespace) -> Path:
-    """The spec that `args` name, the one of this folder, or where there is none the library's.
-
-    `--variants library.yaml` names the collection of variants that comes with the generator where no such file is here.
-    """
-    from codegen.load import library_path, shipped_path
-
-    given: Path | None = args.variants
-    if given is None:
-        return DEFAULT_VARIANTS if DEFAULT_VARIANTS.is_file() else library_path()
-    return shipped_path(COLLECTION) if given == Path(COLLECTION) and not given.exists() else given
-
-
 def _spec_or_library(args: argparse.Namespace) -> Spec:
     from codegen.load import load
 
-    return load(_spec_path(args))
-
-
-def _package_path(args: argparse.Namespace) -> Path:
-    """The package that `args` name, the one beside the spec, or where there is none the installed one."""
-    from codegen.packages import installed
-
-    beside = _out_path(args, args.variants or DEFAULT_VARIANTS)
-    if args.package is not None:
-        if args.out is not None:
-            raise CodegenError("--package and --out both name a package: leave one out")
-        return installed(args.package)
-    if args.out is not None or (beside / files.MANIFEST).is_file():
-        return beside
-    return installed(DEFAULT_OUT, default=beside)
+    return load(spec_path(args))
 
 
 @contextmanager
@@ -319,20 +283,6 @@ def _extra() -> Iterator[None]:
         if package == "codegen":
             raise
         raise CodegenError(not_installed(package)) from None
-
-
-def _out_path(args: argparse.Namespace, variants: Path) -> Path:
-    given: Path | None = args.out
-    return given or variants.parent / DEFAULT_OUT
-
-
-def _check_importable(out: Path) -> None:
-    """A package is imported by its folder's name."""
-    from codegen.checks import package_problem
-
-    problem = package_problem(out.resolve().name)
-    if problem is not None:
-        raise CodegenError(f"--out: no Python can import a package from {str(out)!r}: {problem}")
 
 
 def _render_package(variants: Path) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from codegen import __version__, files, render
+from codegen import __version__, files, places, render
 from codegen.cli import COMMANDS, main
 
 ROOT = Path(__file__).parents[1]
@@ -353,6 +354,23 @@ def test_tune_names_an_unknown_variant_before_it_asks_for_a_gpu(
     error = capsys.readouterr().err
     assert error.startswith("error: variant: expected one of ")
     assert error.endswith("got 'causl'; did you mean 'causal'?\n")
+
+
+def test_tune_names_a_spec_that_is_not_the_packages_own(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text("variants: {full: {}}\n")
+    assert main(["tune", "t5", "--variants", str(other), "--out", str(project / "generated")]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {other} has no variant 't5', which the package in ")
+
+
+def test_the_collection_is_rendered_into_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not beside the file, which is inside the generator where that is installed."""
+    monkeypatch.chdir(tmp_path)
+    args = argparse.Namespace(variants=Path("library.yaml"), out=None)
+    assert places.variants_path(args).samefile(ROOT / "library.yaml")
+    assert places.out_path(args) == Path("generated")
 
 
 # ------------------------------------------------------------------------------------------------------------ formatter

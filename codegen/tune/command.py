@@ -17,7 +17,7 @@ from codegen.errors import CodegenError, not_installed
 from codegen.files import MANIFEST
 from codegen.load import load
 from codegen.packages import Package, chosen, find_package
-from codegen.spec import Pass
+from codegen.spec import Pass, Spec
 from codegen.tune.progress import Progress, clock, family_totals, totals
 from codegen.tune.record import Comparison, Group, Machine, Workload
 
@@ -57,14 +57,13 @@ class Choice:
 def run(choice: Choice) -> None:
     """Tune, compare families where the GPU has several, and print what was gained."""
     package = find_package(choice.out)
-    # What was misspelt is said on any machine.
-    manifest = json.loads((choice.out / MANIFEST).read_text(encoding="utf-8"))
-    chosen("variant", choice.variants, list(manifest["variants"]))
+    spec = load(choice.variants_path)
+    _check_names(choice, spec)  # before a GPU is asked for: what is misspelt is so on any machine
     machine = this_machine()
     from codegen.tune.families import Families, reserve
     from codegen.tune.tuner import Context
 
-    context = Context(spec=load(choice.variants_path), package=package, folder=choice.out.resolve(), machine=machine)
+    context = Context(spec=spec, package=package, folder=choice.out.resolve(), machine=machine)
     workloads, groups = _workloads(choice), _groups(choice, package)
     families = Families(context)
     comparisons = _comparisons(groups, families, choice.variants)
@@ -161,6 +160,17 @@ def _lacking(
     choice: Choice, families: Families, comparisons: Sequence[Comparison], workloads: Sequence[Workload]
 ) -> list[Comparison]:
     return [each for each in comparisons if choice.again or not families.has_verdicts(each, workloads)]
+
+
+def _check_names(choice: Choice, spec: Spec) -> None:
+    """Raise unless the package has the variants that are named, and the spec those of the package."""
+    there = json.loads((choice.out / MANIFEST).read_text(encoding="utf-8"))["variants"]
+    for name in chosen("variant", choice.variants, list(there)):
+        if name not in spec.variants:
+            raise CodegenError(
+                f"{spec.path} has no variant '{name}', which the package in {choice.out} has: name the spec that it is "
+                "rendered from with --variants FILE"
+            )
 
 
 def default_jobs() -> int:
