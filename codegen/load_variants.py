@@ -132,12 +132,12 @@ class _VariantReader:
 
     def _told(self, error: ExprError) -> str:
         """The message of a bad expression, with its own remedy where a variant is taken for a mask or score."""
-        unknown = re.match(r"(?:.*: )?(?:unknown name )?'(\w+)'(?: is no function.*|$|;.*)", error.message)
-        if unknown is None or unknown[1] not in self.variants:
+        unknown = re.match(r"(.*: )?(?:unknown name )?'(\w+)'(?: is no function.*|;.*|$)", error.message)
+        if unknown is None or unknown[2] not in self.variants:
             return str(error)
-        name = unknown[1]
+        place, name = unknown[1] or "", unknown[2]
         remedy = "to use its mask or score in another, name that under masks: or scores:"
-        return f"'{name}' is a variant, and no mask or score; {remedy} (column {error.column})"
+        return f"{place}'{name}' is a variant, and no mask or score; {remedy} (column {error.column})"
 
     # ------------------------------------------------------------------------------------------- tensors and scalars
 
