@@ -28,7 +28,7 @@ from bench.train import Attend, Report, Run, Size, held_out_loss, train
 CPU_SIZE = Size(layers=2, heads=4, kv_heads=2, head_dim=32, seq=64, batch=16, steps=600, learning_rate=4e-3)
 GPU_SIZE = Size(layers=6, heads=8, kv_heads=2, head_dim=64, seq=1024, batch=16, steps=300, learning_rate=1e-3)
 SHORT_STEPS = 200
-"""Steps of a CPU's model without `--full`: half of the loss's fall, in less than a minute."""
+"""Steps of a CPU's model without `--full`: enough for the loss to fall to that of a model of pairs of bytes."""
 
 EXPECTED = {False: "2 to 3 minutes on two cores", True: "about 10 minutes on two cores"}
 """How long both steps take without a GPU, by whether all is run."""
@@ -116,7 +116,8 @@ def _train(device: str, full: bool) -> bool:
     size = GPU_SIZE if device == "cuda" else CPU_SIZE if full else replace(CPU_SIZE, steps=SHORT_STEPS)
     times = "twice " if full else ""
     print(
-        f"\nStep 2 of 2: the main job. One byte-level transformer, trained {times}on the text of Python's documentation."
+        f"\nStep 2 of 2: the main job. One byte-level transformer, trained {times}on the text of Python's "
+        "documentation."
     )
     print(
         f"  {size.layers} layers, {size.heads} query heads on {size.kv_heads} key heads of {size.head_dim} channels, "
@@ -129,7 +130,9 @@ def _train(device: str, full: bool) -> bool:
         return train_shown(name, size, lambda report, every: train(size, attend, device, report, every))
 
     ours = trained("generated.torch.causal", load_op("causal"))
-    return _compare_curves(size, ours, trained("PyTorch SDPA", _sdpa), device) if full else _evaluate(size, ours, device)
+    return (
+        _compare_curves(size, ours, trained("PyTorch SDPA", _sdpa), device) if full else _evaluate(size, ours, device)
+    )
 
 
 def _compare_curves(size: Size, ours: Run, theirs: Run, device: str) -> bool:

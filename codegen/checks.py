@@ -58,6 +58,11 @@ def identifier_problem(name: str) -> str | None:
     return None
 
 
+def package_problem(name: str) -> str | None:
+    """The name of a package's folder, by which Python imports it; it may begin with an underscore."""
+    return identifier_problem(name.lstrip("_") or name)
+
+
 def variant_problem(name: str) -> str | None:
     """A variant's name becomes a folder of the package and an op."""
     if name.lower() in PACKAGE_NAMES:

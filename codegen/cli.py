@@ -21,23 +21,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codegen import __version__, files
-from codegen.errors import CodegenError, SpecError, did_you_mean
+from codegen.errors import CodegenError, SpecError, did_you_mean, not_installed
 from codegen.options import (
-    DEFAULT_OUT,
-    DEFAULT_VARIANTS,
     Option,
     call_options,
     explain_options,
     force_option,
+    json_option,
     lint_options,
     name_argument,
     out_option,
+    package_option,
     passed_on,
     picture_options,
     tune_options,
     variants_option,
 )
-from codegen.text import aligned, describe_tensor
+from codegen.places import check_importable, out_path, package_path, spec_path, variants_path
 
 if TYPE_CHECKING:
     from codegen.call import Call
@@ -76,17 +76,23 @@ def command(name: str, *options: Option) -> Callable[[Run], Run]:
 @command("render", variants_option, out_option, force_option)
 def render(args: argparse.Namespace) -> int:
     """Write the package that the spec describes; only files that differ are touched."""
-    variants = _variants_path(args)
-    out = _out_path(args, variants)
-    print(f"{out}: {files.write(out, _render_package(variants), force=args.force)}")
+    from codegen.hints import hints
+
+    variants = variants_path(args)
+    out = out_path(args)
+    check_importable(out)
+    spec, texts = _rendered(variants)
+    for hint in hints(spec):
+        print(f"hint: {hint}", file=sys.stderr)
+    print(f"{out}: {files.write(out, texts, force=args.force)}")
     return EXIT_OK
 
 
 @command("check", variants_option, out_option)
 def check(args: argparse.Namespace) -> int:
     """Render in memory and report every file of the package that differs."""
-    variants = _variants_path(args)
-    out = _out_path(args, variants)
+    variants = variants_path(args)
+    out = out_path(args)
     fresh = _render_package(variants)
     differences = files.compare(out, fresh)
     if not differences:
@@ -105,13 +111,13 @@ def check(args: argparse.Namespace) -> int:
     return EXIT_DIFFERENT
 
 
-@command("list", variants_option)
+@command("list", variants_option, json_option)
 def list_variants(args: argparse.Namespace) -> int:
-    """Print a table of the variants: the spec's, or the library's where there is no spec."""
+    """Print what each variant is: the spec's, or the library's where there is no spec."""
+    from codegen.listing import as_json, as_text
+
     spec = _spec_or_library(args)
-    header = ("name", "mask", "score", "tensors", "scalars", "extras")
-    for line in aligned([header, *(_row(variant) for variant in spec.variants.values())]):
-        print(line)
+    print(as_json(spec) if args.json else as_text(spec, columns=shutil.get_terminal_size().columns))
     return EXIT_OK
 
 
@@ -123,7 +129,7 @@ def show(args: argparse.Namespace) -> int:
         hint = did_you_mean(args.name, spec.variants) or f"; it has {', '.join(spec.variants)}"
         raise CodegenError(f"{spec.path} has no variant '{args.name}'{hint}")
     variant = spec.variants[args.name]
-    with _extra("show"):
+    with _extra():
         from codegen import show as shown
         from codegen.block_status import Grid
 
@@ -140,16 +146,15 @@ def show(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-@command("tune", tune_options, variants_option, out_option)
+@command("tune", tune_options, variants_option, out_option, package_option)
 def tune(args: argparse.Namespace) -> int:
     """Measure tiles and families of kernels on this machine's GPU; ops of both frameworks then run the fastest."""
     from codegen.explain import DTYPE_NAMES
     from codegen.tune.command import Choice, default_jobs, run
 
-    variants = _variants_path(args)
     choice = Choice(
-        variants_path=variants,
-        out=_out_path(args, variants),
+        variants_path=spec_path(args),
+        out=package_path(args),
         variants=args.names,
         passes=args.passes,
         dtypes=[DTYPE_NAMES.get(name, name) for name in args.dtypes],
@@ -165,12 +170,12 @@ def tune(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-@command("explain", explain_options, variants_option, out_option)
+@command("explain", explain_options, variants_option, out_option, package_option)
 def explain(args: argparse.Namespace) -> int:
     """Print which tiles a call runs with on a GPU, and from where; without a NAME, what tuning gained there."""
     from codegen.explain import Question, answer, gains
 
-    out = _out_path(args, args.variants or DEFAULT_VARIANTS)
+    out = package_path(args)
     if args.name is None:
         print("\n".join(gains(out, args.gpu or "")))
         return EXIT_OK
@@ -192,9 +197,9 @@ def lint(args: argparse.Namespace) -> int:
     """Compile the kernels with all default configs for every chip, which need not be there, and judge them."""
     from codegen.load import load
 
-    variants = _variants_path(args)
-    out = _out_path(args, variants)
-    with _extra("torch"):
+    variants = variants_path(args)
+    out = out_path(args)
+    with _extra():
         import torch  # noqa: F401 - before any work is done
         import triton  # noqa: F401
 
@@ -262,46 +267,37 @@ def _calls(variant: Variant, args: argparse.Namespace) -> list[Call]:
     return [call]
 
 
-def _variants_path(args: argparse.Namespace) -> Path:
-    given: Path | None = args.variants
-    if given is None and not DEFAULT_VARIANTS.is_file():
-        raise CodegenError(f"no {DEFAULT_VARIANTS} in this folder: write one, or name a spec with --variants FILE")
-    return given or DEFAULT_VARIANTS
-
-
 def _spec_or_library(args: argparse.Namespace) -> Spec:
-    """The spec that `args` name, the one of this folder, or where there is none the library's."""
-    from codegen.load import library_path, load
+    from codegen.load import load
 
-    default = DEFAULT_VARIANTS if DEFAULT_VARIANTS.is_file() else library_path()
-    return load(args.variants or default)
+    return load(spec_path(args))
 
 
 @contextmanager
-def _extra(name: str) -> Iterator[None]:
-    """Around imports of what the optional dependency `name` of this package installs."""
+def _extra() -> Iterator[None]:
+    """Around imports of what is no dependency of the generator, but of some of its commands."""
     try:
         yield
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
         if package == "codegen":
             raise
-        raise CodegenError(f"{package} is not installed: pip install 'attention-codegen[{name}]'") from None
-
-
-def _out_path(args: argparse.Namespace, variants: Path) -> Path:
-    given: Path | None = args.out
-    return given or variants.parent / DEFAULT_OUT
+        raise CodegenError(not_installed(package)) from None
 
 
 def _render_package(variants: Path) -> dict[str, str]:
     """Path -> text of the whole package, its manifest included."""
+    return _rendered(variants)[1]
+
+
+def _rendered(variants: Path) -> tuple[Spec, dict[str, str]]:
+    """The spec of a file, and path -> text of its whole package, the manifest included."""
     from codegen.load import load
     from codegen.render import manifest_entries
     from codegen.render import render as render_texts
 
     spec = load(variants)
-    return files.with_manifest(render_texts(spec), manifest_entries(spec))
+    return spec, files.with_manifest(render_texts(spec), manifest_entries(spec))
 
 
 def _render_command(args: argparse.Namespace) -> str:
@@ -310,29 +306,6 @@ def _render_command(args: argparse.Namespace) -> str:
     for flag, value in (("--variants", args.variants), ("--out", args.out)):
         words += [] if value is None else [flag, str(value)]
     return shlex.join(words)
-
-
-# --------------------------------------------------------------------------------------------------------------- table
-
-
-def _row(variant: Variant) -> tuple[str, ...]:
-    from codegen.gradients import is_deterministic
-
-    extras = [name for name in ("decay", "dropout", "sink") if getattr(variant, name)]
-    extras += [] if is_deterministic(variant) else ["atomic"]
-    return (
-        variant.name,
-        _one_line(variant.mask_text),
-        _one_line(variant.score_text),
-        ", ".join(describe_tensor(tensor) for tensor in variant.tensors.values()) or "-",
-        ", ".join(f"{scalar.name}: {scalar.type.value}" for scalar in variant.scalars.values()) or "-",
-        ", ".join(extras) or "-",
-    )
-
-
-def _one_line(text: str) -> str:
-    """An expression of the spec, which YAML lets run over several lines."""
-    return " ".join(text.split()) or "-"
 
 
 # ---------------------------------------------------------------------------------------------------------------- main

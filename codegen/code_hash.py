@@ -1,4 +1,4 @@
-"""The hash of a kernel's code, by which tuned files know the kernel they measured. It imports the standard library alone."""
+"""The hash of a kernel's code, by which tuned files know the kernel they measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 HASH_LENGTH = 16
 """Hexadecimal digits of every hash in a generated package."""
 
-# Python 3.12 cut f-strings into tokens, 3.14 did so with its t-strings; both keep the names of the first and last token.
+# Python 3.12 cut f-strings into several tokens, 3.14 its t-strings.
 _OPENING, _CLOSING = ("FSTRING_START", "TSTRING_START"), ("FSTRING_END", "TSTRING_END")
 
 

@@ -54,3 +54,16 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.7)
     return f"; did you mean '{close[0]}'?" if close else ""
+
+
+REQUIREMENTS = {"torch": "'torch>=2.11'", "triton": "'triton>=3.6,<3.10'", "jax": "'jax>=0.10.1'"}
+"""What is installed as more than its name."""
+
+
+def not_installed(module: str) -> str:
+    """What to say where a command needs a package that the generator does not.
+
+    >>> not_installed("matplotlib")
+    'matplotlib is not installed: pip install matplotlib'
+    """
+    return f"{module} is not installed: pip install {REQUIREMENTS.get(module, module)}"

@@ -240,7 +240,9 @@ _KEEP = "keep"
 
 def _stages(out: Path) -> Iterator[Path]:
     """The staging folders of renders that were killed."""
-    yield from (stage for stage in sorted(out.glob(f"{_STAGE}*")) if stage.is_dir() and not (stage / _KEEP).exists())
+    for stage in sorted(out.glob(f"{_STAGE}*")):
+        if stage.is_dir() and not stage.is_symlink() and not (stage / _KEEP).exists():
+            yield stage
 
 
 def _install(out: Path, texts: Mapping[str, str], removed: Sequence[str]) -> None:

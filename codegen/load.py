@@ -57,10 +57,15 @@ def load(path: str | os.PathLike[str], *, library: str | os.PathLike[str] | None
 
 
 def library_path() -> Path:
-    """The library's own `variants.yaml`: beside the code in an installed wheel, above it in a checkout."""
+    """The library's own `variants.yaml`."""
+    return shipped_path("variants.yaml")
+
+
+def shipped_path(name: str) -> Path:
+    """A spec file that comes with the generator: beside the code in an installed wheel, above it in a checkout."""
     here = Path(__file__).resolve().parent
-    installed = here / "_data" / "variants.yaml"
-    return installed if installed.is_file() else here.parent / "variants.yaml"
+    installed = here / "_data" / name
+    return installed if installed.is_file() else here.parent / name
 
 
 def _read_shared(doc: Document, sections: Mapping[str, Item], inherited: _Inherited) -> _Inherited:

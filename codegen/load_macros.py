@@ -48,7 +48,7 @@ def _read_macro(doc: Document, header: str, item: Item, kind: Type) -> Macro | N
     try:
         check_syntax(body)
     except ExprError as error:
-        doc.note(item, str(error))
+        doc.note_in(item, error.column, str(error))
     # A body with a syntax error stays in scope: its name is known, and dropping it would blame the uses.
     return Macro(name=name, params=params, body=body, type=kind)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from codegen import expr
@@ -38,9 +39,10 @@ def read_variants(
     variants: dict[str, Variant] = {}
     spelled: dict[str, str] = {}
     before = len(doc.problems)
-    for name, entry in doc.mapping(item, noun="variant").items():
+    entries = doc.mapping(item, noun="variant")
+    for name, entry in entries.items():
         _check_name(doc, name, entry, spelled)
-        variant = _VariantReader(doc, name, entry, macros, archs).read()
+        variant = _VariantReader(doc, name, entry, macros, archs, frozenset(entries)).read()
         if variant is not None:
             variants[name] = variant
     if not variants and len(doc.problems) == before:
@@ -62,13 +64,21 @@ class _VariantReader:
     """Reads one variant."""
 
     def __init__(
-        self, doc: Document, name: str, item: Item, macros: Mapping[str, Macro], archs: Mapping[str, ArchSpec]
+        self,
+        doc: Document,
+        name: str,
+        item: Item,
+        macros: Mapping[str, Macro],
+        archs: Mapping[str, ArchSpec],
+        variants: Collection[str],
     ) -> None:
+        """`variants`: the names of all of them, which no expression may use."""
         self.doc = doc
         self.name = name
         self.item = item
         self.macros = macros
         self.archs = archs
+        self.variants = variants
         self.keys = doc.mapping(item, VARIANT_KEYS)
         self.tensor_items = doc.mapping(self.keys["tensors"]) if "tensors" in self.keys else {}
         self.scalar_items = doc.mapping(self.keys["scalars"]) if "scalars" in self.keys else {}
@@ -122,8 +132,17 @@ class _VariantReader:
             unreadable = {*self.tensor_items, *self.scalar_items} - {*scope.tensors, *scope.scalars}
             # A declaration with a problem is not in scope, and the expression is not to blame for reading it.
             if not any(f"'{name}'" in error.message for name in unreadable):
-                self.doc.note(self.keys[key], str(error))
+                self.doc.note_in(self.keys[key], error.column, self._told(error))
             return None, text
+
+    def _told(self, error: ExprError) -> str:
+        """The message of a bad expression, with its own remedy where a variant is taken for a mask or score."""
+        unknown = re.match(r"(.*: )?(?:unknown name )?'(\w+)'(?: is no function.*|;.*|$)", error.message)
+        if unknown is None or unknown[2] not in self.variants:
+            return str(error)
+        place, name = unknown[1] or "", unknown[2]
+        remedy = "to use its mask or score in another, name that under masks: or scores:"
+        return f"{place}'{name}' is a variant, and no mask or score; {remedy} (column {error.column})"
 
     # ------------------------------------------------------------------------------------------- tensors and scalars
 
@@ -199,7 +218,7 @@ class _VariantReader:
         try:
             return parse_example(text, tensor)
         except ExprError as error:
-            self.doc.note(item, str(error))
+            self.doc.note_in(item, error.column, str(error))
             return None
 
     def _dim(self, item: Item) -> str | int | None:

@@ -10,19 +10,30 @@ from typing import Literal
 
 DEFAULT_VARIANTS = Path("variants.yaml")
 DEFAULT_OUT = "generated"
+COLLECTION = "library.yaml"
 
 Option = Callable[[argparse.ArgumentParser], object]
 """Adds one option to a subcommand."""
 
 
 def variants_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--variants", type=Path, metavar="FILE", help=f"the spec (default: {DEFAULT_VARIANTS})")
+    what = f"the spec (default: {DEFAULT_VARIANTS}; {COLLECTION}: the variants that come with the generator)"
+    parser.add_argument("--variants", type=Path, metavar="FILE", help=what)
 
 
 def out_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help=f"the package (default: {DEFAULT_OUT}/ beside the spec)"
     )
+
+
+def package_option(parser: argparse.ArgumentParser) -> None:
+    what = f"the package by the name that Python imports it by, in the place of --out (default: {DEFAULT_OUT})"
+    parser.add_argument("--package", metavar="NAME", help=what)
+
+
+def json_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON, with what a package's manifest says")
 
 
 def force_option(parser: argparse.ArgumentParser) -> None:

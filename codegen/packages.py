@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,8 +24,25 @@ def find_package(out: Path) -> Package:
     """The generated package in a folder, importable from now on."""
     folder = out.resolve()
     if not (folder / "MANIFEST.json").is_file():
-        raise CodegenError(f"{out}: no generated package there; run `python -m codegen render`, or give --out")
+        raise CodegenError(
+            f"{out}: no generated package there; run `python -m codegen render`, or name one by --out or --package"
+        )
     return Package(root=str(folder.parent), name=imported(folder))
+
+
+def installed(name: str, default: Path | None = None) -> Path:
+    """The folder of the generated package that Python imports as `name`; where there is none, `default`."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    for location in (spec.submodule_search_locations or ()) if spec else ():
+        if (Path(location) / "MANIFEST.json").is_file():
+            return Path(location)
+    if default is not None:
+        return default
+    got = "Python finds no such package" if spec is None else f"{spec.origin} is none"
+    raise CodegenError(f"--package: expected the name of a generated package, got {name!r}: {got}")
 
 
 def imported(folder: Path) -> str:

@@ -196,9 +196,22 @@ def _tree(text: str) -> ast.expr:
             return ast.parse(flat, mode="eval").body
     except (SyntaxError, ValueError) as error:  # ValueError: NUL bytes
         column = getattr(error, "offset", None) or len(flat) + 1  # 0: the text ended too early
-        raise ExprError(f"not a Python expression: {flat!r} ({getattr(error, 'msg', error)})", column) from None
+        raise ExprError(f"not a Python expression: {flat!r} ({_said(error, flat, column)})", column) from None
     except (RecursionError, MemoryError):
         raise ExprError(_TOO_DEEP, 1) from None
+
+
+_FOREIGN = {"&&": "and", "||": "or", "!": "not"}
+"""Operators of other languages, and what an expression has in their place."""
+
+
+def _said(error: SyntaxError | ValueError, flat: str, column: int) -> str:
+    """What is wrong with the text at a column."""
+    for symbol, word in _FOREIGN.items():
+        # Python points at either character of an operator, depending on its version.
+        if symbol in (flat[column - 1 :][: len(symbol)], flat[max(column - 2, 0) :][: len(symbol)]):
+            return f"write '{word}' for '{symbol}'"
+    return str(getattr(error, "msg", error))
 
 
 class _Parser:

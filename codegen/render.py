@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ from codegen.printers import FormulaPrinter
 from codegen.spec import Spec, Variant
 from codegen.text import LINE_LENGTH, comment, docstring
 from codegen.torch_modules import module_plans
+
+RUFF = "0.17.5"
+"""The version of the formatter, which is a part of rendering."""
 
 _PLACEHOLDER = "0" * HASH_LENGTH
 
@@ -274,11 +278,17 @@ def _ruff() -> str:
     try:
         from ruff import find_ruff_bin
 
-        return str(find_ruff_bin())
+        found: str | None = str(find_ruff_bin())
     except (ImportError, FileNotFoundError):
-        raise CodegenError(
-            "ruff, which formats rendered files, is not installed: run `pip install ruff==0.17.5`"
-        ) from None
+        found = None
+    try:
+        there = version("ruff")
+    except PackageNotFoundError:
+        found = None
+    if found is None or there != RUFF:
+        is_there = "is not installed" if found is None else f"is here as version {there}, which may write other bytes"
+        raise CodegenError(f"ruff, which formats rendered files, {is_there}: run `pip install ruff=={RUFF}`")
+    return found
 
 
 def manifest_entries(spec: Spec) -> dict[str, Any]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from codegen.errors import Problem, SpecError, did_you_mean
+from codegen.yaml_errors import explain
 
 _TAG = "tag:yaml.org,2002:"
 _EXPONENT = re.compile(r"[-+]?\d+[eE][-+]?\d+")
@@ -57,7 +58,9 @@ class Document:
         self.problems: list[Problem] = []
         self._with_problems: set[str] = set()
         self._lines: dict[str, int] = {}
-        self.root = Item(where="", line=1, node=self._compose(self._text()))
+        text = self._text()
+        self._raw = text.splitlines(keepends=True)
+        self.root = Item(where="", line=1, node=self._compose(text))
 
     # ------------------------------------------------------------------------------------------------------ problems
 
@@ -78,6 +81,33 @@ class Document:
         while known not in self._lines:
             known = known.rpartition(".")[0]
         self.note_at(self._lines[known], where, message)
+
+    def note_in(self, item: Item, column: int, message: str) -> None:
+        """Record a problem in a text that may run over several lines, at the line of its column (from 1).
+
+        Columns count as in the text joined to one line, which differs from the file in its white space alone.
+        """
+        line, rest = item.line, 0
+        content: Iterable[tuple[int, str]] = ()
+        if isinstance(item.node, yaml.ScalarNode):
+            rest = len("".join(" ".join(item.node.value.split())[: column - 1].split()))
+            content = self._content(item.node)
+        for number, raw in content:
+            line, rest = number, rest - len("".join(raw.split()))
+            if rest < 0:
+                break
+        self.note_at(line, item.where, message)
+
+    def _content(self, node: yaml.ScalarNode) -> Iterator[tuple[int, str]]:
+        """The lines of the file that hold the text of a scalar, with their numbers from 1."""
+        start, end = node.start_mark, node.end_mark
+        # A block begins below its `>` or `|`, a quoted text behind its quote.
+        first, skipped = (
+            (start.line + 1, 0) if node.style in (">", "|") else (start.line, start.column + bool(node.style))
+        )
+        for line in range(first, min(end.line + 1, len(self._raw))):
+            raw = self._raw[line][: end.column if line == end.line else None]
+            yield line + 1, raw[skipped:] if line == first else raw
 
     def has_problem_in(self, item: Item) -> bool:
         """Whether a problem of `item` or of anything below it is known."""
@@ -110,8 +140,7 @@ class Document:
         try:
             node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
         except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
-            raise self._fatal(mark.line + 1 if mark else 1, _explain(error)) from None
+            raise self._fatal(*explain(error, text)) from None
         except yaml.YAMLError as error:
             raise self._fatal(1, f"not valid YAML: {str(error).splitlines()[0]}") from None
         except RecursionError:
@@ -120,7 +149,15 @@ class Document:
             raise self._fatal(1, "not valid YAML: an escape sequence names no character") from None
         if node is None:
             raise self._fatal(1, "the file is empty; it needs at least 'variants:'")
+        problems = [self._unprintable(line, character) for line, character in _unprintable(node)]
+        if problems:
+            raise SpecError(problems)
         return node
+
+    def _unprintable(self, line: int, character: str) -> Problem:
+        kind = "half of a surrogate pair" if 0xD800 <= ord(character) < 0xE000 else "a control character"
+        message = f"a text cannot hold {character!a}, {kind}; write the character that is meant, or remove it"
+        return Problem(file=self.file, line=line, where="", message=message)
 
     # --------------------------------------------------------------------------------------------------- collections
 
@@ -246,15 +283,26 @@ def _constructed(node: yaml.Node) -> object:
         return None
 
 
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
+
+
+def _unprintable(root: yaml.Node) -> Iterator[tuple[int, str]]:
+    """Line and character, one for each scalar with a character that no file can hold: escapes make such text."""
+    stack, seen = [root], set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:  # an alias
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.ScalarNode):
+            found = _UNPRINTABLE.search(node.value)
+            if found:
+                yield _line(node), found[0]
+        elif isinstance(node, yaml.MappingNode):
+            stack += [part for pair in node.value for part in pair]
+        else:
+            stack += node.value
+
+
 def _line(node: yaml.Node) -> int:
     return int(node.start_mark.line) + 1
-
-
-def _explain(error: yaml.MarkedYAMLError) -> str:
-    if error.context is None:
-        return f"not valid YAML: {error.problem}"
-    hint = ""
-    if "flow" in error.context and error.context_mark is not None:
-        opened = f"in line {error.context_mark.line + 1}"
-        hint = f"; close what is opened {opened}, or quote an expression that holds any of , : [ ] {{ }}"
-    return f"not valid YAML: {error.context}: {error.problem}{hint}"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from codegen import __version__, files
+from codegen import __version__, files, places, render
 from codegen.cli import COMMANDS, main
 
 ROOT = Path(__file__).parents[1]
@@ -19,21 +21,43 @@ ROOT = Path(__file__).parents[1]
 SPEC = """\
 variants:
   causal: {mask: causal}
-  alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
+  alibi:
+    doc: Each key counts less by its distance, times a learned slope per head, so that this text takes several lines.
+    mask: causal
+    score: alibi
+    tensors: {slope: {dims: [h], grad: true}}
   window: {mask: causal and window(size), scalars: {size: int}}
   t5: {score: "score + t[q_idx - kv_idx]", tensors: {t: {dims: [n], grad: true}}}
   gpt_oss: {mask: causal and window(128), sink: true}
   dropped: {decay: true, dropout: true}
 """
 
-TABLE = """\
-name     mask                     score                      tensors                  scalars    extras
-causal   causal                   -                          -                        -          -
-alibi    causal                   alibi                      slope[h] float32 (grad)  -          -
-window   causal and window(size)  -                          -                        size: int  -
-t5       -                        score + t[q_idx - kv_idx]  t[n] float32 (grad)      -          atomic
-gpt_oss  causal and window(128)   -                          -                        -          sink
-dropped  -                        -                          -                        -          decay, dropout
+LIST = """\
+causal
+  mask     causal
+
+alibi
+  Each key counts less by its distance, times a learned slope per head, so that
+  this text takes several lines.
+  mask     causal
+  score    alibi
+  tensors  slope[h] float32 (grad)
+
+window
+  mask     causal and window(size)
+  scalars  size: int
+
+t5
+  score    score + t[q_idx - kv_idx]
+  tensors  t[n] float32 (grad)
+  extras   atomic
+
+gpt_oss
+  mask     causal and window(128)
+  extras   sink
+
+dropped
+  extras   decay, dropout
 """
 
 
@@ -209,10 +233,37 @@ def test_a_variant_that_is_gone_takes_its_folder_along(project: Path) -> None:
 # ----------------------------------------------------------------------------------------------------- list and schema
 
 
-def test_list_prints_an_aligned_table(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_prints_a_paragraph_per_variant(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert project == Path.cwd()
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["list"]) == 0
-    assert capsys.readouterr().out == TABLE
+    assert capsys.readouterr().out == LIST
+
+
+@pytest.mark.parametrize("columns", [50, 80, 200])
+def test_list_wraps_to_the_terminal(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["list", "--variants", "library.yaml"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= min(columns, 120)
+
+
+def test_list_json_is_what_the_manifest_says(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--json"]) == 0
+    manifest = json.loads((project / "generated" / files.MANIFEST).read_text())
+    assert json.loads(capsys.readouterr().out) == manifest["variants"]
+
+
+def test_library_yaml_is_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["list", "--variants", "library.yaml"]) == 0
+    assert "\nlongformer\n" in capsys.readouterr().out
 
 
 def test_list_without_a_spec_shows_the_library(
@@ -236,6 +287,109 @@ def test_a_reader_that_stops_early_is_no_error() -> None:
     process.stdout.close()
     _, error = process.communicate()
     assert (process.returncode, error) == (0, b"")
+
+
+# ---------------------------------------------------------------------------------------------------- names of packages
+
+
+@pytest.mark.parametrize("name", ["my-ops", "1ops", "my ops", "class", "ops.v2"])
+def test_render_refuses_a_folder_that_no_python_can_import(
+    name: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["render", "--out", name]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: --out: no Python can import a package from {name!r}: ")
+    assert not (project / name).exists()
+
+
+def test_render_takes_a_private_name(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", "--out", "_ops"]) == 0
+    assert (project / "_ops" / files.MANIFEST).is_file()
+    assert capsys.readouterr().err == ""
+
+
+def test_render_hints_at_a_dim_that_is_read_at_the_other_position(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(
+        "variants:\n"
+        "  both: {mask: 'doc[q_idx] == doc[kv_idx]', tensors: {doc: {dims: [q_idx], dtype: int32}}}\n"
+        "  slip: {score: 'score + w[h, kv_idx]', tensors: {w: {dims: [h, q_idx]}}}\n"
+        "  table: {score: 'score + w[q_idx - kv_idx]', tensors: {w: {dims: [n]}}}\n"
+    )
+    assert main(["render", "--variants", str(spec)]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        f"hint: {spec}:3: variants.slip.tensors.w: its dim q_idx has the size of that axis, but is only read at "
+        "kv_idx; if it has an element for each kv_idx, declare the dim kv_idx"
+    )
+
+
+def test_explain_finds_a_package_by_its_import_name(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(project / "generated", tmp_path / "site" / "vendored_ops")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["explain", "causal", "--gpu", "a100", "--package", "vendored_ops"]) == 0
+    assert capsys.readouterr().out.startswith("causal on a100 (sm_80)")
+
+
+@pytest.mark.parametrize("name", ["nowhere_to_be_found", "json"])
+def test_a_package_that_is_none_is_named(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "causal", "--gpu", "a100", "--package", name]) == 2
+    assert f"--package: expected the name of a generated package, got '{name}'" in capsys.readouterr().err
+
+
+def test_package_and_out_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "causal", "--package", "generated", "--out", "generated"]) == 2
+    assert capsys.readouterr().err == "error: --package and --out both name a package: leave one out\n"
+
+
+def test_tune_names_an_unknown_variant_before_it_asks_for_a_gpu(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", "causl", "--out", str(project / "generated")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: variant: expected one of ")
+    assert error.endswith("got 'causl'; did you mean 'causal'?\n")
+
+
+def test_tune_names_a_spec_that_is_not_the_packages_own(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text("variants: {full: {}}\n")
+    assert main(["tune", "t5", "--variants", str(other), "--out", str(project / "generated")]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {other} has no variant 't5', which the package in ")
+
+
+def test_the_collection_is_rendered_into_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not beside the file, which is inside the generator where that is installed."""
+    monkeypatch.chdir(tmp_path)
+    args = argparse.Namespace(variants=Path("library.yaml"), out=None)
+    assert places.variants_path(args).samefile(ROOT / "library.yaml")
+    assert places.out_path(args) == Path("generated")
+
+
+# ------------------------------------------------------------------------------------------------------------ formatter
+
+
+def test_the_formatter_is_the_one_that_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"ruff=={render.RUFF}" in project["dependencies"]
+
+
+def test_another_formatter_is_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(render, "version", lambda _name: "0.1.0")
+    assert main(["render", "--out", str(project / "other")]) == 2
+    assert capsys.readouterr().err == (
+        "error: ruff, which formats rendered files, is here as version 0.1.0, which may write other bytes: "
+        f"run `pip install ruff=={render.RUFF}`\n"
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- imports

@@ -348,7 +348,7 @@ def test_without_hard_links_the_old_files_are_copied(
     assert tree(out.parent) == before
 
 
-# --------------------------------------------------------------------------------------------------------------- kill -9
+# -------------------------------------------------------------------------------------------------------------- kill -9
 
 # Writes NEW as another process, which kills itself at its call number `at` of a function: before the work or after it.
 KILLED = """
@@ -412,7 +412,7 @@ def test_a_hand_edit_after_a_kill_is_seen(out: Path) -> None:
     assert "causal/fwd.py (edited by hand)" in refused(out, CHANGED)
 
 
-# --------------------------------------------------------------------------------------------------- links and tampering
+# -------------------------------------------------------------------------------------------------- links and tampering
 
 
 @pytest.mark.parametrize("force", [False, True])

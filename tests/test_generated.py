@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,47 @@ except ModuleNotFoundError as error:
     print(error)
 """
     assert python(code) == "the JAX ops need JAX: pip install 'jax>=0.10.1', on a GPU 'jax[cuda13]'\n"
+
+
+WITHOUT_TRITON = {
+    "torch": """
+import sys
+sys.modules["triton"] = None
+import torch, generated.torch as ops
+from generated.packing import pack
+q = torch.randn(1, 2, 8, 16, requires_grad=True)
+ops.causal(q, q, q).sum().backward()
+packed = pack([torch.randn(length, 2, 16) for length in (3, 5)])
+o = ops.causal(packed.data, packed.data, packed.data, cu_seqlens_q=packed.cu_seqlens)
+print(tuple(q.grad.shape), tuple(o.shape))
+""",
+    "jax": """
+import sys
+sys.modules["triton"] = None
+import jax, generated.jax as ops
+from generated.packing import pack
+q = jax.numpy.ones((1, 2, 8, 16))
+grad = jax.jit(jax.grad(lambda q: ops.causal(q, q, q, layout="bhsd").sum()))(q)
+packed = pack([jax.numpy.ones((length, 2, 16)) for length in (3, 5)])
+o = ops.causal(packed.data, packed.data, packed.data, cu_seqlens_q=packed.cu_seqlens)
+print(grad.shape, o.shape)
+""",
+}
+
+
+@pytest.mark.skipif("causal" not in VARIANTS, reason="the spec has no variant 'causal'")
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_references_run_without_triton(framework: str) -> None:
+    """As on macOS and Windows, which have none: an op, its gradient, and a packed call."""
+    assert python(WITHOUT_TRITON[framework]) == "(1, 2, 8, 16) (8, 2, 16)\n"
+
+
+@pytest.mark.skipif("causal" not in VARIANTS, reason="the spec has no variant 'causal'")
+@pytest.mark.parametrize(("framework", "op"), [("torch", "this op"), ("jax", "causal")])
+def test_interpreted_kernels_without_triton_are_one_error(framework: str, op: str) -> None:
+    code = f"import os; os.environ['TRITON_INTERPRET'] = '1'\ntry:{textwrap.indent(WITHOUT_TRITON[framework], '    ')}"
+    shown = python(f"{code}\nexcept ModuleNotFoundError as error:\n    print(error)")
+    assert shown.startswith(f"{op}: TRITON_INTERPRET=1 asks for kernels, which need Triton: pip install")
 
 
 def test_a_jax_that_is_too_old_is_named() -> None:

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+pytest.importorskip("triton", reason="the emulator runs Gluon, which is a part of Triton")
+
 import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl

@@ -509,11 +509,11 @@ def test_a_bad_option_is_one_error(option: str, value: str, message: str, capsys
 
 
 @pytest.mark.parametrize(("package", "options"), [("matplotlib", ["--png", "x.png"]), ("numpy", [])])
-def test_a_missing_package_is_one_error_that_names_the_extra(package: str, options: list[str]) -> None:
+def test_a_missing_package_is_one_error_that_names_what_to_install(package: str, options: list[str]) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; from codegen.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "show", "causal", *options]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    message = f"error: {package} is not installed: pip install 'attention-codegen[show]'\n"
+    message = f"error: {package} is not installed: pip install {package}\n"
     assert (result.returncode, result.stdout, result.stderr) == (2, "", message)
 
 

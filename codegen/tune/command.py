@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
@@ -12,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codegen.errors import CodegenError
+from codegen.errors import CodegenError, not_installed
+from codegen.files import MANIFEST
 from codegen.load import load
 from codegen.packages import Package, chosen, find_package
-from codegen.spec import Pass
+from codegen.spec import Pass, Spec
 from codegen.tune.progress import Progress, clock, family_totals, totals
 from codegen.tune.record import Comparison, Group, Machine, Workload
 
@@ -55,11 +57,13 @@ class Choice:
 def run(choice: Choice) -> None:
     """Tune, compare families where the GPU has several, and print what was gained."""
     package = find_package(choice.out)
+    spec = load(choice.variants_path)
+    _check_names(choice, spec)  # before a GPU is asked for: what is misspelt is so on any machine
     machine = this_machine()
     from codegen.tune.families import Families, reserve
     from codegen.tune.tuner import Context
 
-    context = Context(spec=load(choice.variants_path), package=package, folder=choice.out.resolve(), machine=machine)
+    context = Context(spec=spec, package=package, folder=choice.out.resolve(), machine=machine)
     workloads, groups = _workloads(choice), _groups(choice, package)
     families = Families(context)
     comparisons = _comparisons(groups, families, choice.variants)
@@ -158,6 +162,17 @@ def _lacking(
     return [each for each in comparisons if choice.again or not families.has_verdicts(each, workloads)]
 
 
+def _check_names(choice: Choice, spec: Spec) -> None:
+    """Raise unless the package has the variants that are named, and the spec those of the package."""
+    there = json.loads((choice.out / MANIFEST).read_text(encoding="utf-8"))["variants"]
+    for name in chosen("variant", choice.variants, list(there)):
+        if name not in spec.variants:
+            raise CodegenError(
+                f"{spec.path} has no variant '{name}', which the package in {choice.out} has: name the spec that it is "
+                "rendered from with --variants FILE"
+            )
+
+
 def default_jobs() -> int:
     """Processes that compile: all cores but the one that measures."""
     return max(1, (os.cpu_count() or 2) - 1)
@@ -169,9 +184,7 @@ def this_machine() -> Machine:
         import torch
         import triton
     except ModuleNotFoundError as error:
-        raise CodegenError(
-            f"{error.name} is not installed: pip install 'attention-codegen[torch]', on a machine with a GPU"
-        ) from None
+        raise CodegenError(f"{not_installed(error.name or '')}, on a machine with a GPU") from None
     if not torch.cuda.is_available():
         raise CodegenError(
             "tune measures kernels, and torch finds no GPU here: it needs an NVIDIA or AMD GPU and a torch built for "

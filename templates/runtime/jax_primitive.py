@@ -22,9 +22,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from .configs import INTERPRETER
 from .jax_batching import batched
-from .jax_kernels import HAS_TRITON, INTERPRET, compiling_for, device_arch
+from .jax_kernels import INTERPRET, compiling_for, device_arch
 from .jax_passes import Backward, Call, Forward, Kernels
 from .jax_sharding import partitioned
+from .settings import require_triton
 
 RESIDUALS = "attention_outputs"
 """The name of o and lse for the policies of `jax.checkpoint`: with them saved, a backward runs no forward again."""
@@ -89,8 +90,7 @@ def _lower_cut(inner: Primitive, direction: Forward | Backward, ctx: Any, *value
 
 def _lower_cuda(direction: Forward | Backward, ctx: Any, *values: Any, call: Call) -> Any:
     op = direction.kernels.op
-    if not HAS_TRITON:
-        raise ModuleNotFoundError(f"{op}: on a GPU this op needs Triton: pip install 'triton>=3.6,<3.10'")
+    require_triton(op)
     if INTERPRET:
         raise RuntimeError(f"{op}: TRITON_INTERPRET=1 runs kernels on the CPU: unset it, or set JAX_PLATFORMS=cpu")
     with compiling_for(device_arch(op)):
@@ -99,6 +99,8 @@ def _lower_cuda(direction: Forward | Backward, ctx: Any, *values: Any, call: Cal
 
 def _lower_elsewhere(direction: Forward | Backward, ctx: Any, *values: Any, call: Call) -> Any:
     run = direction.launch if INTERPRET else direction.reference
+    if INTERPRET:
+        require_triton(direction.kernels.op)
     with compiling_for(INTERPRETER):
         return mlir.lower_fun(lambda *arrays: run(call, arrays), multiple_results=True)(ctx, *values)
 

@@ -24,6 +24,7 @@ from .configs import INTERPRETER, Tiles, config_text, tiles_for
 from .kernels import ATOMIC
 from .settings import HAS_TRITON as HAS_TRITON
 from .settings import INTERPRET as INTERPRET
+from .settings import require_triton
 from .torch_replay import is_recording
 from .tuned import gpu_key
 
@@ -176,7 +177,10 @@ def positive_scale(q: Tensor, scale: float | None) -> tuple[Tensor, float]:
 
 def runs_reference(q: Tensor) -> bool:
     """Whether a call computes the plain reference: on the CPU, unless Triton's interpreter was asked for."""
-    return q.device.type == "cpu" and not INTERPRET
+    if q.device.type == "cpu" and not INTERPRET:
+        return True
+    require_triton("this op")
+    return False
 
 
 def interpreter_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -25,10 +25,8 @@ def environment(version: str, interpreter: Path) -> Path | str:
     stamp = folder / "installed"
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
         return python
-    for command in (
-        [interpreter, "-m", "venv", "--clear", folder],
-        [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *project["dependencies"]],
-    ):
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    for command in ([str(interpreter), "-m", "venv", "--clear", str(folder)], [*pip, *project["dependencies"]]):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             return (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]

@@ -40,7 +40,7 @@ def summary() -> str:
 
 
 def _candidates(version: str) -> Iterator[Path]:
-    """Where an interpreter may be: the one that runs this, the search path, the places where version managers install."""
+    """Where an interpreter may be: the one that runs this, the search path, the folders of version managers."""
     name = f"python{version}"
     yield Path(sys.executable)
     on_path = shutil.which(name)

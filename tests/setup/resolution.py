@@ -33,9 +33,8 @@ TRITONS = range(6, 10)
 UNREACHABLE = (
     "NewConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "Connection refused", "Network is unreachable",
     "Name or service not known", "name resolution", "ProxyError", "SSLError", "ConnectionResetError", "HTTP error 5",
-    "(from versions: none)",
 )  # fmt: skip
-"""What pip says where it reaches no index. The last: without any version of a package, the index did not answer."""
+"""What pip says where it does not reach the index."""
 
 _KEPT = ("PIP_CERT", "PIP_CLIENT_CERT", "PIP_PROXY", "PIP_TRUSTED_HOST", "PIP_DEFAULT_TIMEOUT")
 """Of pip's settings, those that say how an index is reached, not which."""
@@ -69,7 +68,7 @@ def resolve(pip: Path, version: str, interpreter: Path | None, wanted: Sequence[
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        chosen = ["--python", interpreter] if interpreter else []
+        chosen: list[str | Path] = ["--python", interpreter] if interpreter else []
         target = [] if interpreter else ["--python-version", version, "--target", folder]
         done = run_pip(
             pip, *chosen, "install", "--dry-run", "--ignore-installed", "--quiet", "--no-cache-dir", "--report", report,
