@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from codegen import expr
-from codegen.expr import Level, Var, level
+from codegen.expr import Level, TensorSpec, Var, level
 from codegen.frameworks import Framework
 from codegen.model import GradientTerm
 from codegen.modes import PADDING, has_tokens, packed_axes
@@ -23,7 +23,8 @@ class Argument:
     `public` is what the op's callers know it as, where generated code calls it otherwise.
     `shape` is Python source for a tuple of expected sizes, an entry `at_least(n)` where longer is fine, `packed_shape`
     the same in a packed call; `limits` are further arguments of a scalar's check; `doc` is its line in the op's
-    docstring. Of a `trained` one the backward is told whether a call wants the gradient. Each pair of a query and a key
+    docstring. Of a `trained` one the backward is told whether a call wants the gradient; `no_gradient` is why a float
+    tensor has none, as the runtime's `refuse_gradient` has it. Each pair of a query and a key
     may have an index of its own into one of the `tile_axes`.
     """
 
@@ -36,6 +37,7 @@ class Argument:
     dtypes: str = ""
     limits: str = ""
     trained: bool = False
+    no_gradient: str = ""
     tile_axes: tuple[int, ...] = ()
     doc: str = ""
     public: str = ""
@@ -67,12 +69,16 @@ class Argument:
     @property
     def check(self) -> str:
         """The statement that checks it in a dense call of torch."""
-        return f"{self.name} = {self._checked(self.shape, self.tile_axes, ', q')}"
+        return f"{self.name} = {self._checked(self.shape, self.tile_axes, ', q', self._refusal)}"
 
     @property
     def packed_check(self) -> str:
         """That of a packed call."""
-        return f"{self.name} = {self._checked(self.packed_shape, self._packed_tile_axes, ', q')}"
+        return f"{self.name} = {self._checked(self.packed_shape, self._packed_tile_axes, ', q', self._refusal)}"
+
+    @property
+    def _refusal(self) -> str:
+        return f', no_gradient="{self.no_gradient}"' if self.no_gradient else ""
 
     @property
     def checked(self) -> str:
@@ -98,10 +104,10 @@ class Argument:
         kept = packed_axes(self.dims)
         return tuple(kept.index(axis) for axis in self.tile_axes if axis in kept)
 
-    def _checked(self, shape: str, tile_axes: tuple[int, ...], like: str = "") -> str:
+    def _checked(self, shape: str, tile_axes: tuple[int, ...], like: str = "", refusal: str = "") -> str:
         if self.is_tensor:
             narrow = f", tile_axes={tile_axes}" if tile_axes else ""
-            return f'check_tensor(NAME, "{self.keyword}", {self.name}, {shape}, {self.dtypes}{like}{narrow})'
+            return f'check_tensor(NAME, "{self.keyword}", {self.name}, {shape}, {self.dtypes}{like}{narrow}{refusal})'
         return f'check_{self.required}(NAME, "{self.keyword}", {self.name}{self.limits})'
 
     @property
@@ -153,6 +159,7 @@ def own_arguments(variant: Variant, terms: Sequence[GradientTerm]) -> list[Argum
                 packed_shape=_packed_shape(spec.dims),
                 dtypes=f'("{spec.dtype}",)',
                 trained=spec.grad,
+                no_gradient=_no_gradient(variant, spec),
                 tile_axes=_tile_axes(variant, spec.name),
                 doc=f"{spec.dtype} `[{dims}]`{packed}{example}{trained}.",
                 public=variant.keywords.get(spec.name, ""),
@@ -182,6 +189,14 @@ def own_arguments(variant: Variant, terms: Sequence[GradientTerm]) -> list[Argum
             Argument(name=scalar.name, kind="scalar", annotation=annotation, limits=limits, doc=doc, public=public)
         )
     return found
+
+
+def _no_gradient(variant: Variant, spec: TensorSpec) -> str:
+    """Why a float tensor has no gradient, by the runtime's name; empty where it has one, or could have none."""
+    if spec.grad or "float" not in spec.dtype:
+        return ""
+    in_score = variant.score is not None and any(load.tensor == spec.name for load in expr.loads(variant.score))
+    return "undeclared" if in_score else "mask"
 
 
 def _range_text(scalar: ScalarSpec) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from codegen import expr, hopper, op_gradients
 from codegen.arguments import Argument, mask_arguments, own_arguments
 from codegen.frameworks import Framework
-from codegen.modes import KEY_IDS, PADDING, QUERY_IDS, InMode, Mode, packed_dims
+from codegen.modes import KEY_IDS, PADDING, POSITIONAL, QUERY_IDS, InMode, Mode, packed_dims
 from codegen.op_gradients import Buffer, Grid
 from codegen.plan import VariantPlan
 from codegen.references import computes_with, formula_of, reference_text
@@ -338,6 +338,67 @@ class OpPlan(InMode):
     def parameter_names(self) -> list[str]:
         """The parameters of the forward."""
         return [parameter_name(p) for p in self._forward_parameters]
+
+    @property
+    def backward_parameter_names(self) -> list[str]:
+        """The parameters of the backward."""
+        return [parameter_name(p) for p in self._backward_parameters]
+
+    @property
+    def trained_places(self) -> str:
+        """Source of the places among the arguments of the forward of the tensors whose gradients the backward gives."""
+        places = {name: self.parameter_names.index(name) for name in ("q", "k", "v", *self.gradients)}
+        flags = self.flag_of
+        return ", ".join(f"{i} if {flags[name]} else None" if name in flags else str(i) for name, i in places.items())
+
+    @property
+    def reference_parameters(self) -> str:
+        """The parameters of the forward, for the reference, which takes no notice of tiles and tables."""
+        unread = {"config_words", "block_tables", *(() if self.has_offset else ("row_offset", "row_offsets"))}
+        return _only(self._forward_parameters, set(self.parameter_names) - unread)
+
+    @property
+    def reference_values(self) -> str:
+        """The arguments of the reference but `scale` and `return_lse`."""
+        own = [a.name for a in self.arguments if a.name not in TOKEN_IDS and a.name != PADDING.name]
+        dropout = ["dropout_p", "seed"] if self.dropout else []
+        tokens = [*TOKEN_IDS, PADDING.name] if self.segmented else list(CU_SEQLENS) if self.packed else []
+        named = [f"{name}={name}" for name in (*own, *dropout, *tokens, *self.positions)]
+        offset = ["q_offset=row_offset if row_offsets is None else row_offsets"] if self.has_offset else []
+        return ", ".join(["q", "k", "v", *named, *offset])
+
+    @property
+    def folded_axes(self) -> dict[str, int | None]:
+        """The axis that batch rows, packed tokens or sequences lie along, for each tensor that has one.
+
+        Empty where rows must not be regrouped; None where tokens lie along two axes.
+        """
+        if not self.splits_batch:
+            return {}
+        rows = 1 if self.packed else 0
+        found: dict[str, int | None] = {"q": 0, "k": 0, "v": 0, "o": 0, "do": 0, "lse": rows, "dlse": rows}
+        if self.decay:
+            found["decay"] = 2 if self.packed else 0
+        found |= {parameter_name(p): 0 for p in self._numbers if "Tensor" in p and "list" not in p}
+        if self.segmented:
+            found |= dict.fromkeys(TOKEN_IDS, 0)
+        for name, dims in self.tensor_dims.items():
+            tokens = [axis for axis, dim in enumerate(dims) if self.packed and dim in POSITIONAL]
+            if tokens:
+                found[name] = tokens[0] if len(tokens) == 1 else None
+            elif "b" in dims:
+                found[name] = dims.index("b")
+        return found
+
+    @property
+    def integer_names(self) -> str:
+        """Source of the names of its own tensors that the kernels read as int32."""
+        return ", ".join(f'"{a.name}"' for a in self.tensors if a.dtypes == '("int32",)' and a.name not in TOKEN_IDS)
+
+    @property
+    def undeclared(self) -> dict[str, str]:
+        """The float tensors without a gradient, and why they have none."""
+        return {a.name: a.no_gradient for a in self.tensors if a.no_gradient}
 
     @property
     def reductions(self) -> list[str]:

@@ -41,6 +41,9 @@ _WORDS = """
     positive_scale query_offset reduce_gradient reference replayed row_products runs_reference second_width
     unit_strides
 
+    AttentionGradients FOLDED_AXES batched computes_plainly differentiates_backward plain_backward plain_forward
+    keyless plain_words refuse_gradient_of refuse_second_derivative replayed_op
+
     Any BLOCK_D BLOCK_DV BLOCK_M BLOCK_N DROPOUT FLOAT_DTYPES FP32 HARDWARE_TANH HAS_DLSE HAS_TRITON HEAD_DIM
     HEAD_DIM_V LN2 LOG2E NAME NAMESPACE SEGMENTS Q_OFFSET_PER_BATCH RAGGED Schedule Tensor Tile Tiles UNIT
 

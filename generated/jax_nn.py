@@ -108,8 +108,8 @@ def dot_product_attention(
         mask: None. Write a variant whose `mask` it is; its op skips the blocks that are empty.
         scale: factor of the scores, by default `H ** -0.5`; a number, known while tracing.
         is_causal: query t attends to keys up to t, counted from the first of each, whatever the lengths.
-        query_seq_lengths: int32 `[B]`: queries from there on give zeros.
-        key_value_seq_lengths: int32 `[B]`: no query attends to keys from there on.
+        query_seq_lengths: integers `[B]`: queries from there on give zeros.
+        key_value_seq_lengths: integers `[B]`: no query attends to keys from there on.
         local_window_size: `(left, right)`: query t attends to keys `t - left` to `t + right`; an int is both.
         implementation: None. The others are those of JAX.
         return_residual: also return the natural log of the softmax denominator, without a gradient.
@@ -134,13 +134,12 @@ def dot_product_attention(
 
     given: dict[str, Any] = {}
     if query_seq_lengths is not None:
-        lengths = int32_array(_NN, "query_seq_lengths", jnp.asarray(query_seq_lengths), (batch,))
+        lengths = int32_array(_NN, "query_seq_lengths", _lengths(query_seq_lengths), (batch,))
         is_query = jnp.arange(q_len, dtype=jnp.int32)[None] < lengths[:, None]
         given["q_segment_ids"] = is_query.astype(jnp.int32) - 1  # 0, or the id of padding
         given["kv_segment_ids"] = jnp.zeros((batch, kv_len), jnp.int32)
     if key_value_seq_lengths is not None:
-        lengths = jnp.asarray(key_value_seq_lengths)
-        given["kv_lengths"] = int32_array(_NN, "key_value_seq_lengths", lengths, (batch,))
+        given["kv_lengths"] = int32_array(_NN, "key_value_seq_lengths", _lengths(key_value_seq_lengths), (batch,))
     if local_window_size is None:
         op = _plain_op("causal" if is_causal else "full", "is_causal", is_causal)
     else:
@@ -164,6 +163,11 @@ def _four_axes(name: str, x: Any) -> Array:
         axes = {"query": "T, N, H", "key": "S, K, H", "value": "S, K, Hv"}[name]
         fail(_NN, name, f"shape [B, {axes}] or [{axes}]", list(array.shape))
     return array if array.ndim == 4 else array[None]
+
+
+def _lengths(lengths: Any) -> Any:
+    """Lengths that may be a list, as jax.nn takes them."""
+    return lengths if is_array(lengths) else jnp.asarray(lengths)
 
 
 def _number(scale: Any) -> Any:

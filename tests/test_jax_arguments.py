@@ -154,7 +154,7 @@ def test_derivatives_that_do_not_exist_are_refused() -> None:
 def test_a_family_of_another_chip_is_refused() -> None:
     """As by kernels in Triton's interpreter."""
     message = (
-        "^causal: family: expected one that can run this call, got 'hopper': its kernels run on sm_90, not on a CPU"
+        "^causal: family: expected one that can run this call, got 'hopper': its kernels run on sm_90, not on the CPU"
     )
     with pytest.raises(ValueError, match=message):
         ops.causal(*qkv(), family="hopper")

@@ -487,20 +487,29 @@ def dense_call() -> Call:
 
 
 ONE_PER_ROW = torch.zeros(2, 8, dtype=torch.int32)
-INT32 = "expected an int32 tensor [n + 1] on cpu"
+INTEGERS = "expected an integer tensor [n + 1] on cpu"
 BAD_PACKED: list[tuple[str, Call, str]] = [
-    ("dtype", {"cu_seqlens_q": torch.tensor([0, 3, 8])}, f"cu_seqlens_q: {INT32}, got torch.int64 [3] on cpu"),
-    ("dtype_of_k", {"cu_seqlens_k": torch.tensor([0, 3, 6])}, f"cu_seqlens_k: {INT32}, got torch.int64 [3] on cpu"),
-    ("dims", {"cu_seqlens_q": ints(0, 3, 8)[None]}, f"cu_seqlens_q: {INT32}, got torch.int32 [1, 3] on cpu"),
-    ("empty", {"cu_seqlens_k": ints()}, f"cu_seqlens_k: {INT32}, got torch.int32 [0] on cpu"),
-    ("device", {"cu_seqlens_q": ints(0, 3, 8).to("meta")}, f"cu_seqlens_q: {INT32}, got torch.int32 [3] on meta"),
-    ("list", {"cu_seqlens_q": [0, 3, 8]}, f"cu_seqlens_q: {INT32}, got list"),
-    ("keys_alone", {"cu_seqlens_q": None}, f"cu_seqlens_q: {INT32}, got NoneType"),
+    ("dtype", {"cu_seqlens_q": torch.tensor([0.0, 3, 8])}, f"cu_seqlens_q: {INTEGERS}, got torch.float32 [3] on cpu"),
+    (
+        "dtype_of_k",
+        {"cu_seqlens_k": torch.tensor([False, True])},
+        f"cu_seqlens_k: {INTEGERS}, got torch.bool [2] on cpu",
+    ),
+    (
+        "range",
+        {"cu_seqlens_q": torch.tensor([0, 2**31, 8])},
+        "cu_seqlens_q: expected values that torch.int32 holds, got 2147483648",
+    ),
+    ("dims", {"cu_seqlens_q": ints(0, 3, 8)[None]}, f"cu_seqlens_q: {INTEGERS}, got torch.int32 [1, 3] on cpu"),
+    ("empty", {"cu_seqlens_k": ints()}, f"cu_seqlens_k: {INTEGERS}, got torch.int32 [0] on cpu"),
+    ("device", {"cu_seqlens_q": ints(0, 3, 8).to("meta")}, f"cu_seqlens_q: {INTEGERS}, got torch.int32 [3] on meta"),
+    ("list", {"cu_seqlens_q": [0, 3, 8]}, f"cu_seqlens_q: {INTEGERS}, got list"),
+    ("keys_alone", {"cu_seqlens_q": None}, f"cu_seqlens_q: {INTEGERS}, got NoneType"),
     (
         "queries_alone",
         {"cu_seqlens_k": None},
-        "cu_seqlens_k: expected an int32 tensor [n + 1] where q and k differ in length, got None for q of 8 rows and k "
-        "of 6",
+        "cu_seqlens_k: expected an integer tensor [n + 1] where q and k differ in length, got None for q of 8 rows and "
+        "k of 6",
     ),
     (
         "number_of_sequences",
@@ -536,12 +545,12 @@ BAD_PACKED: list[tuple[str, Call, str]] = [
         "k: expected head_dim 32, that of q, got 16 in [total, H, D] = [6, 2, 16]",
     ),
     ("scale", {"scale": "1"}, "scale: expected a finite number or None, got '1'"),
-    ("offset_word", {"q_offset": "start"}, "q_offset: expected an int, 'end' or an int32 tensor, got 'start'"),
+    ("offset_word", {"q_offset": "start"}, "q_offset: expected an int, 'end' or an integer tensor, got 'start'"),
     ("offset_float", {"q_offset": 0.5}, "q_offset: expected an int, got 0.5"),
     (
         "offset_shape",
         {"q_offset": ints(0, 1, 2)},
-        "q_offset: expected an int, 'end' or an int32 tensor [2] on cpu, got torch.int32 [3] on cpu",
+        "q_offset: expected an int, 'end' or an integer tensor [2] on cpu, got torch.int32 [3] on cpu",
     ),
     ("config", {"config": 3}, "config: expected None or a dict of pass name -> tile, got 3"),
     ("schedule", {"schedule": 3}, "schedule: expected what causal.schedule(...) returns, or None, got int"),
@@ -554,54 +563,54 @@ BAD_TOKENS: list[tuple[str, Call, str]] = [
     (
         "ids_of_keys_alone",
         {"kv_segment_ids": ONE_PER_ROW[:, :6]},
-        "q_segment_ids: expected an int32 tensor [2, 8] beside kv_segment_ids, got None",
+        "q_segment_ids: expected an integer tensor [2, 8] beside kv_segment_ids, got None",
     ),
     (
         "ids_of_queries_alone",
         {"q_segment_ids": ONE_PER_ROW},
-        "kv_segment_ids: expected an int32 tensor [2, 6] where q and k differ in length, got None",
+        "kv_segment_ids: expected an integer tensor [2, 6] where q and k differ in length, got None",
     ),
     (
         "positions_of_keys_alone",
         {"kv_positions": ONE_PER_ROW[:, :6]},
-        "q_positions: expected an int32 tensor [2, 8] beside kv_positions, got None",
+        "q_positions: expected an integer tensor [2, 8] beside kv_positions, got None",
     ),
     (
         "positions_of_queries_alone",
         {"q_positions": ONE_PER_ROW},
-        "kv_positions: expected an int32 tensor [2, 6] where q and k differ in length, got None",
+        "kv_positions: expected an integer tensor [2, 6] where q and k differ in length, got None",
     ),
     (
         "shape_of_ids",
         {"q_segment_ids": ONE_PER_ROW, "kv_segment_ids": ONE_PER_ROW},
-        "kv_segment_ids: expected an int32 tensor [2, 6] on cpu, got torch.int32 [2, 8] on cpu",
+        "kv_segment_ids: expected an integer tensor [2, 6] on cpu, got torch.int32 [2, 8] on cpu",
     ),
     (
         "dtype_of_ids",
-        {"q_segment_ids": ONE_PER_ROW.long()},
-        "q_segment_ids: expected an int32 tensor [2, 8] on cpu, got torch.int64 [2, 8] on cpu",
+        {"q_segment_ids": ONE_PER_ROW.bool()},
+        "q_segment_ids: expected an integer tensor [2, 8] on cpu, got torch.bool [2, 8] on cpu",
     ),
     (
         "device_of_positions",
         {"q_positions": ONE_PER_ROW.to("meta")},
-        "q_positions: expected an int32 tensor [2, 8] on cpu, got torch.int32 [2, 8] on meta",
+        "q_positions: expected an integer tensor [2, 8] on cpu, got torch.int32 [2, 8] on meta",
     ),
     (
         "list_of_positions",
         {"q_positions": ONE_PER_ROW, "kv_positions": [0]},
-        "kv_positions: expected an int32 tensor [2, 6] on cpu, got list",
+        "kv_positions: expected an integer tensor [2, 6] on cpu, got list",
     ),
     (
         "shape_of_lengths",
         {"kv_lengths": ints(1, 2, 3)},
-        "kv_lengths: expected an int32 tensor [2] on cpu, got torch.int32 [3] on cpu",
+        "kv_lengths: expected an integer tensor [2] on cpu, got torch.int32 [3] on cpu",
     ),
     (
         "dtype_of_lengths",
         {"kv_lengths": torch.tensor([1.0, 2.0])},
-        "kv_lengths: expected an int32 tensor [2] on cpu, got torch.float32 [2] on cpu",
+        "kv_lengths: expected an integer tensor [2] on cpu, got torch.float32 [2] on cpu",
     ),
-    ("number_of_lengths", {"kv_lengths": 3}, "kv_lengths: expected an int32 tensor [2] on cpu, got int"),
+    ("number_of_lengths", {"kv_lengths": 3}, "kv_lengths: expected an integer tensor [2] on cpu, got int"),
     *(
         (
             f"positions_and_offset_{i}",

@@ -32,6 +32,36 @@ def fail(op: str, argument: str, expected: str, got: object) -> NoReturn:
     raise ArgumentError(f"{op}: {argument}: expected {expected}, got {got}")
 
 
+_NO_GRADIENT = {
+    "undeclared": 'variants.yaml declares it without a gradient: add "grad: true" to its entry, or detach it',
+    "mask": "only the mask reads it, which has no gradient: detach it",
+}
+"""Why a float tensor of a variant has no gradient, and what to do."""
+
+
+def refuse_gradient(op: str, argument: str, reason: str = "undeclared") -> NoReturn:
+    """Refuse a tensor that a gradient is wanted of and that has none, for a reason of `_NO_GRADIENT`."""
+    raise ArgumentError(f"{op}: {argument}: it requires grad, but {_NO_GRADIENT[reason]}")
+
+
+def host_number(op: str, argument: str, value: Any) -> Any:
+    """The number that a scalar of numpy, or a tensor `[]` of torch in the CPU's memory, holds; else `value` as it is.
+
+    Reading a tensor on a GPU would make the call wait for the device, so it is refused.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if hasattr(value, "requires_grad") and value.ndim == 0:
+        if value.device.type != "cpu":
+            expected = "a number, or a tensor [] on the CPU: no call waits for the device"
+            fail(op, argument, expected, f"a tensor [] on {value.device}; its item() waits")
+        if value.requires_grad:
+            fail(op, argument, "a number, which has no gradient", "a tensor [] that requires grad; detach it")
+        return value.item()
+    is_numpy_scalar = type(value).__module__ == "numpy" and type(value).__name__ != "ndarray"
+    return value.item() if is_numpy_scalar else value
+
+
 def check_layout(op: str, layout: object) -> None:
     if layout not in LAYOUTS:
         fail(op, "layout", " or ".join(map(repr, LAYOUTS)), repr(layout))
@@ -77,6 +107,7 @@ def check_sizes(op: str, argument: str, shape: Sequence[int], expected: Sequence
 
 
 def check_scale(op: str, scale: object) -> None:
+    scale = host_number(op, "scale", scale)
     if isinstance(scale, bool) or not isinstance(scale, (int, float)) or scale != scale or abs(scale) == float("inf"):
         fail(op, "scale", "a finite number or None", repr(scale))
 
@@ -97,6 +128,7 @@ def in_range(value: float, minimum: float | None, maximum: float | None) -> bool
 
 def check_int(op: str, argument: str, value: Any, minimum: int | None = None, maximum: int | None = None) -> int:
     """An integer argument of the kernels, checked."""
+    value = host_number(op, argument, value)
     if isinstance(value, bool) or not isinstance(value, int) or not in_range(value, minimum, maximum):
         fail(op, argument, f"an int{range_text(minimum, maximum)}", repr(value))
     if not -INT_LIMIT <= value <= INT_LIMIT:
@@ -108,6 +140,7 @@ def check_float(
     op: str, argument: str, value: Any, minimum: float | None = None, maximum: float | None = None
 ) -> float:
     """A floating-point argument of the kernels, checked."""
+    value = host_number(op, argument, value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not in_range(value, minimum, maximum):
         fail(op, argument, f"a number{range_text(minimum, maximum)}", repr(value))
     return value
@@ -115,6 +148,7 @@ def check_float(
 
 def check_padding_id(op: str, padding_id: object) -> int:
     """The segment id of padding, checked: any that an int32 tensor holds."""
+    padding_id = host_number(op, "padding_id", padding_id)
     if isinstance(padding_id, bool) or not isinstance(padding_id, int) or not -(2**31) <= padding_id < 2**31:
         fail(op, "padding_id", "an int of 32 bits", repr(padding_id))
     return padding_id
@@ -122,6 +156,7 @@ def check_padding_id(op: str, padding_id: object) -> int:
 
 def check_dropout_p(op: str, dropout_p: object) -> float:
     """The probability of dropout, checked."""
+    dropout_p = host_number(op, "dropout_p", dropout_p)
     if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float)) or not 0 <= dropout_p < 1:
         fail(op, "dropout_p", "a number from 0 to below 1", repr(dropout_p))
     return float(dropout_p)
@@ -129,6 +164,7 @@ def check_dropout_p(op: str, dropout_p: object) -> float:
 
 def check_seed(op: str, seed: object) -> int:
     """The seed of dropout, checked. One bit less than the random numbers take: operators carry signed integers."""
+    seed = host_number(op, "seed", seed)
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < SEED_END:
         fail(op, "seed", "an int from 0 to 2**63 - 1 or None", repr(seed))
     return seed

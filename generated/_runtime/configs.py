@@ -16,14 +16,15 @@ from .families import (
     fastest,
     hopper_tile,
 )
+from .families import INTERPRETER as INTERPRETER
 from .kernels import ATOMIC
 from .tuned import HOPPER, HOPPER_DKDV, PORTABLE, Entry, Problem, Verdict, tuned_entries
 from .tuned import Tile as Tile
 
 PASSES = ("fwd", "dkdv", "dq")
-INTERPRETER = "interpreter"
 NOT_SHORT = 2**31
 _FIXED_ORDER = "order fixed"
+_REFERENCE = "reference"
 # Chips without an entry of their own that run another's tiles: same instructions, no less shared memory.
 SAME_TILES = {"sm_86": "sm_89", "sm_87": "sm_80", "sm_103": "sm_100", "sm_121": "sm_120"}
 
@@ -300,6 +301,16 @@ def asked_family(text: str) -> str:
     """The family that a call wants, empty where it names none."""
     first = text.partition(";")[0].split()
     return first[1] if first[:1] == ["family"] else ""
+
+
+def plain_words(text: str) -> str:
+    """The text of a call that computes its plain reference in the place of kernels."""
+    return f"{text};{_REFERENCE}"
+
+
+def computes_plainly(text: str) -> bool:
+    """Whether a call computes its plain reference."""
+    return text.endswith(_REFERENCE)
 
 
 def asks_for_order(text: str) -> bool:

@@ -24,6 +24,9 @@ from .kernels import (
 from .tuned import HOPPER, HOPPER_DKDV, PORTABLE, Tile
 
 FAMILIES = (PORTABLE, HOPPER)
+INTERPRETER = "the CPU"
+"""What stands for the architecture where there is no chip: of kernels in Triton's interpreter, and of references."""
+
 HOPPER_WARPS = 4
 """Warps that a kernel of Hopper's is launched with: those of one warpgroup, which specialises the others."""
 

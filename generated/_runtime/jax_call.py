@@ -14,7 +14,16 @@ from .jax_passes import Call, Forward, Kernels
 from .jax_primitive import attend
 from .jax_schedule import call_sizes, check_sequences, packed_sizes
 from .jax_sequences import Tokens, check_order, check_packed, check_tokens, packed_offset
-from .jax_support import as_arrays, check_inputs, positive_scale, query_offset
+from .jax_support import (
+    as_arrays,
+    canonical,
+    check_inputs,
+    host_number,
+    int32_array,
+    positive_scale,
+    query_offset,
+)
+from .jax_untrained import without_gradients
 from .schedules import Schedule, schedule_tables
 from .sequences import check_alone
 
@@ -70,22 +79,24 @@ class Arguments:
         """Check all that every op takes."""
         words = config_text(op, config, family, deterministic)
         tokens = None
+        scale = host_number(op, "scale", scale)
         if cu_seqlens_q is not None or cu_seqlens_k is not None:
             check_alone(op, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
             cu_seqlens_q, cu_seqlens_k = check_packed(op, q, k, v, scale, cu_seqlens_q, cu_seqlens_k)
             row_offset, row_offsets = packed_offset(op, q_offset, cu_seqlens_q, cu_seqlens_k)
-            q, k, v = (jnp.asarray(x) for x in (q, k, v))
+            q, k, v = canonical(q), canonical(k), canonical(v)
             layout = PACKED
             shapes = [x.shape for x in (q, k)]
         else:
             q, k, v = check_inputs(op, q, k, v, scale, layout)
             shapes = [_logical(x, layout) for x in (q, k)]
             batch, q_len, kv_len = shapes[0][0], shapes[0][2], shapes[1][2]
+            if kv_lengths is not None:
+                kv_lengths = int32_array(op, "kv_lengths", kv_lengths, (batch,))
             of_rows = (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
             tokens = check_tokens(op, batch, q_len, kv_len, *of_rows, padding_id, q_offset)
-            row_offset, row_offsets = query_offset(
-                op, q_offset, batch, q_len, kv_len if kv_lengths is None else jnp.asarray(kv_lengths)
-            )
+            ends = kv_len if kv_lengths is None else kv_lengths
+            row_offset, row_offsets = query_offset(op, q_offset, batch, q_len, ends)
         return cls(
             op=op,
             arrays=(q, k, v),
@@ -98,7 +109,7 @@ class Arguments:
             cu_seqlens_q=cu_seqlens_q,
             cu_seqlens_k=cu_seqlens_k,
             tokens=tokens,
-            padding_id=padding_id,
+            padding_id=host_number(op, "padding_id", padding_id),
             config_words=words,
         )
 
@@ -161,6 +172,7 @@ def attention(
         q, k, v = (x.astype(jnp.float32) for x in arguments.arrays)
         arguments.arrays = (q, k, v)
     call, arrays = _call(kernels, arguments)
+    arrays = without_gradients(kernels, call, arrays)
     if schedule is not None:
         tables = _checked_tables(kernels, arguments, schedule, call, arrays)
         call = replace(call, operands=(*call.operands, *(f"table_{i}" for i in range(len(tables)))))
@@ -210,11 +222,11 @@ def schedule_of(dense: Kernels, packed: Kernels, segmented: Kernels, arguments: 
     kernels = _kernels(dense, packed, segmented, arguments)
     sequences = (arguments.cu_seqlens_q, arguments.cu_seqlens_k) if arguments.packed else ()
     arch = _launches_on()
-    if arch is None:
-        return Schedule(op=arguments.op, call=arguments.sizes, sequences=sequences, tiles={}, tables=())
     call, arrays = _call(kernels, arguments)
-    with compiling_for(arch):
+    with compiling_for(arch or INTERPRETER):
         tiles = kernels.tiles(call, arrays)
+        if arch is None:
+            return Schedule(op=arguments.op, call=arguments.sizes, sequences=sequences, tiles={}, tables=())
         tables = kernels.tables(call, arrays, backward)
     passes = PASSES if backward else PASSES[:1]
     blocks = {each: (tiles[each].block_m, tiles[each].block_n) for each in passes}

@@ -51,19 +51,22 @@ class Call:
 class Kernels:
     """The kernels of a variant in one mode of calls, and what else its primitives need.
 
-    `launches` is the module with `forward`, `backward` and `tiles_of`, and `make_tables` where blocks are read from
-    tables; `parameters` are those of `forward`. `dims` are those of the variant's own tensors, as the mode has them;
-    `gradients` those of them that have one, and `flags` the parameter that asks for it, if any. Batch rows may be told
-    apart, and heads, by nothing but the elements they read where `splits_batch` and `splits_heads`: then an axis may be
-    folded in, or cut. `by_row`: what is asked of positions.
+    `name` is that of the mode, such as `causal_packed`; error messages begin with `op`. `launches` is the module with
+    `forward`, `backward` and `tiles_of`, and `make_tables` where blocks are read from tables; `parameters` are those of
+    `forward`. `dims` are those of the variant's own tensors, as the mode has them; `mask_only` are those that only the
+    mask reads, `gradients` those that have one, and `flags` the parameter that asks for it, if any. Batch rows may be
+    told apart, and heads, by nothing but the elements they read where `splits_batch` and `splits_heads`: then an axis
+    may be folded in, or cut. `by_row`: what is asked of positions.
     """
 
+    op: str
     name: str
     launches: Any
     reference: Callable[..., Any]
     parameters: tuple[str, ...]
     dims: Mapping[str, tuple[str | int, ...]]
     scalars: tuple[str, ...]
+    mask_only: tuple[str, ...]
     gradients: tuple[str, ...]
     flags: Mapping[str, str]
     splits_batch: bool
@@ -140,6 +143,8 @@ class Forward:
         return [results[0], results[1].reshape(results[1].shape[-2:]) if call.packed else results[1], *results[2:]]
 
     def reference(self, call: Call, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        # What kernels on the CPU would refuse, such as another chip's family, the reference in their place does too.
+        self.kernels.tiles(call, arrays)
         operands = call.named(arrays)
         o, lse = _reference(self.kernels, call, operands)
         shapes = self.shapes(call, operands)

@@ -17,14 +17,15 @@ from jax._src import dispatch  # JAX offers this set nowhere else
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .configs import INTERPRETER
 from .jax_batching import batched
-from .jax_kernels import HAS_TRITON, INTERPRET, compiling_for, device_arch
+from .jax_kernels import INTERPRET, compiling_for, device_arch
 from .jax_passes import Backward, Call, Forward, Kernels
 from .jax_sharding import partitioned
+from .settings import require_triton
 
 RESIDUALS = "attention_outputs"
 """The name of o and lse for the policies of `jax.checkpoint`: with them saved, a backward runs no forward again."""
@@ -51,10 +52,11 @@ def _primitive(name: str, direction: Forward | Backward) -> Primitive:
     mlir.register_lowering(outer, partial(_lower_cut, inner, direction))
     mlir.register_lowering(inner, partial(_lower_elsewhere, direction))
     mlir.register_lowering(inner, partial(_lower_cuda, direction), platform="cuda")
-    mlir.register_lowering(inner, partial(_refuse, name), platform="rocm")
+    mlir.register_lowering(inner, partial(_refuse, direction.kernels.op), platform="rocm")
     # Lowered without devices, as jit else does where none are given, it could not be cut.
     dispatch.prim_requires_devices_during_lowering.add(outer)
     batching.primitive_batchers[outer] = partial(batched, outer, direction)
+    ad.primitive_jvps[outer] = partial(_refuse_derivative, direction.kernels.op)
     return outer
 
 
@@ -87,24 +89,31 @@ def _lower_cut(inner: Primitive, direction: Forward | Backward, ctx: Any, *value
 
 
 def _lower_cuda(direction: Forward | Backward, ctx: Any, *values: Any, call: Call) -> Any:
-    name = direction.kernels.name
-    if not HAS_TRITON:
-        raise ModuleNotFoundError(f"{name}: on a GPU this op needs Triton: pip install 'triton>=3.6,<3.10'")
+    op = direction.kernels.op
+    require_triton(op)
     if INTERPRET:
-        raise RuntimeError(f"{name}: TRITON_INTERPRET=1 runs kernels on the CPU: unset it, or set JAX_PLATFORMS=cpu")
-    with compiling_for(device_arch(name)):
+        raise RuntimeError(f"{op}: TRITON_INTERPRET=1 runs kernels on the CPU: unset it, or set JAX_PLATFORMS=cpu")
+    with compiling_for(device_arch(op)):
         return mlir.lower_fun(lambda *arrays: direction.launch(call, arrays), multiple_results=True)(ctx, *values)
 
 
 def _lower_elsewhere(direction: Forward | Backward, ctx: Any, *values: Any, call: Call) -> Any:
-    if not INTERPRET:
-        return mlir.lower_fun(lambda *arrays: direction.reference(call, arrays), multiple_results=True)(ctx, *values)
+    run = direction.launch if INTERPRET else direction.reference
+    if INTERPRET:
+        require_triton(direction.kernels.op)
     with compiling_for(INTERPRETER):
-        return mlir.lower_fun(lambda *arrays: direction.launch(call, arrays), multiple_results=True)(ctx, *values)
+        return mlir.lower_fun(lambda *arrays: run(call, arrays), multiple_results=True)(ctx, *values)
 
 
-def _refuse(name: str, _ctx: Any, *_values: Any, **_params: Any) -> Any:
-    raise NotImplementedError(f"{name}: the JAX ops run on NVIDIA GPUs and on the CPU, not on ROCm")
+def _refuse_derivative(op: str, *_: Any, **_params: Any) -> Any:
+    raise NotImplementedError(
+        f"{op}: second derivatives, and those in forward mode, are not implemented; "
+        "`reference` in jax_reference.py of the variant is plain JAX, which has them"
+    )
+
+
+def _refuse(op: str, _ctx: Any, *_values: Any, **_params: Any) -> Any:
+    raise NotImplementedError(f"{op}: the JAX ops run on NVIDIA GPUs and on the CPU, not on ROCm")
 
 
 @cache

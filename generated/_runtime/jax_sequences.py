@@ -4,10 +4,20 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from .checks import PACKED, check_int, check_padding_id, fail
-from .jax_support import check_offset_word, check_qkv, int32_array, is_array, offset_array, values_are_checked
+from .checks import PACKED, check_padding_id, fail
+from .jax_support import (
+    as_integers,
+    check_int,
+    check_offset_word,
+    check_qkv,
+    host_number,
+    int32_array,
+    is_array,
+    is_integer,
+    offset_array,
+    values_are_checked,
+)
 from .sequences import ByRow, check_begins, fail_order
 
 
@@ -40,7 +50,7 @@ def check_packed(
     if cu_seqlens_k is None:
         if k.shape[0] != q.shape[0]:
             got = f"None for q of {q.shape[0]} rows and k of {k.shape[0]}"
-            fail(op, "cu_seqlens_k", "an int32 array [n + 1] where q and k differ in length", got)
+            fail(op, "cu_seqlens_k", "an integer array [n + 1] where q and k differ in length", got)
         cu_seqlens_q = _begins(op, "cu_seqlens_q", cu_seqlens_q, "q", q)
         return cu_seqlens_q, cu_seqlens_q
     cu_seqlens_q = _begins(op, "cu_seqlens_q", cu_seqlens_q, "q", q)
@@ -54,12 +64,12 @@ def check_packed(
 def _begins(op: str, name: str, cu_seqlens: Any, packed: str, x: jax.Array) -> jax.Array:
     """Where the sequences of `x` begin, and its length at the end: checked."""
     if not is_array(cu_seqlens):
-        fail(op, name, "an int32 array [n + 1]", type(cu_seqlens).__name__)
-    if cu_seqlens.dtype != np.int32 or cu_seqlens.ndim != 1 or cu_seqlens.shape[0] == 0:
-        fail(op, name, "an int32 array [n + 1]", f"{cu_seqlens.dtype.name} {list(cu_seqlens.shape)}")
+        fail(op, name, "an integer array [n + 1]", type(cu_seqlens).__name__)
+    if not is_integer(cu_seqlens.dtype) or cu_seqlens.ndim != 1 or cu_seqlens.shape[0] == 0:
+        fail(op, name, "an integer array [n + 1]", f"{cu_seqlens.dtype.name} {list(cu_seqlens.shape)}")
     if values_are_checked(cu_seqlens):
         check_begins(op, name, cu_seqlens.tolist(), packed, x.shape[0])
-    return jnp.asarray(cu_seqlens)
+    return as_integers(op, name, cu_seqlens)
 
 
 def packed_offset(
@@ -83,26 +93,25 @@ def check_tokens(
     kv_segment_ids: Any,
     q_positions: Any,
     kv_positions: Any,
-    kv_lengths: Any,
+    kv_lengths: jax.Array | None,
     padding_id: Any,
     q_offset: Any,
 ) -> Tokens | None:
-    """Check what a call says of its queries and keys, if anything."""
+    """Check what a call says of its queries and keys, if anything; `kv_lengths` is int32 `[B]` already."""
     by_ids = q_segment_ids is not None or kv_segment_ids is not None or kv_lengths is not None
     if not by_ids and q_positions is None and kv_positions is None:
         return None
-    padding_id = check_padding_id(op, padding_id)
+    padding_id = check_padding_id(op, host_number(op, "padding_id", padding_id))
     shapes = ((batch, q_len), (batch, kv_len))
     q_ids, kv_ids = _pair(op, "q_segment_ids", q_segment_ids, "kv_segment_ids", kv_segment_ids, *shapes)
     q_positions, kv_positions = _pair(op, "q_positions", q_positions, "kv_positions", kv_positions, *shapes)
-    if q_positions is not None and not (type(q_offset) is int and q_offset == 0):
+    if q_positions is not None and (is_array(q_offset) or isinstance(q_offset, bool) or q_offset != 0):
         got = type(q_offset).__name__ if is_array(q_offset) else repr(q_offset)
         fail(op, "q_offset", "0 beside q_positions, which say where queries are", got)
     if q_ids is None or kv_ids is None:
         q_ids = kv_ids = jnp.full((1, 1), int(padding_id == 0), jnp.int32)
     if kv_lengths is not None:
-        lengths = int32_array(op, "kv_lengths", kv_lengths, (batch,))
-        kv_ids = jnp.where(jnp.arange(kv_len, dtype=jnp.int32)[None] < lengths[:, None], kv_ids, padding_id)
+        kv_ids = jnp.where(jnp.arange(kv_len, dtype=jnp.int32)[None] < kv_lengths[:, None], kv_ids, padding_id)
     return Tokens(q_ids, kv_ids, q_positions, kv_positions)
 
 
@@ -156,11 +165,11 @@ def _pair(
     """What a call says of its queries and of its keys, checked; the first serves both where it is alone."""
     if of_queries is None:
         if of_keys is not None:
-            fail(op, q_name, f"an int32 array {list(q_shape)} beside {kv_name}", None)
+            fail(op, q_name, f"an integer array {list(q_shape)} beside {kv_name}", None)
         return None, None
     queries = int32_array(op, q_name, of_queries, q_shape)
     if of_keys is None:
         if q_shape != kv_shape:
-            fail(op, kv_name, f"an int32 array {list(kv_shape)} where q and k differ in length", None)
+            fail(op, kv_name, f"an integer array {list(kv_shape)} where q and k differ in length", None)
         return queries, queries
     return queries, int32_array(op, kv_name, of_keys, kv_shape)

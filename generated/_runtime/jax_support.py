@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import checks
-from .checks import Size, check_layout, check_scale, check_shapes, check_sizes, fail, in_range, sizes_text
+from .checks import Size, check_layout, check_scale, check_shapes, check_sizes, fail, sizes_text
 from .settings import DEBUG
 
 _INPUT_DTYPES = ("float16", "bfloat16", "float32")
@@ -24,6 +24,11 @@ def is_known(x: object) -> bool:
     return not isinstance(x, jax.core.Tracer)
 
 
+def canonical(x: Any) -> Any:
+    """An array of numpy as one of JAX, in the dtype that JAX has for it; anything else as it is."""
+    return jnp.asarray(x) if isinstance(x, np.ndarray) else x
+
+
 def check_inputs(op: str, q: Any, k: Any, v: Any, scale: object, layout: str) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Check q, k, v, scale and layout."""
     check_layout(op, layout)
@@ -32,6 +37,7 @@ def check_inputs(op: str, q: Any, k: Any, v: Any, scale: object, layout: str) ->
 
 def check_qkv(op: str, q: Any, k: Any, v: Any, scale: object, layout: str) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Check q, k, v and scale; `layout` may be PACKED."""
+    q, k, v = canonical(q), canonical(k), canonical(v)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not is_array(x):
             fail(op, name, "a jax.Array", type(x).__name__)
@@ -45,28 +51,26 @@ def check_qkv(op: str, q: Any, k: Any, v: Any, scale: object, layout: str) -> tu
         if isinstance(scale, jax.core.Tracer):
             fail(op, "scale", "a Python number, known while tracing: multiply q by one that is not", "a traced array")
         check_scale(op, scale)
-    return jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
+    return q, k, v
 
 
 def check_tensor(
     op: str, name: str, x: Any, shape: tuple[Size, ...], dtypes: tuple[str, ...], tile_axes: tuple[int, ...] = ()
 ) -> jax.Array:
-    """One of a variant's own tensors, checked. Offsets along `tile_axes` are 32-bit in the kernels.
+    """One of a variant's own tensors, checked, in one of `dtypes`: any float is cast for a float, any integer for one.
 
-    Where int64 is declared int32 will do: JAX has no other unless told so. Of a tensor without elements, of a call
-    without keys or queries, it is one that reads as 0 everywhere.
+    A gradient comes back in the dtype that was given. Offsets along `tile_axes` are 32-bit in the kernels. Of a tensor
+    without elements, of a call without keys or queries, it is one that reads as 0 everywhere.
     """
     if not is_array(x):
         fail(op, name, f"a jax.Array of shape {sizes_text(shape)}", "nothing" if x is None else type(x).__name__)
-    if x.dtype.name not in (*dtypes, *(["int32"] if "int64" in dtypes else [])):
-        fail(op, name, f"dtype {' or '.join(dtypes)}", x.dtype.name)
     check_sizes(op, name, x.shape, shape)
     for axis in tile_axes:
         stride = int(np.prod(x.shape[axis + 1 :]))
         if (x.shape[axis] - 1) * stride >= 2**31:
             got = f"size {x.shape[axis]} and stride {stride}"
             fail(op, name, f"(size - 1) * stride of axis {axis} below 2**31", got)
-    return readable(jnp.asarray(x))
+    return readable(_in_dtype(op, name, x, dtypes))
 
 
 def readable(x: jax.Array) -> jax.Array:
@@ -75,14 +79,51 @@ def readable(x: jax.Array) -> jax.Array:
     return x.sum(empty, keepdims=True, dtype=x.dtype) if empty else x
 
 
+def _in_dtype(op: str, name: str, x: Any, dtypes: tuple[str, ...]) -> jax.Array:
+    """An array in one of the dtypes that the kernels read."""
+    if x.dtype.name in dtypes:
+        return jnp.asarray(x)
+    dtype = dtypes[-1]
+    if dtype == "bool":
+        fail(op, name, "dtype bool", x.dtype.name)
+    if not dtype.startswith("int"):
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            fail(op, name, "a floating-point dtype", x.dtype.name)
+        return jnp.asarray(x).astype(dtype)
+    if not is_integer(x.dtype):
+        fail(op, name, f"dtype {dtype} or another of integers", x.dtype.name)
+    # Where int64 is declared int32 will do: JAX has no other unless told so.
+    return as_integers(op, name, x, "int32" if x.dtype.name == "int32" else dtype)
+
+
+def is_integer(dtype: Any) -> bool:
+    """Whether the values of a dtype are whole numbers; those of bool are none."""
+    return bool(jnp.issubdtype(dtype, jnp.integer))
+
+
+def as_integers(op: str, name: str, x: Any, dtype: str = "int32") -> jax.Array:
+    """An array of integers of any dtype as `dtype`, or as the widest that JAX has. What is lost is an error.
+
+    Values are read where they are known and on the host: elsewhere the call would wait for the device.
+    """
+    kept = np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+    limits = np.iinfo(kept)
+    widest = jnp.iinfo(x.dtype)
+    if (widest.max > limits.max or widest.min < limits.min) and x.size > 0 and values_are_checked(x):
+        for value in (int(x.min()), int(x.max())):
+            if not limits.min <= value <= limits.max:
+                fail(op, name, f"values that {kept.name} holds", value)
+    return jnp.asarray(x).astype(kept)
+
+
 def int32_array(op: str, name: str, x: Any, shape: tuple[int, ...]) -> jax.Array:
-    """An int32 array of this shape, checked."""
-    expected = f"an int32 array {list(shape)}"
+    """An array of integers of this shape, checked, as int32."""
+    expected = f"an integer array {list(shape)}"
     if not is_array(x):
         fail(op, name, expected, type(x).__name__)
-    if x.dtype != np.int32 or x.shape != shape:
+    if not is_integer(x.dtype) or x.shape != shape:
         fail(op, name, expected, f"{x.dtype.name} {list(x.shape)}")
-    return jnp.asarray(x)
+    return as_integers(op, name, x)
 
 
 def query_offset(
@@ -97,55 +138,54 @@ def query_offset(
     if isinstance(q_offset, str):
         check_offset_word(op, q_offset)
         return (kv_len - q_len, None) if isinstance(kv_len, int) else (0, kv_len - q_len)
-    return checks.check_int(op, "q_offset", _plain(q_offset)), None
+    return check_int(op, "q_offset", q_offset), None
 
 
 def offset_array(op: str, q_offset: Any, count: int) -> jax.Array:
     """Offsets of so many batch rows or sequences, checked; one for all may be traced."""
-    if q_offset.shape == () and q_offset.dtype.kind == "i":
-        return jnp.broadcast_to(jnp.asarray(q_offset, jnp.int32), (count,))
-    if q_offset.dtype != np.int32 or q_offset.shape != (count,):
+    if not is_integer(q_offset.dtype) or q_offset.shape not in ((), (count,)):
         got = f"{q_offset.dtype.name} {list(q_offset.shape)}"
-        fail(op, "q_offset", f"an int, 'end' or an int32 array [{count}]", got)
-    return jnp.asarray(q_offset)
+        fail(op, "q_offset", f"an int, 'end' or an integer array [{count}]", got)
+    return jnp.broadcast_to(as_integers(op, "q_offset", q_offset), (count,))
 
 
 def check_offset_word(op: str, q_offset: str) -> None:
     if q_offset != "end":
-        fail(op, "q_offset", "an int, 'end' or an int32 array", repr(q_offset))
+        fail(op, "q_offset", "an int, 'end' or an integer array", repr(q_offset))
 
 
-def _plain(value: Any) -> Any:
-    """A scalar of numpy as Python's number."""
-    return value.item() if isinstance(value, np.generic) else value
+def host_number(op: str, argument: str, value: Any) -> Any:
+    """The number that a scalar of numpy, or an array `[]` in the host's memory, holds; else `value` as it is."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if not is_array(value) or value.shape != () or not is_known(value):
+        return value
+    if not _is_cheap(value):
+        expected = "a number, or an array [] on the CPU: no call waits for the device"
+        fail(op, argument, expected, "an array [] on a device; its item() waits")
+    return value.item()
 
 
 def check_int(op: str, argument: str, value: Any, minimum: int | None = None, maximum: int | None = None) -> Any:
     """An integer scalar of a variant: a number, checked, or an array of none of whose values anything is known."""
     if not is_array(value):
-        return checks.check_int(op, argument, _plain(value), minimum, maximum)
-    if value.shape != () or value.dtype.kind not in "iu":
+        return checks.check_int(op, argument, host_number(op, argument, value), minimum, maximum)
+    if value.shape != () or not is_integer(value.dtype):
         fail(op, argument, "an int or an integer array []", f"{value.dtype.name} {list(value.shape)}")
-    _check_known(op, argument, value, minimum, maximum)
+    if values_are_checked(value):
+        checks.check_int(op, argument, value.item(), minimum, maximum)
     return jnp.asarray(value).astype(jnp.int32)
 
 
 def check_float(op: str, argument: str, value: Any, minimum: float | None = None, maximum: float | None = None) -> Any:
     """A floating-point scalar of a variant: a number, checked, or an array."""
     if not is_array(value):
-        return float(checks.check_float(op, argument, _plain(value), minimum, maximum))
-    if value.shape != ():
+        return float(checks.check_float(op, argument, host_number(op, argument, value), minimum, maximum))
+    if value.shape != () or not (is_integer(value.dtype) or jnp.issubdtype(value.dtype, jnp.floating)):
         fail(op, argument, "a number or an array []", f"{value.dtype.name} {list(value.shape)}")
-    _check_known(op, argument, value, minimum, maximum)
+    if values_are_checked(value):
+        checks.check_float(op, argument, value.item(), minimum, maximum)
     return jnp.asarray(value).astype(jnp.float32)
-
-
-def _check_known(op: str, argument: str, value: Any, minimum: float | None, maximum: float | None) -> None:
-    """Check the range of an array that has a value on the host."""
-    if (minimum is None and maximum is None) or not is_known(value) or not _is_cheap(value):
-        return
-    if not in_range(value.item(), minimum, maximum):
-        fail(op, argument, f"a number{checks.range_text(minimum, maximum)}", value.item())
 
 
 def _is_cheap(x: Any) -> bool:
@@ -164,13 +204,13 @@ def dropout_seed(op: str, dropout_p: float, seed: Any) -> Any:
         if dropout_p == 0:
             return 0
         fail(op, "seed", "an int, a key of jax.random or an integer array []: JAX has no generator of its own", None)
-    if not is_array(seed):
-        return checks.check_seed(op, _plain(seed))
+    if not is_array(seed) or (isinstance(seed, np.ndarray) and seed.shape == () and is_integer(seed.dtype)):
+        return checks.check_seed(op, host_number(op, "seed", seed))
     if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
         seed = jax.random.key_data(seed)
-    if seed.shape == () and seed.dtype.kind in "iu":
-        word = jnp.asarray(seed).astype(jnp.uint32)
-        return jnp.stack([word, jnp.zeros_like(word)])
+    if seed.shape == () and is_integer(seed.dtype):
+        upper = seed >> 32 if seed.dtype.itemsize == 8 else jnp.zeros_like(seed)
+        return jnp.stack([seed.astype(jnp.uint32), upper.astype(jnp.uint32) & 0x7FFFFFFF])
     if seed.dtype != np.uint32 or seed.shape != (2,):
         fail(op, "seed", "an int, a key of jax.random or an integer array []", f"{seed.dtype.name} {list(seed.shape)}")
     # The upper bit stays clear, as in seeds that are numbers.
@@ -194,6 +234,7 @@ def positive_scale(q: jax.Array, scale: float | None) -> tuple[jax.Array, float]
     """The kernels take the maximum before they scale, so the sign of a scale, or a zero, moves into q: no rounding."""
     if scale is None:
         return q, 1.0 / float(np.sqrt(q.shape[-1]))
+    scale = float(scale)
     if scale > 0:
-        return q, float(scale)
-    return (-q, -float(scale)) if scale < 0 else (q * 0, 1.0)
+        return q, scale
+    return (-q, -scale) if scale < 0 else (q * 0, 1.0)

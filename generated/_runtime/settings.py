@@ -9,5 +9,16 @@ INTERPRET = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on
 # The plain reference needs no Triton: models can be tested where it does not exist.
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
+
+def require_triton(what: str) -> None:
+    """Raise where kernels are to run, compiled or interpreted, and no Triton is installed."""
+    if not HAS_TRITON:
+        asked = "TRITON_INTERPRET=1 asks for" if INTERPRET else "on a GPU run"
+        raise ModuleNotFoundError(
+            f"{what}: {asked} kernels, which need Triton: pip install 'triton>=3.6,<3.10'; without it ops compute "
+            "their references on the CPU, where TRITON_INTERPRET is unset"
+        )
+
+
 # On a GPU the values of cu_seqlens are then checked too, each time with a wait for the device.
 DEBUG = os.environ.get("ATTENTION_DEBUG", "0") == "1"

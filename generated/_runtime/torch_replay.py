@@ -42,6 +42,18 @@ if HAS_TRITON:
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+INTEGERS = (
+    "q_offset",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "q_segment_ids",
+    "kv_segment_ids",
+    "q_positions",
+    "kv_positions",
+    "kv_lengths",
+)
+"""Arguments of every op that are tensors of integers, or may be."""
+
 _SEEN, _NEVER = object(), object()  # What is known of a kind of call: that it came once; that it cannot be replayed.
 _PLAIN = (Tensor, torch.nn.Parameter)
 _ALLOCATIONS = {
@@ -105,6 +117,12 @@ class _Plan(NamedTuple):
         return tuple([made[i] for i in results]) if returns_tuple else made[results[0]]
 
 
+class _Cast(NamedTuple):
+    """A kind of call with integers that are cast before it is a call of another kind."""
+
+    names: list[str]
+
+
 class _Step(NamedTuple):
     """A kind of call whose gradients are wanted: an autograd function of the tensors given, its forward planned."""
 
@@ -122,7 +140,7 @@ class _Step(NamedTuple):
             arguments[place] = x.transpose(1, 2) if is_swapped else x
         _active.forward = self.forward, pointers
         try:
-            o, lse = self.apply(*arguments)
+            o, lse, *_ = self.apply(*arguments)
         finally:
             _active.forward = None
         if self.swaps_result:
@@ -155,7 +173,7 @@ class _Recording(TorchDispatchMode):
         self._made: list[Tensor] = []  # Kept alive: no two have one pointer.
         self._zeroed: list[bool] = []
         self._launches: list[_Launch] = []
-        self.applied: list[tuple[Any, Sequence[Any], tuple[Tensor, Tensor]]] = []
+        self.applied: list[tuple[Any, Sequence[Any], tuple[Tensor, ...]]] = []
         self.forwards: list[Any] = []  # What the forwards of these returned.
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -239,9 +257,7 @@ class _Recording(TorchDispatchMode):
         swaps_result = _is_swapped(o, outputs[0])
         if swaps_result is None or any(x is not outputs[1] for x in others):
             return None
-        # `function.apply` behind its checks, for transforms, of which a call that is replayed has none.
-        bare: Any = super(torch.autograd.Function, function)
-        return _Step(bare.apply, arguments, tensors, forward, swaps_result, isinstance(returned, tuple))
+        return _Step(_bare_apply(function), arguments, tensors, forward, swaps_result, isinstance(returned, tuple))
 
 
 class _Active(threading.local):
@@ -291,16 +307,42 @@ def launch(kernel: Any, grid: tuple[int], *args: Any, **constants: Any) -> None:
         _active.recording.note(kernel, compiled, grid, args, constants)
 
 
-def apply(function: type[torch.autograd.Function], *args: Any) -> tuple[Tensor, Tensor]:
+def apply(function: type[torch.autograd.Function], *args: Any) -> tuple[Tensor, ...]:
     """`function.apply(*args)`, of an autograd function whose forward calls one that is `replayed`."""
-    results: tuple[Tensor, Tensor] = function.apply(*args)
-    if not torch.compiler.is_compiling() and _active.recording is not None:
-        _active.recording.applied.append((function, args, results))
+    results: tuple[Tensor, ...]
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        results = function.apply(*args)
+        return results
+    # What `function.apply` does without transforms, but for the signature of its forward, which it looks up each time.
+    unwrapped = [torch._C._functorch.unwrap_if_dead(x) if isinstance(x, Tensor) else x for x in args]
+    results = _bare_apply(function)(*unwrapped)
+    if _active.recording is not None:
+        _active.recording.applied.append((function, unwrapped, results))
     return results
 
 
-def replayed(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Replay the calls of a function that returns tensors which its launches filled: one, or a tuple."""
+def _bare_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """`function.apply` behind what it does for transforms."""
+    bare: Any = super(torch.autograd.Function, function)
+    apply: Callable[..., Any] = bare.apply
+    return apply
+
+
+def replayed_op(*integers: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """`replayed` of an op. Its kernels read these arguments, and those of INTEGERS, as int32, whatever they come as."""
+
+    def decorated(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        return replayed(function, (*INTEGERS, *integers))
+
+    return decorated
+
+
+def replayed(function: Callable[_P, _R], integers: Sequence[str] = ()) -> Callable[_P, _R]:
+    """Replay the calls of a function that returns tensors which its launches filled: one, or a tuple.
+
+    Tensors of `integers` of another dtype than int32 are cast by each call: nothing on the host could tell that a graph
+    or a kernel of somebody has changed what they hold. Behind the cast, the call is replayed.
+    """
     if not ENABLED:
         return function
     plans: dict[Hashable, Any] = {}
@@ -330,6 +372,12 @@ def replayed(function: Callable[_P, _R]) -> Callable[_P, _R]:
             return plan(pointers)  # type: ignore[no-any-return]
         if isinstance(plan, _Step):
             return plan(given, pointers)  # type: ignore[no-any-return]
+        if plan is None and (others := [name for name in integers if _is_other_integer(kwargs.get(name))]):
+            plan = plans[key] = _Cast(others)
+        if isinstance(plan, _Cast):
+            changed: Any = dict(kwargs)
+            changed |= {name: changed[name].to(torch.int32) for name in plan.names}
+            return call(*args, **changed)
         if plan is _SEEN:
             with _Recording(given, pointers) as recording:
                 _active.recording = recording
@@ -391,6 +439,13 @@ def _kind_of(
         # Tensors that are one and the same are told apart by nothing that is noted.
         kind += [pointers.index(pointer) for pointer in pointers]
     return tuple(kind)
+
+
+def _is_other_integer(x: object) -> bool:
+    """Whether a value is a tensor of integers that are no int32."""
+    if not isinstance(x, Tensor) or x.dtype in (torch.int32, torch.bool):
+        return False
+    return not (x.dtype.is_floating_point or x.dtype.is_complex)
 
 
 def _is_current(x: Tensor) -> bool:

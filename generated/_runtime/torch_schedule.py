@@ -12,7 +12,7 @@ from .configs import next_power_of_2
 from .schedules import DENSE_ENTRIES, Schedule
 from .torch_replay import launch
 from .torch_sequences import Tokens, values_are_checked
-from .torch_support import HAS_TRITON, launches_directly
+from .torch_support import HAS_TRITON, has_values, launches_directly
 
 if HAS_TRITON:
     from .packed_blocks import packed_blocks
@@ -105,7 +105,7 @@ def check_sequences(op: str, schedule: Schedule, cu_seqlens_q: Tensor, cu_seqlen
     for name, made_for, given in zip(names, schedule.sequences, (cu_seqlens_q, cu_seqlens_k), strict=False):
         if made_for is given or not launches_directly(given):
             continue
-        if values_are_checked(given):
+        if has_values(given) and values_are_checked(given):
             if not torch.equal(made_for, given):
                 fail(op, "schedule", f"one made for the {name} of this call", "one made for other sequences")
         else:

@@ -10,7 +10,16 @@ from torch import Tensor
 from .checks import PACKED, check_int, check_padding_id, fail
 from .sequences import ByRow, check_begins, fail_order
 from .settings import DEBUG
-from .torch_support import check_offset_word, check_qkv, launches_directly, offset_tensor, readable
+from .torch_support import (
+    as_integers,
+    check_offset_word,
+    check_qkv,
+    has_values,
+    is_integer,
+    launches_directly,
+    offset_tensor,
+    readable,
+)
 
 
 class Tokens(NamedTuple):
@@ -42,7 +51,7 @@ def check_packed(
     if cu_seqlens_k is None:
         if k.shape[0] != q.shape[0]:
             got = f"None for q of {q.shape[0]} rows and k of {k.shape[0]}"
-            fail(op, "cu_seqlens_k", "an int32 tensor [n + 1] where q and k differ in length", got)
+            fail(op, "cu_seqlens_k", "an integer tensor [n + 1] where q and k differ in length", got)
         cu_seqlens_q = _begins(op, "cu_seqlens_q", cu_seqlens_q, "q", q)
         return cu_seqlens_q, _second(cu_seqlens_q)
     cu_seqlens_q = _begins(op, "cu_seqlens_q", cu_seqlens_q, "q", q)
@@ -55,27 +64,28 @@ def check_packed(
 
 def _begins(op: str, name: str, cu_seqlens: Any, packed: str, x: Tensor) -> Tensor:
     """Where the sequences of `x` begin, and its length at the end: checked."""
-    expected = f"an int32 tensor [n + 1] on {x.device}"
+    expected = f"an integer tensor [n + 1] on {x.device}"
     if not isinstance(cu_seqlens, Tensor):
         fail(op, name, expected, type(cu_seqlens).__name__)
-    fits = cu_seqlens.dtype == torch.int32 and cu_seqlens.dim() == 1 and cu_seqlens.shape[0] > 0
+    fits = is_integer(cu_seqlens.dtype) and cu_seqlens.dim() == 1 and cu_seqlens.shape[0] > 0
     if not fits or cu_seqlens.device != x.device:
         fail(op, name, expected, f"{cu_seqlens.dtype} {list(cu_seqlens.shape)} on {cu_seqlens.device}")
-    if launches_directly(cu_seqlens) and values_are_checked(cu_seqlens):
-        check_begins(op, name, cu_seqlens.tolist(), packed, x.shape[0])
-    return cu_seqlens.contiguous()
+    begins = as_integers(op, name, cu_seqlens)
+    if has_values(begins) and values_are_checked(begins):
+        check_begins(op, name, begins.tolist(), packed, x.shape[0])
+    return begins.contiguous()
 
 
 def values_are_checked(x: Tensor) -> bool:
     """Whether a call reads what a tensor holds, to check it: on a GPU it would wait for the device."""
-    return x.device.type == "cpu" or (DEBUG and not x.is_meta)
+    return x.device.type == "cpu" or DEBUG
 
 
 def packed_offset(
     op: str, q_offset: Any, q: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor
 ) -> tuple[int, Tensor | None]:
     """The offset as (number, None) or (0, one int32 per sequence). `"end"` aligns the last query with the last key."""
-    if isinstance(q_offset, Tensor):
+    if isinstance(q_offset, Tensor) and q_offset.dim() > 0:
         return 0, offset_tensor(op, q_offset, cu_seqlens_q.shape[0] - 1, q.device)
     if isinstance(q_offset, str):
         check_offset_word(op, q_offset)
@@ -164,12 +174,12 @@ def _pair(
     q_shape, kv_shape = (q.shape[0], q.shape[2]), (k.shape[0], k.shape[2])
     if of_queries is None:
         if of_keys is not None:
-            fail(op, q_name, f"an int32 tensor {list(q_shape)} beside {kv_name}", None)
+            fail(op, q_name, f"an integer tensor {list(q_shape)} beside {kv_name}", None)
         return None, None
     queries = _int32(op, q_name, of_queries, q_shape, q.device)
     if of_keys is None:
         if q_shape != kv_shape:
-            fail(op, kv_name, f"an int32 tensor {list(kv_shape)} where q and k differ in length", None)
+            fail(op, kv_name, f"an integer tensor {list(kv_shape)} where q and k differ in length", None)
         return queries, _second(queries)
     return queries, _int32(op, kv_name, of_keys, kv_shape, q.device)
 
@@ -180,13 +190,14 @@ def _second(x: Tensor) -> Tensor:
 
 
 def _int32(op: str, name: str, x: Any, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """An int32 tensor of this shape, checked, its last stride 1."""
-    expected = f"an int32 tensor {list(shape)} on {device}"
+    """A tensor of integers of this shape, checked, as int32, its last stride 1."""
+    expected = f"an integer tensor {list(shape)} on {device}"
     if not isinstance(x, Tensor):
         fail(op, name, expected, type(x).__name__)
-    if x.dtype != torch.int32 or x.shape != shape or x.device != device:
+    if not is_integer(x.dtype) or x.shape != shape or x.device != device:
         fail(op, name, expected, f"{x.dtype} {list(x.shape)} on {x.device}")
-    return x if x.stride(-1) == 1 else x.contiguous()
+    cast = as_integers(op, name, x)
+    return cast if cast.stride(-1) == 1 else cast.contiguous()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/jax_op.py.jinja
-# hash: 27fc3fb37be0a94b
+# hash: bbb823e329f808e7
 """`alibi` for JAX. Attention with linear biases; the slopes may be trained (Press et al., 2022, arXiv:2108.12409)."""
 
 from jax import Array
@@ -16,6 +16,7 @@ from .segmented import jax_launch as segmented_launch
 NAME = "alibi"
 
 DENSE = Kernels(
+    op=NAME,
     name="alibi",
     launches=jax_launch,
     reference=jax_reference.reference,
@@ -33,6 +34,7 @@ DENSE = Kernels(
         "slope": ("h",),
     },
     scalars=(),
+    mask_only=(),
     gradients=("slope",),
     flags={
         "slope": "grad_slope",
@@ -41,6 +43,7 @@ DENSE = Kernels(
     splits_heads=True,
 )
 PACKED = Kernels(
+    op=NAME,
     name="alibi_packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
@@ -61,6 +64,7 @@ PACKED = Kernels(
         "slope": ("h",),
     },
     scalars=(),
+    mask_only=(),
     gradients=("slope",),
     flags={
         "slope": "grad_slope",
@@ -69,6 +73,7 @@ PACKED = Kernels(
     splits_heads=True,
 )
 SEGMENTED = Kernels(
+    op=NAME,
     name="alibi_segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
@@ -92,6 +97,7 @@ SEGMENTED = Kernels(
         "slope": ("h",),
     },
     scalars=(),
+    mask_only=(),
     gradients=("slope",),
     flags={
         "slope": "grad_slope",

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: ops/jax_op.py.jinja
-# hash: e78510e70f1455ea
+# hash: 03a86f85fba3e246
 """`causal` for JAX. A query attends to itself and to what came before (Vaswani et al., 2017, section 3.2.3)."""
 
 from jax import Array
@@ -15,6 +15,7 @@ from .segmented import jax_launch as segmented_launch
 NAME = "causal"
 
 DENSE = Kernels(
+    op=NAME,
     name="causal",
     launches=jax_launch,
     reference=jax_reference.reference,
@@ -29,12 +30,14 @@ DENSE = Kernels(
     ),
     dims={},
     scalars=(),
+    mask_only=(),
     gradients=(),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 PACKED = Kernels(
+    op=NAME,
     name="causal_packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
@@ -52,12 +55,14 @@ PACKED = Kernels(
     ),
     dims={},
     scalars=(),
+    mask_only=(),
     gradients=(),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 SEGMENTED = Kernels(
+    op=NAME,
     name="causal_segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
@@ -78,6 +83,7 @@ SEGMENTED = Kernels(
     ),
     dims={},
     scalars=(),
+    mask_only=(),
     gradients=(),
     flags={},
     splits_batch=True,

@@ -1,14 +1,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/jax_op.py.jinja
-# hash: e1e8ddd005d0df37
+# hash: 37127c2a57d6306c
 """`causal_dropout` for JAX. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section 5.4)."""
 
 from jax import Array
 
 from .._runtime.checks import check_dropout_p
 from .._runtime.jax_call import Arguments, Kernels, attention, schedule_of
-from .._runtime.jax_support import dropout_seed
+from .._runtime.jax_support import dropout_seed, host_number
 from .._runtime.schedules import Schedule, scheduled
 from .._runtime.sequences import ByRow
 from . import jax_launch, jax_reference
@@ -24,6 +24,7 @@ BY_ROW = ByRow(
 )
 
 DENSE = Kernels(
+    op=NAME,
     name="causal_dropout",
     launches=jax_launch,
     reference=jax_reference.reference,
@@ -43,12 +44,14 @@ DENSE = Kernels(
         "dropout_p",
         "seed",
     ),
+    mask_only=(),
     gradients=(),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 PACKED = Kernels(
+    op=NAME,
     name="causal_dropout_packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
@@ -71,12 +74,14 @@ PACKED = Kernels(
         "dropout_p",
         "seed",
     ),
+    mask_only=(),
     gradients=(),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 SEGMENTED = Kernels(
+    op=NAME,
     name="causal_dropout_segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
@@ -102,6 +107,7 @@ SEGMENTED = Kernels(
         "dropout_p",
         "seed",
     ),
+    mask_only=(),
     gradients=(),
     flags={},
     splits_batch=True,
@@ -253,7 +259,7 @@ def causal_dropout(
         deterministic,
     )
 
-    arguments.dropout_p = check_dropout_p(NAME, dropout_p)
+    arguments.dropout_p = check_dropout_p(NAME, host_number(NAME, "dropout_p", dropout_p))
     arguments.scalars = {**arguments.scalars, "seed": dropout_seed(NAME, arguments.dropout_p, seed)}
     o, lse = attention(DENSE, PACKED, SEGMENTED, arguments, schedule)
     return (o, lse) if return_lse else o

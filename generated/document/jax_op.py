@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/jax_op.py.jinja
-# hash: 2bcdd259b5398cb1
+# hash: 0c2abac2c66a38d0
 """`document` for JAX. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from jax import Array
@@ -25,6 +25,7 @@ BY_ROW = ByRow(
 )
 
 DENSE = Kernels(
+    op=NAME,
     name="document",
     launches=jax_launch,
     reference=jax_reference.reference,
@@ -43,12 +44,14 @@ DENSE = Kernels(
         "doc": ("b", "kv_idx"),
     },
     scalars=(),
+    mask_only=("doc",),
     gradients=(),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 PACKED = Kernels(
+    op=NAME,
     name="document_packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
@@ -69,12 +72,14 @@ PACKED = Kernels(
         "doc": ("kv_idx",),
     },
     scalars=(),
+    mask_only=("doc",),
     gradients=(),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 SEGMENTED = Kernels(
+    op=NAME,
     name="document_segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
@@ -98,6 +103,7 @@ SEGMENTED = Kernels(
         "doc": ("b", "kv_idx"),
     },
     scalars=(),
+    mask_only=("doc",),
     gradients=(),
     flags={},
     splits_batch=True,

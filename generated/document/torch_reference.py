@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_reference.py.jinja
-# hash: 5933608a9cfce102
+# hash: 3969bf8557583cdf
 """`document` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -66,9 +66,12 @@ def reference(
             q_ids = q_segment_ids[:, None, :, None]
             kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
             score = torch.where((q_ids == kv_ids) & (q_ids != padding_id), score, float("-inf"))
-        lse = torch.logsumexp(score, -1)
-        # A row without any key has lse = -inf: its probabilities are 0, not NaN.
-        finite = torch.where(lse == float("-inf"), 0.0, lse)
+        # A row without any key: neither its sum nor the gradient of that is ever computed, which would be NaN.
+        keyless = (score == float("-inf")).all(-1)
+        lse = torch.logsumexp(torch.where(keyless[..., None], 0.0, score), -1)
+        lse = torch.where(keyless, float("-inf"), lse)
+        # Its lse is -inf, and its probabilities are 0, not NaN.
+        finite = torch.where(keyless, 0.0, lse)
         o = torch.einsum("bhqk,bhkd->bhqd", torch.exp(score - finite[..., None]), values).to(q.dtype)
     if layout == "bshd":
         o = o.transpose(1, 2)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/jax_op.py.jinja
-# hash: e5cac8aab03ce359
+# hash: fc7349e27c4c023e
 """`forgetting` for JAX. Forgetting attention, a log-decay per position and head (Lin et al., 2025,
 arXiv:2503.02130)."""
 
@@ -28,6 +28,7 @@ BY_ROW = ByRow(
 )
 
 DENSE = Kernels(
+    op=NAME,
     name="forgetting",
     launches=jax_launch,
     reference=jax_reference.reference,
@@ -45,12 +46,14 @@ DENSE = Kernels(
         "g": ("b", "kv_idx", "h"),
     },
     scalars=(),
+    mask_only=(),
     gradients=("g",),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 PACKED = Kernels(
+    op=NAME,
     name="forgetting_packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
@@ -71,12 +74,14 @@ PACKED = Kernels(
         "g": ("kv_idx", "h"),
     },
     scalars=(),
+    mask_only=(),
     gradients=("g",),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 SEGMENTED = Kernels(
+    op=NAME,
     name="forgetting_segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
@@ -100,6 +105,7 @@ SEGMENTED = Kernels(
         "g": ("b", "kv_idx", "h"),
     },
     scalars=(),
+    mask_only=(),
     gradients=("g",),
     flags={},
     splits_batch=True,

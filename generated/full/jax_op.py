@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/jax_op.py.jinja
-# hash: 80fca59d4ec88595
+# hash: e08239b36ac91d9c
 """`full` for JAX. Every query attends to every key (Vaswani et al., 2017, arXiv:1706.03762)."""
 
 from jax import Array
@@ -15,6 +15,7 @@ from .segmented import jax_launch as segmented_launch
 NAME = "full"
 
 DENSE = Kernels(
+    op=NAME,
     name="full",
     launches=jax_launch,
     reference=jax_reference.reference,
@@ -27,12 +28,14 @@ DENSE = Kernels(
     ),
     dims={},
     scalars=(),
+    mask_only=(),
     gradients=(),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 PACKED = Kernels(
+    op=NAME,
     name="full_packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
@@ -48,12 +51,14 @@ PACKED = Kernels(
     ),
     dims={},
     scalars=(),
+    mask_only=(),
     gradients=(),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 SEGMENTED = Kernels(
+    op=NAME,
     name="full_segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
@@ -70,6 +75,7 @@ SEGMENTED = Kernels(
     ),
     dims={},
     scalars=(),
+    mask_only=(),
     gradients=(),
     flags={},
     splits_batch=True,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/torch_reference.py.jinja
-# hash: a38f477b9f6d75d2
+# hash: 37d236940ff5536f
 """`full` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -53,9 +53,12 @@ def reference(
             q_ids = q_segment_ids[:, None, :, None]
             kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
             score = torch.where((q_ids == kv_ids) & (q_ids != padding_id), score, float("-inf"))
-        lse = torch.logsumexp(score, -1)
-        # A row without any key has lse = -inf: its probabilities are 0, not NaN.
-        finite = torch.where(lse == float("-inf"), 0.0, lse)
+        # A row without any key: neither its sum nor the gradient of that is ever computed, which would be NaN.
+        keyless = (score == float("-inf")).all(-1)
+        lse = torch.logsumexp(torch.where(keyless[..., None], 0.0, score), -1)
+        lse = torch.where(keyless, float("-inf"), lse)
+        # Its lse is -inf, and its probabilities are 0, not NaN.
+        finite = torch.where(keyless, 0.0, lse)
         o = torch.einsum("bhqk,bhkd->bhqd", torch.exp(score - finite[..., None]), values).to(q.dtype)
     if layout == "bshd":
         o = o.transpose(1, 2)

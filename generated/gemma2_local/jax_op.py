@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: ops/jax_op.py.jinja
-# hash: 209a17dc08074076
+# hash: dcce1ebf252666a2
 """`gemma2_local` for JAX. The local layers of Gemma 2, a window of 4096 and logits capped at 50 (arXiv:2408.00118,
 table 1)."""
 
@@ -16,6 +16,7 @@ from .segmented import jax_launch as segmented_launch
 NAME = "gemma2_local"
 
 DENSE = Kernels(
+    op=NAME,
     name="gemma2_local",
     launches=jax_launch,
     reference=jax_reference.reference,
@@ -30,12 +31,14 @@ DENSE = Kernels(
     ),
     dims={},
     scalars=(),
+    mask_only=(),
     gradients=(),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 PACKED = Kernels(
+    op=NAME,
     name="gemma2_local_packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
@@ -53,12 +56,14 @@ PACKED = Kernels(
     ),
     dims={},
     scalars=(),
+    mask_only=(),
     gradients=(),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 SEGMENTED = Kernels(
+    op=NAME,
     name="gemma2_local_segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
@@ -79,6 +84,7 @@ SEGMENTED = Kernels(
     ),
     dims={},
     scalars=(),
+    mask_only=(),
     gradients=(),
     flags={},
     splits_batch=True,

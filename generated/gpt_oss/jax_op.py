@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/jax_op.py.jinja
-# hash: 88c707ea5ed18c8f
+# hash: 61e1049d03aba776
 """`gpt_oss` for JAX. The sliding-window layers of gpt-oss, a learned sink per head in the denominator
 (arXiv:2508.10925)."""
 
@@ -18,6 +18,7 @@ from .segmented import jax_launch as segmented_launch
 NAME = "gpt_oss"
 
 DENSE = Kernels(
+    op=NAME,
     name="gpt_oss",
     launches=jax_launch,
     reference=jax_reference.reference,
@@ -35,12 +36,14 @@ DENSE = Kernels(
         "sink": ("h",),
     },
     scalars=(),
+    mask_only=(),
     gradients=("sink",),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 PACKED = Kernels(
+    op=NAME,
     name="gpt_oss_packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
@@ -61,12 +64,14 @@ PACKED = Kernels(
         "sink": ("h",),
     },
     scalars=(),
+    mask_only=(),
     gradients=("sink",),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 SEGMENTED = Kernels(
+    op=NAME,
     name="gpt_oss_segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
@@ -90,6 +95,7 @@ SEGMENTED = Kernels(
         "sink": ("h",),
     },
     scalars=(),
+    mask_only=(),
     gradients=("sink",),
     flags={},
     splits_batch=True,

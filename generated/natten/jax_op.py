@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/jax_op.py.jinja
-# hash: cd1d4e6d7dc38d41
+# hash: 22ff00c81924a679
 """`natten` for JAX. Neighbourhood attention on an image of 128 x 128 positions, 13 x 13 keys (Hassani et al., 2023,
 arXiv:2204.07143)."""
 
@@ -16,6 +16,7 @@ from .segmented import jax_launch as segmented_launch
 NAME = "natten"
 
 DENSE = Kernels(
+    op=NAME,
     name="natten",
     launches=jax_launch,
     reference=jax_reference.reference,
@@ -31,12 +32,14 @@ DENSE = Kernels(
     ),
     dims={},
     scalars=(),
+    mask_only=(),
     gradients=(),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 PACKED = Kernels(
+    op=NAME,
     name="natten_packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
@@ -54,12 +57,14 @@ PACKED = Kernels(
     ),
     dims={},
     scalars=(),
+    mask_only=(),
     gradients=(),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 SEGMENTED = Kernels(
+    op=NAME,
     name="natten_segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
@@ -80,6 +85,7 @@ SEGMENTED = Kernels(
     ),
     dims={},
     scalars=(),
+    mask_only=(),
     gradients=(),
     flags={},
     splits_batch=True,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: ops/jax_op.py.jinja
-# hash: c9da47614631d542
+# hash: 5541293a0bb4e883
 """`padding` for JAX. Keys from `length[b]` on are padding, which no query attends to (Vaswani et al., 2017,
 arXiv:1706.03762)."""
 
@@ -17,6 +17,7 @@ from .segmented import jax_launch as segmented_launch
 NAME = "padding"
 
 DENSE = Kernels(
+    op=NAME,
     name="padding",
     launches=jax_launch,
     reference=jax_reference.reference,
@@ -32,12 +33,14 @@ DENSE = Kernels(
         "length": ("b",),
     },
     scalars=(),
+    mask_only=("length",),
     gradients=(),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 PACKED = Kernels(
+    op=NAME,
     name="padding_packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
@@ -56,12 +59,14 @@ PACKED = Kernels(
         "length": ("b",),
     },
     scalars=(),
+    mask_only=("length",),
     gradients=(),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 SEGMENTED = Kernels(
+    op=NAME,
     name="padding_segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
@@ -82,6 +87,7 @@ SEGMENTED = Kernels(
         "length": ("b",),
     },
     scalars=(),
+    mask_only=("length",),
     gradients=(),
     flags={},
     splits_batch=True,

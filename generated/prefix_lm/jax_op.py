@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: ops/jax_op.py.jinja
-# hash: 2bff4f8ba3c7ee71
+# hash: e0118ccd9c64860d
 """`prefix_lm` for JAX. Causal, but for a prefix of `length` keys that every query attends to (Raffel et al., 2020,
 arXiv:1910.10683)."""
 
@@ -17,6 +17,7 @@ from .segmented import jax_launch as segmented_launch
 NAME = "prefix_lm"
 
 DENSE = Kernels(
+    op=NAME,
     name="prefix_lm",
     launches=jax_launch,
     reference=jax_reference.reference,
@@ -32,12 +33,14 @@ DENSE = Kernels(
     ),
     dims={},
     scalars=("length",),
+    mask_only=(),
     gradients=(),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 PACKED = Kernels(
+    op=NAME,
     name="prefix_lm_packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
@@ -56,12 +59,14 @@ PACKED = Kernels(
     ),
     dims={},
     scalars=("length",),
+    mask_only=(),
     gradients=(),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 SEGMENTED = Kernels(
+    op=NAME,
     name="prefix_lm_segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
@@ -83,6 +88,7 @@ SEGMENTED = Kernels(
     ),
     dims={},
     scalars=("length",),
+    mask_only=(),
     gradients=(),
     flags={},
     splits_batch=True,

@@ -1,17 +1,17 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: ops/torch_op.py.jinja
-# hash: 7fdf7073cd04f08f
+# hash: 3c5ac2abd634f631
 """`prefix_lm` for PyTorch. Causal, but for a prefix of `length` keys that every query attends to (Raffel et al.,
 2020, arXiv:1910.10683)."""
 
 from torch import Tensor
 
 from .._runtime.checks import check_int
-from .._runtime.configs import PASSES
+from .._runtime.configs import PASSES, plain_words
 from .._runtime.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.sequences import check_alone
-from .._runtime.torch_replay import apply, replayed
+from .._runtime.torch_replay import apply, replayed_op
 from .._runtime.torch_schedule import call_sizes, check_sequences, packed_sizes
 from .._runtime.torch_sequences import Tokens, check_packed, check_tokens, packed_offset
 from .._runtime.torch_support import (
@@ -28,7 +28,6 @@ from .._runtime.torch_support import (
 from .packed import torch_launch as packed_launch
 from .segmented import torch_launch as segmented_launch
 from .torch_launch import Attention, tiles_of
-from .torch_reference import packed_reference, reference
 
 NAME = "prefix_lm"
 
@@ -103,19 +102,21 @@ def _schedule(
                 config_words,
                 backward,
             )
-    if runs_reference(q):
+    if q.is_meta:
         return Schedule(op=NAME, call=call_key, sequences=sequences, tiles={}, tables=())
     tiles = tiles_of(q, v, config_words)
     if sequences:
         tiles = packed_launch.tiles_of(q, v, sequences[0], config_words)
     elif tokens is not None:
         tiles = segmented_launch.tiles_of(q, v, tokens.q_segment_ids, config_words)
+    if runs_reference(q):
+        return Schedule(op=NAME, call=call_key, sequences=sequences, tiles={}, tables=())
     tile_blocks = {each: (tiles[each].block_m, tiles[each].block_n) for each in (PASSES if backward else PASSES[:1])}
     return Schedule(op=NAME, call=call_key, sequences=sequences, tiles=tile_blocks, tables=tuple(tables))
 
 
 @scheduled(_schedule)
-@replayed
+@replayed_op()
 def prefix_lm(
     q: Tensor,
     k: Tensor,
@@ -179,6 +180,11 @@ def prefix_lm(
 
     Raises:
         ArgumentError: an argument of the wrong shape, dtype, device or value; both a TypeError and a ValueError.
+        NotImplementedError: a second derivative, or one in forward mode, is wanted.
+
+    Tensors of integers may be of any integer dtype: each call casts those that are not int32. The variant's own tensors
+    of floats may be of any float dtype, and so are their gradients, which are summed in float32. A number may also be a
+    scalar of numpy or a tensor `[]` on the CPU. `torch.func.grad`, `vjp`, `jacrev` and `vmap` work as `backward` does.
 
     On CPU tensors the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
@@ -221,43 +227,32 @@ def prefix_lm(
                 tiles = segmented_launch.tiles_of(q, v, tokens.q_segment_ids, config_words)
         block_tables = schedule_tables(NAME, schedule, call_sizes(q, k, row_offset, row_offsets, tokens), tiles)
     if runs_reference(q):
-        q_offset = row_offset if row_offsets is None else row_offsets
-        o, lse = reference(
+        config_words = plain_words(config_words)
+    q, scale = positive_scale(q, scale)
+    q, k, v = interpreter_dtype(q, k, v)
+    if tokens is None:
+        o, lse, *_ = apply(Attention, q, k, v, length, row_offset, row_offsets, scale, config_words)
+    else:
+        q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
+        padding_id = int(padding_id)
+        o, lse, *_ = apply(
+            segmented_launch.Attention,
             q,
             k,
             v,
-            length=length,
-            scale=scale,
-            q_offset=q_offset,
-            return_lse=True,
-            **({} if tokens is None else tokens._asdict()),
-            padding_id=padding_id,
+            q_segment_ids,
+            kv_segment_ids,
+            length,
+            padding_id,
+            q_positions,
+            kv_positions,
+            row_offset,
+            row_offsets,
+            scale,
+            config_words,
+            block_tables,
         )
-    else:
-        q, scale = positive_scale(q, scale)
-        q, k, v = interpreter_dtype(q, k, v)
-        if tokens is None:
-            o, lse = apply(Attention, q, k, v, length, row_offset, row_offsets, scale, config_words)
-        else:
-            q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
-            o, lse = apply(
-                segmented_launch.Attention,
-                q,
-                k,
-                v,
-                q_segment_ids,
-                kv_segment_ids,
-                length,
-                padding_id,
-                q_positions,
-                kv_positions,
-                row_offset,
-                row_offsets,
-                scale,
-                config_words,
-                block_tables,
-            )
-        o = o.to(dtype)
+    o = o.to(dtype)
     if layout == "bshd":
         o = o.transpose(1, 2)
     return (o, lse) if return_lse else o
@@ -294,33 +289,22 @@ def _packed(
         check_sequences(NAME, schedule, cu_seqlens_q, cu_seqlens_k)
     # Where there is no key or no query at all, there is nothing for kernels to read.
     if runs_reference(q) or k.shape[0] == 0 or q.shape[0] == 0:
-        o, lse = packed_reference(
-            q,
-            k,
-            v,
-            length=length,
-            scale=scale,
-            q_offset=row_offset if row_offsets is None else row_offsets,
-            return_lse=True,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-        )
-    else:
-        q, scale = positive_scale(q, scale)
-        q, k, v = interpreter_dtype(q, k, v)
-        o, lse = apply(
-            packed_launch.Attention,
-            q,
-            k,
-            v,
-            length,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            row_offset,
-            row_offsets,
-            scale,
-            config_words,
-            block_tables,
-        )
-        o = o.to(dtype)
+        config_words = plain_words(config_words)
+    q, scale = positive_scale(q, scale)
+    q, k, v = interpreter_dtype(q, k, v)
+    o, lse, *_ = apply(
+        packed_launch.Attention,
+        q,
+        k,
+        v,
+        length,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        row_offset,
+        row_offsets,
+        scale,
+        config_words,
+        block_tables,
+    )
+    o = o.to(dtype)
     return (o, lse) if return_lse else o

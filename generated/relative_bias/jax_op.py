@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/jax_op.py.jinja
-# hash: 17a3ad48d5b5adeb
+# hash: 2d2dc72e29bdc469
 """`relative_bias` for JAX. A learned bias per head and distance; those beyond the table have its last (Raffel et
 al., 2020, arXiv:1910.10683)."""
 
@@ -19,6 +19,7 @@ from .segmented import jax_launch as segmented_launch
 NAME = "relative_bias"
 
 DENSE = Kernels(
+    op=NAME,
     name="relative_bias",
     launches=jax_launch,
     reference=jax_reference.reference,
@@ -36,6 +37,7 @@ DENSE = Kernels(
         "bias": ("h", "distances"),
     },
     scalars=(),
+    mask_only=(),
     gradients=("bias",),
     flags={
         "bias": "grad_bias",
@@ -44,6 +46,7 @@ DENSE = Kernels(
     splits_heads=True,
 )
 PACKED = Kernels(
+    op=NAME,
     name="relative_bias_packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
@@ -64,6 +67,7 @@ PACKED = Kernels(
         "bias": ("h", "distances"),
     },
     scalars=(),
+    mask_only=(),
     gradients=("bias",),
     flags={
         "bias": "grad_bias",
@@ -72,6 +76,7 @@ PACKED = Kernels(
     splits_heads=True,
 )
 SEGMENTED = Kernels(
+    op=NAME,
     name="relative_bias_segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
@@ -95,6 +100,7 @@ SEGMENTED = Kernels(
         "bias": ("h", "distances"),
     },
     scalars=(),
+    mask_only=(),
     gradients=("bias",),
     flags={
         "bias": "grad_bias",

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: ops/jax_op.py.jinja
-# hash: 4d8012b587e6f5a7
+# hash: 1c37e8eff90c29a5
 """`softcap` for JAX. Causal with logits capped at 20 (Bello et al., 2016, arXiv:1611.09940, section 5.1)."""
 
 from jax import Array
@@ -15,6 +15,7 @@ from .segmented import jax_launch as segmented_launch
 NAME = "softcap"
 
 DENSE = Kernels(
+    op=NAME,
     name="softcap",
     launches=jax_launch,
     reference=jax_reference.reference,
@@ -29,12 +30,14 @@ DENSE = Kernels(
     ),
     dims={},
     scalars=(),
+    mask_only=(),
     gradients=(),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 PACKED = Kernels(
+    op=NAME,
     name="softcap_packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
@@ -52,12 +55,14 @@ PACKED = Kernels(
     ),
     dims={},
     scalars=(),
+    mask_only=(),
     gradients=(),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 SEGMENTED = Kernels(
+    op=NAME,
     name="softcap_segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
@@ -78,6 +83,7 @@ SEGMENTED = Kernels(
     ),
     dims={},
     scalars=(),
+    mask_only=(),
     gradients=(),
     flags={},
     splits_batch=True,

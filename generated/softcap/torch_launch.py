@@ -1,19 +1,19 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: ops/torch_launch.py.jinja
-# hash: 0a81ce7c9abb21ab
+# hash: 623c3a53cececc79
 """Launches of the kernels of `softcap`, with their gradients, as PyTorch operators."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from .._runtime.configs import Tiles, block_columns, cdiv
+from .._runtime.configs import Tiles, block_columns, cdiv, computes_plainly
 from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
-from .._runtime.torch_replay import launch, launch_hopper, replayed
+from .._runtime.torch_plain import plain_backward, plain_forward
+from .._runtime.torch_replay import apply, launch, launch_hopper, replayed
 from .._runtime.torch_schedule import work_counter
 from .._runtime.torch_support import (
     FP32,
@@ -26,6 +26,12 @@ from .._runtime.torch_support import (
     multiprocessors,
     unit_strides,
 )
+from .._runtime.torch_transforms import (
+    batched,
+    differentiates_backward,
+    refuse_second_derivative,
+)
+from .torch_reference import reference
 
 if HAS_TRITON:
     from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
@@ -35,36 +41,84 @@ NAME = "softcap"
 NAMESPACE = "_".join(__name__.split(".")[:-2])
 
 
+# What torch.func.vmap makes one call of: for each tensor the axis of batch rows, where it has one.
+FOLDED_AXES = {
+    "q": 0,
+    "k": 0,
+    "v": 0,
+    "o": 0,
+    "do": 0,
+    "lse": 0,
+    "dlse": 0,
+    "row_offsets": 0,
+}
+
+
 class Attention(torch.autograd.Function):
     """o and lse from `[B, H, S, D]` tensors, with the gradient of every tensor that has one."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        row_offset: int,
-        row_offsets: Tensor | None,
-        scale: float,
-        config_words: str,
+        q: Tensor, k: Tensor, v: Tensor, row_offset: int, row_offsets: Tensor | None, scale: float, config_words: str
     ) -> tuple[Tensor, Tensor]:
         run = _forward if launches_directly(q) else _forward_op
-        o, lse = run(q, k, v, row_offset, row_offsets, scale, config_words)
+        return run(q, k, v, row_offset, row_offsets, scale, config_words)
+
+    @staticmethod
+    def setup_context(ctx: Any, _inputs: tuple[Any, ...], _outputs: tuple[Tensor, ...]) -> None:
+        o, lse = _outputs
+        q, k, v, row_offset, row_offsets, scale, config_words = _inputs
         ctx.save_for_backward(q, k, v, o, lse, row_offsets)
         ctx.numbers = (row_offset, scale, config_words)
         ctx.set_materialize_grads(False)
-        return o, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, o, lse, row_offsets = ctx.saved_tensors
         row_offset, scale, config_words = ctx.numbers
         do = torch.zeros_like(o) if do is None else do
-        run = _backward if launches_directly(q) else _backward_op
+        run: Any = _backward if launches_directly(q) else _backward_op
+        if differentiates_backward():
+            run = _differentiable_backward
         dq, dk, dv = run(do, dlse, q, k, v, o, lse, row_offset, row_offsets, scale, config_words)
         return dq, dk, dv, None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        return batched(Attention, _forward, ("o", "lse"), FOLDED_AXES, info, in_dims, args)
+
+
+class AttentionGradients(torch.autograd.Function):
+    """The gradients of `Attention`, which have none of their own."""
+
+    @staticmethod
+    def forward(do: Tensor, dlse: Tensor | None, q: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+        run = _backward if launches_directly(q) else _backward_op
+        return run(do, dlse, q, *args)
+
+    @staticmethod
+    def setup_context(_ctx: Any, _inputs: tuple[Any, ...], _outputs: tuple[Tensor, ...]) -> None:
+        """Nothing is saved."""
+
+    @staticmethod
+    def backward(_ctx: Any, *_gradients: Tensor | None) -> Any:
+        refuse_second_derivative("softcap")
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        results = ("q", "k", "v")
+        return batched(AttentionGradients, _backward, results, FOLDED_AXES, info, in_dims, args)
+
+
+def _differentiable_backward(*args: Any) -> Any:
+    return apply(AttentionGradients, *args)
+
+
+def _reference(
+    q: Tensor, k: Tensor, v: Tensor, row_offset: int, row_offsets: Tensor | None, scale: float, *_: object
+) -> Any:
+    """o and lse as plain mathematics, of the parameters of `_forward`."""
+    return reference(q, k, v, q_offset=row_offset if row_offsets is None else row_offsets, scale=scale, return_lse=True)
 
 
 def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
@@ -78,6 +132,21 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, row_offset: int, row_offsets: Tensor | None, scale: float, config_words: str
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
+    if computes_plainly(config_words):
+        if not q.is_meta:
+            # Tiles and a family that the kernels would refuse are refused here, too.
+            tiles_of(q, v, config_words)
+        return plain_forward(
+            _reference,
+            _fake_forward(q, k, v, row_offset, row_offsets, scale, config_words),
+            q,
+            k,
+            v,
+            row_offset,
+            row_offsets,
+            scale,
+            config_words,
+        )
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
@@ -158,6 +227,21 @@ def _backward(
     config_words: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
+    if computes_plainly(config_words):
+        return plain_backward(
+            _reference,
+            _fake_backward(do, dlse, q, k, v, o, lse, row_offset, row_offsets, scale, config_words),
+            do,
+            dlse,
+            (0, 1, 2),
+            q,
+            k,
+            v,
+            row_offset,
+            row_offsets,
+            scale,
+            config_words,
+        )
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/jax_op.py.jinja
-# hash: 809fec836898ca21
+# hash: d3704f1690cf16a0
 """`streaming_llm` for JAX. A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et al., 2024,
 arXiv:2309.17453)."""
 
@@ -18,6 +18,7 @@ from .segmented import jax_launch as segmented_launch
 NAME = "streaming_llm"
 
 DENSE = Kernels(
+    op=NAME,
     name="streaming_llm",
     launches=jax_launch,
     reference=jax_reference.reference,
@@ -37,12 +38,14 @@ DENSE = Kernels(
         "size",
         "sinks",
     ),
+    mask_only=(),
     gradients=(),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 PACKED = Kernels(
+    op=NAME,
     name="streaming_llm_packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
@@ -65,12 +68,14 @@ PACKED = Kernels(
         "size",
         "sinks",
     ),
+    mask_only=(),
     gradients=(),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 SEGMENTED = Kernels(
+    op=NAME,
     name="streaming_llm_segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
@@ -96,6 +101,7 @@ SEGMENTED = Kernels(
         "size",
         "sinks",
     ),
+    mask_only=(),
     gradients=(),
     flags={},
     splits_batch=True,

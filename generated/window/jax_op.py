@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: ops/jax_op.py.jinja
-# hash: b0f366f41347fef1
+# hash: cde523cca4bff012
 """`window` for JAX. Causal with a window of `size` keys, the query's own included (Mistral 7B, arXiv:2310.06825)."""
 
 from jax import Array
@@ -16,6 +16,7 @@ from .segmented import jax_launch as segmented_launch
 NAME = "window"
 
 DENSE = Kernels(
+    op=NAME,
     name="window",
     launches=jax_launch,
     reference=jax_reference.reference,
@@ -31,12 +32,14 @@ DENSE = Kernels(
     ),
     dims={},
     scalars=("size",),
+    mask_only=(),
     gradients=(),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 PACKED = Kernels(
+    op=NAME,
     name="window_packed",
     launches=packed_launch,
     reference=jax_reference.packed_reference,
@@ -55,12 +58,14 @@ PACKED = Kernels(
     ),
     dims={},
     scalars=("size",),
+    mask_only=(),
     gradients=(),
     flags={},
     splits_batch=True,
     splits_heads=True,
 )
 SEGMENTED = Kernels(
+    op=NAME,
     name="window_segmented",
     launches=segmented_launch,
     reference=jax_reference.reference,
@@ -82,6 +87,7 @@ SEGMENTED = Kernels(
     ),
     dims={},
     scalars=("size",),
+    mask_only=(),
     gradients=(),
     flags={},
     splits_batch=True,

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any
 
-from ._runtime.checks import check_int, fail
+from ._runtime.checks import check_int, fail, host_number
 
 __all__ = ["Packed", "PackedRows", "pack", "pack_rows"]
 
@@ -158,8 +158,8 @@ def pack_rows(
     """
     op = "pack_rows"
     xp, arrays = _checked(op, sequences)
-    check_int(op, "length", length, minimum=1)
-    check_int(op, "padding_id", padding_id, maximum=-1)
+    length = check_int(op, "length", length, minimum=1)
+    padding_id = check_int(op, "padding_id", padding_id, maximum=-1)
     lengths = tuple(int(x.shape[0]) for x in arrays)
     for i, n in enumerate(lengths):
         if n > length:
@@ -276,6 +276,7 @@ def _dtype_name(x: Any) -> str:
 def _padding(op: str, xp: Any, like: Any, length: int, value: Any) -> Any:
     """`[length, ...]` of `value`, in the dtype and on the device of `like`."""
     name = _dtype_name(like)
+    value = host_number(op, "padding_value", value)
     fits = isinstance(value, (int, float))
     if name == "bool":
         fits = fits and value in (0, 1)
@@ -305,6 +306,7 @@ def _checked_axis(op: str, outputs: Any, axis: int, size: int) -> int:
     if _library(outputs) is None:
         fail(op, "outputs", "a torch tensor or a numpy or JAX array", type(outputs).__name__)
     shape = list(outputs.shape)
+    axis = host_number(op, "axis", axis)
     if isinstance(axis, bool) or not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
         fail(op, "axis", f"an axis of outputs {shape}", repr(axis))
     if shape[axis] != size:

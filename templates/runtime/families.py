@@ -24,7 +24,7 @@ from .kernels import (
 from .tuned import HOPPER, HOPPER_DKDV, PORTABLE, Tile
 
 FAMILIES = (PORTABLE, HOPPER)
-INTERPRETER = "interpreter"
+INTERPRETER = "the CPU"
 """What stands for the architecture where there is no chip: of kernels in Triton's interpreter, and of references."""
 
 HOPPER_WARPS = 4
@@ -103,7 +103,7 @@ def backward_tiles(op: str, arch: str, dtype: str, head_dims: tuple[int, int], l
 def refusal(arch: str, dtype: str, head_dims: tuple[int, int], length: int) -> str:
     """Why kernels of Hopper's family cannot run a call; empty where they can."""
     if arch != "sm_90":
-        return f"its kernels run on sm_90, not on {'a CPU' if arch == INTERPRETER else arch}"
+        return f"its kernels run on sm_90, not on {arch}"
     if dtype == "float32":
         return "its kernels take float16 and bfloat16, not float32"
     if any(4 * head_dim < 3 * tile_columns(head_dim) for head_dim in head_dims):

@@ -22,21 +22,23 @@ from .checks import (
 )
 from .configs import INTERPRETER, Tiles, config_text, tiles_for
 from .kernels import ATOMIC
+from .settings import DEBUG, require_triton
 from .settings import HAS_TRITON as HAS_TRITON
 from .settings import INTERPRET as INTERPRET
-from .settings import require_triton
 from .torch_replay import is_recording
+from .torch_transforms import refuse_gradient_of, refuse_tangents
 from .tuned import gpu_key
 
 FP32 = torch.float32
-_DTYPE_NAMES = {
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-    torch.float32: "float32",
-    torch.int32: "int32",
-    torch.int64: "int64",
-    torch.bool: "bool",
+_DTYPES = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "bool": torch.bool,
 }
+_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _INPUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # Offsets inside a tile are 32-bit: a stride times the most rows or columns of a tile must fit.
 _STRIDE_LIMIT = 2**31 // 256
@@ -61,6 +63,7 @@ def check_qkv(op: str, q: Any, k: Any, v: Any, scale: object, layout: str) -> No
         if x.device != q.device:
             fail(op, name, f"device {q.device}, that of q", x.device)
     check_shapes(op, layout, q.shape, k.shape, v.shape)
+    refuse_tangents(op, q=q, k=k, v=v)
     if scale is not None:
         check_scale(op, scale)
 
@@ -94,24 +97,28 @@ def check_tensor(
     dtypes: tuple[str, ...],
     like: Tensor,
     tile_axes: tuple[int, ...] = (),
+    no_gradient: str = "",
 ) -> Tensor:
-    """One of a variant's own tensors, checked. Offsets along `tile_axes` are 32-bit in the kernels.
+    """One of a variant's own tensors, checked, in one of `dtypes`: any float is cast for a float, any integer for one.
 
-    Of a tensor without elements, of a call without keys or queries, it is one that reads as 0 everywhere.
+    Offsets along `tile_axes` are 32-bit in the kernels. `no_gradient` is why a float tensor has none. Of a tensor
+    without elements, of a call without keys or queries, it is one that reads as 0 everywhere.
     """
     if not isinstance(x, Tensor):
         got = "nothing" if x is None else type(x).__name__
         fail(op, name, f"a torch.Tensor of shape {sizes_text(shape)}", got)
-    if _DTYPE_NAMES.get(x.dtype) not in dtypes:
-        fail(op, name, f"dtype {' or '.join(dtypes)}", x.dtype)
     if x.device != like.device:
         fail(op, name, f"device {like.device}, that of q", x.device)
     check_sizes(op, name, x.shape, shape)
+    refuse_tangents(op, **{name: x})
+    if no_gradient:
+        refuse_gradient_of(x, op, name, no_gradient)
+    cast = _in_dtype(op, name, x, dtypes)
     for axis in tile_axes:
-        if (x.shape[axis] - 1) * x.stride(axis) >= 2**31:
-            got = f"size {x.shape[axis]} and stride {x.stride(axis)}"
+        if (cast.shape[axis] - 1) * cast.stride(axis) >= 2**31:
+            got = f"size {cast.shape[axis]} and stride {cast.stride(axis)}"
             fail(op, name, f"(size - 1) * stride of axis {axis} below 2**31", got)
-    return readable(x) if 0 in x.shape else x
+    return readable(cast) if 0 in x.shape else cast
 
 
 def readable(x: Tensor) -> Tensor:
@@ -120,30 +127,66 @@ def readable(x: Tensor) -> Tensor:
     return x.sum(empty, keepdim=True, dtype=x.dtype) if empty else x
 
 
+def _in_dtype(op: str, name: str, x: Tensor, dtypes: tuple[str, ...]) -> Tensor:
+    """A tensor in one of the dtypes that the kernels read; gradients come back in the tensor's own."""
+    if _DTYPE_NAMES.get(x.dtype) in dtypes:
+        return x
+    dtype = _DTYPES[dtypes[-1]]
+    if dtype.is_floating_point:
+        if not x.dtype.is_floating_point:
+            fail(op, name, "a floating-point dtype", x.dtype)
+        return x.to(dtype)
+    if dtype == torch.bool:
+        fail(op, name, "dtype torch.bool", x.dtype)
+    return as_integers(op, name, x, dtype)
+
+
+def is_integer(dtype: torch.dtype) -> bool:
+    """Whether the values of a dtype are whole numbers; those of bool are none."""
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
+def as_integers(op: str, name: str, x: Tensor, dtype: torch.dtype = torch.int32) -> Tensor:
+    """A tensor of integers of any dtype, in the one that the kernels read.
+
+    Values beyond it are an error where they can be read: elsewhere that would wait for the device.
+    """
+    if x.dtype == dtype:
+        return x
+    if not is_integer(x.dtype):
+        fail(op, name, f"dtype {dtype} or another of integers", x.dtype)
+    cast = x.to(dtype)
+    if x.dtype.itemsize >= dtype.itemsize and (x.device.type == "cpu" or DEBUG) and has_values(x):
+        lost = x[(cast.to(x.dtype) != x) | ((cast < 0) & (not x.dtype.is_signed))]
+        if lost.numel() > 0:
+            fail(op, name, f"values that {dtype} holds", lost[0].item())
+    return cast
+
+
 def query_offset(op: str, q_offset: Any, q: Tensor, q_len: int, kv_len: int | Tensor) -> tuple[int, Tensor | None]:
     """The offset as (number, None) or (0, one int32 per batch row). `"end"` aligns the last query with the last key.
 
-    `kv_len` is an int32 tensor where each batch row has a length of its own.
+    `kv_len` is a tensor of integers where each batch row has a length of its own.
     """
-    if isinstance(q_offset, Tensor):
+    if isinstance(q_offset, Tensor) and q_offset.dim() > 0:
         return 0, offset_tensor(op, q_offset, q.shape[0], q.device)
     if isinstance(q_offset, str):
         check_offset_word(op, q_offset)
-        return (0, kv_len - q_len) if isinstance(kv_len, Tensor) else (kv_len - q_len, None)
+        return (0, kv_len.to(torch.int32) - q_len) if isinstance(kv_len, Tensor) else (kv_len - q_len, None)
     return check_int(op, "q_offset", q_offset), None
 
 
 def offset_tensor(op: str, q_offset: Tensor, count: int, device: torch.device) -> Tensor:
     """Offsets of so many batch rows or sequences, checked."""
-    if q_offset.dtype != torch.int32 or q_offset.shape != (count,) or q_offset.device != device:
+    if not is_integer(q_offset.dtype) or q_offset.shape != (count,) or q_offset.device != device:
         got = f"{q_offset.dtype} {list(q_offset.shape)} on {q_offset.device}"
-        fail(op, "q_offset", f"an int, 'end' or an int32 tensor [{count}] on {device}", got)
-    return q_offset.contiguous()
+        fail(op, "q_offset", f"an int, 'end' or an integer tensor [{count}] on {device}", got)
+    return as_integers(op, "q_offset", q_offset).contiguous()
 
 
 def check_offset_word(op: str, q_offset: str) -> None:
     if q_offset != "end":
-        fail(op, "q_offset", "an int, 'end' or an int32 tensor", repr(q_offset))
+        fail(op, "q_offset", "an int, 'end' or an integer tensor", repr(q_offset))
 
 
 def dropout_seed(op: str, dropout_p: float, seed: object) -> int:
@@ -160,7 +203,7 @@ def dropout_seed(op: str, dropout_p: float, seed: object) -> int:
 def autocast_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Cast q, k and v to autocast's dtype where it is on, as scaled_dot_product_attention does."""
     kind = q.device.type
-    if torch.is_autocast_enabled(kind):
+    if not q.is_meta and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         return q.to(dtype), k.to(dtype), v.to(dtype)
     return q, k, v
@@ -170,14 +213,18 @@ def positive_scale(q: Tensor, scale: float | None) -> tuple[Tensor, float]:
     """The kernels take the maximum before they scale, so the sign of a scale, or a zero, moves into q: no rounding."""
     if scale is None:
         return q, 1.0 / math.sqrt(q.shape[-1])
+    scale = float(scale)
     if scale > 0:
-        return q, float(scale)
-    return (-q, -float(scale)) if scale < 0 else (q * 0, 1.0)
+        return q, scale
+    return (-q, -scale) if scale < 0 else (q * 0, 1.0)
 
 
 def runs_reference(q: Tensor) -> bool:
-    """Whether a call computes the plain reference: on the CPU, unless Triton's interpreter was asked for."""
-    if q.device.type == "cpu" and not INTERPRET:
+    """Whether a call computes the plain reference: on the CPU, unless Triton's interpreter was asked for.
+
+    Of a meta tensor it computes nothing but shapes.
+    """
+    if (q.device.type == "cpu" and not INTERPRET) or q.is_meta:
         return True
     require_triton("this op")
     return False
@@ -194,6 +241,11 @@ def launches_directly(q: Tensor) -> bool:
     """Whether kernels can be launched at once. Traced, fake and wrapped tensors go through the custom operator."""
     plain = type(q) is Tensor or type(q) is torch.nn.Parameter
     return plain and not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() == is_recording()
+
+
+def has_values(x: Tensor) -> bool:
+    """Whether a tensor has values to be read: it is not traced, fake, meta or wrapped by torch.func."""
+    return launches_directly(x) and not x.is_meta and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 @cache

@@ -116,7 +116,7 @@ def replaying(variant: str) -> Iterator[tuple[Any, Replays]]:
         patches.enter_context(mock.patch.object(torch_replay._Plan, "__call__", counted))
         if INTERPRET:
             patches.enter_context(_interpreter_compiles(variant, _Memory()))
-            yield torch_replay.replayed(op), replays
+            yield torch_replay.replayed_op("doc")(op), replays
         else:
             yield op, replays
 

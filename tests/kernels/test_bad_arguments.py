@@ -125,7 +125,7 @@ SHARED: list[tuple[str, Callable[[], Arguments], str]] = [
     ("scale_inf", lambda: {"scale": float("-inf")}, "scale: expected a finite number or None, got -inf"),
     ("scale_str", lambda: {"scale": "0.1"}, "scale: expected a finite number or None, got '0.1'"),
     ("scale_bool", lambda: {"scale": True}, "scale: expected a finite number or None, got True"),
-    ("offset_str", lambda: {"q_offset": "start"}, "q_offset: expected an int, 'end' or an int32 tensor, got 'start'"),
+    ("offset_str", lambda: {"q_offset": "start"}, "q_offset: expected an int, 'end' or an integer tensor, got 'start'"),
     ("offset_float", lambda: {"q_offset": 1.0}, "q_offset: expected an int, got 1.0"),
     ("offset_bool", lambda: {"q_offset": True}, "q_offset: expected an int, got True"),
     (
@@ -135,13 +135,13 @@ SHARED: list[tuple[str, Callable[[], Arguments], str]] = [
     ),
     (
         "offset_dtype",
-        lambda: {"q_offset": zeros(2, dtype=torch.int64)},
-        f"q_offset: expected an int, 'end' or an int32 tensor [2] on {AT}, got torch.int64 [2] on {AT}",
+        lambda: {"q_offset": zeros(2, dtype=torch.float32)},
+        f"q_offset: expected an int, 'end' or an integer tensor [2] on {AT}, got torch.float32 [2] on {AT}",
     ),
     (
         "offset_shape",
         lambda: {"q_offset": zeros(3, dtype=torch.int32)},
-        f"q_offset: expected an int, 'end' or an int32 tensor [2] on {AT}, got torch.int32 [3] on {AT}",
+        f"q_offset: expected an int, 'end' or an integer tensor [2] on {AT}, got torch.int32 [3] on {AT}",
     ),
     ("config_list", lambda: {"config": [TILE]}, f"config: expected None or a dict of pass name -> tile, got [{TILE}]"),
     ("config_pass", lambda: {"config": {"bwd": TILE}}, "config: expected passes among fwd, dkdv, dq, got 'bwd'"),
@@ -215,7 +215,7 @@ OWN: list[tuple[str, str, Callable[[], Any], str]] = [
     ("alibi", "slope", lambda: 0.5, "expected a torch.Tensor of shape [4], got float"),
     ("alibi", "slope", lambda: zeros(2, dtype=torch.float32), "expected shape [4], got [2]"),
     ("alibi", "slope", lambda: zeros(4, 1, dtype=torch.float32), "expected shape [4], got [4, 1]"),
-    ("alibi", "slope", lambda: zeros(4, dtype=torch.float16), "expected dtype float32, got torch.float16"),
+    ("alibi", "slope", lambda: zeros(4, dtype=torch.int64), "expected a floating-point dtype, got torch.int64"),
     (
         "alibi",
         "slope",
@@ -228,7 +228,7 @@ OWN: list[tuple[str, str, Callable[[], Any], str]] = [
         "gpt_oss",
         "sink",
         lambda: zeros(4, dtype=torch.int32),
-        "expected dtype float16 or bfloat16 or float32, got torch.int32",
+        "expected a floating-point dtype, got torch.int32",
     ),
     ("forgetting", "g", lambda: None, "expected a torch.Tensor of shape [2, >=8, 4], got nothing"),
     ("forgetting", "g", lambda: zeros(2, 7, 4), "expected shape [2, >=8, 4], got [2, 7, 4]"),
@@ -237,13 +237,27 @@ OWN: list[tuple[str, str, Callable[[], Any], str]] = [
         "forgetting",
         "g",
         lambda: zeros(2, 8, 4, dtype=torch.bool),
-        "expected dtype float16 or bfloat16 or float32, got torch.bool",
+        "expected a floating-point dtype, got torch.bool",
     ),
     ("window", "size", lambda: None, "expected an int of at least 1, got None"),
     ("window", "size", lambda: 3.0, "expected an int of at least 1, got 3.0"),
     ("window", "size", lambda: True, "expected an int of at least 1, got True"),
     ("window", "size", lambda: 0, "expected an int of at least 1, got 0"),
     ("window", "size", lambda: -3, "expected an int of at least 1, got -3"),
+    (
+        "document",
+        "doc",
+        lambda: zeros(2, 8, dtype=torch.bool),
+        "expected dtype torch.int32 or another of integers, got torch.bool",
+    ),
+    ("window", "size", lambda: zeros(dtype=torch.float32), "expected an int of at least 1, got 0.0"),
+    (
+        "window",
+        "size",
+        lambda: zeros(device="meta"),
+        "expected a number, or a tensor [] on the CPU: no call waits for the device, got a tensor [] on meta; its "
+        "item() waits",
+    ),
     ("window", "size", lambda: 2**31, "expected an int of at most 2**30 either way, got 2147483648"),
 ]
 

@@ -89,6 +89,29 @@ def test_schedule(variant: str) -> None:
     check_replays(variant, lambda number: (same_kind(inputs, number), {"schedule": schedule}))
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["doc", "cu_seqlens"])
+def test_integers_of_another_dtype(packed: bool) -> None:
+    """Each call casts what they hold then, and is replayed behind that."""
+    inputs = draw_packed("causal", PACKING, DTYPES[0]) if packed else draw("document", SHAPE)
+    with replaying("causal" if packed else "document") as (op, replays), torch.no_grad():
+        if packed:
+            options = {name: x.long() for name, x in PACKING.options().items()}
+        else:
+            options = {"doc": inputs.tensors["doc"].long()}
+        changed = options["cu_seqlens_q" if packed else "doc"]
+        plain = dict(inputs.tensors) if packed else {}
+        for number in range(CALLS + 1):
+            got = op(inputs.q, inputs.k, inputs.v, **plain, **options)
+            narrow = {name: x.to(torch.int32) for name, x in options.items()}
+            with never_replaying():
+                assert torch.equal(got, op(inputs.q, inputs.k, inputs.v, **plain, **narrow))
+            if packed:
+                changed[1] -= 1
+            else:
+                changed[:, number::3] += 1
+        assert replays.count >= CALLS - 2
+
+
 def test_options() -> None:
     inputs = draw("causal", SHAPE)
     offsets = torch.tensor([3, -4], dtype=torch.int32, device=DEVICE)
@@ -236,11 +259,10 @@ def test_forward_mode_is_refused_as_ever() -> None:
     with replaying("causal") as (op, _), torch.no_grad():
         for _ in range(CALLS):
             op(q, k, v)
-        with pytest.raises(RuntimeError):
+        with pytest.raises(NotImplementedError, match="causal: q: derivatives in forward mode"):
             torch.func.jvp(lambda q: op(q, k, v), (q,), (q,))
-        with pytest.raises(RuntimeError):
-            torch.func.vmap(lambda q: op(q, k, v))(q[None])
-        with torch.autograd.forward_ad.dual_level(), pytest.raises(RuntimeError):
+        refused = pytest.raises(NotImplementedError, match="causal: q: derivatives in forward mode")
+        with torch.autograd.forward_ad.dual_level(), refused:
             op(torch.autograd.forward_ad.make_dual(q, q), k, v)
 
 
@@ -270,7 +292,8 @@ def test_autocast() -> None:
 @with_variants
 def test_captured_in_a_cuda_graph(variant: str, tokens: Packing | None) -> None:
     """Replays of a graph give what calls give, for the values that its inputs then hold."""
-    options: dict[str, Any] = {} if tokens is None else dict(tokens.options())
+    # Of int64, so that the graph casts what they then hold.
+    options: dict[str, Any] = {} if tokens is None else {name: x.long() for name, x in tokens.options().items()}
     inputs = draw(variant, SHAPE) if tokens is None else draw_packed(variant, tokens, DTYPES[0])
     trained = inputs.leaves()
     names = ["o", "lse", *(f"d{name}" for name in trained)]

@@ -1,20 +1,20 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/torch_launch.py.jinja
-# hash: 0c58553e0772e9cf
+# hash: d1f3b532887f5f9b
 """Launches of the kernels of `alibi`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
+from ..._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, computes_plainly, next_power_of_2
 from ..._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from ..._runtime.schedules import POSITIONS, SEGMENTS, least_block, pass_table
-from ..._runtime.torch_replay import launch, launch_hopper, replayed
+from ..._runtime.torch_plain import plain_backward, plain_forward
+from ..._runtime.torch_replay import apply, launch, launch_hopper, replayed
 from ..._runtime.torch_schedule import work_counter
 from ..._runtime.torch_support import (
     FP32,
@@ -28,6 +28,12 @@ from ..._runtime.torch_support import (
     row_stride,
     unit_strides,
 )
+from ..._runtime.torch_transforms import (
+    batched,
+    differentiates_backward,
+    refuse_second_derivative,
+)
+from ..torch_reference import reference
 
 if HAS_TRITON:
     from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
@@ -37,12 +43,28 @@ NAME = "alibi_segmented"
 NAMESPACE = "_".join(__name__.split(".")[:-3])
 
 
+# What torch.func.vmap makes one call of: for each tensor the axis of batch rows, where it has one.
+FOLDED_AXES = {
+    "q": 0,
+    "k": 0,
+    "v": 0,
+    "o": 0,
+    "do": 0,
+    "lse": 0,
+    "dlse": 0,
+    "q_positions": 0,
+    "kv_positions": 0,
+    "row_offsets": 0,
+    "q_segment_ids": 0,
+    "kv_segment_ids": 0,
+}
+
+
 class Attention(torch.autograd.Function):
     """o and lse from `[B, H, S, D]` tensors, with the gradient of every tensor that has one."""
 
     @staticmethod
     def forward(
-        ctx: Any,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -59,7 +81,7 @@ class Attention(torch.autograd.Function):
         block_tables: list[Tensor],
     ) -> tuple[Tensor, Tensor]:
         run = _forward if launches_directly(q) else _forward_op
-        o, lse = run(
+        return run(
             q,
             k,
             v,
@@ -75,15 +97,33 @@ class Attention(torch.autograd.Function):
             config_words,
             block_tables,
         )
+
+    @staticmethod
+    def setup_context(ctx: Any, _inputs: tuple[Any, ...], _outputs: tuple[Tensor, ...]) -> None:
+        o, lse = _outputs
+        (
+            q,
+            k,
+            v,
+            slope,
+            q_segment_ids,
+            kv_segment_ids,
+            padding_id,
+            q_positions,
+            kv_positions,
+            row_offset,
+            row_offsets,
+            scale,
+            config_words,
+            block_tables,
+        ) = _inputs
         ctx.save_for_backward(
             q, k, v, slope, q_segment_ids, kv_segment_ids, o, lse, q_positions, kv_positions, row_offsets, *block_tables
         )
         ctx.numbers = (padding_id, row_offset, scale, config_words)
         ctx.set_materialize_grads(False)
-        return o, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, slope, q_segment_ids, kv_segment_ids, o, lse, q_positions, kv_positions, row_offsets, *block_tables = (
             ctx.saved_tensors
@@ -91,7 +131,9 @@ class Attention(torch.autograd.Function):
         padding_id, row_offset, scale, config_words = ctx.numbers
         do = torch.zeros_like(o) if do is None else do
         grad_slope = ctx.needs_input_grad[3]
-        run = _backward if launches_directly(q) else _backward_op
+        run: Any = _backward if launches_directly(q) else _backward_op
+        if differentiates_backward():
+            run = _differentiable_backward
         dq, dk, dv, dslope = run(
             do,
             dlse,
@@ -114,6 +156,68 @@ class Attention(torch.autograd.Function):
             grad_slope,
         )
         return dq, dk, dv, dslope if grad_slope else None, None, None, None, None, None, None, None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        return batched(Attention, _forward, ("o", "lse"), FOLDED_AXES, info, in_dims, args)
+
+
+class AttentionGradients(torch.autograd.Function):
+    """The gradients of `Attention`, which have none of their own."""
+
+    @staticmethod
+    def forward(do: Tensor, dlse: Tensor | None, q: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        run = _backward if launches_directly(q) else _backward_op
+        return run(do, dlse, q, *args)
+
+    @staticmethod
+    def setup_context(_ctx: Any, _inputs: tuple[Any, ...], _outputs: tuple[Tensor, ...]) -> None:
+        """Nothing is saved."""
+
+    @staticmethod
+    def backward(_ctx: Any, *_gradients: Tensor | None) -> Any:
+        refuse_second_derivative("alibi")
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        results = ("q", "k", "v", "slope")
+        return batched(AttentionGradients, _backward, results, FOLDED_AXES, info, in_dims, args)
+
+
+def _differentiable_backward(*args: Any) -> Any:
+    return apply(AttentionGradients, *args)
+
+
+def _reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slope: Tensor,
+    q_segment_ids: Tensor,
+    kv_segment_ids: Tensor,
+    padding_id: int,
+    q_positions: Tensor | None,
+    kv_positions: Tensor | None,
+    row_offset: int,
+    row_offsets: Tensor | None,
+    scale: float,
+    *_: object,
+) -> Any:
+    """o and lse as plain mathematics, of the parameters of `_forward`."""
+    return reference(
+        q,
+        k,
+        v,
+        slope=slope,
+        q_segment_ids=q_segment_ids,
+        kv_segment_ids=kv_segment_ids,
+        padding_id=padding_id,
+        q_positions=q_positions,
+        kv_positions=kv_positions,
+        q_offset=row_offset if row_offsets is None else row_offsets,
+        scale=scale,
+        return_lse=True,
+    )
 
 
 def tiles_of(q: Tensor, v: Tensor, q_segment_ids: Tensor, config_words: str) -> Tiles:
@@ -317,6 +421,43 @@ def _forward(
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
+    if computes_plainly(config_words):
+        if not q.is_meta:
+            # Tiles and a family that the kernels would refuse are refused here, too.
+            tiles_of(q, v, q_segment_ids, config_words)
+        return plain_forward(
+            _reference,
+            _fake_forward(
+                q,
+                k,
+                v,
+                slope,
+                q_segment_ids,
+                kv_segment_ids,
+                padding_id,
+                q_positions,
+                kv_positions,
+                row_offset,
+                row_offsets,
+                scale,
+                config_words,
+                block_tables,
+            ),
+            q,
+            k,
+            v,
+            slope,
+            q_segment_ids,
+            kv_segment_ids,
+            padding_id,
+            q_positions,
+            kv_positions,
+            row_offset,
+            row_offsets,
+            scale,
+            config_words,
+            block_tables,
+        )
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
@@ -432,6 +573,48 @@ def _backward(
     grad_slope: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
+    if computes_plainly(config_words):
+        return plain_backward(
+            _reference,
+            _fake_backward(
+                do,
+                dlse,
+                q,
+                k,
+                v,
+                slope,
+                q_segment_ids,
+                kv_segment_ids,
+                o,
+                lse,
+                padding_id,
+                q_positions,
+                kv_positions,
+                row_offset,
+                row_offsets,
+                scale,
+                config_words,
+                block_tables,
+                grad_slope,
+            ),
+            do,
+            dlse,
+            (0, 1, 2, 3 if grad_slope else None),
+            q,
+            k,
+            v,
+            slope,
+            q_segment_ids,
+            kv_segment_ids,
+            padding_id,
+            q_positions,
+            kv_positions,
+            row_offset,
+            row_offsets,
+            scale,
+            config_words,
+            block_tables,
+        )
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads

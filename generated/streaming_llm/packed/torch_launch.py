@@ -2,20 +2,20 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/torch_launch.py.jinja
-# hash: 86b2f0449a468142
+# hash: a57e5688df948f9f
 """Launches of the kernels of `streaming_llm`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, block_columns
+from ..._runtime.configs import PASSES, Tile, Tiles, block_columns, computes_plainly
 from ..._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
 from ..._runtime.schedules import pass_table
-from ..._runtime.torch_replay import launch, launch_hopper, replayed
+from ..._runtime.torch_plain import plain_backward, plain_forward
+from ..._runtime.torch_replay import apply, launch, launch_hopper, replayed
 from ..._runtime.torch_schedule import block_sequences, work_counter
 from ..._runtime.torch_support import (
     FP32,
@@ -29,6 +29,12 @@ from ..._runtime.torch_support import (
     packed_rows,
     unit_strides,
 )
+from ..._runtime.torch_transforms import (
+    batched,
+    differentiates_backward,
+    refuse_second_derivative,
+)
+from ..torch_reference import packed_reference
 
 if HAS_TRITON:
     from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
@@ -38,12 +44,26 @@ NAME = "streaming_llm_packed"
 NAMESPACE = "_".join(__name__.split(".")[:-3])
 
 
+# What torch.func.vmap makes one call of: for each tensor the axis of packed tokens or of sequences, where it has one.
+FOLDED_AXES = {
+    "q": 0,
+    "k": 0,
+    "v": 0,
+    "o": 0,
+    "do": 0,
+    "lse": 1,
+    "dlse": 1,
+    "cu_seqlens_q": 0,
+    "cu_seqlens_k": 0,
+    "row_offsets": 0,
+}
+
+
 class Attention(torch.autograd.Function):
     """o and lse from `[total, H, D]` tensors, with the gradient of every tensor that has one."""
 
     @staticmethod
     def forward(
-        ctx: Any,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -58,21 +78,28 @@ class Attention(torch.autograd.Function):
         block_tables: list[Tensor],
     ) -> tuple[Tensor, Tensor]:
         run = _forward if launches_directly(q) else _forward_op
-        o, lse = run(
+        return run(
             q, k, v, size, sinks, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, config_words, block_tables
+        )
+
+    @staticmethod
+    def setup_context(ctx: Any, _inputs: tuple[Any, ...], _outputs: tuple[Tensor, ...]) -> None:
+        o, lse = _outputs
+        q, k, v, size, sinks, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, config_words, block_tables = (
+            _inputs
         )
         ctx.save_for_backward(q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k, row_offsets, *block_tables)
         ctx.numbers = (size, sinks, row_offset, scale, config_words)
         ctx.set_materialize_grads(False)
-        return o, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k, row_offsets, *block_tables = ctx.saved_tensors
         size, sinks, row_offset, scale, config_words = ctx.numbers
         do = torch.zeros_like(o) if do is None else do
-        run = _backward if launches_directly(q) else _backward_op
+        run: Any = _backward if launches_directly(q) else _backward_op
+        if differentiates_backward():
+            run = _differentiable_backward
         dq, dk, dv = run(
             do,
             dlse,
@@ -92,6 +119,64 @@ class Attention(torch.autograd.Function):
             block_tables,
         )
         return dq, dk, dv, None, None, None, None, None, None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        return batched(Attention, _forward, ("o", "lse"), FOLDED_AXES, info, in_dims, args)
+
+
+class AttentionGradients(torch.autograd.Function):
+    """The gradients of `Attention`, which have none of their own."""
+
+    @staticmethod
+    def forward(do: Tensor, dlse: Tensor | None, q: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+        run = _backward if launches_directly(q) else _backward_op
+        return run(do, dlse, q, *args)
+
+    @staticmethod
+    def setup_context(_ctx: Any, _inputs: tuple[Any, ...], _outputs: tuple[Tensor, ...]) -> None:
+        """Nothing is saved."""
+
+    @staticmethod
+    def backward(_ctx: Any, *_gradients: Tensor | None) -> Any:
+        refuse_second_derivative("streaming_llm")
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        results = ("q", "k", "v")
+        return batched(AttentionGradients, _backward, results, FOLDED_AXES, info, in_dims, args)
+
+
+def _differentiable_backward(*args: Any) -> Any:
+    return apply(AttentionGradients, *args)
+
+
+def _reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    size: int,
+    sinks: int,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    row_offset: int,
+    row_offsets: Tensor | None,
+    scale: float,
+    *_: object,
+) -> Any:
+    """o and lse as plain mathematics, of the parameters of `_forward`."""
+    return packed_reference(
+        q,
+        k,
+        v,
+        size=size,
+        sinks=sinks,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        q_offset=row_offset if row_offsets is None else row_offsets,
+        scale=scale,
+        return_lse=True,
+    )
 
 
 def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, config_words: str) -> Tiles:
@@ -147,6 +232,39 @@ def _forward(
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
+    if computes_plainly(config_words):
+        if not q.is_meta:
+            # Tiles and a family that the kernels would refuse are refused here, too.
+            tiles_of(batch_row(q), batch_row(v), cu_seqlens_q, config_words)
+        return plain_forward(
+            _reference,
+            _fake_forward(
+                q,
+                k,
+                v,
+                size,
+                sinks,
+                cu_seqlens_q,
+                cu_seqlens_k,
+                row_offset,
+                row_offsets,
+                scale,
+                config_words,
+                block_tables,
+            ),
+            q,
+            k,
+            v,
+            size,
+            sinks,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            row_offset,
+            row_offsets,
+            scale,
+            config_words,
+            block_tables,
+        )
     q, k, v = batch_row(q), batch_row(k), batch_row(v)
     num_heads, q_len, head_dim = q.shape[1:]
     head_dim_v = v.shape[3]
@@ -234,6 +352,43 @@ def _backward(
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
+    if computes_plainly(config_words):
+        return plain_backward(
+            _reference,
+            _fake_backward(
+                do,
+                dlse,
+                q,
+                k,
+                v,
+                o,
+                lse,
+                size,
+                sinks,
+                cu_seqlens_q,
+                cu_seqlens_k,
+                row_offset,
+                row_offsets,
+                scale,
+                config_words,
+                block_tables,
+            ),
+            do,
+            dlse,
+            (0, 1, 2),
+            q,
+            k,
+            v,
+            size,
+            sinks,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            row_offset,
+            row_offsets,
+            scale,
+            config_words,
+            block_tables,
+        )
     q, k, v, o, do = batch_row(q), batch_row(k), batch_row(v), batch_row(o), batch_row(do)
     num_heads, q_len, head_dim = q.shape[1:]
     num_kv_heads, head_dim_v = k.shape[1], v.shape[3]
