@@ -1,16 +1,16 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # template: ops/jax_init.py.jinja
-# hash: 24bcbc0ac67caadb
+# hash: 3ed363615b34f496
 """The attention ops for JAX, one function per variant. Each is imported when it is first asked for."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import importlib as _importlib
+import typing as _typing
 
 from ._runtime import jax_versions as jax_versions  # first: it says what is missing
 from ._runtime.jax_kernels import HANDLER
 from ._runtime.jax_primitive import RESIDUALS
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from .alibi.jax_op import alibi
     from .causal.jax_op import causal
     from .causal_dropout.jax_op import causal_dropout
@@ -48,12 +48,11 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
+    # Not kept here: an op may have the name of something that this function calls.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    op = getattr(import_module(f".{name}.jax_op", __package__), name)
-    globals()[name] = op
-    return op
+    return getattr(_importlib.import_module(f".{name}.jax_op", __package__), name)
 
 
 def __dir__() -> list[str]:
