@@ -78,7 +78,9 @@ def spec_text() -> str:
     for variant, (entry, _) in CASES.items():
         for used in (True, False):
             given = names_of(variant, used=used)
-            text = re.sub(r"\b[ABC]\b", lambda found, given=given: given[found[0]], entry)
+            text = entry
+            for letter, name in given.items():
+                text = re.sub(rf"\b{letter}\b", name, text)
             lines.append(f"  {variant if used else 'plain_' + variant}: {text}")
     return "\n".join(lines) + "\n"
 
@@ -212,7 +214,7 @@ def test_errors_name_the_argument_of_the_spec(variant: str, argument: str) -> No
 
 
 def test_schedules_take_the_arguments_of_the_spec() -> None:
-    op = golden.load_op("int", PACKAGE)
+    op: Any = golden.load_op("int", PACKAGE)
     arguments, _ = call_of("int")
     q, k, v, tile = arguments.values()
     schedule = op.schedule(q, k, v, tile=tile, config=tiles(16, 16))
