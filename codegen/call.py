@@ -47,7 +47,8 @@ class Call:
     @property
     def uniform(self) -> dict[str, int | float]:
         """The variables that are the same for all pairs."""
-        return {"b": self.b, "h": self.h, "hkv": self.hkv, **self.scalars}
+        lengths = {"q_len": self.q_len, "kv_len": self.kv_len}
+        return {"b": self.b, "h": self.h, "hkv": self.hkv, **lengths, **self.scalars}
 
 
 def make_call(

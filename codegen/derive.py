@@ -1,6 +1,7 @@
 """Symbolic differentiation of score expressions, with respect to `score` or to one element of a tensor.
 
-The rules agree with torch's where a function has a kink: d relu(0) = 0, d abs(0) = 0. Integers are constants.
+The rules agree with torch's where a function has a kink: d relu(0) = 0, d abs(0) = 0. Integers are constants, and so is
+what floor, ceil and round give.
 """
 
 from __future__ import annotations
@@ -63,8 +64,11 @@ def _bell(e: Op) -> Expr:
     return expr.mul(const(2.0 / math.sqrt(math.pi)), expr.function("exp", expr.neg(expr.mul(x, x))))
 
 
+LN2 = const(math.log(2.0))
+
 _RULES: dict[str, Callable[[Op, _D], Expr]] = {
     "float": lambda e, d: ZERO,  # of an integer
+    **{name: lambda e, d: ZERO for name in expr.ROUNDINGS},
     "neg": lambda e, d: expr.neg(d(e.args[0])),
     "add": lambda e, d: expr.add(d(e.args[0]), d(e.args[1])),
     "sub": lambda e, d: expr.sub(d(e.args[0]), d(e.args[1])),
@@ -75,11 +79,15 @@ _RULES: dict[str, Callable[[Op, _D], Expr]] = {
     "max": _select(lambda a, b: expr.compare("gt", a, b)),
     "abs": _chain(_sign),
     "exp": _chain(lambda e: e),
+    "exp2": _chain(lambda e: expr.mul(LN2, e)),
     "log": _chain(lambda e: expr.div(ONE, e.args[0])),
+    "log2": _chain(lambda e: expr.div(const(1.0 / math.log(2.0)), e.args[0])),
+    "log1p": _chain(lambda e: expr.div(ONE, expr.add(ONE, e.args[0]))),
     "sqrt": _chain(lambda e: expr.div(const(0.5), e)),
     "tanh": _chain(lambda e: expr.sub(ONE, expr.mul(e, e))),
     "sigmoid": _chain(lambda e: expr.mul(e, expr.sub(ONE, e))),
     "sin": _chain(lambda e: expr.function("cos", e.args[0])),
     "cos": _chain(lambda e: expr.neg(expr.function("sin", e.args[0]))),
+    "tan": _chain(lambda e: expr.add(ONE, expr.mul(e, e))),
     "erf": _chain(_bell),
 }

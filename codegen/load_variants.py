@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from codegen.checks import argument_problem, dim_problem, variant_problem
 from codegen.derive import ZERO, derivative
 from codegen.errors import ExprError
 from codegen.expr import INDEX_NAMES, Expr, ScalarType, TensorSpec, Type
+from codegen.left_out import split_left_out
 from codegen.load_archs import read_archs
 from codegen.load_macros import expression_text
 from codegen.parse import Macro, Scope, parse, parse_example
@@ -76,9 +78,12 @@ class _VariantReader:
         self._check_names(tensors)
         scope = Scope(tensors=tensors, scalars={s.name: s.type for s in scalars.values()}, macros=self.macros)
         mask, mask_text = self._expression("mask", scope, Type.BOOL)
-        if mask == expr.FALSE:
-            self.doc.note(self.keys["mask"], f"no query attends to any key: {mask_text.strip()!r} is always false")
         score, score_text = self._expression("score", scope, Type.FLOAT)
+        for key, e, text in (("mask", mask, mask_text), ("score", score, score_text)):
+            if e == expr.FALSE or (key == "score" and e is not None and expr.is_const(e, -math.inf)):
+                said = "always false" if key == "mask" else "-inf"
+                self.doc.note(self.keys[key], f"no query attends to any key: {text.strip()!r} is {said}")
+        mask, score = self._without_left_out(mask, score)
         doc = self.doc.text(self.keys["doc"]) if "doc" in self.keys else None
         sink, decay, dropout = (self._flag(self.keys, key) for key in ("sink", "decay", "dropout"))
         own_archs = self._own_archs()
@@ -119,6 +124,22 @@ class _VariantReader:
             if not any(f"'{name}'" in error.message for name in unreadable):
                 self.doc.note(self.keys[key], str(error))
             return None, text
+
+    def _without_left_out(self, mask: Expr | None, score: Expr | None) -> tuple[Expr | None, Expr | None]:
+        """Mask and score with the pairs that the score leaves out by -inf in the mask."""
+        if score is None or self.doc.has_problem_in(self.item):
+            return mask, score
+        try:
+            found = split_left_out(score)
+        except ExprError as error:
+            self.doc.note(self.keys["score"], error.message)
+            return mask, score
+        if found.keep == expr.TRUE:
+            return mask, found.score
+        kept = found.keep if mask is None else expr.logical_and(mask, found.keep)
+        if kept == expr.FALSE:
+            self.doc.note(self.keys["score"], "no query attends to any key: the mask or -inf leaves out every pair")
+        return kept, None if found.score == expr.float_var(expr.SCORE) else found.score
 
     # ------------------------------------------------------------------------------------------- tensors and scalars
 
@@ -250,7 +271,7 @@ class _VariantReader:
                 self.doc.note_below(self.item, f"tensors.{name}.grad", message)
             elif name in tensors and tensors[name].grad and not in_score[name]:
                 message = (
-                    "the score's derivative with respect to it is zero: only an index, a condition or int(...) "
-                    "reads it; remove 'grad'"
+                    "the score's derivative with respect to it is zero: only an index, a condition, int(...) "
+                    "or a rounding reads it; remove 'grad'"
                 )
                 self.doc.note_below(self.item, f"tensors.{name}.grad", message)

@@ -97,9 +97,10 @@ def test_the_readme_lists_every_function_and_operator() -> None:
     section = readme.partition("## The language\n")[2].partition("\n## ")[0]
     table = "\n".join(line for line in section.splitlines() if line.startswith("|"))
     words = set(re.findall(r"[\w]+|[^\w\s`]+", " ".join(re.findall(r"`[^`]*`", table))))
-    symbols = {symbol for symbol, _ in [*parse_module._BINARY.values(), *parse_module._COMPARE.values()]}
-    operators = symbols | {"**", "and", "or", "not", "&", "\\|", "~", "if", "else"}
-    assert {*FUNCTIONS, "where", "score", *expr.INDEX_NAMES, *operators} - words == set()
+    tables = (parse_module._BINARY, parse_module._COMPARE, parse_module._BITS, parse_module._SHIFTS)
+    symbols = {entry[0].replace("|", "\\|") for table in tables for entry in table.values()}
+    operators = symbols | {"**", "and", "or", "not", "~", "if", "else", "in"}
+    assert {*FUNCTIONS, "where", "score", "inf", *expr.INDEX_NAMES, *expr.LENGTH_NAMES, *operators} - words == set()
 
 
 # -------------------------------------------------------------------------------------------------------- structure
@@ -255,7 +256,19 @@ def test_bad_header(text: str) -> None:
         ("h < 2 ** 31", 5, "an integer must fit 32 bits, got 2 ** 31"),
         ("cap < 1e39", 7, "a number must fit float32, got 1e+39"),
         ("cap / 1e-39 < 1", 7, "a number must fit float32, got 1e-39"),
-        ("h << 2 < 4", 1, "'h << 2' uses an operator that is not part of the expression language"),
+        ("h @ 2 < 4", 1, "'h @ 2' uses an operator that is not part of the expression language"),
+        ("h << 31 < 4", 6, "'<<' shifts by 0 to 30 bits, got 31"),
+        ("h >> -1 < 4", 6, "'>>' shifts by 0 to 30 bits, got -1"),
+        ("h << cap < 4", 6, "'<<' needs integers, got the float 'cap'; use int(...)"),
+        ("(h & cap) < 4", 6, "'&' needs booleans, or integers alone, got a float: 'cap'"),
+        ("(h ^ causal) < 4", 2, "'^' needs booleans, or integers alone, got an integer: 'h'"),
+        ("h | 1 == h", 1, "'|' binds tighter than the comparison beside it: 'h | 1'"),
+        ("~cap < 1", 2, "'~' needs booleans, or integers alone, got a float: 'cap'"),
+        ("causal == 1", 1, "'==' needs numbers, got the boolean 'causal'; use where(condition, a, b)"),
+        ("cap < 1e38 * 1e38", 7, "a number must fit float32, got 1e+38 * 1e+38"),
+        ("cap < inf - inf", 7, "a number must fit float32, got inf - inf"),
+        ("h < int(inf)", 5, "'int(inf)' has no finite value"),
+        ("cap < floor(-inf)", 7, "'floor(-inf)' has no finite value"),
         ("h < max", 5, "'max' is a function and must be called: max(...)"),
         ("h < max(1)", 5, "max() takes 2 to 8 arguments, got 1"),
         ("h in (1, 2)", 1, "'h in (1, 2)': only < <= > >= == != compare values"),
