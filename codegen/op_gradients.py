@@ -89,7 +89,7 @@ def _part(variant: Variant, term: GradientTerm, mode: Mode, framework: Framework
     if term.kind is GradientKind.PAIR:
         return f'place_pairs({sums}, {term.tensor}.shape, "{_axes(term)}", q_offset)'
     if term.kind is GradientKind.HEAD:
-        by_sequence = mode is Mode.PACKED and "b" in expr.names(term.load)
+        by_sequence = mode is Mode.PACKED and _differs_by_sequence(term)
         table = "head_seqs" if in_keys else "block_seqs"
         sums = f"sums_by_sequence({sums}, {table}, num_seqs)" if by_sequence else f"{sums}.sum(-1)"
     if term.direct:
@@ -112,6 +112,19 @@ def _letter(index: Expr) -> str:
 _SEQUENCE = {GradientKind.HEAD: "b", GradientKind.ROW: "q_seq", GradientKind.COLUMN: "kv_seq"}
 """The grid with the sequence that a packed sum belongs to."""
 
+_OWNERS = {"b": "seq", "q_seq": "row", "kv_seq": "key"}
+"""What has the lengths of its sequence in a grid: of a sequence, of a query row or of a key."""
+
+
+def _differs_by_sequence(term: GradientTerm) -> bool:
+    """Whether the place of a sum follows from the sequence, by its number or its lengths."""
+    return bool(expr.names(term.load) & {"b", *expr.LENGTH_NAMES})
+
+
+def _own_lengths(sequence: str) -> dict[str, str]:
+    """Length of a sequence -> the grid that has it, for each of the sequences of a grid."""
+    return {name: f"{_OWNERS[sequence]}_{name}" for name in expr.LENGTH_NAMES}
+
 
 def _places(variant: Variant, term: GradientTerm, mode: Mode, framework: Framework) -> str:
     """The indices as the kernels read: clamped to the tensor."""
@@ -124,13 +137,14 @@ def _places(variant: Variant, term: GradientTerm, mode: Mode, framework: Framewo
         printer = jnp_printer(exact, float_cast=lambda x: f"jnp.asarray({x}, FP32)")
         load = Load(load.type, load.tensor, tuple(expr.substitute(i, _as_arrays(variant)) for i in load.indices))
     else:
-        numbers = frozenset(variant.scalars)
+        numbers = frozenset((*variant.scalars, *expr.LENGTH_NAMES))
         printer = torch_printer(exact, float_cast=lambda x: f"{x}.to(FP32)", numbers=numbers)
     if mode is not Mode.PACKED:
         return ", ".join(printer.indices(load))
     sequence = _SEQUENCE[term.kind]
     dims = variant.tensors[term.tensor].dims
-    indices = [expr.substitute(i, {"b": int_var(sequence)}) for i in load.indices]
+    own = {"b": sequence, **_own_lengths(sequence)}
+    indices = [expr.substitute(i, {name: int_var(grid) for name, grid in own.items()}) for i in load.indices]
     placed = Load(load.type, load.tensor, tuple(indices))
     texts = []
     for dim, index, text in zip(dims, indices, printer.indices(placed), strict=True):
@@ -153,8 +167,11 @@ def grids(variant: Variant, terms: Sequence[GradientTerm], mode: Mode, framework
     placed = [t for t in terms if _is_placed(t)]
     read = frozenset().union(*(expr.names(t.load) for t in placed))
     scalars = [name for name in variant.scalars if name in read] if framework is Framework.JAX else []
-    if mode is Mode.PACKED and any("b" in expr.names(t.load) or has_tokens(t.dims) for t in placed):
+    if mode is Mode.PACKED and any(_differs_by_sequence(t) or has_tokens(t.dims) for t in placed):
         read |= {_SEQUENCE[t.kind] for t in placed}
+        for term in placed:
+            lengths = _own_lengths(_SEQUENCE[term.kind])
+            read |= {grid for name, grid in lengths.items() if name in expr.names(term.load)}
     rows, keys = framework.arange("q_len"), framework.arange("kv_len")
     heads = framework.reshaped(framework.arange("num_heads"), (-1, 1))
     shift = f"(row_offset if row_offsets is None else {framework.reshaped('row_offsets', (-1, 1, 1))})"
@@ -174,6 +191,10 @@ def grids(variant: Variant, terms: Sequence[GradientTerm], mode: Mode, framework
             "q_idx": f"{rows} - cu_seqlens_q[q_seq] + {shift}",
             "kv_idx": f"{keys} - cu_seqlens_k[kv_seq]",
         }
+        for sequence in _OWNERS:
+            for name, grid in _own_lengths(sequence).items():
+                begins = f"cu_seqlens_{'q' if name == 'q_len' else 'k'}"
+                sources[grid] = f"{begins}[{sequence} + 1] - {begins}[{sequence}]"
         read |= {f"{axis}_seq" for axis in ("q", "kv") if f"{axis}_idx" in read}
     if mode is Mode.SEGMENTED:
         sources |= {
@@ -183,6 +204,7 @@ def grids(variant: Variant, terms: Sequence[GradientTerm], mode: Mode, framework
             "kv_idx": f"{keys} if kv_positions is None else kv_positions[:, None]",
         }
     order = ["b", "h", "hkv", "q_seq", "kv_seq", "q_row", "cols", "q_idx", "kv_idx"]
+    order += [grid for sequence in _OWNERS for grid in _own_lengths(sequence).values()]
     found = [Grid(name=name, source=sources[name]) for name in order if name in read]
     return [*found, *(Grid(name=f"{name}_val", source=f"scalar_array({name})") for name in scalars)]
 

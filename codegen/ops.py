@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from codegen import hopper, op_gradients
 from codegen.arguments import Argument, mask_arguments, own_arguments
 from codegen.frameworks import Framework
-from codegen.modes import KEY_IDS, PADDING, QUERY_IDS, InMode, Mode, packed_dims
+from codegen.modes import KEY_IDS, KEY_LENGTHS, PADDING, QUERY_IDS, InMode, Mode, packed_dims
 from codegen.op_gradients import Buffer, Grid
 from codegen.plan import VariantPlan
 from codegen.references import computes_with, formula_of, reference_text
 from codegen.signature import CU_SEQLENS, PACKED_TABLES, positions_read, reads_pairs, reads_query_position, uses_tanh
 from codegen.table_launches import ListsOp, launch_arguments, lists_op, parameter_name
 
-TOKEN_IDS = (QUERY_IDS.name, KEY_IDS.name)
+TOKEN_IDS = (QUERY_IDS.name, KEY_IDS.name, KEY_LENGTHS.name)
 """Tensors of a segmented variant that are every op's."""
 
 
@@ -70,6 +70,11 @@ class OpPlan(InMode):
     @property
     def scalars(self) -> list[Argument]:
         return [a for a in self.arguments if not a.is_tensor]
+
+    @property
+    def reads_lengths(self) -> bool:
+        """Whether it reads how many keys a batch row has, which only a segmented call gives."""
+        return "kv_len" in self.reference_reads or any(a.name == KEY_LENGTHS.name for a in self.tensors)
 
     @property
     def reference_ignores(self) -> list[str]:

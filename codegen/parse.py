@@ -79,6 +79,9 @@ FUNCTIONS: dict[str, tuple[int, int, Callable[..., Expr]]] = {
     **{name: (1, 1, lambda x, name=name: expr.rounded(name, x)) for name in sorted(expr.ROUNDINGS)},
 }
 
+MOST_MEMBERS = 64
+"""The longest list that `in` looks through: each of its elements is a comparison in the kernels."""
+
 INFINITY = "inf"
 """The number that a score is less of where a pair is left out."""
 
@@ -394,8 +397,11 @@ class _Parser:
         return not (before.endswith(b"(") and after.startswith(b")"))
 
     def read_compare(self, node: ast.Compare) -> Expr:
+        if isinstance(node.ops[0], (ast.In, ast.NotIn)) and len(node.ops) == 1:
+            found = self.read_membership(node.left, node.comparators[0])
+            return found if isinstance(node.ops[0], ast.In) else expr.logical_not(found)
         if not all(type(op) in _COMPARE for op in node.ops):
-            raise self.fail(node, f"{_source(node)!r}: only < <= > >= == != compare values")
+            raise self.fail(node, f"{_source(node)!r}: only < <= > >= == != compare values, and one 'in' alone")
         symbols = [_COMPARE[type(op)][0] for op in node.ops]
         sides = [node.left, *node.comparators]
         values = [self.read(side) for side in sides]
@@ -411,6 +417,38 @@ class _Parser:
                     raise self.not_a_number(side, symbol)
         pairs = zip(node.ops, values, values[1:], strict=False)
         return expr.logical_and(*(expr.compare(_COMPARE[type(op)][1], a, b) for op, a, b in pairs))
+
+    def read_membership(self, node: ast.expr, members: ast.expr) -> Expr:
+        """Whether an integer is one of a list: of literals, or the last dim of a tensor, an integer."""
+        member = self.read(node)
+        if member.type is not Type.INT:
+            remedy = _remedy(member.type, Type.INT)
+            raise self.fail(node, f"'in' needs an integer, got {_article(member.type)}: {_source(node)!r}{remedy}")
+        return expr.logical_or(*(expr.compare("eq", member, e) for e in self.read_members(members)))
+
+    def read_members(self, node: ast.expr) -> list[Expr]:
+        if isinstance(node, (ast.Tuple, ast.List)):
+            found = [self.read(element) for element in node.elts]
+            for element, e in zip(node.elts, found, strict=True):
+                if e.type is not Type.INT:
+                    raise self.fail(element, f"'in' needs integers, got {_article(e.type)}: {_source(element)!r}")
+            return found
+        name, index = (node.value, node.slice) if isinstance(node, ast.Subscript) else (node, None)
+        if not (isinstance(name, ast.Name) and name.id in self.scope.tensors):
+            raise self.fail(node, f"'in' needs a list of integers or a tensor that holds one, got {_source(node)!r}")
+        tensor = self.scope.tensors[name.id]
+        last = tensor.dims[-1] if tensor.dims else None
+        if not isinstance(last, int) or last > MOST_MEMBERS or tensor.element is not Type.INT:
+            got = f"dims [{', '.join(map(str, tensor.dims))}] of {tensor.dtype}"
+            rule = f"of integers whose last dim, the list, is an integer up to {MOST_MEMBERS}"
+            raise self.fail(node, f"'in' needs a tensor {rule}; '{name.id}' has {got}")
+        items = [] if index is None else index.elts if isinstance(index, ast.Tuple) else [index]
+        if len(items) != len(tensor.dims) - 1:
+            wanted = _example(name.id, tensor.dims[:-1]) if len(tensor.dims) > 1 else name.id
+            message = f"'in' takes the last dim of '{name.id}' as its list: index the {len(tensor.dims) - 1} before it"
+            raise self.fail(node, f"{message}, {wanted}; got {len(items)}")
+        indices = tuple(self.read_index(name.id, item) for item in items)
+        return [self.load(name.id, (*indices, expr.const(i))) for i in range(last)]
 
     def read_where(self, node: ast.expr, test: ast.expr, body: ast.expr, orelse: ast.expr) -> Expr:
         condition, a, b = self.boolean(test, "where"), self.read(body), self.read(orelse)
@@ -461,16 +499,16 @@ class _Parser:
                 f"tensor '{name}' has {len(dims)} dim{'s' * (len(dims) != 1)} and must be indexed with as many, "
                 f"got {len(items)}: {_example(name, dims)}",
             )
-        indices = []
-        for item in items:
-            e = self.read(item)
-            if e.type is not Type.INT:
-                got = f"{_article(e.type)}: {_source(item)!r} in '{name}'"
-                raise self.fail(item, f"an index must be an integer, got {got}{_remedy(e.type, Type.INT)}")
-            if SCORE in expr.names(e):
-                raise self.fail(item, f"an index of '{name}' cannot depend on 'score'")
-            indices.append(e)
-        return self.load(name, tuple(indices))
+        return self.load(name, tuple(self.read_index(name, item) for item in items))
+
+    def read_index(self, tensor: str, item: ast.expr) -> Expr:
+        e = self.read(item)
+        if e.type is not Type.INT:
+            got = f"{_article(e.type)}: {_source(item)!r} in '{tensor}'"
+            raise self.fail(item, f"an index must be an integer, got {got}{_remedy(e.type, Type.INT)}")
+        if SCORE in expr.names(e):
+            raise self.fail(item, f"an index of '{tensor}' cannot depend on 'score'")
+        return e
 
     def load(self, name: str, indices: tuple[Expr, ...]) -> Load:
         return Load(self.scope.tensors[name].element, name, indices)
