@@ -16,7 +16,7 @@ from codegen.tiles import TILE_FIELDS
 
 Schema = dict[str, Any]  # a JSON document: its shape is the business of its readers
 
-_HEAD_DIM_KEY = "^(1[6-9]|[2-9][0-9]|1[0-9]{2}|2[0-4][0-9]|25[0-6])$"
+_HEAD_DIM_KEY = "^([89]|[1-9][0-9]|1[0-9]{2}|2[0-4][0-9]|25[0-6])$"
 """`MIN_HEAD_DIM` to `MAX_HEAD_DIM`, which as keys JSON can only hold as text."""
 
 _PASS_DOCS = {

@@ -14,30 +14,49 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.gluon import Timing
 from tests.rendering import importable
 
 from .cases import DEVICE, INTERPRET, tiles
+from .test_hopper_backward_emulated import emulate_backward
+from .test_hopper_emulated import emulate
 
 SPEC = """
 variants:
-  exponentials: {score: "score * exp2(-abs(t[h])) + log2(1.5 + score * score) + log1p((t[h] * score) ** 2)", tensors: &t {t: {dims: [h], grad: true}}}
-  tangents: {mask: causal, score: "tan(0.2 * score) + tan(0.3 * t[h])", tensors: *t}
-  roundings: {score: "score + round(2 * score) * t[h] + floor(score) - 0.5 * ceil(t[h] * score) + round(kv_idx / 2)", tensors: *t}
+  exponentials:
+    score: score * exp2(-abs(t[h])) + log2(1.5 + score * score) + log1p((t[h] * score) ** 2)
+    tensors: &trained {t: {dims: [h], grad: true}}
+  tangents: {mask: causal, score: "tan(0.2 * score) + tan(0.3 * t[h])", tensors: *trained}
+  roundings:
+    score: score + round(2 * score) * t[h] + floor(score) - 0.5 * ceil(t[h] * score) + round(kv_idx / 2)
+    tensors: *trained
   bits:
     mask: (q_idx >> 2) >= (kv_idx & ~3) - 8 and (kv_idx ^ q_idx) != 5
     score: score + 0.1 * ((q_idx & 7) | (kv_idx << 1)) - 0.2 * (~kv_idx >> (1 + h)) + t[h] * (1 << (kv_idx & 3))
-    tensors: *t
+    tensors: *trained
   booleans: {mask: (q_idx < 20) == (kv_idx < n) and (causal ^ (h == 1)), scalars: {n: int}}
-  infinite: {mask: causal, score: "where(kv_idx % 3 == 0 or q_idx < 9, score * t[h], -inf) + 0.5 * where(kv_idx < 30, 0, -inf)", tensors: *t}
+  infinite:
+    mask: causal
+    score: where(kv_idx % 3 == 0 or q_idx < 9, score * t[h], -inf) + 0.5 * where(kv_idx < 30, 0, -inf)
+    tensors: *trained
   last_keys: {mask: causal and (kv_idx >= kv_len - n or kv_idx < 4), scalars: {n: int}}
-  log_lengths: {mask: q_idx < q_len - 1, score: "score * log(kv_len) / log(16) + t[h] * (kv_idx / kv_len - q_idx / q_len)", tensors: *t}
-  length_reads: {mask: "place[kv_len - 1 - kv_idx] < 3", score: "score + w[q_len - 1 - q_idx]", tensors: {place: {dims: [n], dtype: int32}, w: {dims: [n], grad: true}}}
+  log_lengths:
+    mask: q_idx < q_len - 1
+    score: score * log(kv_len) / log(16) + t[h] * (kv_idx / kv_len - q_idx / q_len)
+    tensors: *trained
+  length_reads:
+    mask: place[kv_len - 1 - kv_idx] < 3
+    score: score + w[q_len - 1 - q_idx]
+    tensors: {place: {dims: [n], dtype: int32}, w: {dims: [n], grad: true}}
   chosen_blocks:
     mask: causal and kv_idx // 8 in chosen[b, hkv, q_idx // 16]
     tensors: {chosen: {dims: [b, hkv, blocks, 3], dtype: int32}}
   avoided: {mask: "kv_idx not in (3, 5) and h not in barred", tensors: {barred: {dims: [2], dtype: int32}}}
 """
 HEADS, KV_HEADS, DIM = 2, 1, 16
+HOPPER_DIM = 48
+"""As few columns as Hopper's kernels take."""
+
 LENGTHS = ((30, 36), (17, 27))
 """Query rows and keys of two sequences."""
 
@@ -118,11 +137,11 @@ def _arguments(name: str, sequences: int = 2) -> dict[str, Any]:
     return {"n": 13} if name in ("booleans", "last_keys") else {"t": t.requires_grad_()}
 
 
-def _inputs(sequences: int) -> list[Tensor]:
-    """q, k and v of packed sequences, on a coarse grid: products of 16 such numbers are exact."""
+def _inputs(sequences: int, dim: int) -> list[Tensor]:
+    """q, k and v of packed sequences, on a coarse grid: sums of their products are exact."""
     q_total, kv_total = (sum(x) for x in zip(*LENGTHS[:sequences], strict=True))
     shapes = ((q_total, HEADS), (kv_total, KV_HEADS), (kv_total, KV_HEADS))
-    return [(torch.randn(*shape, DIM, device=DEVICE) * 8).round().div(8).requires_grad_() for shape in shapes]
+    return [(torch.randn(*shape, dim, device=DEVICE) * 8).round().div(8).requires_grad_() for shape in shapes]
 
 
 def _golden(name: str, inputs: list[Tensor], own: dict[str, Any], sequences: int, scale: float) -> list[Tensor]:
@@ -189,10 +208,10 @@ SCALE = 0.25
 """A power of two: scores stay exact."""
 
 
-def _case(name: str, sequences: int) -> tuple[list[Tensor], dict[str, Any], list[Tensor]]:
+def _case(name: str, sequences: int, dim: int = DIM) -> tuple[list[Tensor], dict[str, Any], list[Tensor]]:
     """Inputs, the variant's own arguments, and what is wanted of them."""
     torch.manual_seed(3)
-    inputs, own = _inputs(sequences), _arguments(name, sequences)
+    inputs, own = _inputs(sequences, dim), _arguments(name, sequences)
     doubles, own_doubles = [_double(x) for x in inputs], {n: _double(x) for n, x in own.items()}
     want = _gradients(_golden(name, doubles, own_doubles, sequences, SCALE), doubles, own_doubles)
     return inputs, own, want
@@ -256,9 +275,9 @@ def test_jax_references(package: str, name: str, dense: bool) -> None:
     _agree(got, [x.cpu() for x in want], FLOAT32)
 
 
-@pytest.mark.parametrize("framework", ["kernels", "reference", "jax"])
+@pytest.mark.parametrize("framework", ["kernels", "hopper", "reference", "jax"])
 @pytest.mark.parametrize("name", ["last_keys", "log_lengths", "length_reads"])
-def test_lengths_of_rows(package: str, name: str, framework: str) -> None:
+def test_lengths_of_rows(monkeypatch: pytest.MonkeyPatch, package: str, name: str, framework: str) -> None:
     """With `kv_lengths`, `kv_len` is that of the batch row, and `q_len` the number of query rows."""
     if framework == "reference" and INTERPRET:
         op = importlib.import_module(f"{package}.{name}.torch_reference").reference
@@ -267,8 +286,9 @@ def test_lengths_of_rows(package: str, name: str, framework: str) -> None:
     torch.manual_seed(5)
     own = _arguments(name)
     q_len, lengths, longest = 30, (19, 36), 36
-    q = torch.randn(2, q_len, HEADS, DIM, device=DEVICE)
-    k, v = torch.randn(2, 2, longest, KV_HEADS, DIM, device=DEVICE).unbind()
+    dim = HOPPER_DIM if framework == "hopper" else DIM
+    q = torch.randn(2, q_len, HEADS, dim, device=DEVICE)
+    k, v = torch.randn(2, 2, longest, KV_HEADS, dim, device=DEVICE).unbind()
     given: dict[str, Any] = {**own, "kv_lengths": torch.tensor(lengths, dtype=torch.int32, device=DEVICE)}
     options = {"scale": SCALE, "return_lse": True, "layout": "bshd"}
     if framework == "jax":
@@ -279,11 +299,37 @@ def test_lengths_of_rows(package: str, name: str, framework: str) -> None:
         ids = torch.zeros(2, q_len, dtype=torch.int32)
         key_ids = torch.where(torch.arange(longest) < given["kv_lengths"][:, None], 0, -1)
         o, lse = op(q, k, v, **given, **options, q_segment_ids=ids, kv_segment_ids=key_ids)
+    elif framework == "hopper" and INTERPRET:
+        emulate(monkeypatch, name, Timing.LATE_PRODUCTS, package=package, mode="segmented")
+        q, k, v = q.half(), k.half(), v.half()
+        o, lse = op(q, k, v, **given, **options, family="hopper")
     else:
         o, lse = op(q, k, v, **given, **options)
+    close = {"rtol": 2e-3, "atol": 2e-3} if framework == "hopper" else {"rtol": 1e-4, "atol": 1e-5}
     op = importlib.import_module(f"{package}.{name}.torch_reference").reference
     for b, length in enumerate(lengths):
         row = slice(b, b + 1)
         o_row, lse_row = op(q[row].double(), k[row, :length].double(), v[row, :length].double(), **own, **options)
-        torch.testing.assert_close(o[b].double().cpu(), o_row[0].double().cpu(), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(lse[b].double().cpu(), lse_row[0].double().cpu(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(o[b].double().cpu(), o_row[0].double().cpu(), **close)
+        torch.testing.assert_close(lse[b].double().cpu(), lse_row[0].double().cpu(), **close)
+
+
+@pytest.mark.skipif(not INTERPRET, reason="on a GPU the kernels themselves run")
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+@pytest.mark.parametrize("name", NAMES)
+def test_hopper_kernels(monkeypatch: pytest.MonkeyPatch, package: str, name: str, packed: bool) -> None:
+    """The same words as Gluon spells them, in 16 bits: each product is exact, each weight rounded to 11 bits."""
+    mode = "packed" if packed else ""
+    backward = emulate_backward(monkeypatch, name, Timing.LATE_PRODUCTS, package=package, mode=mode)
+    inputs, own, want = _case(name, 2 if packed else 1, HOPPER_DIM)
+    inputs = [x.detach().half().requires_grad_() for x in inputs]
+    op = getattr(importlib.import_module(f"{package}.torch"), name)
+    options = {"scale": SCALE, "return_lse": True, "family": "hopper", "deterministic": False}
+    if packed:
+        results = list(op(*inputs, **own, **options, **_cu_seqlens()))
+    else:
+        o, lse = op(*(x[None] for x in inputs), **own, **options, layout="bshd")
+        results = [o[0], lse[0]]
+    # The gradient of `t` is a sum of terms some ten times as large.
+    _agree(_gradients(results, inputs, own), want, 16 * torch.finfo(torch.float16).eps)
+    assert backward.launches == 1
