@@ -41,7 +41,8 @@ SCORE = "score"
 
 @dataclass(frozen=True, kw_only=True)
 class TensorSpec:
-    """A variant's own tensor. A dim is one of `INDEX_NAMES` (its size is the call's), a free name, or an integer.
+    """A variant's own tensor. A dim is one of `INDEX_NAMES` (its size is the call's), a free name, an integer, or the
+    text of an expression that is `computed`.
 
     `example` gives typical contents, an expression over `axes`: what tests, demo and benchmarks fill the tensor with.
     """
@@ -51,6 +52,7 @@ class TensorSpec:
     dtype: str = "float32"
     grad: bool = False
     example: Expr | None = None
+    computed: tuple[tuple[str, Expr], ...] = ()
 
     @property
     def element(self) -> Type:

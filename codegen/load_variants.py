@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from codegen import expr
+from codegen import dims, expr
 from codegen.checks import argument_problem, dim_problem, variant_problem
 from codegen.derive import ZERO, derivative
 from codegen.errors import ExprError
-from codegen.expr import INDEX_NAMES, Expr, ScalarType, TensorSpec, Type
+from codegen.expr import INDEX_NAMES, LENGTH_NAMES, Expr, ScalarType, TensorSpec, Type
 from codegen.left_out import split_left_out
 from codegen.load_archs import read_archs
 from codegen.load_macros import expression_text
@@ -75,6 +75,7 @@ class _VariantReader:
     def read(self) -> Variant | None:
         """The variant, None if it has problems."""
         tensors, scalars = self._tensors(), self._scalars()
+        tensors = self._with_computed_dims(tensors, {s.name: s.type for s in scalars.values()})
         self._check_names(tensors)
         scope = Scope(tensors=tensors, scalars={s.name: s.type for s in scalars.values()}, macros=self.macros)
         mask, mask_text = self._expression("mask", scope, Type.BOOL)
@@ -193,19 +194,31 @@ class _VariantReader:
         read = (self._tensor(name, item) for name, item in self.tensor_items.items())
         return {tensor.name: tensor for tensor in read if tensor is not None}
 
+    def _with_computed_dims(
+        self, tensors: Mapping[str, TensorSpec], scalars: Mapping[str, ScalarType]
+    ) -> dict[str, TensorSpec]:
+        free = dims.own_names(tensors.values(), scalars)
+        found = {}
+        for name, tensor in tensors.items():
+            try:
+                found[name] = dims.with_computed(tensor, scalars, free)
+            except ExprError as error:
+                self.doc.note_below(self.item, f"tensors.{name}.dims", str(error))
+        return found
+
     def _tensor(self, name: str, item: Item) -> TensorSpec | None:
         before = len(self.doc.problems)
         keys = self.doc.mapping(item, TENSOR_KEYS)
         if "dims" not in keys and len(self.doc.problems) == before:
             self.doc.note(item, "a tensor needs dims, such as {dims: [h]}")
-        dims = [self._dim(dim) for dim in self.doc.sequence(keys["dims"])] if "dims" in keys else []
+        sizes = [self._dim(dim) for dim in self.doc.sequence(keys["dims"])] if "dims" in keys else []
         dtype = self.doc.choice(keys["dtype"], TENSOR_DTYPES) if "dtype" in keys else "float32"
         grad = self._flag(keys, "grad")
         if grad and dtype is not None and dtype not in FLOAT_DTYPES:
             self.doc.note(keys["grad"], f"a gradient needs a dtype of {' '.join(FLOAT_DTYPES)}, got {dtype}")
         if dtype is None or len(self.doc.problems) > before:
             return None
-        tensor = TensorSpec(name=name, dims=tuple(d for d in dims if d is not None), dtype=dtype, grad=grad)
+        tensor = TensorSpec(name=name, dims=tuple(d for d in sizes if d is not None), dtype=dtype, grad=grad)
         return replace(tensor, example=self._example(keys["example"], tensor)) if "example" in keys else tensor
 
     def _example(self, item: Item, tensor: TensorSpec) -> Expr | None:
@@ -225,10 +238,12 @@ class _VariantReader:
                 self.doc.note(item, f"a dim must be at least 1, got {size}")
             return size
         if item.kind != "str":
-            rule = f"a dim must be one of {' '.join(INDEX_NAMES)}, a free name or an integer"
+            rule = f"a dim must be one of {' '.join(INDEX_NAMES)}, a free name, an integer or an expression of integers"
             self.doc.note(item, f"{rule}, got {item.got}")
             return None
-        name = str(item.node.value)
+        name = str(item.node.value).strip()
+        if not name.isidentifier() or name in LENGTH_NAMES:
+            return name  # read where the scalars are known
         problem = dim_problem(name) if name not in INDEX_NAMES else None
         if problem is not None:
             self.doc.note(item, problem)
@@ -251,7 +266,7 @@ class _VariantReader:
                 message = f"differs from '{twin}' in case only, and trained tensors share a flag GRAD_NAME"
                 self.doc.note(self.tensor_items[tensor.name], f"{message}; choose another name")
             for dim in tensor.dims:
-                if dim in self.tensor_items or dim in self.scalar_items:
+                if dim in self.tensor_items:
                     message = f"the free size '{dim}' has the name of a declared argument; choose another name"
                     self.doc.note_below(self.item, f"tensors.{tensor.name}.dims", message)
 
@@ -263,6 +278,7 @@ class _VariantReader:
             moves = score is not None and derivative(score, load) != ZERO
             in_score[load.tensor] = in_score.get(load.tensor, False) or moves
         read = {load.tensor for load in expr.loads(*expressions)}.union(*map(expr.names, expressions))
+        read |= dims.names_of(list(tensors.values()))
         for name, item in [*self.tensor_items.items(), *self.scalar_items.items()]:
             if name not in read:
                 self.doc.note(item, "neither mask nor score reads it; read it or remove it")

@@ -355,7 +355,9 @@ class OpPlan(InMode):
     def runtime_checks(self) -> list[str]:
         """What the op imports from the runtime's checks."""
         used = " ".join(text for a in self.arguments for text in (a.check, a.packed_check))
-        own = [n for n in ("FLOAT_DTYPES", "at_least", "check_float", "check_int") if n in used]
+        own = [
+            n for n in ("FLOAT_DTYPES", "at_least", "check_float", "check_int", "computed", "size_of") if f"{n}" in used
+        ]
         return sorted([*own, *(["check_dropout_p"] if self.dropout else [])])
 
 

@@ -164,6 +164,8 @@ def parse_example(text: str, tensor: TensorSpec) -> Expr:
 
 
 def _rule(scope: Scope, want: Type) -> str:
+    if scope.bound and scope.axes is not None:
+        return "a dim must be an integer"
     if scope.axes is not None:
         kind = {Type.BOOL: "a bool", Type.INT: "an integer", Type.FLOAT: "a float"}[want]
         return f"the example of {kind} tensor must be {_KINDS[want]}"
@@ -297,6 +299,9 @@ class _Parser:
         )
 
     def not_an_axis(self, node: ast.expr) -> ExprError:
+        if self.scope.bound:
+            rule = "a dim is computed from int scalars, sizes and names that are a dim of their own of some tensor"
+            return self.fail(node, f"{rule}, {' '.join(self.scope.bound)}; got {_source(node)!r}")
         axes = " ".join(self.scope.axes or ("of which it has none",))
         return self.fail(node, f"an example reads only its tensor's axes, {axes}; got {_source(node)!r}")
 

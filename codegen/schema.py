@@ -163,10 +163,13 @@ def _tensor() -> Schema:
         "anyOf": [
             {"enum": list(INDEX_NAMES)},
             {"type": "integer", "minimum": 1},
-            {"type": "string", "pattern": f"^{IDENTIFIER}$"},
+            {"type": "string", "minLength": 1},
         ]
     }
-    dims = "Shape: a size of the call (b h hkv q_idx kv_idx), an integer, or a free name whose size the call gives."
+    dims = "Shape: a size of the call (b h hkv q_idx kv_idx), an integer, a free name whose size the call gives, or an "
+    dims += (
+        "expression of integers over int scalars, b h hkv q_len kv_len and names that are a dim elsewhere: `2 * r + 1`."
+    )
     return _object(
         "A tensor that expressions index with one integer expression per dim.",
         {
