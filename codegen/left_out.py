@@ -67,9 +67,9 @@ def _split(e: Expr) -> Kept:
     if e.op == "neg":
         return _split(_negative(e.args[0]))
     if e.op == "mul" and isinstance(e.args[0], Const):
-        factor, part = e.args
-        part = _split(part if factor.value > 0 else _negative(part))
-        return Kept(score=expr.mul(const(abs(factor.value)), part.score), keep=part.keep)
+        factor = e.args[0].value
+        part = _split(e.args[1] if factor > 0 else _negative(e.args[1]))
+        return Kept(score=expr.mul(const(abs(factor)), part.score), keep=part.keep)
     return Kept(score=e)
 
 

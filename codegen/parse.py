@@ -93,14 +93,19 @@ _BINARY = {
     ast.FloorDiv: ("//", expr.floordiv),
     ast.Mod: ("%", expr.mod),
 }
-_BITS = {
+_Pair = Callable[[Expr, Expr], Expr]
+
+_BITS: dict[type[ast.operator], tuple[str, _Pair, _Pair]] = {
     ast.BitAnd: ("&", expr.logical_and, expr.bit_and),
     ast.BitOr: ("|", expr.logical_or, expr.bit_or),
     ast.BitXor: ("^", lambda a, b: expr.compare("ne", a, b), expr.bit_xor),
 }
 """The operators that join booleans, or the bits of integers."""
 
-_SHIFTS = {ast.LShift: ("<<", expr.shift_left), ast.RShift: (">>", expr.shift_right)}
+_SHIFTS: dict[type[ast.operator], tuple[str, _Pair]] = {
+    ast.LShift: ("<<", expr.shift_left),
+    ast.RShift: (">>", expr.shift_right),
+}
 
 _COMPARE = {
     ast.Lt: ("<", "lt"),
@@ -353,7 +358,7 @@ class _Parser:
                 base = expr.to_float(base)
             return self.build(node, expr.power, base, exponent.value)
         if type(op) not in _BINARY:
-            symbols = [symbol for symbol, *_ in (*_BINARY.values(), *_BITS.values(), *_SHIFTS.values())]
+            symbols = [entry[0] for table in (_BINARY, _BITS, _SHIFTS) for entry in table.values()]
             operators = " ".join([*symbols, "**"])
             raise self.fail(
                 node,
