@@ -15,13 +15,14 @@ class Tokens(NamedTuple):
     """What a call says of its queries and keys, int32 `[B, Sq]` and `[B, Skv]`.
 
     Ids are always there; where none were given they are one for all, `[1, 1]`. Keys behind a row's length have
-    `padding_id`. Positions are None where rows are positions.
+    `padding_id`. Positions are None where rows are positions. Lengths are int32 `[B]`, or one for all rows.
     """
 
     q_segment_ids: jax.Array
     kv_segment_ids: jax.Array
     q_positions: jax.Array | None
     kv_positions: jax.Array | None
+    kv_lengths: jax.Array
 
     @property
     def kind(self) -> str:
@@ -100,10 +101,11 @@ def check_tokens(
         fail(op, "q_offset", "0 beside q_positions, which say where queries are", got)
     if q_ids is None or kv_ids is None:
         q_ids = kv_ids = jnp.full((1, 1), int(padding_id == 0), jnp.int32)
+    lengths = jnp.full(1, kv_len, jnp.int32)
     if kv_lengths is not None:
         lengths = int32_array(op, "kv_lengths", kv_lengths, (batch,))
         kv_ids = jnp.where(jnp.arange(kv_len, dtype=jnp.int32) < lengths[:, None], kv_ids, padding_id)
-    return Tokens(q_ids, kv_ids, q_positions, kv_positions)
+    return Tokens(q_ids, kv_ids, q_positions, kv_positions, lengths)
 
 
 def _pair(

@@ -119,6 +119,13 @@ def check_tokens(
     return Tokens(q_ids, kv_ids, q_positions, kv_positions)
 
 
+def key_lengths(k: Tensor, kv_lengths: Tensor | None) -> Tensor:
+    """How many keys each batch row has, int32 `[B]`; k is `[B, H, S, D]`, the lengths are checked."""
+    if kv_lengths is not None:
+        return kv_lengths
+    return torch.full((1,), k.shape[2], dtype=torch.int32, device=k.device).expand(k.shape[0])
+
+
 def _pair(
     op: str, q_name: str, of_queries: Any, kv_name: str, of_keys: Any, q: Tensor, k: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:

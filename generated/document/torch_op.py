@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_op.py.jinja
-# hash: 6e6f9eeac657472b
+# hash: e71e7bc8e7782a0a
 """`document` for PyTorch. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from torch import Tensor
@@ -153,7 +153,7 @@ def document(
         o = exp(score) @ v / sum(exp(score))
 
     Args:
-        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 16 to 256.
+        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 8 to 256.
         k: `[B, Hkv, Skv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Hkv, Skv, Dv]`.
         doc: int32 `[b, kv_idx]`, packed `[total_k]`, such as `kv_idx // 300`.
