@@ -171,6 +171,7 @@ def _steps(e: Expr) -> tuple[Step, Step, Expr] | None:
     form = linear(e)
     if form is not None:
         return Step(factor=form.q), Step(factor=form.kv), form.rest
+    e = expr.as_product(e)
     if not isinstance(e, Op):
         return None
     return _division(e) if e.op == "floordiv" else _arithmetic(e, _steps, _joined, _scaled)
@@ -239,15 +240,20 @@ def _disjuncts(e: Expr) -> list[tuple[Expr, ...]] | None:
 
 
 def spread(e: Expr) -> Expr:
-    """A comparison of integers with `abs`, `min` or `max` on one side, or `!=`, as comparisons without."""
+    """A comparison of integers with `abs`, `min` or `max` on one side, or `!=`, as comparisons without; one of booleans
+    as what is true of both or of neither."""
     if not isinstance(e, Op):
         return e
     if e.op == "where" and e.type is Type.BOOL:
         test, a, b = e.args
         return expr.logical_or(expr.logical_and(test, a), expr.logical_and(expr.logical_not(test), b))
-    if e.op not in expr.COMPARISONS or e.args[0].type is not Type.INT or expr.level(e) is Level.UNIFORM:
+    if e.op not in expr.COMPARISONS or e.args[0].type is Type.FLOAT or expr.level(e) is Level.UNIFORM:
         return e
     a, b = e.args
+    if a.type is Type.BOOL:
+        c = expr.logical_not(b)
+        a, b, c, d = (a, b, expr.logical_not(a), c) if e.op == "eq" else (a, c, expr.logical_not(a), b)
+        return expr.logical_or(expr.logical_and(a, b), expr.logical_and(c, d))
     if e.op == "ne" and forms(expr.compare("eq", a, b)):
         return expr.logical_or(expr.compare("lt", a, b), expr.compare("gt", a, b))
     for x, op, y in ((a, e.op, b), (b, _MIRRORED[e.op], a)):

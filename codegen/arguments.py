@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from codegen import expr
+from codegen import dims, expr
 from codegen.expr import Level, TensorSpec, Var, level
 from codegen.frameworks import Framework
 from codegen.model import GradientTerm
@@ -143,7 +144,7 @@ def own_arguments(variant: Variant, terms: Sequence[GradientTerm]) -> list[Argum
     found = []
     for spec in variant.tensors.values():
         sizes = [_axis_size(variant, spec.name, axis, dim) for axis, dim in enumerate(spec.dims)]
-        dims = ", ".join(str(d) for d in spec.dims)
+        declared = ", ".join(str(d) for d in spec.dims)
         packed = f", packed `[{_packed_text(spec.dims)}]`" if has_tokens(spec.dims) else ""
         example = f", such as `{FormulaPrinter().text(spec.example)}`" if spec.example is not None else ""
         trained = "; differentiable" if spec.grad else ""
@@ -156,12 +157,12 @@ def own_arguments(variant: Variant, terms: Sequence[GradientTerm]) -> list[Argum
                 annotation="Tensor | None",
                 dims=spec.dims,
                 shape=_tuple(sizes),
-                packed_shape=_packed_shape(spec.dims),
+                packed_shape=_packed_shape(spec.dims, _computed(variant, spec, packed=True)),
                 dtypes=f'("{spec.dtype}",)',
                 trained=spec.grad,
                 no_gradient=_no_gradient(variant, spec),
                 tile_axes=_tile_axes(variant, spec.name),
-                doc=f"{spec.dtype} `[{dims}]`{packed}{example}{trained}.",
+                doc=f"{spec.dtype} `[{declared}]`{packed}{example}{trained}.",
                 public=variant.keywords.get(spec.name, ""),
             )
         )
@@ -208,14 +209,14 @@ def _range_text(scalar: ScalarSpec) -> str:
     return text if scalar.example is None else f"{text}, such as {scalar.example}"
 
 
-def _float_argument(name: str, dims: tuple[str | int, ...], shape: str, doc: str) -> Argument:
+def _float_argument(name: str, own_dims: tuple[str | int, ...], shape: str, doc: str) -> Argument:
     return Argument(
         name=name,
         kind="tensor",
         annotation="Tensor | None",
-        dims=dims,
+        dims=own_dims,
         shape=shape,
-        packed_shape=_packed_shape(dims),
+        packed_shape=_packed_shape(own_dims),
         dtypes="FLOAT_DTYPES",
         doc=doc,
     )
@@ -225,14 +226,29 @@ def _tuple(sizes: Sequence[str]) -> str:
     return f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
 
 
-def _packed_shape(dims: Sequence[str | int]) -> str:
+def _packed_shape(own_dims: Sequence[str | int], computed: Mapping[str, str] = MappingProxyType({})) -> str:
     """The sizes in a packed call; where positions index a named dim, only the device knows how far they reach."""
-    kept = [dims[axis] for axis in packed_axes(dims)]
-    return _tuple([str(d) if isinstance(d, int) else _PACKED_SIZES.get(d, "at_least(1)") for d in kept])
+    kept = [own_dims[axis] for axis in packed_axes(own_dims)]
+    known = _PACKED_SIZES | dict(computed)
+    return _tuple([str(d) if isinstance(d, int) else known.get(d, "at_least(1)") for d in kept])
 
 
-def _packed_text(dims: Sequence[str | int]) -> str:
-    return ", ".join(str(_TOTALS.get(str(dims[axis]), dims[axis])) for axis in packed_axes(dims))
+def _computed(variant: Variant, spec: TensorSpec, *, packed: bool) -> dict[str, str]:
+    """Computed dim -> source of its size. What follows from the length of a packed sequence only the device knows."""
+    sizes = _PACKED_SIZES if packed else _SIZES | {"q_len": "q.shape[2]", "kv_len": "k.shape[2]"}
+    kinds = {name: scalar.type for name, scalar in variant.scalars.items()}
+    values = {name: sizes[name] for name in dims.SIZES if name in sizes} | {name: name for name in kinds}
+    for name, (tensor, axis) in dims.own_names(variant.tensors.values(), kinds).items():
+        kept = packed_axes(variant.tensors[tensor].dims)
+        values[name] = f"size_of({tensor}, {kept.index(axis) if packed else axis})"
+    return {
+        text: "at_least(1)" if packed and dims.uses_lengths(e) else dims.source(e, text, values)
+        for text, e in spec.computed
+    }
+
+
+def _packed_text(own_dims: Sequence[str | int]) -> str:
+    return ", ".join(str(_TOTALS.get(str(own_dims[axis]), own_dims[axis])) for axis in packed_axes(own_dims))
 
 
 def _tile_axes(variant: Variant, tensor: str) -> tuple[int, ...]:
@@ -244,6 +260,9 @@ def _axis_size(variant: Variant, tensor: str, axis: int, dim: str | int) -> str:
     """The size an axis must have: exact for heads and batch, at least the furthest position where one indexes it."""
     if isinstance(dim, int):
         return str(dim)
+    computed = _computed(variant, variant.tensors[tensor], packed=False)
+    if dim in computed:
+        return computed[dim]
     if dim in _SIZES:
         return _SIZES[dim]
     needed = {_POSITIONS[dim]} if dim in _POSITIONS else set()

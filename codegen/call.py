@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from codegen import dims
 from codegen.errors import CodegenError, did_you_mean
 from codegen.evaluate import Array, evaluate
-from codegen.expr import ScalarType, TensorSpec, Type
+from codegen.expr import LENGTH_NAMES, ScalarType, TensorSpec, Type
 from codegen.modes import POSITIONAL, has_tokens, packed_dims
 from codegen.spec import ScalarSpec, Variant
 
@@ -47,7 +48,8 @@ class Call:
     @property
     def uniform(self) -> dict[str, int | float]:
         """The variables that are the same for all pairs."""
-        return {"b": self.b, "h": self.h, "hkv": self.hkv, **self.scalars}
+        lengths = {"q_len": self.q_len, "kv_len": self.kv_len}
+        return {"b": self.b, "h": self.h, "hkv": self.hkv, **lengths, **self.scalars}
 
 
 def make_call(
@@ -75,7 +77,9 @@ def make_call(
     heads, kv_heads = _heads(sizes, head)
     batches = sizes.get("b", batch + 1)
     _check_index("--batch", batch, batches)
+    numbers = {name: _scalar(spec, scalars.get(name), kv_len) for name, spec in variant.scalars.items()}
     sizes |= {"b": batches, "h": heads, "hkv": kv_heads, "q_idx": positions, "kv_idx": positions}
+    sizes |= {"q_len": q_len, "kv_len": kv_len, **_integers(numbers)}
     return Call(
         q_len=q_len,
         kv_len=kv_len,
@@ -83,7 +87,7 @@ def make_call(
         b=batch,
         h=head,
         hkv=head // (heads // kv_heads),
-        scalars={name: _scalar(spec, scalars.get(name), kv_len) for name, spec in variant.scalars.items()},
+        scalars=numbers,
         tensors={name: given.get(name, example_tensor(spec, sizes)) for name, spec in variant.tensors.items()},
     )
 
@@ -118,7 +122,7 @@ def make_packed_calls(
     for b, (first, end) in enumerate(pairwise(accumulate(lengths, initial=0))):
         if first == end:
             continue
-        own_sizes = sizes | dict.fromkeys(POSITIONAL, end - first)
+        own_sizes = sizes | dict.fromkeys((*POSITIONAL, *LENGTH_NAMES), end - first) | _integers(numbers)
         tensors = {
             name: _part(spec, given[name], first, end, len(lengths))
             if name in given
@@ -167,7 +171,7 @@ def example_tensor(spec: TensorSpec, sizes: Mapping[str, int]) -> Array:
 
     `sizes` are those of the call by dim; a free size that no tensor gives is as long as the positions.
     """
-    shape = tuple(dim if isinstance(dim, int) else sizes.get(dim, sizes["q_idx"]) for dim in spec.dims)
+    shape = tuple(dims.size_of(dim, spec, sizes, sizes["q_idx"]) for dim in spec.dims)
     axes = [np.arange(size).reshape(-1, *(1,) * (len(shape) - 1 - axis)) for axis, size in enumerate(shape)]
     if spec.example is not None:
         indices = {str(dim): axis for dim, axis in zip(spec.dims, axes, strict=True)}
@@ -200,6 +204,11 @@ def _check_known(kind: str, given: Mapping[str, object], declared: Mapping[str, 
         if name not in declared:
             listed = f"; it has {', '.join(declared)}" if declared else "; it has none"
             raise CodegenError(f"the variant has no {kind} '{name}'{did_you_mean(name, declared) or listed}")
+
+
+def _integers(numbers: Mapping[str, int | float]) -> dict[str, int]:
+    """The scalars that dims may be computed from."""
+    return {name: number for name, number in numbers.items() if isinstance(number, int)}
 
 
 def _scalar(spec: ScalarSpec, text: str | None, kv_len: int) -> int | float:

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 
 from codegen.errors import did_you_mean
-from codegen.expr import INDEX_NAMES, SCORE
-from codegen.parse import FUNCTIONS, Macro
+from codegen.expr import INDEX_NAMES, LENGTH_NAMES, SCORE
+from codegen.parse import FUNCTIONS, INFINITY, Macro
 
 OP_ARGUMENTS = (
     "q",
@@ -76,6 +76,10 @@ def language_problem(name: str) -> str | None:
     """Whether the expression language has the name already."""
     if name in INDEX_NAMES:
         return f"'{name}' is an index name of every expression; choose another name"
+    if name in LENGTH_NAMES:
+        return f"'{name}' is a length of the call in every expression; choose another name"
+    if name == INFINITY:
+        return f"'{name}' is a number of the expression language; choose another name"
     if name == SCORE:
         return f"'{name}' is what a score expression transforms; choose another name"
     if name in FUNCTIONS or name == "where":

@@ -2,7 +2,8 @@
 
 At a kink each function has the derivative of torch's of the same name, in kernels and in the references of both
 frameworks: `relu` and `abs` have 0 at 0; of `min` and `max` equal arguments get half each, as of `torch.minimum`;
-`clamp` has that of its first argument at both of its ends. Integers are constants.
+`clamp` has that of its first argument at both of its ends. Integers are constants, and so is what `floor`, `ceil` and
+`round` give.
 """
 
 from __future__ import annotations
@@ -74,8 +75,11 @@ def _bell(e: Op) -> Expr:
     return expr.mul(const(2.0 / math.sqrt(math.pi)), expr.function("exp", expr.neg(expr.mul(x, x))))
 
 
+LN2 = const(math.log(2.0))
+
 _RULES: dict[str, Callable[[Op, _D], Expr]] = {
     "float": lambda e, d: ZERO,  # of an integer
+    **{name: lambda e, d: ZERO for name in expr.ROUNDINGS},
     "neg": lambda e, d: expr.neg(d(e.args[0])),
     "add": lambda e, d: expr.add(d(e.args[0]), d(e.args[1])),
     "sub": lambda e, d: expr.sub(d(e.args[0]), d(e.args[1])),
@@ -88,11 +92,15 @@ _RULES: dict[str, Callable[[Op, _D], Expr]] = {
     "relu": _chain(lambda e: expr.where(expr.compare("gt", e.args[0], ZERO), ONE, ZERO)),
     "abs": _chain(_sign),
     "exp": _chain(lambda e: e),
+    "exp2": _chain(lambda e: expr.mul(LN2, e)),
     "log": _chain(lambda e: expr.div(ONE, e.args[0])),
+    "log2": _chain(lambda e: expr.div(const(1.0 / math.log(2.0)), e.args[0])),
+    "log1p": _chain(lambda e: expr.div(ONE, expr.add(ONE, e.args[0]))),
     "sqrt": _chain(lambda e: expr.div(const(0.5), e)),
     "tanh": _chain(lambda e: expr.sub(ONE, expr.mul(e, e))),
     "sigmoid": _chain(lambda e: expr.mul(e, expr.sub(ONE, e))),
     "sin": _chain(lambda e: expr.function("cos", e.args[0])),
     "cos": _chain(lambda e: expr.neg(expr.function("sin", e.args[0]))),
+    "tan": _chain(lambda e: expr.add(ONE, expr.mul(e, e))),
     "erf": _chain(_bell),
 }

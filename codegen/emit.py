@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from codegen import expr
 from codegen.expr import Expr, Level, Load, Op, TensorSpec, Type, Var, int_var, level
 from codegen.modes import Mode
-from codegen.printers import WIDE_INDICES, TritonPrinter
+from codegen.printers import TRITON_HELPERS, WIDE_INDICES, TritonPrinter
 
 _SUFFIX = {Level.UNIFORM: "val", Level.QUERY: "q", Level.KEY: "kv", Level.TILE: "qk"}
 
@@ -127,7 +127,7 @@ class Emitter:
     def _note_helpers(self, roots: Sequence[Expr]) -> None:
         for root in roots:
             for node in expr.walk(root):
-                if isinstance(node, Op) and node.op in ("tanh", "floordiv", "mod"):
+                if isinstance(node, Op) and (node.op == "tanh" or node.op in TRITON_HELPERS):
                     self.helpers.add(node.op)
                 if isinstance(node, Load) and needs_clamp(self.tensors, node):
                     self.helpers.add("clamp_index")
@@ -184,7 +184,7 @@ def _stem(node: Expr) -> str:
     assert isinstance(node, Op)
     if node.op == "float" and isinstance(node.args[0], Var) and node.args[0].name in ("q_idx", "kv_idx"):
         return "q_pos" if node.args[0].name == "q_idx" else "kv_pos"
-    return f"{node.op}_val" if node.op in expr.FLOAT_FUNCTIONS else "term"
+    return f"{node.op}_val" if node.op in expr.FLOAT_FUNCTIONS | expr.ROUNDINGS else "term"
 
 
 def _fresh(stem: str, taken: set[str]) -> str:

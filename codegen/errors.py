@@ -52,7 +52,8 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     >>> did_you_mean("scor", ["score", "kv_idx"])
     "; did you mean 'score'?"
     """
-    close = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.7)
+    close = difflib.get_close_matches(name, list(candidates), n=3, cutoff=0.7)
+    close.sort(key=lambda candidate: sorted(candidate) != sorted(name))  # letters in another order are one slip
     return f"; did you mean '{close[0]}'?" if close else ""
 
 

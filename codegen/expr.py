@@ -33,12 +33,16 @@ class ScalarType(StrEnum):
 INDEX_NAMES = ("b", "h", "hkv", "q_idx", "kv_idx")
 """Integer names every expression may read: batch row, query head, key head, query position, key position."""
 
+LENGTH_NAMES = ("q_len", "kv_len")
+"""Integer names of a call's lengths: how many query rows and keys it has, a packed call for each sequence."""
+
 SCORE = "score"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorSpec:
-    """A variant's own tensor. A dim is one of `INDEX_NAMES` (its size is the call's), a free name, or an integer.
+    """A variant's own tensor. A dim is one of `INDEX_NAMES` (its size is the call's), a free name, an integer, or the
+    text of an expression that is `computed`.
 
     `example` gives typical contents, an expression over `axes`: what tests, demo and benchmarks fill the tensor with.
     """
@@ -48,6 +52,7 @@ class TensorSpec:
     dtype: str = "float32"
     grad: bool = False
     example: Expr | None = None
+    computed: tuple[tuple[str, Expr], ...] = ()
 
     @property
     def element(self) -> Type:
@@ -499,21 +504,117 @@ def power(a: Expr, exponent: float) -> Expr:
     return function("exp", mul(const(float(exponent)), function("log", a)))
 
 
+_BITS: dict[str, Callable[[int, int], int]] = {
+    "bitand": operator.and_,
+    "bitor": operator.or_,
+    "bitxor": operator.xor,
+    "shl": operator.lshift,
+    "shr": operator.rshift,
+}
+
+LAST_SHIFT = 30
+"""Largest shift, beyond which an integer of 32 bits keeps no more than its sign."""
+
+
+def _bit_operation(op: str, a: Expr, b: Expr) -> Expr:
+    if isinstance(a, Const) and isinstance(b, Const):
+        return const(_BITS[op](int(a.value), int(b.value)))
+    return Op(Type.INT, op, (a, b))
+
+
+def bit_and(a: Expr, b: Expr) -> Expr:
+    """The bits that two integers share, in two's complement."""
+    for x, y in ((a, b), (b, a)):
+        if is_const(x, 0) or is_const(y, -1):
+            return x
+    return _bit_operation("bitand", a, b)
+
+
+def bit_or(a: Expr, b: Expr) -> Expr:
+    """The bits that one of two integers has, in two's complement."""
+    for x, y in ((a, b), (b, a)):
+        if is_const(x, 0) or is_const(y, -1):
+            return y
+    return _bit_operation("bitor", a, b)
+
+
+def bit_xor(a: Expr, b: Expr) -> Expr:
+    """The bits in which two integers differ, in two's complement."""
+    for x, y in ((a, b), (b, a)):
+        if is_const(x, 0):
+            return y
+        if is_const(x, -1):
+            return bit_not(y)
+    return _bit_operation("bitxor", a, b)
+
+
+def bit_not(a: Expr) -> Expr:
+    """`~a` of an integer, which is `-1 - a`."""
+    return sub(const(-1), a)
+
+
+def shift_left(a: Expr, by: Expr) -> Expr:
+    """`a << by`; a shift that is no literal is clamped from 0 to `LAST_SHIFT`. By a literal it is a product."""
+    if isinstance(by, Const):
+        return mul(const(1 << int(by.value)), a)
+    return _bit_operation("shl", a, minimum(maximum(by, const(0)), const(LAST_SHIFT)))
+
+
+def shift_right(a: Expr, by: Expr) -> Expr:
+    """`a >> by`, division by a power of two that rounds down; a shift that is no literal is clamped likewise."""
+    if is_const(by, 0):
+        return a
+    by = by if isinstance(by, Const) else minimum(maximum(by, const(0)), const(LAST_SHIFT))
+    return _bit_operation("shr", a, by)
+
+
+def as_product(e: Expr) -> Expr:
+    """A shift to the right, or the mask that clears low bits, by literals, as what it is of quotients; `e` if neither.
+
+    >>> as_product(bit_and(int_var("kv_idx"), const(-64))) == mul(const(64), floordiv(int_var("kv_idx"), const(64)))
+    True
+    """
+    if isinstance(e, Op) and e.op in ("shr", "bitand"):
+        for x, y in (e.args, e.args[::-1])[: 1 if e.op == "shr" else 2]:
+            if e.op == "shr" and isinstance(y, Const):
+                return floordiv(x, const(1 << int(y.value)))
+            if isinstance(y, Const) and -(1 << LAST_SHIFT) <= y.value < 0 and -int(y.value) & (-int(y.value) - 1) == 0:
+                return mul(neg(y), floordiv(x, neg(y)))
+    return e
+
+
 _FUNCTIONS: dict[str, Callable[[float], float]] = {
     "exp": math.exp,
+    "exp2": math.exp2,
     "log": math.log,
+    "log2": math.log2,
+    "log1p": math.log1p,
     "sqrt": math.sqrt,
     "tanh": math.tanh,
     "sigmoid": lambda x: 0.5 + 0.5 * math.tanh(0.5 * x),
     "sin": math.sin,
     "cos": math.cos,
+    "tan": math.tan,
     "erf": math.erf,
 }
 FLOAT_FUNCTIONS = frozenset(_FUNCTIONS)
 
+_ROUNDED: dict[str, Callable[[float], int]] = {"floor": math.floor, "ceil": math.ceil, "round": round}
+ROUNDINGS = frozenset(_ROUNDED)
+
+
+def rounded(name: str, a: Expr) -> Expr:
+    """floor, ceil or round of a float, which stays one; `round` takes a half to the even number. An integer is itself.
+
+    Raises OverflowError for a literal that is infinite.
+    """
+    if a.type is Type.INT or (isinstance(a, Op) and (a.op in ROUNDINGS or a.op == "float")):
+        return a
+    return const(float(_ROUNDED[name](a.value))) if isinstance(a, Const) else Op(Type.FLOAT, name, (a,))
+
 
 def function(name: str, a: Expr) -> Expr:
-    """exp, log, sqrt, tanh, sigmoid, sin, cos or erf of a float.
+    """A function of `FLOAT_FUNCTIONS`, of a float.
 
     Raises ValueError or OverflowError where that of a literal is no number, such as `log(0)`.
     """
@@ -533,10 +634,14 @@ COMPARISONS = frozenset(_COMPARE)
 
 
 def compare(op: str, a: Expr, b: Expr) -> Expr:
-    """`lt le gt ge eq ne`; integers are compared as integers."""
+    """`lt le gt ge eq ne`; integers are compared as integers, booleans by `eq` and `ne` alone."""
     a, b = _unify(a, b)
     if isinstance(a, Const) and isinstance(b, Const):
         return const(_COMPARE[op](a.value, b.value))
+    if a.type is Type.BOOL:
+        for x, y in ((a, b), (b, a)):
+            if isinstance(x, Const):
+                return y if x.value == (op == "eq") else logical_not(y)
     return Op(Type.BOOL, op, (a, b))
 
 
@@ -548,7 +653,7 @@ def logical_not(a: Expr) -> Expr:
         return a.args[0]
     if isinstance(a, Op) and a.op in ("and", "or"):
         return (logical_or if a.op == "and" else logical_and)(*(logical_not(x) for x in a.args))
-    if isinstance(a, Op) and a.op in COMPARISONS and a.args[0].type is Type.INT:
+    if isinstance(a, Op) and a.op in COMPARISONS and a.args[0].type is not Type.FLOAT:
         return Op(Type.BOOL, NEGATED[a.op], a.args)
     return Op(Type.BOOL, "not", (a,))
 
@@ -605,6 +710,11 @@ _MAKE: dict[str, Callable[..., Expr]] = {
     "relu": relu,
     "float": to_float,
     "int": to_integer,
+    "bitand": bit_and,
+    "bitor": bit_or,
+    "bitxor": bit_xor,
+    "shl": shift_left,
+    "shr": shift_right,
     "not": logical_not,
     "and": logical_and,
     "or": logical_or,
@@ -618,4 +728,6 @@ def make(op: str, *args: Expr) -> Expr:
         return compare(op, *args)
     if op in FLOAT_FUNCTIONS:
         return function(op, *args)
+    if op in ROUNDINGS:
+        return rounded(op, *args)
     return _MAKE[op](*args)

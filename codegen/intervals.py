@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from codegen import expr
 from codegen.affine import linear, spread
@@ -87,7 +88,11 @@ _UNDECIDED = _Truth(TRUE, FALSE)
 
 # Their rounding is monotone, so that bounds computed by the same operations hold for the rounded values too. A product
 # may be contracted with a sum in one kernel and not in the other.
-_EXACT_FLOAT = {"add", "sub", "neg", "min", "max", "abs", "float", "where", "not", "and", "or", *expr.COMPARISONS}
+_EXACT_FLOAT = {
+    *("add", "sub", "neg", "min", "max", "abs", "float", "where", "not", "and", "or"),
+    *expr.COMPARISONS,
+    *expr.ROUNDINGS,
+}
 
 
 @dataclass
@@ -143,8 +148,6 @@ class _Analyser:
 
     def _comparison(self, e: Op) -> _Truth:
         a, b = e.args
-        if a.type is Type.BOOL:
-            return _UNDECIDED
         both_sides = _positions(a) & _positions(b)
         if a.type is Type.INT and both_sides:
             # q_idx on either side: their difference may have it once, or not at all.
@@ -174,7 +177,7 @@ class _Analyser:
             if e.op == "float":
                 return TRUE
             parts = [self._numbers(a) for a in e.args]
-            if e.op in ("neg", "abs", "min", "max", "where"):
+            if e.op in ("neg", "abs", "min", "max", "where", *expr.ROUNDINGS):
                 return expr.logical_and(*parts)
         x = self.interval(e)
         if x.low is None or x.high is None:
@@ -204,6 +207,9 @@ class _Analyser:
         form = linear(e) if e.type is Type.INT else None
         if form is not None:
             return _sum(_sum(_times(form.q, Q_FIRST, Q_LAST), _times(form.kv, KV_FIRST, KV_LAST)), _exactly(form.rest))
+        if e.op in expr.ROUNDINGS:
+            x = self.interval(e.args[0])
+            return _Interval(_map(partial(expr.rounded, e.op), x.low), _map(partial(expr.rounded, e.op), x.high))
         rule = getattr(self, f"_{e.op}", None)
         return rule(*e.args) if rule is not None else _UNKNOWN
 
@@ -276,6 +282,37 @@ class _Analyser:
         one_period = expr.compare("eq", expr.floordiv(x.low, b), expr.floordiv(x.high, b))
         low = expr.where(one_period, expr.mod(x.low, b), least)
         return _Interval(low, expr.where(one_period, expr.mod(x.high, b), most))
+
+    def _shl(self, a: Expr, by: Expr) -> _Interval:
+        x = self.interval(a)
+        if level(by) is not Level.UNIFORM:
+            return _UNKNOWN
+        return _Interval(_map(lambda s: expr.shift_left(s, by), x.low), _map(lambda s: expr.shift_left(s, by), x.high))
+
+    def _shr(self, a: Expr, by: Expr) -> _Interval:
+        x = self.interval(a)
+        if level(by) is not Level.UNIFORM:
+            return _UNKNOWN
+        return _Interval(
+            _map(lambda s: expr.shift_right(s, by), x.low), _map(lambda s: expr.shift_right(s, by), x.high)
+        )
+
+    def _bitand(self, a: Expr, b: Expr) -> _Interval:
+        product = expr.as_product(Op(Type.INT, "bitand", (a, b)))
+        if isinstance(product, Op) and product.op != "bitand":
+            return self.interval(product)
+        for x, y in ((a, b), (b, a)):
+            size = int(y.value) + 1 if isinstance(y, expr.Const) else 0
+            if 0 < size <= 1 << expr.LAST_SHIFT and size & (size - 1) == 0:
+                return self._mod(x, const(size))
+        return _common_bits(self.interval(a), self.interval(b))
+
+    def _bitor(self, a: Expr, b: Expr) -> _Interval:
+        return _any_bits(self.interval(a), self.interval(b))
+
+    def _bitxor(self, a: Expr, b: Expr) -> _Interval:
+        x, y = self.interval(a), self.interval(b)
+        return _sum(_any_bits(x, y), _mirrored(_common_bits(x, y)))
 
     def _extreme(self, e: Expr) -> Extreme:
         if e not in self.reads:
@@ -354,6 +391,28 @@ def _sum(x: _Interval, y: _Interval) -> _Interval:
 
 def _mirrored(x: _Interval) -> _Interval:
     return _Interval(_map(expr.neg, x.high), _map(expr.neg, x.low))
+
+
+def _common_bits(x: _Interval, y: _Interval) -> _Interval:
+    """`x & y`. It is no larger than the larger, no larger than one that is not negative, and negative if both are: then
+    the bits it lacks are at most those that the two lack together."""
+    if x.low is None or y.low is None or x.high is None or y.high is None:
+        return _UNKNOWN
+    zero = const(0)
+    x_counts, y_counts = expr.compare("ge", x.low, zero), expr.compare("ge", y.low, zero)
+    lacking = expr.add(expr.add(expr.minimum(x.low, zero), expr.minimum(y.low, zero)), const(1))
+    low = expr.where(expr.logical_or(x_counts, y_counts), zero, expr.minimum(lacking, zero))
+    if_counts = expr.where(y_counts, expr.minimum(x.high, y.high), x.high)
+    return _Interval(low, expr.where(x_counts, if_counts, expr.where(y_counts, y.high, expr.maximum(x.high, y.high))))
+
+
+def _any_bits(x: _Interval, y: _Interval) -> _Interval:
+    """`x | y`, which is `~(~x & ~y)`."""
+    return _complement(_common_bits(_complement(x), _complement(y)))
+
+
+def _complement(x: _Interval) -> _Interval:
+    return _Interval(_map(expr.bit_not, x.high), _map(expr.bit_not, x.low))
 
 
 def _times(factor: int, low: Expr | None, high: Expr | None) -> _Interval:

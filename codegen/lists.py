@@ -31,6 +31,9 @@ _QUERY_BOUNDS = frozenset(("q_first", "q_last"))
 _KEY_BOUNDS = frozenset(("kv_first", "kv_last"))
 
 
+_LENGTHS = {"q_len": "q.shape[2]", "kv_len": "k.shape[2]"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExtremeText:
     """A value whose smallest and largest over a block go to `minimum` and `maximum`, of type `dtype`; one that decides
@@ -206,6 +209,7 @@ class _Builder:
             *self.sign.own_strides(values),
             *self.sign.position_strides(positions),
             *self._lengths(axes),
+            *self._other_lengths(values, axes),
             *([ArgGroup(names=("num_seqs",), host="num_seqs", varies=True)] if self.packed else ()),
             *_heads(values, shifted=shifted, by_batch=not self.packed),
             *self.sign.padding(values),
@@ -243,6 +247,14 @@ class _Builder:
         """Lengths; of packed sequences, whose own are read, the parts of all of them."""
         names = tuple(f"{axis}_{'parts' if self.packed else 'len'}" for axis in axes)
         return [ArgGroup(names=names, host=", ".join(names), varies=True)] if names else []
+
+    def _other_lengths(self, values: Sequence[Expr], axes: Sequence[str]) -> list[ArgGroup]:
+        """The lengths that values read, of axes that no value is of; packed sequences know their own."""
+        if self.packed:
+            return []
+        read = frozenset().union(*map(expr.names, values))
+        names = [name for name in expr.LENGTH_NAMES if name in read and name.removesuffix("_len") not in axes]
+        return [ArgGroup(names=(name,), host=_LENGTHS[name], varies=True) for name in names]
 
     def _position_extremes(self, axis: str) -> tuple[str, str]:
         """The names of the smallest and the largest position of a part, empty where they decide nothing."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from codegen import expr
+from codegen import dims, expr
 from codegen.blocks import keeps_nothing
 from codegen.checks import argument_problem, dim_problem, variant_problem
 from codegen.derive import ZERO, derivative
 from codegen.errors import ExprError
-from codegen.expr import INDEX_NAMES, Expr, ScalarType, TensorSpec, Type
+from codegen.expr import INDEX_NAMES, LENGTH_NAMES, Expr, ScalarType, TensorSpec, Type
+from codegen.left_out import split_left_out
 from codegen.load_archs import read_archs
 from codegen.load_macros import expression_text
 from codegen.parse import Macro, Scope, parse, parse_example
@@ -86,12 +88,16 @@ class _VariantReader:
     def read(self) -> Variant | None:
         """The variant, None if it has problems."""
         tensors, scalars = self._tensors(), self._scalars()
+        tensors = self._with_computed_dims(tensors, {s.name: s.type for s in scalars.values()})
         self._check_names(tensors)
         scope = Scope(tensors=tensors, scalars={s.name: s.type for s in scalars.values()}, macros=self.macros)
         mask, mask_text = self._expression("mask", scope, Type.BOOL)
         if mask is not None and keeps_nothing(mask):
             self.doc.note(self.keys["mask"], f"no query attends to any key: {mask_text.strip()!r} is always false")
         score, score_text = self._expression("score", scope, Type.FLOAT)
+        if score is not None and expr.is_const(score, -math.inf):
+            self.doc.note(self.keys["score"], f"no query attends to any key: {score_text.strip()!r} is -inf")
+        mask, score = self._without_left_out(mask, score)
         doc = self.doc.text(self.keys["doc"]) if "doc" in self.keys else None
         if doc is not None and len(doc) > MOST_DOC:
             self.doc.note(self.keys["doc"], f"a doc has at most {MOST_DOC} characters, got {len(doc)}")
@@ -143,6 +149,22 @@ class _VariantReader:
         place, name = unknown[1] or "", unknown[2]
         remedy = "to use its mask or score in another, name that under masks: or scores:"
         return f"{place}'{name}' is a variant, and no mask or score; {remedy} (column {error.column})"
+
+    def _without_left_out(self, mask: Expr | None, score: Expr | None) -> tuple[Expr | None, Expr | None]:
+        """Mask and score with the pairs that the score leaves out by -inf in the mask."""
+        if score is None or self.doc.has_problem_in(self.item):
+            return mask, score
+        try:
+            found = split_left_out(score)
+        except ExprError as error:
+            self.doc.note(self.keys["score"], error.message)
+            return mask, score
+        if found.keep == expr.TRUE:
+            return mask, found.score
+        kept = found.keep if mask is None else expr.logical_and(mask, found.keep)
+        if keeps_nothing(kept):
+            self.doc.note(self.keys["score"], "no query attends to any key: the mask or -inf leaves out every pair")
+        return kept, None if found.score == expr.float_var(expr.SCORE) else found.score
 
     # ------------------------------------------------------------------------------------------- tensors and scalars
 
@@ -196,19 +218,31 @@ class _VariantReader:
         read = (self._tensor(name, item) for name, item in self.tensor_items.items())
         return {tensor.name: tensor for tensor in read if tensor is not None}
 
+    def _with_computed_dims(
+        self, tensors: Mapping[str, TensorSpec], scalars: Mapping[str, ScalarType]
+    ) -> dict[str, TensorSpec]:
+        free = dims.own_names(tensors.values(), scalars)
+        found = {}
+        for name, tensor in tensors.items():
+            try:
+                found[name] = dims.with_computed(tensor, scalars, free)
+            except ExprError as error:
+                self.doc.note_below(self.item, f"tensors.{name}.dims", str(error))
+        return found
+
     def _tensor(self, name: str, item: Item) -> TensorSpec | None:
         before = len(self.doc.problems)
         keys = self.doc.mapping(item, TENSOR_KEYS)
         if "dims" not in keys and len(self.doc.problems) == before:
             self.doc.note(item, "a tensor needs dims, such as {dims: [h]}")
-        dims = [self._dim(dim) for dim in self.doc.sequence(keys["dims"])] if "dims" in keys else []
+        sizes = [self._dim(dim) for dim in self.doc.sequence(keys["dims"])] if "dims" in keys else []
         dtype = self.doc.choice(keys["dtype"], TENSOR_DTYPES) if "dtype" in keys else "float32"
         grad = self._flag(keys, "grad")
         if grad and dtype is not None and dtype not in FLOAT_DTYPES:
             self.doc.note(keys["grad"], f"a gradient needs a dtype of {' '.join(FLOAT_DTYPES)}, got {dtype}")
         if dtype is None or len(self.doc.problems) > before:
             return None
-        tensor = TensorSpec(name=name, dims=tuple(d for d in dims if d is not None), dtype=dtype, grad=grad)
+        tensor = TensorSpec(name=name, dims=tuple(d for d in sizes if d is not None), dtype=dtype, grad=grad)
         return replace(tensor, example=self._example(keys["example"], tensor)) if "example" in keys else tensor
 
     def _example(self, item: Item, tensor: TensorSpec) -> Expr | None:
@@ -228,10 +262,12 @@ class _VariantReader:
                 self.doc.note(item, f"a dim must be at least 1, got {size}")
             return size
         if item.kind != "str":
-            rule = f"a dim must be one of {' '.join(INDEX_NAMES)}, a free name or an integer"
+            rule = f"a dim must be one of {' '.join(INDEX_NAMES)}, a free name, an integer or an expression of integers"
             self.doc.note(item, f"{rule}, got {item.got}")
             return None
-        name = str(item.node.value)
+        name = str(item.node.value).strip()
+        if not name.isidentifier() or name in LENGTH_NAMES:
+            return name  # read where the scalars are known
         problem = dim_problem(name) if name not in INDEX_NAMES else None
         if problem is not None:
             self.doc.note(item, problem)
@@ -254,7 +290,7 @@ class _VariantReader:
                 message = f"differs from '{twin}' in case only, and trained tensors share a flag GRAD_NAME"
                 self.doc.note(self.tensor_items[tensor.name], f"{message}; choose another name")
             for dim in tensor.dims:
-                if dim in self.tensor_items or dim in self.scalar_items:
+                if dim in self.tensor_items:
                     message = f"the free size '{dim}' has the name of a declared argument; choose another name"
                     self.doc.note_below(self.item, f"tensors.{tensor.name}.dims", message)
 
@@ -266,6 +302,7 @@ class _VariantReader:
             moves = score is not None and derivative(score, load) != ZERO
             in_score[load.tensor] = in_score.get(load.tensor, False) or moves
         read = {load.tensor for load in expr.loads(*expressions)}.union(*map(expr.names, expressions))
+        read |= dims.names_of(list(tensors.values()))
         for name, item in [*self.tensor_items.items(), *self.scalar_items.items()]:
             if name not in read:
                 self.doc.note(item, "neither mask nor score reads it; read it or remove it")
@@ -274,7 +311,7 @@ class _VariantReader:
                 self.doc.note_below(self.item, f"tensors.{name}.grad", message)
             elif name in tensors and tensors[name].grad and not in_score[name]:
                 message = (
-                    "the score's derivative with respect to it is zero: only an index, a condition or int(...) "
-                    "reads it; remove 'grad'"
+                    "the score's derivative with respect to it is zero: only an index, a condition, int(...) "
+                    "or a rounding reads it; remove 'grad'"
                 )
                 self.doc.note_below(self.item, f"tensors.{name}.grad", message)

@@ -44,6 +44,8 @@ POSITIONAL = ("q_idx", "kv_idx")
 QUERY_IDS = TensorSpec(name="q_segment_ids", dims=("b", "q_row"), dtype="int32")
 KEY_IDS = TensorSpec(name="kv_segment_ids", dims=("b", "k_row"), dtype="int32")
 PADDING = ScalarSpec(name="padding_id", type=ScalarType.INT)
+KEY_LENGTHS = TensorSpec(name="kv_lengths", dims=("b",), dtype="int32")
+"""How many keys each batch row has: what `kv_len` is in a segmented call. `q_len` is its number of query rows."""
 
 
 def specialised(variant: Variant, mode: Mode) -> Variant:
@@ -87,8 +89,13 @@ def _segmented(variant: Variant) -> Variant:
         dims = variant.tensors[load.tensor].dims
         return tuple(by_row(i) if dim in POSITIONAL else i for i, dim in zip(indices, dims, strict=True))
 
-    found = _rewritten(variant, read)
     b = int_var("b")
+    reads_length = "kv_len" in names_read(variant)
+    if reads_length:
+        own_length = Load(Type.INT, KEY_LENGTHS.name, (b,))
+        variant = _substituted(variant, {"kv_len": own_length})
+        variant = replace(variant, tensors={**variant.tensors, KEY_LENGTHS.name: KEY_LENGTHS})
+    found = _rewritten(variant, read)
     query = Load(Type.INT, QUERY_IDS.name, (b, int_var("rows")))
     key = Load(Type.INT, KEY_IDS.name, (b, int_var("cols")))
     same = expr.logical_and(expr.compare("eq", query, key), expr.compare("ne", key, int_var(PADDING.name)))
@@ -98,6 +105,16 @@ def _segmented(variant: Variant) -> Variant:
         tensors={**found.tensors, QUERY_IDS.name: QUERY_IDS, KEY_IDS.name: KEY_IDS},
         scalars={**found.scalars, PADDING.name: PADDING},
     )
+
+
+def names_read(variant: Variant) -> frozenset[str]:
+    """The names that mask and score read."""
+    return frozenset().union(*(expr.names(e) for e in (variant.mask, variant.score) if e is not None))
+
+
+def _substituted(variant: Variant, values: Mapping[str, Expr]) -> Variant:
+    mask, score = (None if e is None else expr.substitute(e, values) for e in (variant.mask, variant.score))
+    return replace(variant, mask=mask, score=score)
 
 
 def split_mask(mask: Expr) -> tuple[Expr, Expr]:

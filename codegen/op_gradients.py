@@ -115,6 +115,14 @@ def _letter(index: Expr) -> str:
 _SEQUENCE = {GradientKind.HEAD: "b", GradientKind.ROW: "q_seq", GradientKind.COLUMN: "kv_seq"}
 """The grid with the sequence that a packed sum belongs to."""
 
+_OWNERS = {"b": "seq", "q_seq": "row", "kv_seq": "key"}
+"""What has the lengths of its sequence in a grid: of a sequence, of a query row or of a key."""
+
+
+def _own_lengths(sequence: str) -> dict[str, str]:
+    """Length of a sequence -> the grid that has it, for each of the sequences of a grid."""
+    return {name: f"{_OWNERS[sequence]}_{name}" for name in expr.LENGTH_NAMES}
+
 
 def _places(variant: Variant, term: GradientTerm, mode: Mode, framework: Framework) -> str:
     """The indices as the kernels read: clamped to the tensor."""
@@ -128,12 +136,14 @@ def _places(variant: Variant, term: GradientTerm, mode: Mode, framework: Framewo
         found = begins.get(str(variant.tensors[tensor].dims[axis])) if mode is Mode.PACKED else None
         return f"packed_row({index}, {found[0]}, {_SEQUENCE[term.kind]}{found[1]})" if found else ""
 
-    changed: dict[str, Expr] = {"b": int_var(_SEQUENCE[term.kind])} if mode is Mode.PACKED else {}
+    sequence = _SEQUENCE[term.kind] if mode is Mode.PACKED else ""
+    own = {"b": sequence, **_own_lengths(sequence)} if sequence else {}
+    changed: dict[str, Expr] = {name: int_var(grid) for name, grid in own.items()}
     if framework is Framework.JAX:
         printer = jnp_printer(exact, float_cast=lambda x: f"jnp.asarray({x}, FP32)", placed=of_tokens)
         changed |= _as_arrays(variant)
     else:
-        numbers = frozenset(variant.scalars)
+        numbers = frozenset((*variant.scalars, *expr.LENGTH_NAMES))
         printer = torch_printer(exact, float_cast=lambda x: f"{x}.to(FP32)", numbers=numbers, placed=of_tokens)
     load = term.load
     indices = tuple(expr.substitute(i, changed) for i in load.indices)
@@ -145,8 +155,10 @@ def _names(variant: Variant, term: GradientTerm, mode: Mode) -> frozenset[str]:
     read = expr.names(term.load)
     if mode is not Mode.PACKED:
         return read
-    by_sequence = "b" in read or any(has_tokens(variant.tensors[x.tensor].dims) for x in expr.loads(term.load))
-    return (read - {"b"}) | ({_SEQUENCE[term.kind]} if by_sequence else frozenset())
+    sequence = _SEQUENCE[term.kind]
+    own = {"b": sequence, **_own_lengths(sequence)}
+    by_sequence = read & own.keys() or any(has_tokens(variant.tensors[x.tensor].dims) for x in expr.loads(term.load))
+    return frozenset((*(own.get(name, name) for name in read), *([sequence] if by_sequence else [])))
 
 
 def _as_arrays(variant: Variant) -> dict[str, Expr]:
@@ -179,6 +191,10 @@ def grids(variant: Variant, terms: Sequence[GradientTerm], mode: Mode, framework
             "q_idx": f"{rows} - cu_seqlens_q[q_seq] + {shift}",
             "kv_idx": f"{keys} - cu_seqlens_k[kv_seq]",
         }
+        for sequence in _OWNERS:
+            for name, grid in _own_lengths(sequence).items():
+                begins = f"cu_seqlens_{'q' if name == 'q_len' else 'k'}"
+                sources[grid] = f"{begins}[{sequence} + 1] - {begins}[{sequence}]"
         read |= {f"{axis}_seq" for axis in ("q", "kv") if f"{axis}_idx" in read}
     if mode is Mode.SEGMENTED:
         sources |= {
@@ -188,6 +204,7 @@ def grids(variant: Variant, terms: Sequence[GradientTerm], mode: Mode, framework
             "kv_idx": f"{keys} if kv_positions is None else kv_positions[:, None]",
         }
     order = ["b", "h", "hkv", "q_seq", "kv_seq", "q_row", "cols", "q_idx", "kv_idx"]
+    order += [grid for sequence in _OWNERS for grid in _own_lengths(sequence).values()]
     found = [Grid(name=name, source=sources[name]) for name in order if name in read]
     return [*found, *(Grid(name=f"{name}_val", source=f"scalar_array({name})") for name in scalars)]
 

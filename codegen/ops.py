@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from codegen import expr, hopper, op_gradients
 from codegen.arguments import Argument, mask_arguments, own_arguments
 from codegen.frameworks import Framework
-from codegen.modes import KEY_IDS, PADDING, POSITIONAL, QUERY_IDS, InMode, Mode, packed_dims
+from codegen.modes import KEY_IDS, KEY_LENGTHS, PADDING, POSITIONAL, QUERY_IDS, InMode, Mode, packed_dims
 from codegen.op_gradients import Buffer, Grid
 from codegen.plan import VariantPlan
 from codegen.references import computes_with, formula_of, reference_text
@@ -19,7 +19,7 @@ from codegen.symbols import function_symbol
 from codegen.table_launches import ListsOp, launch_arguments, lists_op, parameter_name
 from codegen.token_order import ByRow, by_row
 
-TOKEN_IDS = (QUERY_IDS.name, KEY_IDS.name)
+TOKEN_IDS = (QUERY_IDS.name, KEY_IDS.name, KEY_LENGTHS.name)
 """Tensors of a segmented variant that are every op's."""
 
 
@@ -75,6 +75,11 @@ class OpPlan(InMode):
     @property
     def scalars(self) -> list[Argument]:
         return [a for a in self.arguments if not a.is_tensor]
+
+    @property
+    def reads_lengths(self) -> bool:
+        """Whether it reads how many keys a batch row has, which only a segmented call gives."""
+        return "kv_len" in self.reference_reads or any(a.name == KEY_LENGTHS.name for a in self.tensors)
 
     @property
     def reference_ignores(self) -> list[str]:
@@ -362,7 +367,8 @@ class OpPlan(InMode):
         """The arguments of the reference but `scale` and `return_lse`."""
         own = [a.name for a in self.arguments if a.name not in TOKEN_IDS and a.name != PADDING.name]
         dropout = ["dropout_p", "seed"] if self.dropout else []
-        tokens = [*TOKEN_IDS, PADDING.name] if self.segmented else list(CU_SEQLENS) if self.packed else []
+        given = [name for name in TOKEN_IDS if name in self.parameter_names]
+        tokens = [*given, PADDING.name] if self.segmented else list(CU_SEQLENS) if self.packed else []
         named = [f"{name}={name}" for name in (*own, *dropout, *tokens, *self.positions)]
         offset = ["q_offset=row_offset if row_offsets is None else row_offsets"] if self.has_offset else []
         return ", ".join(["q", "k", "v", *named, *offset])
@@ -381,7 +387,7 @@ class OpPlan(InMode):
             found["decay"] = 2 if self.packed else 0
         found |= {parameter_name(p): 0 for p in self._numbers if "Tensor" in p and "list" not in p}
         if self.segmented:
-            found |= dict.fromkeys(TOKEN_IDS, 0)
+            found |= {name: 0 for name in TOKEN_IDS if name in self.parameter_names}
         for name, dims in self.tensor_dims.items():
             tokens = [axis for axis, dim in enumerate(dims) if self.packed and dim in POSITIONAL]
             if tokens:
@@ -446,7 +452,9 @@ class OpPlan(InMode):
     def runtime_checks(self) -> list[str]:
         """What the op imports from the runtime's checks."""
         used = " ".join(text for a in self.arguments for text in (a.check, a.packed_check))
-        own = [n for n in ("FLOAT_DTYPES", "at_least", "check_float", "check_int") if n in used]
+        own = [
+            n for n in ("FLOAT_DTYPES", "at_least", "check_float", "check_int", "computed", "size_of") if f"{n}" in used
+        ]
         return sorted([*own, *(["check_dropout_p"] if self.dropout else [])])
 
 

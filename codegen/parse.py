@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 import warnings
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from typing import Any
 
 from codegen import expr
 from codegen.errors import ExprError, did_you_mean
-from codegen.expr import INDEX_NAMES, SCORE, Expr, Load, ScalarType, TensorSpec, Type, Var
+from codegen.expr import INDEX_NAMES, LENGTH_NAMES, SCORE, Expr, Load, ScalarType, TensorSpec, Type, Var
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,14 @@ FUNCTIONS: dict[str, tuple[int, int, Callable[..., Expr]]] = {
     "gelu": (1, 1, lambda x: _gelu(expr.to_float(x))),
     "int": (1, 1, expr.to_integer),
     **{name: (1, 1, lambda x, name=name: expr.function(name, x)) for name in sorted(expr.FLOAT_FUNCTIONS)},
+    **{name: (1, 1, lambda x, name=name: expr.rounded(name, x)) for name in sorted(expr.ROUNDINGS)},
 }
+
+MOST_MEMBERS = 64
+"""The longest list that `in` looks through: each of its elements is a comparison in the kernels."""
+
+INFINITY = "inf"
+"""The number that a score is less of where a pair is left out."""
 
 _BINARY = {
     ast.Add: ("+", expr.add),
@@ -87,6 +95,20 @@ _BINARY = {
     ast.FloorDiv: ("//", expr.floordiv),
     ast.Mod: ("%", expr.mod),
 }
+_Pair = Callable[[Expr, Expr], Expr]
+
+_BITS: dict[type[ast.operator], tuple[str, _Pair, _Pair]] = {
+    ast.BitAnd: ("&", expr.logical_and, expr.bit_and),
+    ast.BitOr: ("|", expr.logical_or, expr.bit_or),
+    ast.BitXor: ("^", lambda a, b: expr.compare("ne", a, b), expr.bit_xor),
+}
+"""The operators that join booleans, or the bits of integers."""
+
+_SHIFTS: dict[type[ast.operator], tuple[str, _Pair]] = {
+    ast.LShift: ("<<", expr.shift_left),
+    ast.RShift: (">>", expr.shift_right),
+}
+
 _COMPARE = {
     ast.Lt: ("<", "lt"),
     ast.LtE: ("<=", "le"),
@@ -153,6 +175,8 @@ def parse_example(text: str, tensor: TensorSpec) -> Expr:
 
 
 def _rule(scope: Scope, want: Type) -> str:
+    if scope.bound and scope.axes is not None:
+        return "a dim must be an integer"
     if scope.axes is not None:
         kind = {Type.BOOL: "a bool", Type.INT: "an integer", Type.FLOAT: "a float"}[want]
         return f"the example of {kind} tensor must be {_KINDS[want]}"
@@ -227,7 +251,10 @@ class _Parser:
     def read(self, node: ast.expr) -> Expr:
         """The IR of a node; a number that a kernel's int32 or float32 cannot hold is an error."""
         e = self.read_node(node)
-        if isinstance(e, expr.Const) and not _fits(e.value):
+        # A literal `inf` is what it says; one that a sum or a product gives is a number too large.
+        computed = isinstance(node, ast.BinOp) or (isinstance(node, ast.Constant) and isinstance(node.value, float))
+        is_infinity = isinstance(e, expr.Const) and abs(e.value) == math.inf and not computed
+        if isinstance(e, expr.Const) and not is_infinity and not _fits(e.value):
             kind = "an integer" if e.type is Type.INT else "a number"
             bits = "32 bits" if e.type is Type.INT else "float32"
             raise self.fail(node, f"{kind} must fit {bits}, got {_source(node)}")
@@ -271,6 +298,10 @@ class _Parser:
             raise self.not_an_axis(node)
         if name in INDEX_NAMES:
             return expr.int_var(name)
+        if name in LENGTH_NAMES:
+            return expr.int_var(name)
+        if name == INFINITY:
+            return expr.const(math.inf)
         if name == SCORE:
             if not self.allow_score:
                 raise self.fail(node, "a mask cannot read 'score': it decides before any score is known")
@@ -287,44 +318,59 @@ class _Parser:
             return self.expand(node, name, [])
         if name in FUNCTIONS or name == "where":
             raise self.fail(node, f"'{name}' is a function and must be called: {name}(...)")
-        known = [*INDEX_NAMES, *([SCORE] if self.allow_score else []), *self.scope.scalars, *self.scope.tensors]
+        known = [
+            *INDEX_NAMES,
+            *LENGTH_NAMES,
+            INFINITY,
+            *([SCORE] if self.allow_score else []),
+            *self.scope.scalars,
+            *self.scope.tensors,
+        ]
         hint = did_you_mean(name, [*known, *self.scope.macros, *self.scope.bound])
         raise self.fail(
             node, f"unknown name '{name}'{hint}" + ("" if hint else "; declare it under tensors: or scalars:")
         )
 
     def not_an_axis(self, node: ast.expr) -> ExprError:
+        if self.scope.bound:
+            rule = "a dim is computed from int scalars, sizes and names that are a dim of their own of some tensor"
+            return self.fail(node, f"{rule}, {' '.join(self.scope.bound)}; got {_source(node)!r}")
         axes = " ".join(self.scope.axes or ("of which it has none",))
         return self.fail(node, f"an example reads only its tensor's axes, {axes}; got {_source(node)!r}")
 
     def number(self, node: ast.expr, op: str) -> Expr:
         e = self.read(node)
         if e.type is Type.BOOL:
-            raise self.fail(
-                node, f"'{op}' needs numbers, got the boolean {_source(node)!r}; use where(condition, a, b)"
-            )
+            raise self.not_a_number(node, op)
         return e
+
+    def not_a_number(self, node: ast.expr, op: str) -> ExprError:
+        return self.fail(node, f"'{op}' needs numbers, got the boolean {_source(node)!r}; use where(condition, a, b)")
 
     def boolean(self, node: ast.expr, op: str) -> Expr:
         e = self.read(node)
         if e.type is not Type.BOOL:
-            # & and | bind tighter than comparisons: `a & b < c` is `(a & b) < c`.
-            remedy = f"put comparisons beside '{op}' in parentheses" if op in ("&", "|") else "write a comparison"
-            raise self.fail(node, f"'{op}' needs booleans, got {_article(e.type)}: {_source(node)!r}; {remedy}")
+            got = f"{_article(e.type)}: {_source(node)!r}"
+            raise self.fail(node, f"'{op}' needs booleans, got {got}; write a comparison")
         return e
 
     def read_unary(self, op: ast.unaryop, operand: ast.expr) -> Expr:
-        if isinstance(op, (ast.Not, ast.Invert)):
-            return expr.logical_not(self.boolean(operand, "not" if isinstance(op, ast.Not) else "~"))
+        if isinstance(op, ast.Invert):
+            e = self.read(operand)
+            if e.type is Type.FLOAT:
+                raise self.not_bits(operand, "~")
+            return expr.bit_not(e) if e.type is Type.INT else expr.logical_not(e)
+        if isinstance(op, ast.Not):
+            return expr.logical_not(self.boolean(operand, "not"))
         if isinstance(op, ast.UAdd):
             return self.number(operand, "+")
         return expr.neg(self.number(operand, "-"))
 
     def read_binary(self, node: ast.BinOp, op: ast.operator, left: ast.expr, right: ast.expr) -> Expr:
-        if isinstance(op, (ast.BitAnd, ast.BitOr)):
-            symbol = "&" if isinstance(op, ast.BitAnd) else "|"
-            parts = self.boolean(left, symbol), self.boolean(right, symbol)
-            return (expr.logical_and if symbol == "&" else expr.logical_or)(*parts)
+        if type(op) in _BITS:
+            return self.read_bits(op, left, right)
+        if type(op) in _SHIFTS:
+            return self.read_shift(op, left, right)
         if isinstance(op, ast.Pow):
             base, exponent = self.number(left, "**"), self.number(right, "**")
             if not isinstance(exponent, expr.Const):
@@ -340,7 +386,8 @@ class _Parser:
                 base = expr.to_float(base)
             return self.build(node, expr.power, base, exponent.value)
         if type(op) not in _BINARY:
-            operators = " ".join([symbol for symbol, _ in _BINARY.values()] + ["**", "&", "|"])
+            symbols = [entry[0] for table in (_BINARY, _BITS, _SHIFTS) for entry in table.values()]
+            operators = " ".join([*symbols, "**"])
             raise self.fail(
                 node,
                 f"{_source(node)!r} uses an operator that is not part of the expression language; it has {operators}",
@@ -355,14 +402,91 @@ class _Parser:
             raise self.fail(right, f"'{symbol}' divides by the constant zero in {_source(node)!r}")
         return build(a, b)
 
+    def read_bits(self, op: ast.operator, left: ast.expr, right: ast.expr) -> Expr:
+        """`& | ^` of two booleans, or of two integers bit by bit."""
+        symbol, of_booleans, of_integers = _BITS[type(op)]
+        a, b = self.read(left), self.read(right)
+        if a.type is Type.INT and b.type is Type.INT:
+            return of_integers(a, b)
+        for refused in (Type.FLOAT, Type.INT):
+            for side, e in ((left, a), (right, b)):
+                if e.type is refused:
+                    raise self.not_bits(side, symbol, refused)
+        return of_booleans(a, b)
+
+    def not_bits(self, node: ast.expr, symbol: str, got: Type = Type.FLOAT) -> ExprError:
+        # & and | bind tighter than comparisons: `a & b < c` is `(a & b) < c`.
+        message = f"'{symbol}' needs booleans, or integers alone, got {_article(got)}: {_source(node)!r}"
+        return self.fail(node, f"{message}; put comparisons beside '{symbol}' in parentheses")
+
+    def read_shift(self, op: ast.operator, left: ast.expr, right: ast.expr) -> Expr:
+        symbol, build = _SHIFTS[type(op)]
+        a, b = self.number(left, symbol), self.number(right, symbol)
+        for side, e in ((left, a), (right, b)):
+            if e.type is not Type.INT:
+                raise self.fail(side, f"'{symbol}' needs integers, got the float {_source(side)!r}; use int(...)")
+        if isinstance(b, expr.Const) and not 0 <= b.value <= expr.LAST_SHIFT:
+            raise self.fail(right, f"'{symbol}' shifts by 0 to {expr.LAST_SHIFT} bits, got {b.value}")
+        return build(a, b)
+
+    def is_bare(self, node: ast.expr) -> bool:
+        """Whether a part of the expression stands in no parentheses of its own."""
+        before, after = self.utf8[: node.col_offset].rstrip(), self.utf8[node.end_col_offset :].lstrip()
+        return not (before.endswith(b"(") and after.startswith(b")"))
+
     def read_compare(self, node: ast.Compare) -> Expr:
+        if isinstance(node.ops[0], (ast.In, ast.NotIn)) and len(node.ops) == 1:
+            found = self.read_membership(node.left, node.comparators[0])
+            return found if isinstance(node.ops[0], ast.In) else expr.logical_not(found)
         if not all(type(op) in _COMPARE for op in node.ops):
-            raise self.fail(node, f"{_source(node)!r}: only < <= > >= == != compare values")
+            raise self.fail(node, f"{_source(node)!r}: only < <= > >= == != compare values, and one 'in' alone")
         symbols = [_COMPARE[type(op)][0] for op in node.ops]
-        sides = zip([node.left, *node.comparators], [symbols[0], *symbols], strict=True)
-        values = [self.number(side, symbol) for side, symbol in sides]
+        sides = [node.left, *node.comparators]
+        values = [self.read(side) for side in sides]
+        for side, e in zip(sides, values, strict=True):
+            if isinstance(side, ast.BinOp) and type(side.op) in _BITS and e.type is Type.INT and self.is_bare(side):
+                # Few know that `a < b & c < d` is `a < (b & c) < d`.
+                symbol = _BITS[type(side.op)][0]
+                message = f"'{symbol}' binds tighter than the comparison beside it: {_source(side)!r}"
+                raise self.fail(side, f"{message}; put the booleans, or the integers, that it joins in parentheses")
+        if not (set(symbols) <= {"==", "!="} and {e.type for e in values} == {Type.BOOL}):
+            for side, e, symbol in zip(sides, values, [symbols[0], *symbols], strict=True):
+                if e.type is Type.BOOL:
+                    raise self.not_a_number(side, symbol)
         pairs = zip(node.ops, values, values[1:], strict=False)
         return expr.logical_and(*(expr.compare(_COMPARE[type(op)][1], a, b) for op, a, b in pairs))
+
+    def read_membership(self, node: ast.expr, members: ast.expr) -> Expr:
+        """Whether an integer is one of a list: of literals, or the last dim of a tensor, an integer."""
+        member = self.read(node)
+        if member.type is not Type.INT:
+            remedy = _remedy(member.type, Type.INT)
+            raise self.fail(node, f"'in' needs an integer, got {_article(member.type)}: {_source(node)!r}{remedy}")
+        return expr.logical_or(*(expr.compare("eq", member, e) for e in self.read_members(members)))
+
+    def read_members(self, node: ast.expr) -> list[Expr]:
+        if isinstance(node, (ast.Tuple, ast.List)):
+            found = [self.read(element) for element in node.elts]
+            for element, e in zip(node.elts, found, strict=True):
+                if e.type is not Type.INT:
+                    raise self.fail(element, f"'in' needs integers, got {_article(e.type)}: {_source(element)!r}")
+            return found
+        name, index = (node.value, node.slice) if isinstance(node, ast.Subscript) else (node, None)
+        if not (isinstance(name, ast.Name) and name.id in self.scope.tensors):
+            raise self.fail(node, f"'in' needs a list of integers or a tensor that holds one, got {_source(node)!r}")
+        tensor = self.scope.tensors[name.id]
+        last = tensor.dims[-1] if tensor.dims else None
+        if not isinstance(last, int) or last > MOST_MEMBERS or tensor.element is not Type.INT:
+            got = f"dims [{', '.join(map(str, tensor.dims))}] of {tensor.dtype}"
+            rule = f"of integers whose last dim, the list, is an integer up to {MOST_MEMBERS}"
+            raise self.fail(node, f"'in' needs a tensor {rule}; '{name.id}' has {got}")
+        items = [] if index is None else index.elts if isinstance(index, ast.Tuple) else [index]
+        if len(items) != len(tensor.dims) - 1:
+            wanted = _example(name.id, tensor.dims[:-1]) if len(tensor.dims) > 1 else name.id
+            message = f"'in' takes the last dim of '{name.id}' as its list: index the {len(tensor.dims) - 1} before it"
+            raise self.fail(node, f"{message}, {wanted}; got {len(items)}")
+        indices = tuple(self.read_index(name.id, item) for item in items)
+        return [self.load(name.id, (*indices, expr.const(i))) for i in range(last)]
 
     def read_where(self, node: ast.expr, test: ast.expr, body: ast.expr, orelse: ast.expr) -> Expr:
         condition, a, b = self.boolean(test, "where"), self.read(body), self.read(orelse)
@@ -413,16 +537,16 @@ class _Parser:
                 f"tensor '{name}' has {len(dims)} dim{'s' * (len(dims) != 1)} and must be indexed with as many, "
                 f"got {len(items)}: {_example(name, dims)}",
             )
-        indices = []
-        for item in items:
-            e = self.read(item)
-            if e.type is not Type.INT:
-                got = f"{_article(e.type)}: {_source(item)!r} in '{name}'"
-                raise self.fail(item, f"an index must be an integer, got {got}{_remedy(e.type, Type.INT)}")
-            if SCORE in expr.names(e):
-                raise self.fail(item, f"an index of '{name}' cannot depend on 'score'")
-            indices.append(e)
-        return self.load(name, tuple(indices))
+        return self.load(name, tuple(self.read_index(name, item) for item in items))
+
+    def read_index(self, tensor: str, item: ast.expr) -> Expr:
+        e = self.read(item)
+        if e.type is not Type.INT:
+            got = f"{_article(e.type)}: {_source(item)!r} in '{tensor}'"
+            raise self.fail(item, f"an index must be an integer, got {got}{_remedy(e.type, Type.INT)}")
+        if SCORE in expr.names(e):
+            raise self.fail(item, f"an index of '{tensor}' cannot depend on 'score'")
+        return e
 
     def load(self, name: str, indices: tuple[Expr, ...]) -> Load:
         return Load(self.scope.tensors[name].element, name, indices)

@@ -6,6 +6,7 @@ vector over query rows or keys, or a tile; vectors are broadcast where a tile is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from codegen.expr import (
     COMPARISONS,
     FLOAT_FUNCTIONS,
+    ROUNDINGS,
     Const,
     Expr,
     Level,
@@ -29,7 +31,7 @@ from codegen.expr import (
 )
 
 # Binding strength of Python's operators, loosest first.
-COMPARE, OR, AND, SUM, PRODUCT, UNARY, ATOM = range(1, 8)
+COMPARE, OR, XOR, AND, SHIFT, SUM, PRODUCT, UNARY, ATOM = range(1, 10)
 
 _INFIX = {
     "add": ("+", SUM),
@@ -42,6 +44,11 @@ _INFIX = {
     "ge": (">=", COMPARE),
     "eq": ("==", COMPARE),
     "ne": ("!=", COMPARE),
+    "bitor": ("|", OR),
+    "bitxor": ("^", XOR),
+    "bitand": ("&", AND),
+    "shl": ("<<", SHIFT),
+    "shr": (">>", SHIFT),
 }
 
 
@@ -61,13 +68,17 @@ class Printer:
 
     def _print(self, e: Expr) -> tuple[str, int]:
         if isinstance(e, Const):
-            return (repr(e.value), ATOM) if e.value >= 0 else (repr(e.value), UNARY)
+            text = self.infinity(e.value) if abs(e.value) == math.inf else repr(e.value)
+            return text, ATOM if e.value >= 0 else UNARY
         if isinstance(e, Var):
             return self.variable(e), ATOM
         if isinstance(e, Load):
             return self.load(e), ATOM
         assert isinstance(e, Op)
         return self.operation(e)
+
+    def infinity(self, value: float) -> str:
+        return f'float("{value}")'
 
     def variable(self, e: Var) -> str:
         return e.name
@@ -119,10 +130,13 @@ class FormulaPrinter(Printer):
             strength = 0 if e.op == "and" else -1
             return f" {e.op} ".join(self.operand(a, strength + 1) for a in e.args), strength
         if e.op == "not":
-            return f"not {self.operand(e.args[0], UNARY)}", UNARY
+            return f"not {self.operand(e.args[0], UNARY)}", COMPARE  # it binds looser than the comparison it may be in
         if e.op == "float":
             return self._print(e.args[0])
         return super().operation(e)
+
+    def infinity(self, value: float) -> str:
+        return repr(value)
 
     def call(self, e: Op) -> str:
         return f"{e.op}({', '.join(self.text(a) for a in e.args)})"
@@ -135,6 +149,9 @@ class FormulaPrinter(Printer):
 @dataclass
 class NumberPrinter(FormulaPrinter):
     """Plain Python, for what only scalars and literals decide: torch's functions take no Python numbers."""
+
+    def infinity(self, value: float) -> str:
+        return "math.inf" if value > 0 else "-math.inf"
 
     def operation(self, e: Op) -> tuple[str, int]:
         if e.op == "not":
@@ -152,13 +169,15 @@ class NumberPrinter(FormulaPrinter):
         if e.op == "clamp":
             x, low, high = (self.text(a) for a in e.args)
             return f"min(max({x}, {low}), {high})"
+        if e.op in ROUNDINGS:
+            return f"float({'' if e.op == 'round' else 'math.'}{super().call(e)})"
         return f"math.{super().call(e)}" if e.op in FLOAT_FUNCTIONS else super().call(e)
 
 
 ROWS = {"q_idx": "q_row", "kv_idx": "kv_row"}
 """The position of a query or key -> its row, which with the offset is its position where none is given."""
 
-_MODULE_FUNCTIONS = ("exp", "log", "sqrt", "tanh", "sin", "cos", "abs", "minimum", "maximum", "where")
+_MODULE_FUNCTIONS = (*sorted((FLOAT_FUNCTIONS | ROUNDINGS) - {"sigmoid", "erf"}), "abs", "minimum", "maximum", "where")
 
 
 @dataclass
@@ -289,13 +308,14 @@ def jnp_printer(exact_dims: Callable[[str, int, Expr], bool], **options: Any) ->
     return ArrayPrinter(module="jnp", exact_dims=exact_dims, **(dialect | options))
 
 
-# `floor_div`, `floor_mod` and `tanh` are helpers that a kernel file defines when it uses them.
+TRITON_HELPERS = {"floordiv": "floor_div", "mod": "floor_mod", "round": "round_even", "log1p": "log1p", "tan": "tan"}
+"""Operation -> the helper that a kernel file defines where it uses it; so it does with `tanh`."""
+
 TRITON_FUNCTIONS = {
-    **{name: f"tl.{name}" for name in ("exp", "log", "sqrt", "sin", "cos", "abs", "where", "sigmoid", "erf")},
+    **{name: f"tl.{name}" for name in (*sorted((FLOAT_FUNCTIONS | ROUNDINGS) - {"tanh"}), "abs", "where")},
     "min": "tl.minimum",
     "max": "tl.maximum",
-    "floordiv": "floor_div",
-    "mod": "floor_mod",
+    **TRITON_HELPERS,
 }
 
 

@@ -27,7 +27,8 @@ def reference_text(variant: Variant, mode: Mode, framework: Framework) -> Refere
     """The reference of a variant in one mode of calls."""
     printer = _printer(variant, mode, framework)
     score, mask = _score(variant, printer), _mask(variant, replace(printer, kept=frozenset()))
-    reads = frozenset(re.findall(r"\w+", f"{score} {mask}")) & {"b", "h", "hkv", *ROWS, *ROWS.values()}
+    known = {"b", "h", "hkv", *ROWS, *ROWS.values(), *expr.LENGTH_NAMES}
+    reads = frozenset(re.findall(r"\w+", f"{score} {mask}")) & known
     return ReferenceText(
         score=score, mask=mask, reads=reads | ({"b", "h", *ROWS.values()} if variant.decay else frozenset())
     )

@@ -81,6 +81,8 @@ _WORDS = """
 
     Attention PASSES make_tables tables tiles_of
 
+    computed key_lengths round_even size_of
+
     block_seqs block_sequences check_sequences cols first_entry key_block_list key_block_seqs key_ranges key_spans
     kv_parts kv_start kv_total launched num_entries num_others_most num_seqs packed_launch packed_row q_parts q_row
     q_start q_total record row_stride segmented_launch sequence_of_rows sequences slots sums_by_sequence table_row

@@ -16,7 +16,7 @@ from codegen.tiles import TILE_FIELDS
 
 Schema = dict[str, Any]  # a JSON document: its shape is the business of its readers
 
-_HEAD_DIM_KEY = "^(1[6-9]|[2-9][0-9]|1[0-9]{2}|2[0-4][0-9]|25[0-6])$"
+_HEAD_DIM_KEY = "^([89]|[1-9][0-9]|1[0-9]{2}|2[0-4][0-9]|25[0-6])$"
 """`MIN_HEAD_DIM` to `MAX_HEAD_DIM`, which as keys JSON can only hold as text."""
 
 _PASS_DOCS = {
@@ -167,10 +167,13 @@ def _tensor() -> Schema:
         "anyOf": [
             {"enum": list(INDEX_NAMES)},
             {"type": "integer", "minimum": 1},
-            {"type": "string", "pattern": f"^{IDENTIFIER}$"},
+            {"type": "string", "minLength": 1},
         ]
     }
-    dims = "Shape: a size of the call (b h hkv q_idx kv_idx), an integer, or a free name whose size the call gives."
+    dims = "Shape: a size of the call (b h hkv q_idx kv_idx), an integer, a free name whose size the call gives, or an "
+    dims += (
+        "expression of integers over int scalars, b h hkv q_len kv_len and names that are a dim elsewhere: `2 * r + 1`."
+    )
     return _object(
         "A tensor that expressions index with one integer expression per dim.",
         {

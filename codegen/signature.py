@@ -216,6 +216,8 @@ class Signatures:
         wanted = {*read, *(["q_offset"] if "q_shift" in read else []), *(["group_size"] if "hkv" in read else [])}
         groups = [*self._tensors(), *self._loadable(), *self._tensor_strides()]
         groups.append(ArgGroup(names=("group_size",), host="group_size", varies=True))
+        if self.mode is not Mode.PACKED:
+            groups.append(ArgGroup(names=("kv_len",), host="kv_len", varies=True))
         groups = [group for group in self._with_read_positions(groups, read) if wanted & set(group.names)]
         offset = ["Q_OFFSET_PER_BATCH"] if "q_offset" in wanted else []
         loaded = ["SCALARS_LOADED"] if any(group.loadable for group in groups) else []

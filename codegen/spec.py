@@ -31,7 +31,7 @@ REGISTER_FILE = 65_536
 """32-bit registers of a multiprocessor, which one program may have all of (CUDA C++ programming guide, table of
 technical specifications: all chips from sm_80 to sm_120)."""
 
-MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
+MIN_HEAD_DIM, MAX_HEAD_DIM = 8, 256
 
 
 class Pass(StrEnum):

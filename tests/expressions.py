@@ -33,11 +33,23 @@ def contents(rng: np.random.Generator, batch: int, heads: int, keys: int) -> dic
 
 
 LEAVES = {
-    "int": ["q_idx", "kv_idx", "(q_idx - kv_idx)", "doc[b, <pos>]", "place[<pos>]", "h", "hkv", "size", "<literal>"],
+    "int": [
+        "q_idx",
+        "kv_idx",
+        "(q_idx - kv_idx)",
+        "doc[b, <pos>]",
+        "place[<pos>]",
+        "h",
+        "hkv",
+        "size",
+        "<length>",
+        "<literal>",
+    ],
     "float": ["weight[h, <pos>]", "level[h]", "cap", "(cap - level[h])", "0.5", "(-1.5)"],
     "mask": ["(<int> <order> <int>)", "(<float> <order> <float>)", "(<float> <order> <int>)", "flag[<pos>]"],
     "score": ["score", "<float>"],
     "pos": ["q_idx", "kv_idx"],
+    "length": ["q_len", "kv_len"],
     "literal": ["0", "1", "2", "7", "16", "33", "(-1)", "(-3)", "(-20)"],
     "divisor": ["2", "3", "16", "17", "(-1)", "(-4)", "(abs(size) + 1)", "(-1 - abs(size))"],
     "order": ["<", "<=", ">", ">=", "==", "!="],
@@ -45,7 +57,15 @@ LEAVES = {
     "div": ["//", "%"],
     "extreme": ["min", "max"],
     "join": ["and", "or"],
-    "function": ["exp", "sqrt", "log", "tanh", "sigmoid", "sin", "cos", "erf", "relu", "silu"],
+    "bits": ["&", "|", "^"],
+    "shift": ["<<", ">>"],
+    "shifted": ["0", "1", "4", "(size & 3)", "(size - 2)"],
+    "mask_bits": ["0", "1", "3", "15", "21", "63", "(-1)", "(-16)", "(-5)"],
+    "rounding": ["floor", "ceil", "round"],
+    "function": [
+        *("exp", "exp2", "sqrt", "log", "log2", "log1p", "tanh", "sigmoid", "sin", "cos", "tan", "erf", "relu", "silu"),
+        "<rounding>",
+    ],
 }
 """What an expression of each kind is made of at its innermost; `<kind>` stands for an expression of that kind."""
 
@@ -59,6 +79,10 @@ BRANCHES = {
         "(<int> <div> <divisor>)",
         "<extreme>(<int>, <int>)",
         "abs(<int>)",
+        "(<int> <bits> <int>)",
+        "(<int> <bits> <mask_bits>)",
+        "(~<int>)",
+        "(<int> <shift> <shifted>)",
         "(<int> if <mask> else <int>)",
         "doc[b, <int>]",
         "place[<int>]",
@@ -70,9 +94,17 @@ BRANCHES = {
         "<extreme>(<float>, <float>)",
         "<extreme>(<float>, <int>)",
         "abs(<float>)",
+        "<rounding>(<float>)",
         "(<float> if <mask> else <int>)",
     ],
-    "mask": ["(<mask> <join> <mask>)", "(not <mask>)", "where(<mask>, <mask>, <mask>)"],
+    "mask": [
+        "(<mask> <join> <mask>)",
+        "(not <mask>)",
+        "where(<mask>, <mask>, <mask>)",
+        "(<mask> == <mask>)",
+        "(<mask> != <mask>)",
+        "(<mask> ^ <mask>)",
+    ],
     "score": [
         "(<score> <sum> <score>)",
         "(<score> * <float>)",

@@ -109,9 +109,32 @@ def test_nothing_wrong_is_proven_of_a_nan_an_infinity_or_a_negative_scalar(text:
             check(parse(text, SCOPE, Type.BOOL), Grid(call=call, block_m=block, block_n=block))
 
 
+@pytest.mark.parametrize("order", ["<", "==", ">="])
+@pytest.mark.parametrize("operator", ["&", "|", "^", "<<", ">>"])
+def test_nothing_wrong_is_proven_of_bits(operator: str, order: str) -> None:
+    """Of every pair of blocks of four numbers around zero, against every value that an operation may take."""
+    call = Call(q_len=16, kv_len=16, q_offset=-8, b=0, h=0, hkv=0, scalars={"size": 3, "cap": 0.0}, tensors={})
+    grid = Grid(call=call, block_m=4, block_n=4)
+    right = "size" if operator in ("<<", ">>") else "(kv_idx - 8)"
+    for left, other in ((f"(q_idx {operator} {right})", "kv_idx"), (f"((kv_idx - 7) {operator} -4)", "q_idx")):
+        for bound in range(-17, 17):
+            if operator not in ("<<", ">>") or other == "kv_idx":
+                check(parse(f"{left} {order} {bound}", SCOPE, Type.BOOL), grid)
+        if operator not in ("<<", ">>") or other == "kv_idx":
+            check(parse(f"{left} {order} {other}", SCOPE, Type.BOOL), grid)
+
+
 @pytest.mark.parametrize(
     ("schedule", "text"),
     [
+        ("closed_form", "q_idx >= kv_idx and kv_idx >= kv_len - 4"),
+        ("closed_form", "q_idx >= kv_idx and (kv_idx < 4 or kv_idx >= kv_len - size)"),
+        ("closed_form", "q_idx < q_len - size"),
+        ("closed_form", "(q_idx >> 6) == (kv_idx >> 6)"),
+        ("closed_form", "(q_idx & ~63) >= kv_idx << 1"),
+        ("closed_form", "kv_idx // 16 in (2, 5)"),
+        ("closed_form", "(q_idx >= kv_idx) == (q_idx < 9)"),
+        ("lists", "kv_idx // 16 in (q_idx // 16, place[q_idx // 16])"),
         ("ranges", "doc[b, q_idx] == doc[b, kv_idx]"),
         ("ranges", "q_idx >= kv_idx and q_idx - kv_idx < size and doc[b, kv_idx] == doc[b, q_idx]"),
         ("ranges", "(q_idx >= kv_idx or kv_idx < size) and doc[b, kv_idx] == doc[b, q_idx]"),

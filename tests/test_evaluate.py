@@ -30,6 +30,8 @@ def inputs(seed: int) -> tuple[dict[str, Array], dict[str, Array]]:
         "hkv": np.arange(HEADS).reshape(-1, 1, 1) // 2,
         "q_idx": np.arange(QUERIES)[:, None] + 4,
         "kv_idx": np.arange(KEYS),
+        "q_len": np.asarray(QUERIES),
+        "kv_len": np.asarray(KEYS),
         "size": np.asarray(rng.integers(-5, 9)),
         "cap": np.asarray(rng.normal()),
         "score": rng.normal(size=SHAPE),

@@ -38,6 +38,12 @@ EXPRESSIONS = (
     "score * table[h, int(log(1.0 + abs(q_idx - kv_idx)) * 2)] + table[2, 1]",
     "where(table[h, int(2 * table[h, kv_idx])] > 0, score, int(table[h, 1]) * score)",
     "score * (where(table[h, q_idx] > 0, 1, 2) * kv_idx) + table[h, 2]",
+    "exp2(score) - log2(score ** 2 + 1) + log1p(abs(score)) * tan(0.3 * score)",
+    "floor(score) * score + ceil(2 * table[h, kv_idx]) * score - round(score * 4) / 4",
+    "round(kv_idx / 2) * score + floor(-kv_idx / 2) - ceil(q_idx) * round(q_idx)",
+    "score * ((q_idx & 3) | (kv_idx ^ 5)) + (~kv_idx) + (q_idx << 2 >> 1) - (-kv_idx >> 1) + (1 << (q_idx & 3))",
+    "where((q_idx >= kv_idx) == (h == 1), score, 2 * score) + where((kv_idx < 3) ^ (h > 0), table[h, 1], 0.5)",
+    "where((q_idx >= kv_idx) == (not kv_idx < 3 and h > 0), score, min(score, inf)) - where(score < inf, 1, 2)",
 )
 
 NUMBERS = (
@@ -46,6 +52,8 @@ NUMBERS = (
     "abs(-size) ** 2 + min(size, 3, cap) - max(size // 2, size % 3)",
     "1.5 if not cap > 3.0 and size < 9 or cap == size else cap",
     "int(cap * 7.5) / size + int(-cap)",
+    "floor(-cap) + ceil(size * cap) - round(2.5 * size) * log1p(cap) + log2(cap) * exp2(-cap) / tan(cap)",
+    "(size & 6 | size << 2) + (size ^ 3) - (~size >> 1) + (1.5 if (size > 3) == (cap > 3.0) else -cap)",
 )
 
 
@@ -55,6 +63,7 @@ def test_numbers_are_printed_as_python(text: str) -> None:
     scalars = {"size": 5, "cap": 0.7}
     kinds = {"size": ScalarType.INT, "cap": ScalarType.FLOAT}
     functions = {name: getattr(math, name) for name in ("sqrt", "log", "exp", "sin", "cos", "tanh", "erf")}
+    functions |= {name: getattr(math, name) for name in ("floor", "ceil", "log1p", "log2", "exp2", "tan")}
     want = eval(text, {**functions, "sigmoid": lambda x: 1 / (1 + math.exp(-x)), **scalars})
     printer = torch_printer(_never_exact, numbers=frozenset(scalars))
     score = torch.randn(HEADS, LENGTH, KEYS, dtype=torch.float64)

@@ -41,6 +41,8 @@ def inputs(seed: int) -> tuple[dict[str, Array], dict[str, Array]]:
         "b": np.asarray(1),
         "h": np.asarray(2),
         "hkv": np.asarray(1),
+        "q_len": np.asarray(9),
+        "kv_len": np.asarray(13),
         "q_idx": np.arange(QUERIES)[:, None] + rng.integers(-3, 6),
         "kv_idx": np.arange(KEYS)[None, :],
         "size": np.asarray(rng.integers(-5, 9)),

@@ -239,7 +239,7 @@ archs: {sm_89: {fwd: {128: {block_m: 128, block_n: 128, num_warps: 8, num_stages
         (["--dtype", "bf16"], "--dtype: expected names among float16, bfloat16, float32, got 'bf16'"),
         (["--passes", "fwd,dkvd"], "--passes: expected names among fwd, dkdv, dq, got 'dkvd'; did you mean 'dkdv'?"),
         (["--modes", "pack"], "--modes: expected names among dense, packed, segmented, got 'pack'"),
-        (["--head-dim", "8"], "--head-dim: expected integers from 16 to 256 such as 64,80, got '8'"),
+        (["--head-dim", "7"], "--head-dim: expected integers from 8 to 256 such as 64,80, got '7'"),
         (["--json", "no/found.json"], "--json: expected a file in a folder that is there, got no/found.json"),
         (["--variants", "no.yaml"], "no.yaml:1: there is no such file"),
     ],

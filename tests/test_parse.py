@@ -25,6 +25,7 @@ SCOPE = Scope(
         "doc": TensorSpec(name="doc", dims=("b", "kv_idx"), dtype="int32"),
         "keep": TensorSpec(name="keep", dims=("kv_idx",), dtype="bool"),
         "bias": TensorSpec(name="bias", dims=()),
+        "chosen": TensorSpec(name="chosen", dims=("b", 3), dtype="int32"),
     },
     scalars={"size": ScalarType.INT, "cap": ScalarType.FLOAT},
     macros={
@@ -73,10 +74,35 @@ def score(text: str) -> Expr:
         ("where(causal, 1, 2.5)", Type.FLOAT),
         ("1 if causal else 2", Type.INT),
         ("causal if h < 2 else keep[q_idx]", Type.BOOL),
+        ("q_len - kv_len", Type.INT),
+        ("h & 3 | 4 ^ size", Type.INT),
+        ("~h << 2 >> size", Type.INT),
+        ("causal ^ (h == 1)", Type.BOOL),
+        ("causal == keep[q_idx] != (h > 1)", Type.BOOL),
+        ("~causal", Type.BOOL),
+        ("floor(cap)", Type.FLOAT),
+        ("round(h)", Type.INT),
+        ("-inf", Type.FLOAT),
+        ("kv_idx // 64 in chosen[b]", Type.BOOL),
     ],
 )
 def test_type_of_an_expression(text: str, type_: Type) -> None:
     assert parse(text, SCOPE, type_).type is type_
+
+
+def test_membership_is_a_comparison_with_each_element() -> None:
+    elements = [Load(Type.INT, "chosen", (int_var("b"), const(i))) for i in range(3)]
+    assert mask("h in chosen[b]") == expr.logical_or(*(expr.compare("eq", H, e) for e in elements))
+    assert mask("h not in (1, size)") == mask("h != 1 and h != size")
+
+
+def test_integer_operations_of_literals_fold() -> None:
+    assert score("(13 & 6) + (8 | 3) * (5 ^ 1) + (~4) + (3 << 2) + (-9 >> 2)") == const(4.0 + 11 * 4 - 5 + 12 - 3)
+    assert score("floor(-0.5) + ceil(1.25) + round(2.5) + round(-1.5)") == const(-1.0 + 2 + 2 - 2)
+    assert mask("(h << 3) >= 0") == mask("8 * h >= 0")
+    assert mask("(h & -1) > (size | 0) and (h ^ 0) < ~(~size)") == mask("h > size and h < size")
+    assert mask("(causal == True) and (causal != False)") == mask("causal")
+    assert mask("not (causal == keep[h])") == mask("causal != keep[h]")
 
 
 def test_integer_is_accepted_as_a_score() -> None:
@@ -97,9 +123,10 @@ def test_the_readme_lists_every_function_and_operator() -> None:
     section = readme.partition("## The language\n")[2].partition("\n## ")[0]
     table = "\n".join(line for line in section.splitlines() if line.startswith("|"))
     words = set(re.findall(r"[\w]+|[^\w\s`]+", " ".join(re.findall(r"`[^`]*`", table))))
-    symbols = {symbol for symbol, _ in [*parse_module._BINARY.values(), *parse_module._COMPARE.values()]}
-    operators = symbols | {"**", "and", "or", "not", "&", "\\|", "~", "if", "else"}
-    assert {*FUNCTIONS, "where", "score", *expr.INDEX_NAMES, *operators} - words == set()
+    tables = (parse_module._BINARY, parse_module._COMPARE, parse_module._BITS, parse_module._SHIFTS)
+    symbols = {entry[0].replace("|", "\\|") for table in tables for entry in table.values()}
+    operators = symbols | {"**", "and", "or", "not", "~", "if", "else", "in"}
+    assert {*FUNCTIONS, "where", "score", "inf", *expr.INDEX_NAMES, *expr.LENGTH_NAMES, *operators} - words == set()
 
 
 # -------------------------------------------------------------------------------------------------------- structure
@@ -255,10 +282,27 @@ def test_bad_header(text: str) -> None:
         ("h < 2 ** 31", 5, "an integer must fit 32 bits, got 2 ** 31"),
         ("cap < 1e39", 7, "a number must fit float32, got 1e+39"),
         ("cap / 1e-39 < 1", 7, "a number must fit float32, got 1e-39"),
-        ("h << 2 < 4", 1, "'h << 2' uses an operator that is not part of the expression language"),
+        ("h @ 2 < 4", 1, "'h @ 2' uses an operator that is not part of the expression language"),
+        ("h << 31 < 4", 6, "'<<' shifts by 0 to 30 bits, got 31"),
+        ("h >> -1 < 4", 6, "'>>' shifts by 0 to 30 bits, got -1"),
+        ("h << cap < 4", 6, "'<<' needs integers, got the float 'cap'; use int(...)"),
+        ("(h & cap) < 4", 6, "'&' needs booleans, or integers alone, got a float: 'cap'"),
+        ("(h ^ causal) < 4", 2, "'^' needs booleans, or integers alone, got an integer: 'h'"),
+        ("h | 1 == h", 1, "'|' binds tighter than the comparison beside it: 'h | 1'"),
+        ("~cap < 1", 2, "'~' needs booleans, or integers alone, got a float: 'cap'"),
+        ("causal == 1", 1, "'==' needs numbers, got the boolean 'causal'; use where(condition, a, b)"),
+        ("cap < 1e38 * 1e38", 7, "a number must fit float32, got 1e+38 * 1e+38"),
+        ("cap < inf - inf", 7, "a number must fit float32, got inf - inf"),
+        ("h < int(inf)", 5, "'int(inf)' has no finite value"),
+        ("cap < floor(-inf)", 7, "'floor(-inf)' has no finite value"),
         ("h < max", 5, "'max' is a function and must be called: max(...)"),
         ("h < max(1)", 5, "max() takes 2 to 8 arguments, got 1"),
-        ("h in (1, 2)", 1, "'h in (1, 2)': only < <= > >= == != compare values"),
+        ("0 < h in (1, 2)", 1, "'0 < h in (1, 2)': only < <= > >= == != compare values, and one 'in' alone"),
+        ("cap in (1, 2)", 1, "'in' needs an integer, got a float: 'cap'; use // or int(...)"),
+        ("h in (1, 2.5)", 10, "'in' needs integers, got a float: '2.5'"),
+        ("h in size", 6, "'in' needs a list of integers or a tensor that holds one, got 'size'"),
+        ("h in doc[b]", 6, "'in' needs a tensor of integers whose last dim, the list, is an integer up to 64; 'doc'"),
+        ("h in chosen[b, h]", 6, "'in' takes the last dim of 'chosen' as its list: index the 1 before it, chosen[b]"),
         ("h == (1, 2)", 6, "'(1, 2)' is not part of the expression language"),
         ("h < max(*h, 1)", 9, "'*h' is not part of the expression language"),
         ("h < max(h, key=1)", 5, "'max(h, key=1)' is not part of the expression language"),

@@ -412,7 +412,7 @@ def test_check_notes_what_was_measured_on_other_kernels(
         (["explain", "--gpu", "gtx_1080"], "no tuned files there"),
         (["explain", "causal", "--gpu", "h10"], "did you mean 'h100'"),
         (["explain", "causal", "--gpu", "h100", "--dtype", "int8"], "--dtype: expected one of float16"),
-        (["explain", "causal", "--gpu", "h100", "--head-dim", "300"], "--head-dim: expected 16 to 256, got 300"),
+        (["explain", "causal", "--gpu", "h100", "--head-dim", "300"], "--head-dim: expected 8 to 256, got 300"),
         (["explain", "causal", "--gpu", "h100", "--mode", "paked"], "did you mean 'packed'"),
     ],
 )

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from codegen.expr import TensorSpec
+from codegen import dims
+from codegen.expr import ScalarType, TensorSpec
 from codegen.parse import parse_example
 from codegen.printers import torch_printer
 
@@ -122,7 +123,11 @@ def draw_inputs(
     q = normal(shape.batch, shape.heads, shape.seq, shape.dim, dtype=dtype)
     k = normal(shape.batch, shape.kv_heads, shape.seq, shape.dim, dtype=dtype)
     v = normal(shape.batch, shape.kv_heads, shape.seq, shape.dim, dtype=dtype)
-    tensors = {name: _draw_tensor(name, declared, shape, normal) for name, declared in entry["tensors"].items()}
+    numbers = {name: _suited(entry, name, shape.seq) for name in entry["scalars"]} | dict(scalars or {})
+    tensors = {
+        name: _draw_tensor(name, declared, _sizes(entry, declared, shape, numbers), normal)
+        for name, declared in entry["tensors"].items()
+    }
     trained = {name for name, declared in entry["tensors"].items() if declared["grad"]}
     if entry["sink"]:
         tensors["sink"] = normal(shape.heads)
@@ -132,7 +137,6 @@ def draw_inputs(
         trained.add("g")
     for leaf in (q, k, v, *(tensors[name] for name in trained if own_grads)):
         leaf.requires_grad_()
-    numbers = {name: _suited(entry, name, shape.seq) for name in entry["scalars"]} | dict(scalars or {})
     if entry["dropout"]:
         # A scale of two is exact: the bounds on errors stay those of a call without dropout.
         numbers = {"dropout_p": 0.5, "seed": 2**40 + seed} | numbers
@@ -159,11 +163,23 @@ def _suited(entry: Mapping[str, Any], name: str, seq: int) -> int | float:
     return value if high is None else min(value, high)
 
 
-def _draw_tensor(name: str, declared: Mapping[str, Any], shape: Shape, normal: Callable[..., Tensor]) -> Tensor:
-    """A tensor of the declared dims, filled with its example; without one, integers are 0 or 1, so that they may index
-    a free dim, which has four elements."""
-    known = {"b": shape.batch, "h": shape.heads, "hkv": shape.kv_heads, "q_idx": shape.seq, "kv_idx": shape.seq}
-    sizes = [dim if isinstance(dim, int) else known.get(dim, 4) for dim in declared["dims"]]
+def _sizes(
+    entry: Mapping[str, Any], declared: Mapping[str, Any], shape: Shape, numbers: Mapping[str, int | float]
+) -> list[int]:
+    """The sizes of a tensor's dims; a free one has four elements."""
+    known = {"b": shape.batch, "h": shape.heads, "hkv": shape.kv_heads}
+    known |= dict.fromkeys(("q_idx", "kv_idx", "q_len", "kv_len"), shape.seq)
+    known |= {name: number for name, number in numbers.items() if isinstance(number, int)}
+    kinds = {name: ScalarType(kind) for name, kind in entry["scalars"].items()}
+    specs = [TensorSpec(name=name, dims=tuple(each["dims"])) for name, each in entry["tensors"].items()]
+    spec = TensorSpec(name="", dims=tuple(declared["dims"]))
+    spec = dims.with_computed(spec, kinds, dims.own_names(specs, kinds))
+    return [dims.size_of(dim, spec, known, 4) for dim in spec.dims]
+
+
+def _draw_tensor(name: str, declared: Mapping[str, Any], sizes: Sequence[int], normal: Callable[..., Tensor]) -> Tensor:
+    """A tensor of these sizes, filled with its example; without one, integers are 0 or 1, so that they may index a free
+    dim."""
     values = normal(*sizes)
     dtype: torch.dtype = getattr(torch, declared["dtype"])
     if declared["example"]:

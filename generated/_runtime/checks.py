@@ -1,6 +1,6 @@
 """Checks of an op's arguments, before anything is launched. Works on shapes and names: no framework is imported."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 FLOAT_DTYPES = ("float16", "bfloat16", "float32")
@@ -8,7 +8,7 @@ LAYOUTS = ("bhsd", "bshd")
 PACKED = "packed"
 # Of a layout: the dims as messages write them, the axes of heads and of the sequence.
 _DIMS = {"bhsd": ("[B, H, S, D]", 1, 2), "bshd": ("[B, S, H, D]", 2, 1), PACKED: ("[total, H, D]", 1, 0)}
-MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
+MIN_HEAD_DIM, MAX_HEAD_DIM = 8, 256
 # Positions, offsets and integer scalars are 32-bit in the kernels; half the range leaves room for their sums.
 INT_LIMIT = 2**30
 SEED_END = 2**63
@@ -18,13 +18,32 @@ class ArgumentError(TypeError, ValueError):
     """A bad argument of an op: names it, what was expected and what was got."""
 
 
-# An expected size: a number, or a number in a tuple where more is fine as well.
-Size = int | tuple[int]
+# An expected size: a number, a number in a tuple where more is fine as well, or a number and what it was computed from.
+Size = int | tuple[int] | tuple[int, str]
 
 
 def at_least(n: int) -> Size:
     """A size that may also be larger."""
     return (n,)
+
+
+def size_of(x: Any, axis: int) -> int | None:
+    """The size of a tensor's axis that another's dim is computed from; None where its own check will fail."""
+    shape = getattr(x, "shape", ())
+    return shape[axis] if axis < len(shape) else None
+
+
+def computed(text: str, size: Callable[..., int], *values: Any) -> Size:
+    """The size of a dim that the spec computes: `computed("2 * r + 1", lambda r: 2 * r + 1, 4)`.
+
+    Any size will do where a value is no number: an argument that fails a check of its own, or a traced array.
+    """
+    if any(isinstance(value, bool) or not isinstance(value, int) for value in values):
+        return at_least(1)
+    try:
+        return size(*values), text
+    except (ArithmeticError, ValueError):  # a division by zero, a shift by less
+        return at_least(1)
 
 
 def fail(op: str, argument: str, expected: str, got: object) -> NoReturn:
@@ -94,15 +113,24 @@ def check_shapes(op: str, layout: str, q: Sequence[int], k: Sequence[int], v: Se
 
 def sizes_text(sizes: Sequence[Size]) -> str:
     """Expected sizes for people: `[2, >=128]`."""
-    return f"[{', '.join(f'>={n[0]}' if isinstance(n, tuple) else str(n) for n in sizes)}]"
+    return f"[{', '.join(map(_size_text, sizes))}]"
+
+
+def _size_text(size: Size) -> str:
+    if isinstance(size, int):
+        return str(size)
+    return f">={size[0]}" if len(size) == 1 else f"{size[1]} = {size[0]}"
+
+
+def _fits(size: int, expected: Size) -> bool:
+    if isinstance(expected, int):
+        return size == expected
+    return size >= expected[0] if len(expected) == 1 else size == expected[0]
 
 
 def check_sizes(op: str, argument: str, shape: Sequence[int], expected: Sequence[Size]) -> None:
     """Check a tensor's shape against expected sizes."""
-    fits = len(shape) == len(expected) and all(
-        got >= want[0] if isinstance(want, tuple) else got == want for got, want in zip(shape, expected, strict=True)
-    )
-    if not fits:
+    if len(shape) != len(expected) or not all(map(_fits, shape, expected)):
         fail(op, argument, f"shape {sizes_text(expected)}", list(shape))
 
 

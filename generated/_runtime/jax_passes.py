@@ -23,7 +23,14 @@ _AXES = {
     PACKED: {"q": "shd", "k": "tkd", "v": "tke", "o": "she", "lse": "hs", "decay": ".ht"},
 }
 _LOGICAL = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3)}
-TOKENS = {"q_segment_ids": "bs", "kv_segment_ids": "bt", "q_positions": "bs", "kv_positions": "bt", "row_offsets": "b"}
+TOKENS = {
+    "q_segment_ids": "bs",
+    "kv_segment_ids": "bt",
+    "q_positions": "bs",
+    "kv_positions": "bt",
+    "kv_lengths": "b",
+    "row_offsets": "b",
+}
 BEGINS = ("cu_seqlens_q", "cu_seqlens_k")
 
 
@@ -195,7 +202,7 @@ def keywords(kernels: Kernels, call: Call, operands: dict[str, jax.Array]) -> di
     """The arguments of the launches: tensors for a call's arrays, None for what it does not give, and numbers."""
     b, _, q_len = _batch_heads_rows(operands["q"], call)
     kv_len = operands["k"].shape[call.layout.find("s") if not call.packed else 0]
-    sizes = {"s": q_len, "t": kv_len}
+    sizes = {"b": b, "s": q_len, "t": kv_len}
     found: dict[str, Any] = dict.fromkeys(kernels.parameters)
     tables = []
     for name, array in operands.items():
@@ -206,7 +213,7 @@ def keywords(kernels: Kernels, call: Call, operands: dict[str, jax.Array]) -> di
         elif name in ("lse", "dlse") and call.packed:
             found[name] = Tensor.of(array[None])
         elif name in TOKENS and name != "row_offsets":
-            found[name] = Tensor.repeated(array, (b, sizes[TOKENS[name][1]]))
+            found[name] = Tensor.repeated(array, [sizes[axis] for axis in TOKENS[name]])
         else:
             found[name] = Tensor.of(array, element="uint64" if name == "seed" else "")
     found |= dict(call.numbers)

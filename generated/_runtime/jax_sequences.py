@@ -25,13 +25,14 @@ class Tokens(NamedTuple):
     """What a call says of its queries and keys, int32 `[B, Sq]` and `[B, Skv]`.
 
     Ids are always there; where none were given they are one for all, `[1, 1]`. Keys behind a row's length have
-    `padding_id`. Positions are None where rows are positions.
+    `padding_id`. Positions are None where rows are positions. Lengths are int32 `[B]`, or one for all rows.
     """
 
     q_segment_ids: jax.Array
     kv_segment_ids: jax.Array
     q_positions: jax.Array | None
     kv_positions: jax.Array | None
+    kv_lengths: jax.Array
 
     @property
     def kind(self) -> str:
@@ -110,9 +111,11 @@ def check_tokens(
         fail(op, "q_offset", "0 beside q_positions, which say where queries are", got)
     if q_ids is None or kv_ids is None:
         q_ids = kv_ids = jnp.full((1, 1), int(padding_id == 0), jnp.int32)
+    lengths = jnp.full(1, kv_len, jnp.int32)
     if kv_lengths is not None:
-        kv_ids = jnp.where(jnp.arange(kv_len, dtype=jnp.int32)[None] < kv_lengths[:, None], kv_ids, padding_id)
-    return Tokens(q_ids, kv_ids, q_positions, kv_positions)
+        lengths = kv_lengths
+        kv_ids = jnp.where(jnp.arange(kv_len, dtype=jnp.int32)[None] < lengths[:, None], kv_ids, padding_id)
+    return Tokens(q_ids, kv_ids, q_positions, kv_positions, lengths)
 
 
 def check_order(
@@ -124,7 +127,7 @@ def check_order(
         return None
     q_ids, q_positions = (jnp.broadcast_to(x, (batch, q_len)) for x in (tokens.q_segment_ids, tokens.q_positions))
     kv_ids, kv_positions = (jnp.broadcast_to(x, (batch, kv_len)) for x in (tokens.kv_segment_ids, tokens.kv_positions))
-    wrong = _in_disorder(Tokens(q_ids, kv_ids, q_positions, kv_positions), padding_id, by_row)
+    wrong = _in_disorder(Tokens(q_ids, kv_ids, q_positions, kv_positions, tokens.kv_lengths), padding_id, by_row)
     if values_are_checked(wrong):
         fail_order(op, by_row, wrong.tolist())
         return None
@@ -133,7 +136,7 @@ def check_order(
 
 def _in_disorder(tokens: Tokens, padding_id: int, by_row: ByRow) -> jax.Array:
     """Of each batch row whether its positions are not its rows, nor else what the op asks of them."""
-    q_ids, kv_ids, q_positions, kv_positions = tokens
+    q_ids, kv_ids, q_positions, kv_positions, _ = tokens
     assert q_positions is not None
     assert kv_positions is not None
     is_row, fine = [], []

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/jax_op.py.jinja
-# hash: bbb823e329f808e7
+# hash: ac3dfdd6a58c5eb4
 """`alibi` for JAX. Attention with linear biases; the slopes may be trained (Press et al., 2022, arXiv:2108.12409)."""
 
 from jax import Array
@@ -189,7 +189,7 @@ def alibi(
         o = exp(score) @ v / sum(exp(score))
 
     Args:
-        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 16 to 256.
+        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 8 to 256.
         k: `[B, Skv, Hkv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Skv, Hkv, Dv]`.
         slope: float32 `[h]`; differentiable.

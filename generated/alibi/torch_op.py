@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/torch_op.py.jinja
-# hash: 4d554b0911850c28
+# hash: e738767ddb4fec0e
 """`alibi` for PyTorch. Attention with linear biases; the slopes may be trained (Press et al., 2022,
 arXiv:2108.12409)."""
 
@@ -144,7 +144,7 @@ def alibi(
         o = exp(score) @ v / sum(exp(score))
 
     Args:
-        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 16 to 256.
+        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 8 to 256.
         k: `[B, Hkv, Skv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Hkv, Skv, Dv]`.
         slope: float32 `[h]`; differentiable.

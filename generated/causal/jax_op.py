@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: ops/jax_op.py.jinja
-# hash: 03a86f85fba3e246
+# hash: 2a907c05cb20e060
 """`causal` for JAX. A query attends to itself and to what came before (Vaswani et al., 2017, section 3.2.3)."""
 
 from jax import Array
@@ -171,7 +171,7 @@ def causal(
         o = exp(score) @ v / sum(exp(score))
 
     Args:
-        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 16 to 256.
+        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 8 to 256.
         k: `[B, Skv, Hkv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Skv, Hkv, Dv]`.
         scale: factor of `q @ k^T`, by default `D ** -0.5`; a Python number.

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
 # template: ops/torch_op.py.jinja
-# hash: 8d837d2ad401f6e2
+# hash: 2e363cb92ea6bc61
 """`causal` for PyTorch. A query attends to itself and to what came before (Vaswani et al., 2017, section 3.2.3)."""
 
 from torch import Tensor
@@ -140,7 +140,7 @@ def causal(
         o = exp(score) @ v / sum(exp(score))
 
     Args:
-        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 16 to 256.
+        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 8 to 256.
         k: `[B, Hkv, Skv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Hkv, Skv, Dv]`.
         scale: factor of `q @ k^T`, by default `D ** -0.5`.

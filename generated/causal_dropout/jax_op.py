@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/jax_op.py.jinja
-# hash: 37127c2a57d6306c
+# hash: 7f943177b030525f
 """`causal_dropout` for JAX. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section 5.4)."""
 
 from jax import Array
@@ -198,7 +198,7 @@ def causal_dropout(
         o = dropout(exp(score) / sum(exp(score))) @ v
 
     Args:
-        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 16 to 256.
+        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 8 to 256.
         k: `[B, Skv, Hkv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Skv, Hkv, Dv]`.
         dropout_p: each probability is dropped with this probability, from 0 to below 1 and rounded to a multiple of

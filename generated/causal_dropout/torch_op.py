@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: ops/torch_op.py.jinja
-# hash: a638eb31fe43a711
+# hash: 0561bdbe186aec2a
 """`causal_dropout` for PyTorch. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section
 5.4)."""
 
@@ -151,7 +151,7 @@ def causal_dropout(
         o = dropout(exp(score) / sum(exp(score))) @ v
 
     Args:
-        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 16 to 256.
+        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 8 to 256.
         k: `[B, Hkv, Skv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Hkv, Skv, Dv]`.
         dropout_p: each probability is dropped with this probability, from 0 to below 1 and rounded to a multiple of

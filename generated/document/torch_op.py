@@ -2,7 +2,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: ops/torch_op.py.jinja
-# hash: 51b62697b9aeb1ed
+# hash: 5733ba77e3948c6c
 """`document` for PyTorch. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from torch import Tensor
@@ -160,7 +160,7 @@ def document(
         o = exp(score) @ v / sum(exp(score))
 
     Args:
-        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 16 to 256.
+        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 8 to 256.
         k: `[B, Hkv, Skv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Hkv, Skv, Dv]`.
         doc: int32 `[b, kv_idx]`, packed `[total_k]`, such as `kv_idx // 300`.

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/jax_op.py.jinja
-# hash: e08239b36ac91d9c
+# hash: 564caf3ae2178b10
 """`full` for JAX. Every query attends to every key (Vaswani et al., 2017, arXiv:1706.03762)."""
 
 from jax import Array
@@ -162,7 +162,7 @@ def full(
         o = exp(score) @ v / sum(exp(score))
 
     Args:
-        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 16 to 256.
+        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 8 to 256.
         k: `[B, Skv, Hkv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Skv, Hkv, Dv]`.
         scale: factor of `q @ k^T`, by default `D ** -0.5`; a Python number.

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
 # template: ops/torch_op.py.jinja
-# hash: 702d21215c497f46
+# hash: 278ce888739bda58
 """`full` for PyTorch. Every query attends to every key (Vaswani et al., 2017, arXiv:1706.03762)."""
 
 from torch import Tensor
@@ -128,7 +128,7 @@ def full(
         o = exp(score) @ v / sum(exp(score))
 
     Args:
-        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 16 to 256.
+        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 8 to 256.
         k: `[B, Hkv, Skv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Hkv, Skv, Dv]`.
         scale: factor of `q @ k^T`, by default `D ** -0.5`.

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/torch_op.py.jinja
-# hash: 5db6f768412fb9ce
+# hash: b5ae2e0d759aee40
 """`gpt_oss` for PyTorch. The sliding-window layers of gpt-oss, a learned sink per head in the denominator
 (arXiv:2508.10925)."""
 
@@ -144,7 +144,7 @@ def gpt_oss(
         o = exp(score) @ v / (sum(exp(score)) + exp(sink))
 
     Args:
-        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 16 to 256.
+        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 8 to 256.
         k: `[B, Hkv, Skv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Hkv, Skv, Dv]`.
         sink: `[Hq]`, any float dtype: a logit per query head in the softmax denominator only; differentiable.

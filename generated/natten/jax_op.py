@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: ops/jax_op.py.jinja
-# hash: 22ff00c81924a679
+# hash: 985c7cac4e8f1622
 """`natten` for JAX. Neighbourhood attention on an image of 128 x 128 positions, 13 x 13 keys (Hassani et al., 2023,
 arXiv:2204.07143)."""
 
@@ -175,7 +175,7 @@ def natten(
         o = exp(score) @ v / sum(exp(score))
 
     Args:
-        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 16 to 256.
+        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 8 to 256.
         k: `[B, Skv, Hkv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Skv, Hkv, Dv]`.
         scale: factor of `q @ k^T`, by default `D ** -0.5`; a Python number.

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: ops/jax_op.py.jinja
-# hash: 5541293a0bb4e883
+# hash: d32c7a4f8177a458
 """`padding` for JAX. Keys from `length[b]` on are padding, which no query attends to (Vaswani et al., 2017,
 arXiv:1706.03762)."""
 
@@ -185,7 +185,7 @@ def padding(
         o = exp(score) @ v / sum(exp(score))
 
     Args:
-        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 16 to 256.
+        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 8 to 256.
         k: `[B, Skv, Hkv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Skv, Hkv, Dv]`.
         length: int32 `[b]`, such as `-100 * b + 1000`.

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: ops/torch_op.py.jinja
-# hash: af0843346dd06585
+# hash: 20e352478c7641ab
 """`padding` for PyTorch. Keys from `length[b]` on are padding, which no query attends to (Vaswani et al., 2017,
 arXiv:1706.03762)."""
 
@@ -135,7 +135,7 @@ def padding(
         o = exp(score) @ v / sum(exp(score))
 
     Args:
-        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 16 to 256.
+        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 8 to 256.
         k: `[B, Hkv, Skv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Hkv, Skv, Dv]`.
         length: int32 `[b]`, such as `-100 * b + 1000`.

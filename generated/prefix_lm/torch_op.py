@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: ops/torch_op.py.jinja
-# hash: 3c5ac2abd634f631
+# hash: ae312d91f9834a1c
 """`prefix_lm` for PyTorch. Causal, but for a prefix of `length` keys that every query attends to (Raffel et al.,
 2020, arXiv:1910.10683)."""
 
@@ -147,7 +147,7 @@ def prefix_lm(
         o = exp(score) @ v / sum(exp(score))
 
     Args:
-        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 16 to 256.
+        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 8 to 256.
         k: `[B, Hkv, Skv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Hkv, Skv, Dv]`.
         length: int, at least 0, such as 128.

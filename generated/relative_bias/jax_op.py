@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/jax_op.py.jinja
-# hash: 2d2dc72e29bdc469
+# hash: d094ce47b28280e7
 """`relative_bias` for JAX. A learned bias per head and distance; those beyond the table have its last (Raffel et
 al., 2020, arXiv:1910.10683)."""
 
@@ -193,7 +193,7 @@ def relative_bias(
         o = exp(score) @ v / sum(exp(score))
 
     Args:
-        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 16 to 256.
+        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 8 to 256.
         k: `[B, Skv, Hkv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Skv, Hkv, Dv]`.
         bias: float32 `[h, distances]`; differentiable, its gradient added with fp32 atomics, in any order: not

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/torch_op.py.jinja
-# hash: e3e6b7fbb73e6842
+# hash: 91ebf708257ef48d
 """`relative_bias` for PyTorch. A learned bias per head and distance; those beyond the table have its last (Raffel et
 al., 2020, arXiv:1910.10683)."""
 
@@ -147,7 +147,7 @@ def relative_bias(
         o = exp(score) @ v / sum(exp(score))
 
     Args:
-        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 16 to 256.
+        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 8 to 256.
         k: `[B, Hkv, Skv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Hkv, Skv, Dv]`.
         bias: float32 `[h, distances]`; differentiable, its gradient added with fp32 atomics, in any order: not

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: ops/jax_op.py.jinja
-# hash: 1c37e8eff90c29a5
+# hash: 57c20519aea386e3
 """`softcap` for JAX. Causal with logits capped at 20 (Bello et al., 2016, arXiv:1611.09940, section 5.1)."""
 
 from jax import Array
@@ -172,7 +172,7 @@ def softcap(
         o = exp(score) @ v / sum(exp(score))
 
     Args:
-        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 16 to 256.
+        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 8 to 256.
         k: `[B, Skv, Hkv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Skv, Hkv, Dv]`.
         scale: factor of `q @ k^T`, by default `D ** -0.5`; a Python number.

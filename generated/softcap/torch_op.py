@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: ops/torch_op.py.jinja
-# hash: b71957ac1e49ab15
+# hash: e31bb64045208b77
 """`softcap` for PyTorch. Causal with logits capped at 20 (Bello et al., 2016, arXiv:1611.09940, section 5.1)."""
 
 from torch import Tensor
@@ -141,7 +141,7 @@ def softcap(
         o = exp(score) @ v / sum(exp(score))
 
     Args:
-        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 16 to 256.
+        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 8 to 256.
         k: `[B, Hkv, Skv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Hkv, Skv, Dv]`.
         scale: factor of `q @ k^T`, by default `D ** -0.5`.

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/jax_op.py.jinja
-# hash: d3704f1690cf16a0
+# hash: 33f2d0f69f533c41
 """`streaming_llm` for JAX. A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et al., 2024,
 arXiv:2309.17453)."""
 
@@ -197,7 +197,7 @@ def streaming_llm(
         o = exp(score) @ v / sum(exp(score))
 
     Args:
-        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 16 to 256.
+        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 8 to 256.
         k: `[B, Skv, Hkv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Skv, Hkv, Dv]`.
         size: int, at least 1, such as 256. A number, or an array `[]`.

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/torch_op.py.jinja
-# hash: b480f1e6b6edab27
+# hash: 918a71ca80e2da17
 """`streaming_llm` for PyTorch. A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et al.,
 2024, arXiv:2309.17453)."""
 
@@ -153,7 +153,7 @@ def streaming_llm(
         o = exp(score) @ v / sum(exp(score))
 
     Args:
-        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 16 to 256.
+        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 8 to 256.
         k: `[B, Hkv, Skv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Hkv, Skv, Dv]`.
         size: int, at least 1, such as 256.

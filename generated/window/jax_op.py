@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: ops/jax_op.py.jinja
-# hash: cde523cca4bff012
+# hash: f25bfbaf41301400
 """`window` for JAX. Causal with a window of `size` keys, the query's own included (Mistral 7B, arXiv:2310.06825)."""
 
 from jax import Array
@@ -180,7 +180,7 @@ def window(
         o = exp(score) @ v / sum(exp(score))
 
     Args:
-        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 16 to 256.
+        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 8 to 256.
         k: `[B, Skv, Hkv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Skv, Hkv, Dv]`.
         size: int, at least 1, such as 256. A number, or an array `[]`.

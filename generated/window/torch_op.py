@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: ops/torch_op.py.jinja
-# hash: 2bbd2744886db0c1
+# hash: beed04d14050daed
 """`window` for PyTorch. Causal with a window of `size` keys, the query's own included (Mistral 7B,
 arXiv:2310.06825)."""
 
@@ -147,7 +147,7 @@ def window(
         o = exp(score) @ v / sum(exp(score))
 
     Args:
-        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 16 to 256.
+        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 8 to 256.
         k: `[B, Hkv, Skv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Hkv, Skv, Dv]`.
         size: int, at least 1, such as 256.

@@ -101,7 +101,7 @@ def dot_product_attention(
     ArgumentError: dot_product_attention: mask: expected None: a mask is written in the spec, as a variant ...
 
     Args:
-        query: `[B, T, N, H]` or `[T, N, H]`, float16, bfloat16 or float32; H from 16 to 256.
+        query: `[B, T, N, H]` or `[T, N, H]`, float16, bfloat16 or float32; H from 8 to 256.
         key: `[B, S, K, H]` or `[S, K, H]`; N is a multiple of K, and each key head serves N / K query heads.
         value: `[B, S, K, Hv]` or `[S, K, Hv]`.
         bias: None. Write a variant whose `score` adds it; its op also gives the gradient.

@@ -42,15 +42,20 @@ def next_power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
+def whole_columns(head_dim: int) -> int:
+    """Columns of a tile in one part: a power of two, and as many at least as a matrix product takes."""
+    return max(next_power_of_2(head_dim), 16)
+
+
 def block_columns(head_dim: int) -> int:
     """Columns of a tile, a power of two. Fewer than `head_dim` are those of its first part, the second has the rest.
 
     Two parts, two powers of two, are wherever they have fewer columns together than one.
 
-    >>> [block_columns(n) for n in (64, 80, 96, 112, 128, 192)]
-    [64, 64, 64, 128, 128, 128]
+    >>> [block_columns(n) for n in (8, 64, 80, 96, 112, 128, 192)]
+    [16, 64, 64, 64, 128, 128, 128]
     """
-    whole = next_power_of_2(head_dim)
+    whole = whole_columns(head_dim)
     # Rows of whole 16 bytes: the second part is then copied to shared memory like the first.
     splits = whole > 32 and head_dim <= whole // 2 + whole // 4 and head_dim % 8 == 0
     return whole // 2 if splits else whole
@@ -58,7 +63,7 @@ def block_columns(head_dim: int) -> int:
 
 def padded(head_dim: int) -> int:
     """The head_dim whose tiles serve: itself where it is in two parts, else the columns that it is padded to."""
-    return head_dim if block_columns(head_dim) < head_dim else next_power_of_2(head_dim)
+    return head_dim if block_columns(head_dim) < head_dim else whole_columns(head_dim)
 
 
 def _arch(op: str, arch: str) -> Arch:
@@ -107,7 +112,7 @@ def nearest(found: Sequence[_Found], pass_name: str, problem: Problem) -> _Found
         return measured.dtype != problem.dtype, octaves + groups / 4, measured.head_dim
 
     def kind(of: Problem) -> tuple[str, bool, int, int]:
-        return of.mode, of.dtype == "float32", next_power_of_2(of.head_dim), block_columns(of.head_dim)
+        return of.mode, of.dtype == "float32", whole_columns(of.head_dim), block_columns(of.head_dim)
 
     fitting = [each for each in found if each.pass_name == pass_name and kind(each.problem) == kind(problem)]
     return min(fitting, key=distance, default=None)
@@ -199,7 +204,7 @@ def tiles_for(
     tiles = {name: choice.tile for name, choice in ladder(op, arch, gpu, problem, config_words).items()}
     forward = _forward_on_hopper(op, arch, gpu, problem, head_dims, config_words)
     backward = _backward_on_hopper(op, arch, gpu, problem, head_dims, config_words)
-    widths = {width for head_dim in head_dims for width in (next_power_of_2(head_dim), block_columns(head_dim))}
+    widths = {width for head_dim in head_dims for width in (whole_columns(head_dim), block_columns(head_dim))}
     if arch == "sm_90" and dtype != "float32" and len(widths) > 1:
         # Triton 3.6 compiles wrong results where tiles of different width get no pipeline: k's and v's, or their parts.
         tiles = {name: tile._replace(num_stages=max(tile.num_stages, 2)) for name, tile in tiles.items()}

@@ -167,6 +167,13 @@ def _in_disorder(tokens: Tokens, padding_id: int, by_row: ByRow) -> Tensor:
     return ~rows if by_row.as_rows else ~(rows | torch.stack(fine).all(0))
 
 
+def key_lengths(k: Tensor, kv_lengths: Tensor | None) -> Tensor:
+    """How many keys each batch row has, int32 `[B]`; k is `[B, H, S, D]`, the lengths are checked."""
+    if kv_lengths is not None:
+        return kv_lengths.to(torch.int32)
+    return torch.full((1,), k.shape[2], dtype=torch.int32, device=k.device).expand(k.shape[0])
+
+
 def _pair(
     op: str, q_name: str, of_queries: Any, kv_name: str, of_keys: Any, q: Tensor, k: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:

@@ -240,6 +240,13 @@ def block_sparse(g: Grid) -> Result:
     return elements[:, :, : g.s.shape[2], : g.s.shape[3]], g.s
 
 
+@variant(size=16, chosen=lambda: torch.randint(-1, 6, (BATCH, KV_HEADS, 6, 4), dtype=torch.int32), q_offset=9)
+def selected_blocks(g: Grid) -> Result:
+    lists = g.own["chosen"].repeat_interleave(HEADS // KV_HEADS, 1)[:, :, g.i.flatten() // 16]
+    named = torch.stack([(lists == j // 16).any(-1) for j in g.j.tolist()], -1)
+    return named & (g.j <= g.i), g.s
+
+
 @variant(size=19, q_offset=25)
 def chunked(g: Grid) -> Result:
     return g.each(lambda i, j: i - i % g.own["size"] <= j <= i), g.s
@@ -531,6 +538,11 @@ def key_temperature(g: Grid) -> Result:
 def log_length(g: Grid) -> Result:
     seen = (g.j <= g.i).sum(-1, keepdim=True).double()
     return g.j <= g.i, g.s * seen.log()
+
+
+@variant()
+def log_n(g: Grid) -> Result:
+    return None, g.s * math.log(len(g.j), 512)
 
 
 @variant(strength=_positive(HEADS))

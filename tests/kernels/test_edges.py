@@ -82,7 +82,15 @@ def test_scales(variant: str, scale: float) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*determinis")
-@pytest.mark.parametrize("shape", [Shape(q_len=77, kv_len=139, group=3, dim=40, dim_v=24), Shape(q_len=128)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(q_len=77, kv_len=139, group=3, dim=40, dim_v=24),
+        Shape(q_len=40, kv_len=50, dim=8, dim_v=12),
+        Shape(q_len=128),
+    ],
+    ids=str,
+)
 @with_variants
 @pytest.mark.usefixtures("poisoned_memory")
 def test_every_element_is_written(variant: str, shape: Shape) -> None:
