@@ -96,6 +96,13 @@ def run_variants(plan: Plan, numbers: Sequence[int]) -> Outcome:
     return outcome
 
 
+def drawn(plan: Plan, number: int) -> tuple[Entry, list[Call]]:
+    """A variant and its calls."""
+    name, entry = name_of(number), entry_of(plan.seed, number)
+    with tempfile.TemporaryDirectory() as folder, rendered(Path(folder), {name: entry}) as package:
+        return entry, list(calls_of(plan, number, package.entries[name], package)) if name in package.entries else []
+
+
 def number_of(name: str) -> int:
     return int(name.split("_")[-1])
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.fuzz.__main__ import run_all
+from tests.fuzz.processes import run_all
 from tests.fuzz.session import Outcome, Plan
 
 from .cases import INTERPRET
