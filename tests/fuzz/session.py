@@ -9,6 +9,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import torch
+
 from .attention import Entry
 from .calls import Call
 from .draw_calls import MODES, draw_call
@@ -87,12 +89,15 @@ def run_variants(plan: Plan, numbers: Sequence[int]) -> Outcome:
             outcome.variants += 1
             for call in calls_of(plan, number_of(name), package.entries[name], package):
                 outcome.calls += 1
-                failure_of_call = run_call(package, name, call, plan.device)
-                if failure_of_call is not None:
-                    outcome.failures.append((number_of(name), failure_of_call))
-                    if any(word in failure_of_call.text for word in FATAL):
-                        outcome.left = [number_of(each) for each in names[place + 1 :]]
-                        return outcome
+                failure = run_call(package, name, call, plan.device)
+                if failure is None:
+                    if plan.device == "cuda":
+                        torch.cuda.empty_cache()  # the processes beside this one need memory, too
+                    continue
+                outcome.failures.append((number_of(name), failure))
+                if any(word in failure.text for word in FATAL):
+                    outcome.left = [number_of(each) for each in names[place + 1 :]]
+                    return outcome
     return outcome
 
 

@@ -26,6 +26,8 @@ def shrunk(failure: Failure, device: str = "cpu", seconds: float = 120.0) -> Fai
         for entry, call in _smaller(failure):
             if time.monotonic() > until:
                 break
+            if (entry, call) == (failure.entry, failure.call):
+                continue
             found = _attempt(entry, call, device)
             if found is not None and _alike(found, failure):
                 failure, improved = found, True

@@ -227,7 +227,7 @@ class _Draw:
     def numbers(self) -> str:
         """A condition on what has neither position."""
         kind = self.random.random()
-        if kind < 0.4:
+        if kind < 0.3:
             dims = self.random.choice((["h"], ["b"], ["hkv"], ["b", "h"], []))
             return f"{self.read('float32', dims)} {self.pick('>=', '<')} 0.3"
         if kind < 0.7:
