@@ -259,7 +259,8 @@ def _clamp(pairs: Pairs, x: Value, low: Value, high: Value) -> Value:
 
 def _absolute(pairs: Pairs, x: Value) -> Value:
     if not isinstance(x, Tensor) or not x.is_floating_point():
-        return abs(x)
+        found: Value = abs(x)
+        return found
     return torch.where(spread(_nudged(x, 0.0, pairs), pairs) >= 0, x, -x)
 
 

@@ -82,8 +82,8 @@ def run_variants(plan: Plan, numbers: Sequence[int]) -> Outcome:
     with tempfile.TemporaryDirectory() as folder, rendered(Path(folder), entries) as package:
         outcome.refused = [(number_of(name), reason) for name, reason in package.refused.items()]
         for name, text in package.broken.items():
-            failure = Failure(variant=name, entry=entries[name], call=None, kind="render", text=text)
-            outcome.failures.append((number_of(name), failure))
+            unrendered = Failure(variant=name, entry=entries[name], call=None, kind="render", text=text)
+            outcome.failures.append((number_of(name), unrendered))
         names = list(package.entries)
         for place, name in enumerate(names):
             outcome.variants += 1

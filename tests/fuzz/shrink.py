@@ -132,7 +132,7 @@ def _swapped(tree: ast.expr, target: ast.expr, option: ast.expr) -> ast.expr:
             return option if node is target else self.generic_copy(node)
 
         def generic_copy(self, node: ast.AST) -> ast.AST:
-            given = {}
+            given: dict[str, Any] = {}
             for name, value in ast.iter_fields(node):
                 if isinstance(value, list):
                     given[name] = [self.visit(x) if isinstance(x, ast.AST) else x for x in value]
@@ -211,4 +211,5 @@ def _shorter(call: Call) -> Iterator[Call]:
                 cut: dict[str, Any] = {
                     name: tuple(x[:shorter] for x in y) for name in rest if (y := getattr(call, name)) is not None
                 }
-                yield replace(call, **{side: (*lens[:place], shorter, *lens[place + 1 :])}, **cut)
+                cut[side] = (*lens[:place], shorter, *lens[place + 1 :])
+                yield replace(call, **cut)

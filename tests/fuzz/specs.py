@@ -7,7 +7,7 @@ poles.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -76,7 +76,7 @@ class _Draw:
             found.insert(0, "b")
         return found
 
-    def read(self, dtype: str, dims: list[str | int] | None = None, *, grad: bool = False) -> str:
+    def read(self, dtype: str, dims: Sequence[str | int] | None = None, *, grad: bool = False) -> str:
         """An element of a tensor: of a new one, or of one that is there."""
         same = [name for name, x in self.tensors.items() if x.get("dtype", "float32") == dtype and not grad]
         same += [name for name, x in self.tensors.items() if x.get("grad") and grad]
@@ -86,7 +86,7 @@ class _Draw:
             if len(self.tensors) >= 4:
                 return "1" if dtype.startswith("int") else "True" if dtype == "bool" else "0.5"
             name = f"{ {'b': 's', 'i': 'i'}.get(dtype[0], 'w') }{len(self.tensors)}"
-            declared: dict[str, Any] = {"dims": self.dims() if dims is None else dims}
+            declared: dict[str, Any] = {"dims": self.dims() if dims is None else list(dims)}
             declared |= {"dtype": dtype} if dtype != "float32" else {}
             self.tensors[name] = declared | ({"grad": True} if grad else {})
         return self.element(name)

@@ -138,7 +138,7 @@ _REAL = (
     *("DistributedLinearLayout", "SwizzledSharedLayout"),
     *("bfloat16", "float16", "float32", "int1", "int8", "int16", "int32", "int64", "uint32", "uint64"),
 )
-_ELEMENTWISE = ("abs", "cos", "exp", "exp2", "log", "log2", "rsqrt", "sin", "sqrt")
+_ELEMENTWISE = ("abs", "cos", "erf", "exp", "exp2", "log", "log2", "rsqrt", "sin", "sqrt")
 
 
 def _constexpr(value: Any) -> Any:

@@ -22,7 +22,7 @@ pytest.importorskip("ruff", reason="rendering needs ruff, the formatter")
 SEED = 21
 CHUNK = 20
 
-FAMILIES = {"portable": 160, "hopper": 40}
+FAMILIES = {"portable": 140, "hopper": 40}
 """Variants of each family of kernels, interpreted or emulated; the plain reference runs beside the former."""
 
 ON_GPU = 300
