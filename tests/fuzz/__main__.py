@@ -12,23 +12,19 @@ anything was wrong.
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 from .calls import Call
 from .draw_calls import MODES
+from .processes import outcomes
 from .running import Failure, summary
-from .session import FAMILIES, FATAL, Outcome, Plan, as_json, run_one, run_variants
+from .session import FAMILIES, Outcome, Plan, as_json, run_one
 from .shrink import shrunk
-
-HANGS_AFTER = 420.0
-"""Seconds after which a process that is still at one chunk of variants is given up."""
 
 
 def main() -> int:
@@ -39,9 +35,8 @@ def main() -> int:
     if options.entry:
         return _one_entry(options, plan)
     numbers = range(options.first, options.first + options.variants)
-    chunks = [tuple(numbers[i : i + options.chunk]) for i in range(0, len(numbers), options.chunk)]
     outcome, started = Outcome(), time.monotonic()
-    for part in _outcomes(plan, chunks, options.jobs):
+    for part in outcomes(plan, numbers, chunk=options.chunk, jobs=options.jobs):
         outcome.add(part)
         _progress(outcome, len(numbers), started)
         for number, failure in part.failures:
@@ -55,14 +50,6 @@ def main() -> int:
     return int(bool(failures))
 
 
-def run_all(plan: Plan, numbers: Sequence[int], *, chunk: int, jobs: int = 1) -> Outcome:
-    """What comes of all these variants."""
-    outcome = Outcome()
-    for part in _outcomes(plan, [tuple(numbers[i : i + chunk]) for i in range(0, len(numbers), chunk)], jobs):
-        outcome.add(part)
-    return outcome
-
-
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
@@ -71,7 +58,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--calls", type=int, metavar="N", help="calls in each mode and family; 0: one call in all")
     parser.add_argument("--what", default="", help=f"a list of {', '.join((*MODES, *FAMILIES))}")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default: this one)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default: 1; 0: this one)")
     parser.add_argument("--chunk", type=int, default=10, metavar="N", help="variants rendered at a time")
     parser.add_argument("--entry", metavar="JSON", help="this variant alone")
     parser.add_argument("--call", metavar="JSON", help="this call of it alone")
@@ -101,65 +88,6 @@ def _need_interpreter(plan: Plan) -> None:
     interpreted = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
     if plan.families != ("reference",) and not interpreted:
         sys.exit("set TRITON_INTERPRET=1: kernels run in Triton's interpreter; or --what reference, or --device cuda")
-
-
-# ------------------------------------------------------------------------------------------------------------ processes
-
-_unusable = False
-
-
-def _task(plan: Plan, numbers: tuple[int, ...]) -> Outcome:
-    """One chunk in a process of its own. After an error that the GPU does not recover from, the process ends itself at
-    the next chunk, which is then given to another."""
-    global _unusable
-    if _unusable:
-        os._exit(1)
-    faulthandler.dump_traceback_later(HANGS_AFTER, exit=True)
-    outcome = run_variants(plan, numbers)
-    faulthandler.cancel_dump_traceback_later()
-    _unusable = any(word in failure.text for _, failure in outcome.failures for word in FATAL)
-    return outcome
-
-
-def _outcomes(plan: Plan, chunks: Sequence[tuple[int, ...]], jobs: int) -> Iterator[Outcome]:
-    if jobs <= 1:
-        import torch
-
-        torch.set_num_threads(1)
-        for chunk in chunks:
-            outcome = run_variants(plan, chunk)
-            yield outcome
-            if outcome.left:
-                sys.exit("the GPU is unusable after that error: --jobs 2 goes on in another process")
-        return
-    from codegen.pool import spread
-
-    task: Callable[[tuple[int, ...]], Outcome] = partial(_task, plan)
-    waiting, died = list(chunks), dict[int, int]()
-    while waiting:
-        again: list[tuple[int, ...]] = []
-        for chunk, result in spread(task, waiting, jobs):
-            if isinstance(result, Outcome):
-                again += [(number,) for number in result.left]
-                yield result
-                continue
-            for number in chunk:
-                died[number] = died.get(number, 0) + 1
-                if died[number] < 3:
-                    again.append((number,))
-                else:
-                    yield _lost(plan, number, result)
-        waiting = again
-
-
-def _lost(plan: Plan, number: int, error: Exception) -> Outcome:
-    """A variant that ended its process, every time."""
-    from .package import name_of
-    from .session import entry_of
-
-    text = f"{type(error).__name__}: {error}"
-    failure = Failure(variant=name_of(number), entry=entry_of(plan.seed, number), call=None, kind="error", text=text)
-    return Outcome(variants=1, failures=[(number, failure)])
 
 
 # --------------------------------------------------------------------------------------------------------------- prints

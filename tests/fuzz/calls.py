@@ -178,10 +178,16 @@ class _Builder:
         """A free dim that a position alone indexes is as long as the positions go: ops ask for that."""
         dims = self.entry["tensors"][name]["dims"]
         by_position = position_axes(self.entry, name)
-        named = [max(self._size(dim), self._size("q_idx") * (axis in by_position)) for axis, dim in enumerate(dims)]
+        reach = self._size("q_idx")
+
+        def size(axis: int, dim: str | int) -> int:
+            is_free = isinstance(dim, str) and dim not in INDEX_DIMS
+            return max(self._size(dim), reach) if is_free and axis in by_position else self._size(dim)
+
+        sizes = [size(axis, dim) for axis, dim in enumerate(dims)]
         if not self.call.packed or not any(dim in ("q_idx", "kv_idx") for dim in dims):
-            return [self._size(dim) if dim in INDEX_DIMS else size for dim, size in zip(dims, named, strict=True)]
-        return [self._size(dim) for dim in dims if dim != "b"]
+            return sizes
+        return [length for length, dim in zip(sizes, dims, strict=True) if dim != "b"]
 
     def _own(self, name: str) -> Tensor:
         declared = self.entry["tensors"][name]

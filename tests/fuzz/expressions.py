@@ -258,8 +258,10 @@ def _clamp(pairs: Pairs, x: Value, low: Value, high: Value) -> Value:
 
 
 def _absolute(pairs: Pairs, x: Value) -> Value:
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        return abs(x)
+    if not isinstance(x, Tensor):
+        return x if x >= 0 else -x
+    if not x.is_floating_point():
+        return x.abs()
     return torch.where(spread(_nudged(x, 0.0, pairs), pairs) >= 0, x, -x)
 
 

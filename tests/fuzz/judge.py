@@ -124,7 +124,7 @@ def mismatches(got: Results, want: Wanted) -> list[Mismatch]:
 
 def _mismatch(name: str, error: Tensor, bound: Tensor, wanted_x: Tensor) -> Mismatch:
     beyond = ~(error <= bound)
-    over = torch.where(error.isnan(), math.inf, error / bound.clamp(min=1e-300)).view(-1)
+    over = torch.where(error.isnan(), math.inf, error / bound.clamp(min=1e-300)).reshape(-1)
     worst = int(over.argmax())
     finite = wanted_x[wanted_x.isfinite()]
     return Mismatch(

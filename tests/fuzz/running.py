@@ -49,20 +49,23 @@ class Failure:
 
 
 def run_call(package: Package, variant: str, call: Call, device: str = "cpu") -> Failure | None:
-    """One call, o, lse and every gradient, against its evaluation in float64; None where all is right."""
+    """One call, o, lse and every gradient, against its evaluation in float64; None where all is right.
+
+    Where the portable kernels are interpreted, the plain reference has to give the same.
+    """
     entry = package.entries[variant]
-
-    def failure(kind: str, text: str) -> Failure:
-        return Failure(variant=variant, entry=entry, call=call, kind=kind, text=text)
-
     inputs = build(entry, call, device)
     want = wanted(inputs.problem, call.dtype, call.with_lse, tanh=device == "cuda")
-    try:
-        got = results(package, variant, inputs)
-    except Exception as error:  # whatever it is, the call was legal
-        return failure("error", _error_text(error))
-    found = mismatches(got, want)
-    return failure("mismatch", "\n".join(map(str, found))) if found else None
+    plain = replace(call, family="reference", tiles=None)
+    for each in (call, plain) if (call.family, device) == ("portable", "cpu") else (call,):
+        kind = "mismatch"
+        try:
+            text = "\n".join(map(str, mismatches(results(package, variant, replace(inputs, call=each)), want)))
+        except Exception as error:  # whatever it is, the call was legal
+            kind, text = "error", _error_text(error)
+        if text:
+            return Failure(variant=variant, entry=entry, call=each, kind=kind, text=text)
+    return None
 
 
 def _error_text(error: BaseException) -> str:

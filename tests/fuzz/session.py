@@ -9,6 +9,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import torch
+
 from .attention import Entry
 from .calls import Call
 from .draw_calls import MODES, draw_call
@@ -80,20 +82,30 @@ def run_variants(plan: Plan, numbers: Sequence[int]) -> Outcome:
     with tempfile.TemporaryDirectory() as folder, rendered(Path(folder), entries) as package:
         outcome.refused = [(number_of(name), reason) for name, reason in package.refused.items()]
         for name, text in package.broken.items():
-            failure = Failure(variant=name, entry=entries[name], call=None, kind="render", text=text)
-            outcome.failures.append((number_of(name), failure))
+            unrendered = Failure(variant=name, entry=entries[name], call=None, kind="render", text=text)
+            outcome.failures.append((number_of(name), unrendered))
         names = list(package.entries)
         for place, name in enumerate(names):
             outcome.variants += 1
             for call in calls_of(plan, number_of(name), package.entries[name], package):
                 outcome.calls += 1
-                failure_of_call = run_call(package, name, call, plan.device)
-                if failure_of_call is not None:
-                    outcome.failures.append((number_of(name), failure_of_call))
-                    if any(word in failure_of_call.text for word in FATAL):
-                        outcome.left = [number_of(each) for each in names[place + 1 :]]
-                        return outcome
+                failure = run_call(package, name, call, plan.device)
+                if failure is None:
+                    if plan.device == "cuda":
+                        torch.cuda.empty_cache()  # the processes beside this one need memory, too
+                    continue
+                outcome.failures.append((number_of(name), failure))
+                if any(word in failure.text for word in FATAL):
+                    outcome.left = [number_of(each) for each in names[place + 1 :]]
+                    return outcome
     return outcome
+
+
+def drawn(plan: Plan, number: int) -> tuple[Entry, list[Call]]:
+    """A variant and its calls."""
+    name, entry = name_of(number), entry_of(plan.seed, number)
+    with tempfile.TemporaryDirectory() as folder, rendered(Path(folder), {name: entry}) as package:
+        return entry, list(calls_of(plan, number, package.entries[name], package)) if name in package.entries else []
 
 
 def number_of(name: str) -> int:

@@ -6,14 +6,15 @@ import ast
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
+from typing import Any
 
 from .attention import Entry
 from .calls import Call
 from .running import Failure
 from .session import run_one
 
-SIMPLEST = {field.name: field.default for field in fields(Call)}
+SIMPLEST: dict[str, Any] = asdict(Call())
 
 
 def shrunk(failure: Failure, device: str = "cpu", seconds: float = 120.0) -> Failure:
@@ -25,6 +26,8 @@ def shrunk(failure: Failure, device: str = "cpu", seconds: float = 120.0) -> Fai
         for entry, call in _smaller(failure):
             if time.monotonic() > until:
                 break
+            if (entry, call) == (failure.entry, failure.call):
+                continue
             found = _attempt(entry, call, device)
             if found is not None and _alike(found, failure):
                 failure, improved = found, True
@@ -129,7 +132,7 @@ def _swapped(tree: ast.expr, target: ast.expr, option: ast.expr) -> ast.expr:
             return option if node is target else self.generic_copy(node)
 
         def generic_copy(self, node: ast.AST) -> ast.AST:
-            given = {}
+            given: dict[str, Any] = {}
             for name, value in ast.iter_fields(node):
                 if isinstance(value, list):
                     given[name] = [self.visit(x) if isinstance(x, ast.AST) else x for x in value]
@@ -166,6 +169,7 @@ def _calls(call: Call) -> Iterator[Call]:
 
 
 def _dense(call: Call) -> Call:
+    plain = {name: SIMPLEST[name] for name in _BY_TOKEN}
     return replace(
         call,
         mode="dense",
@@ -173,7 +177,7 @@ def _dense(call: Call) -> Call:
         kv_lens=call.kv_lens[:1],
         batch=1,
         q_offset=call.q_offset if isinstance(call.q_offset, int | str) else 0,
-        **{name: SIMPLEST[name] for name in _BY_TOKEN},
+        **plain,
     )
 
 
@@ -193,7 +197,7 @@ def _shorter(call: Call) -> Iterator[Call]:
                 q_offset=tuple(offset[i] for i in kept) if isinstance(offset, tuple) else offset,
             )
     if not call.packed and call.batch > 1:
-        first = {name: x[:1] for name in _BY_TOKEN[:-1] if (x := getattr(call, name)) is not None}
+        first: dict[str, Any] = {name: x[:1] for name in _BY_TOKEN[:-1] if (x := getattr(call, name)) is not None}
         offset = call.q_offset[:1] if isinstance(call.q_offset, tuple) else call.q_offset
         yield replace(call, batch=1, q_offset=offset, **first)
     for side, rest in (("q_lens", ("q_segment_ids", "q_positions")), ("kv_lens", ("kv_segment_ids", "kv_positions"))):
@@ -204,5 +208,8 @@ def _shorter(call: Call) -> Iterator[Call]:
             for shorter in {length // 2, length - 16, length - 1} - {length}:
                 if shorter < 1 or (shared and not call.packed):
                     continue
-                cut = {name: tuple(x[:shorter] for x in y) for name in rest if (y := getattr(call, name)) is not None}
-                yield replace(call, **{side: (*lens[:place], shorter, *lens[place + 1 :])}, **cut)
+                cut: dict[str, Any] = {
+                    name: tuple(x[:shorter] for x in y) for name in rest if (y := getattr(call, name)) is not None
+                }
+                cut[side] = (*lens[:place], shorter, *lens[place + 1 :])
+                yield replace(call, **cut)

@@ -7,7 +7,7 @@ poles.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -50,7 +50,7 @@ class _Draw:
             read = {name: x for name, x in declared.items() if name in words}
             entry |= {key: read} if read else {}
         entry |= {"sink": True} if self.chance(0.15) else {}
-        entry |= {"decay": True} if self.chance(0.2) else {}
+        entry |= {"decay": True} if self.chance(0.22) else {}
         return entry | ({"dropout": True} if self.chance(0.06) else {})
 
     # ----------------------------------------------------------------------------------------------------- declarations
@@ -76,7 +76,7 @@ class _Draw:
             found.insert(0, "b")
         return found
 
-    def read(self, dtype: str, dims: list[str | int] | None = None, *, grad: bool = False) -> str:
+    def read(self, dtype: str, dims: Sequence[str | int] | None = None, *, grad: bool = False) -> str:
         """An element of a tensor: of a new one, or of one that is there."""
         same = [name for name, x in self.tensors.items() if x.get("dtype", "float32") == dtype and not grad]
         same += [name for name, x in self.tensors.items() if x.get("grad") and grad]
@@ -86,7 +86,7 @@ class _Draw:
             if len(self.tensors) >= 4:
                 return "1" if dtype.startswith("int") else "True" if dtype == "bool" else "0.5"
             name = f"{ {'b': 's', 'i': 'i'}.get(dtype[0], 'w') }{len(self.tensors)}"
-            declared: dict[str, Any] = {"dims": self.dims() if dims is None else dims}
+            declared: dict[str, Any] = {"dims": self.dims() if dims is None else list(dims)}
             declared |= {"dtype": dtype} if dtype != "float32" else {}
             self.tensors[name] = declared | ({"grad": True} if grad else {})
         return self.element(name)
@@ -97,7 +97,7 @@ class _Draw:
 
     def index(self, dim: str | int) -> str:
         """An index of a dim: mostly what it is declared as."""
-        if dim in INDEX_DIMS and self.chance(0.72):
+        if dim in INDEX_DIMS and self.chance(0.66):
             return str(dim)
         c, step = self.random.choice(EDGES[:12]), self.random.choice(STEPS)
         positions = (
@@ -107,6 +107,10 @@ class _Draw:
         )
         if dim in ("q_idx", "kv_idx"):
             other = "kv_idx" if dim == "q_idx" else "q_idx"
+            if self.chance(0.3):
+                return other
+            if self.chance(0.15) and len(self.tensors) < 4:
+                return self.read("int32", [self.pick("m", "m", "kv_idx", "q_idx")])
             return self.pick(
                 other, other, f"{dim} - 1", f"{dim} // {step}", f"min({dim}, {c})", "h", str(c), *positions
             )
@@ -126,6 +130,8 @@ class _Draw:
     def mask(self, depth: int) -> str:
         if depth == 0:
             return self.atom()
+        if self.chance(0.12):
+            return self.pick(self.bounded_union, self.bounded_union, self.ranges)
         a, b = self.mask(depth - 1), self.mask(self.random.randrange(depth))
         kind = self.random.random()
         if kind < 0.4:
@@ -146,6 +152,16 @@ class _Draw:
             *(self.step, self.modular, self.modular, self.heads, self.table, self.table, self.numbers),
         )
         return self.random.choice(kinds)()
+
+    def bounded_union(self) -> str:
+        """What has holes, beside a bound of one position: rows visit all blocks, of which some are whole."""
+        holes = self.random.choice((self.modular, self.table, self.heads, self.step))()
+        union = self.pick(f"({self.edge()} or {holes})", f"({holes} or {self.edge()})")
+        return self.pick(union, union, f"(causal and {union})")
+
+    def ranges(self) -> str:
+        """Ranges that begin and end with either position, some of them beyond the call's lengths."""
+        return f"(({self.affine()} and ({self.edge()} or {self.edge()})) or {self.edge()})"
 
     def constant(self) -> str:
         c = self.random.choice(EDGES)
@@ -227,7 +243,7 @@ class _Draw:
     def numbers(self) -> str:
         """A condition on what has neither position."""
         kind = self.random.random()
-        if kind < 0.4:
+        if kind < 0.3:
             dims = self.random.choice((["h"], ["b"], ["hkv"], ["b", "h"], []))
             return f"{self.read('float32', dims)} {self.pick('>=', '<')} 0.3"
         if kind < 0.7:
@@ -241,7 +257,7 @@ class _Draw:
         if self.chance(0.04):
             return self.bias()
         text = "score"
-        for _ in range(self.random.choice((1, 1, 2, 2, 3))):
+        for _ in range(self.random.choice((1, 1, 1, 2, 2, 3))):
             text = self.random.choice((self.function, self.add, self.add, self.times, self.choice))(text)
         return text
 
