@@ -347,22 +347,23 @@ def test_package_and_out_exclude_each_other(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err == "error: --package and --out both name a package: leave one out\n"
 
 
-def test_tune_names_an_unknown_variant_before_it_asks_for_a_gpu(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["tune", "causl", "--out", str(project / "generated")]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: variant: expected one of ")
-    assert error.endswith("got 'causl'; did you mean 'causal'?\n")
+# In processes of their own: each imports the package, by the name that the checkout's has.
 
 
-def test_tune_names_a_spec_that_is_not_the_packages_own(
-    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tune_names_an_unknown_variant_before_it_asks_for_a_gpu(project: Path) -> None:
+    spec, out = str(project / "variants.yaml"), str(project / "generated")
+    result = python("-m", "codegen", "tune", "causl", "--variants", spec, "--out", out)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: variant: expected one of ")
+    assert result.stderr.endswith("got 'causl'; did you mean 'causal'?\n")
+
+
+def test_tune_names_a_spec_that_is_not_the_packages_own(project: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.yaml"
     other.write_text("variants: {full: {}}\n")
-    assert main(["tune", "t5", "--variants", str(other), "--out", str(project / "generated")]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {other} has no variant 't5', which the package in ")
+    result = python("-m", "codegen", "tune", "t5", "--variants", str(other), "--out", str(project / "generated"))
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error: {other} has no variant 't5', which the package in ")
 
 
 def test_the_collection_is_rendered_into_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
