@@ -1,6 +1,6 @@
 """What a call of a variant is by definition, from its entry: o, lse and every gradient, and the size of their terms.
 
-Written from README.md and DESIGN.md alone. Queries and keys of all batch rows, or sequences, lie one behind the other
+Written from README.md alone. Queries and keys of all batch rows, or sequences, lie one behind the other
 here, `[rows, H, D]` and `[keys, Hkv, D]`, and a table says which pairs belong together. Scores exist at kept pairs
 only: what a masked pair would be is never computed.
 """
