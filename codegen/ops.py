@@ -359,7 +359,9 @@ class OpPlan(InMode):
     @property
     def reference_parameters(self) -> str:
         """The parameters of the forward, for the reference, which takes no notice of tiles and tables."""
-        unread = {"config_words", "block_tables", *(() if self.has_offset else ("row_offset", "row_offsets"))}
+        unread = {"config_words", "block_tables", *self.unread_positions}
+        if not self.has_offset:
+            unread |= {"row_offset", "row_offsets"}
         return _only(self._forward_parameters, set(self.parameter_names) - unread)
 
     @property

@@ -148,7 +148,7 @@ def parse(text: str, scope: Scope, want: Type) -> Expr:
     e = _read(text, scope, want, allow_score=want is Type.FLOAT and scope.axes is None)
     e = expr.to_float(e) if want is Type.FLOAT else expr.without_kinks(e)
     for node in expr.walk(e):
-        if isinstance(node, expr.Const) and not _fits(node.value):
+        if _is_too_large(node) and not _is_infinite(node):  # to convert an integer makes none of these
             raise ExprError(_joined_problem(node, _flat(text)), 1)
     return e
 
@@ -243,6 +243,7 @@ class _Parser:
         self.utf8 = _flat(text).encode()
         self.scope = scope
         self.allow_score = allow_score
+        self.reads_infinity = False  # so far, itself or by a named expression
 
     def fail(self, node: ast.AST, message: str) -> ExprError:
         before = self.utf8[: getattr(node, "col_offset", 0)]  # `ast` counts bytes
@@ -253,13 +254,14 @@ class _Parser:
         e = self.read_node(node)
         # A literal `inf` is what it says; one that a sum or a product gives is a number too large.
         computed = isinstance(node, ast.BinOp) or (isinstance(node, ast.Constant) and isinstance(node.value, float))
-        is_infinity = isinstance(e, expr.Const) and abs(e.value) == math.inf and not computed
-        if isinstance(e, expr.Const) and not is_infinity and not _fits(e.value):
+        if isinstance(node, ast.Name | ast.Call) and not self.reads_infinity:
+            self.reads_infinity = any(map(_is_infinite, expr.walk(e)))
+        if _is_too_large(e) and (computed or not _is_infinite(e)):
             kind = "an integer" if e.type is Type.INT else "a number"
             bits = "32 bits" if e.type is Type.INT else "float32"
             raise self.fail(node, f"{kind} must fit {bits}, got {_source(node)}")
         for joined in expr.children(e):
-            if isinstance(joined, expr.Const) and not _fits(joined.value):
+            if _is_too_large(joined) and not (self.reads_infinity and _is_infinite(joined)):
                 raise self.fail(node, _joined_problem(joined, _source(node)))
         if e.size > MOST_NODES:
             message = f"at most {MOST_NODES} operations and operands, named expressions written out, got {e.size}"
@@ -581,6 +583,15 @@ def _fits(value: int | float | bool) -> bool:
     if isinstance(value, int):
         return -(2**31) <= value < 2**31
     return value == 0 or 2.0**-126 <= abs(value) < 2.0**128
+
+
+def _is_too_large(e: Expr) -> bool:
+    """Whether it is a literal that 32 bits, or float32, do not hold."""
+    return isinstance(e, expr.Const) and not _fits(e.value)
+
+
+def _is_infinite(e: Expr) -> bool:
+    return isinstance(e, expr.Const) and abs(e.value) == math.inf
 
 
 def _source(node: ast.AST) -> str:

@@ -35,6 +35,16 @@ def docstring(text: str, indent: int = 0, hanging: int | None = None) -> str:
     return _filled(safe, " " * indent, " " * (indent if hanging is None else hanging), LINE_LENGTH - 6)
 
 
+def literal(text: str) -> str:
+    """`text` as a Python string literal, as several in a row where it is long.
+
+    >>> literal("q_idx >= kv_idx")
+    "'q_idx >= kv_idx'"
+    """
+    parts = textwrap.wrap(text, LINE_LENGTH - 30, drop_whitespace=False, break_long_words=False)
+    return " ".join(map(repr, parts)) if len(parts) > 1 else repr(text)
+
+
 def legend_row(symbol: str, text: str, width: int) -> str:
     """A line of a docstring: a symbol, padded to `width`, and what it is."""
     first = f"    {symbol:<{width}}  "

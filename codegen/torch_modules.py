@@ -9,6 +9,7 @@ from codegen import expr
 from codegen.expr import TensorSpec, int_var
 from codegen.printers import FormulaPrinter, torch_printer
 from codegen.spec import ScalarSpec, Variant
+from codegen.text import literal
 
 _HEADS = {"h": ("heads", "query heads, Hq."), "hkv": ("kv_heads", "key heads, Hkv.")}
 _OF_CALLS = ("b", "q_idx", "kv_idx")
@@ -192,7 +193,7 @@ def _module_plan(variant: Variant, name: str) -> ModulePlan:
         name=name,
         op=variant.name,
         doc=variant.doc or "Attention.",
-        entry=[(key, repr(text)) for key, text in words if text],
+        entry=[(key, literal(text)) for key, text in words if text],
         sizes=[Size(argument=arguments[dim], doc=docs[dim]) for dim in ordered],
         scalars=scalars,
         parameters=parameters,

@@ -78,7 +78,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def own_variant(package: str, variant: str) -> tuple[Callable[..., Any], Mapping[str, Any]]:
     module = importlib.import_module(f"{package}.torch")
-    path = Path(module.__file__ or "").with_name("MANIFEST.json")
+    path = Path(module.__file__ or "").parents[1] / "MANIFEST.json"
     return getattr(module, variant), json.loads(path.read_text(encoding="utf-8"))["variants"][variant]
 
 
