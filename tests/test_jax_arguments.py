@@ -258,7 +258,10 @@ CALLS: dict[str, dict[str, Any]] = {
     "dense": {"q_offset": 2},
     "offsets": {"q_offset": ints([0, 3])},
     "segments": {"q_segment_ids": ints(IDS)},
-    "positions": {"q_positions": ints([[*range(6), *range(6)], [*range(12)]])},
+    "positions": {
+        "q_segment_ids": ints([[0] * 6 + [1] * 6, [0] * 12]),
+        "q_positions": ints([[*range(6), *range(6)], [*range(12)]]),
+    },
     "packed": {"cu_seqlens_q": ints([0, 5, 12]), "cu_seqlens_k": ints([0, 7, 12]), "q_offset": "end"},
 }
 
