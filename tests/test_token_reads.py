@@ -181,6 +181,7 @@ def test_disorder_is_what_its_definition_says(asked: ByRow) -> None:
         want = [in_disorder(row, -1, asked) for row in rows]
         assert torch_sequences._in_disorder(torch_sequences.Tokens(**tokens), -1, asked).tolist() == want
         arrays = {name: jnp.asarray(x.numpy()) for name, x in tokens.items()}
+        arrays["kv_lengths"] = jnp.asarray(tokens["kv_segment_ids"].shape[1])
         assert jax_sequences._in_disorder(jax_sequences.Tokens(**arrays), -1, asked).tolist() == want
 
 
