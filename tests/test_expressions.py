@@ -151,6 +151,7 @@ KINKS = {
     "clamp(score, table[h, q_idx], 1.5)": lambda s, t: torch.clamp(s, t, torch.full_like(t, 1.5)),
     "clamp(score, 0.5, table[h, q_idx])": lambda s, t: torch.clamp(s, torch.full_like(t, 0.5), t),
     "clamp(0.0, table[h, q_idx], score + 0.5)": lambda s, t: torch.clamp(torch.zeros_like(s), t, s + 0.5),
+    "clamp(score, 0, 0)": lambda s, t: torch.clamp(s, 0, 0),
     "relu(clamp(score, 0, table[h, q_idx]))": lambda s, t: torch.relu(torch.clamp(s, torch.zeros_like(t), t)),
 }
 

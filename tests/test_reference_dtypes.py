@@ -71,8 +71,8 @@ def in_torch(variant: str, mode: str, dtype: torch.dtype) -> list[Tensor]:
         {n: torch.tensor(x, dtype=torch.int32) for n, x in MODES[mode].items()},
     )
     call = module.packed_reference if options else module.reference
-    options |= {} if options else {"layout": "bshd"}
-    o, lse = call(*leaves[:3], **dict(zip(own, leaves[3:], strict=True)), return_lse=True, **options)
+    layout = {} if options else {"layout": "bshd"}
+    o, lse = call(*leaves[:3], **dict(zip(own, leaves[3:], strict=True)), return_lse=True, **options, **layout)
     return [o, lse, *torch.autograd.grad(o.sin().sum() + lse[lse > -1e9].sum(), leaves)]
 
 
