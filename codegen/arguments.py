@@ -53,6 +53,11 @@ class Argument:
         return self.kind == "tensor"
 
     @property
+    def is_float(self) -> bool:
+        """Whether it is a tensor of floats, which kernels and references widen to what they compute in."""
+        return "float" in self.dtypes.lower()
+
+    @property
     def required(self) -> str:
         """The annotation where the argument is there."""
         return self.annotation.split(" ")[0]

@@ -73,6 +73,10 @@ class OpPlan(InMode):
         return [a for a in self.arguments if a.is_tensor]
 
     @property
+    def float_tensors(self) -> list[Argument]:
+        return [a for a in self.tensors if a.is_float]
+
+    @property
     def scalars(self) -> list[Argument]:
         return [a for a in self.arguments if not a.is_tensor]
 

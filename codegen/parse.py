@@ -14,7 +14,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from codegen import expr
 from codegen.errors import ExprError, did_you_mean
@@ -585,7 +585,7 @@ def _fits(value: int | float | bool) -> bool:
     return value == 0 or 2.0**-126 <= abs(value) < 2.0**128
 
 
-def _is_too_large(e: Expr) -> bool:
+def _is_too_large(e: Expr) -> TypeGuard[expr.Const]:
     """Whether it is a literal that 32 bits, or float32, do not hold."""
     return isinstance(e, expr.Const) and not _fits(e.value)
 

@@ -236,10 +236,18 @@ class ArrayPrinter(Printer):
         if e.op == "abs" and e.type is Type.FLOAT and self.module == "jnp":
             # The derivative of jnp.abs at 0 is 1.
             return f"({self.operand(e.args[0], PRODUCT)} * jnp.sign({self.text(e.args[0])}))"
-        if e.op == "where" and self.module == "torch" and self.is_number(e.args[0]):
-            condition, a, b = (self.text(x) for x in e.args)
-            return f"({a} if {condition} else {b})"
+        if e.op == "where" and self.module == "torch":
+            return self._torch_where(e)
         return super().call(e)
+
+    def _torch_where(self, e: Op) -> str:
+        """A choice between tensors, even of Python numbers: torch's functions take no numbers, and its `where` makes
+        float32 of two floats, whatever the dtype of the score."""
+        condition, a, b = e.args
+        if self.is_number(condition):
+            return f"({self._array(a)} if {self.text(condition)} else {self._array(b)})"
+        other = self._array(b) if self.is_number(a) else self.text(b)
+        return f"torch.where({self.text(condition)}, {self.text(a)}, {other})"
 
     def _extreme(self, e: Op) -> str:
         """torch.minimum takes no Python numbers, jnp.minimum does. Tensor.clamp does, but of floats it has another
@@ -256,7 +264,10 @@ class ArrayPrinter(Printer):
 
     def _array(self, e: Expr) -> str:
         """The text of a torch tensor, of a Python number, too."""
-        return f"score.new_full((), {self.text(e)})" if self.is_number(e) else self.text(e)
+        if not self.is_number(e):
+            return self.text(e)
+        dtype = {Type.FLOAT: "", Type.INT: ", dtype=torch.int64", Type.BOOL: ", dtype=torch.bool"}[e.type]
+        return f"score.new_full((), {self.text(e)}{dtype})"
 
     def _clamp(self, e: Op) -> str:
         """With the derivative of torch's clamp, which at the ends is not that of jnp.clip."""

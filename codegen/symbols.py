@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from codegen import expr
@@ -80,7 +80,18 @@ def imported_op(name: str) -> str:
     return f"{function_symbol(name)} as {name}" if is_renamed(name) else name
 
 
-FILTERS = {"function_symbol": function_symbol, "imported_op": imported_op}
+def by_number(names: Iterable[str]) -> list[str]:
+    """Names in the order that linters want of `__all__`: with the numbers in them by value.
+
+    >>> by_number(["level10", "level2", "a"])
+    ['a', 'level2', 'level10']
+    """
+    return sorted(
+        names, key=lambda name: [(not w.isdigit(), int(w) if w.isdigit() else 0, w) for w in re.split(r"(\d+)", name)]
+    )
+
+
+FILTERS = {"by_number": by_number, "function_symbol": function_symbol, "imported_op": imported_op}
 """Filters of the templates."""
 
 

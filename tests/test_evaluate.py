@@ -61,6 +61,20 @@ def test_random_expressions_agree_with_torch(kind: str, data: st.DataObject, see
     np.testing.assert_allclose(np.broadcast_to(got, SHAPE), np.broadcast_to(want.numpy(), SHAPE), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("text", ["exp(0.5) if q_idx < kv_idx else 7", "1 / (0.3 if score > 0 else 0.7)"])
+def test_a_choice_of_two_numbers_has_the_dtype_of_the_score(text: str, dtype: torch.dtype) -> None:
+    variables, tensors = inputs(0)
+    e = parse(text, SCOPE, Type.FLOAT)
+    names = {name: torch.as_tensor(value) for name, value in variables.items()}
+    names["score"] = names["score"].to(dtype)
+    got = in_torch(torch_printer(lambda tensor, axis, index: False).text(e), names)
+    assert got.dtype == dtype
+    want = np.broadcast_to(evaluate(e, variables, tensors), SHAPE)
+    tolerance = 4 * torch.finfo(dtype).eps
+    np.testing.assert_allclose(np.broadcast_to(got.numpy(), SHAPE), want, rtol=tolerance)
+
+
 @pytest.mark.parametrize("a", [-7, -1, 0, 1, 7])
 @pytest.mark.parametrize("b", [-3, -1, 1, 3])
 def test_integers_divide_as_in_python(a: int, b: int) -> None:

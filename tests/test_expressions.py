@@ -72,6 +72,33 @@ def test_numbers_are_printed_as_python(text: str) -> None:
         torch.testing.assert_close(eval(printed, {"torch": torch, "math": math, "score": score, **scalars}), wanted)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "exp(score if size > 3 else 0.5)",
+        "exp(0.5 if size > 3 else score)",
+        "score * abs(q_idx if size > 3 else 3)",
+        "score * max(7 if size > 3 else kv_idx, q_idx)",
+        "score if not (q_idx >= kv_idx if size > 3 else size < 9) else 0.5",
+        "clamp(0.3 if size > 3 else score, score, size)",
+    ],
+)
+@pytest.mark.parametrize("size", [3, 5])
+def test_a_choice_that_a_scalar_makes_may_be_a_number(text: str, size: int) -> None:
+    """What torch's functions are then called with is still a tensor, of the dtype of the score."""
+    values = {"q_idx": torch.arange(LENGTH)[:, None], "kv_idx": torch.arange(KEYS)}
+    printer = torch_printer(_never_exact, numbers=frozenset({"size"}))
+    e = parse(text, Scope(scalars={"size": ScalarType.INT}), Type.FLOAT)
+    score = torch.randn(HEADS, LENGTH, KEYS, dtype=torch.float64)
+    got = eval(printer.text(e), {"torch": torch, "math": math, "score": score, "size": size, **values})
+    wanted = torch.empty_like(score)
+    functions = {"exp": math.exp, "max": max, "clamp": lambda x, low, high: min(max(x, low), high)}
+    for place in np.ndindex(score.shape):
+        names = {n: x.expand(score.shape)[place].numpy()[()] for n, x in {"score": score, **values}.items()}
+        wanted[place] = eval(text, {**functions, "size": size, **names})
+    torch.testing.assert_close(got.expand(score.shape), wanted)
+
+
 def _values() -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     return {
@@ -124,6 +151,7 @@ KINKS = {
     "clamp(score, table[h, q_idx], 1.5)": lambda s, t: torch.clamp(s, t, torch.full_like(t, 1.5)),
     "clamp(score, 0.5, table[h, q_idx])": lambda s, t: torch.clamp(s, torch.full_like(t, 0.5), t),
     "clamp(0.0, table[h, q_idx], score + 0.5)": lambda s, t: torch.clamp(torch.zeros_like(s), t, s + 0.5),
+    "clamp(score, 0, 0)": lambda s, t: torch.clamp(s, 0, 0),
     "relu(clamp(score, 0, table[h, q_idx]))": lambda s, t: torch.relu(torch.clamp(s, torch.zeros_like(t), t)),
 }
 

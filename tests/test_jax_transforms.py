@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from generated import jax as ops
+from generated._runtime import jax_batching
 
 BATCH, ROWS, HEADS, KV_HEADS, HEAD_DIM = 4, 24, 4, 2, 16
 Trained = dict[str, jax.Array]
@@ -149,6 +150,24 @@ def test_vmap_of_packed_sequences(name: str, function: Callable[..., Any]) -> No
         return function(name, q, k, v, mine, cu_seqlens_q=begins)
 
     close(jax.vmap(one)(q, k, v, mine, begins), stacked(one, q, k, v, mine, begins))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_vmap_gives_each_row_the_offset_of_a_single_row(packed: bool) -> None:
+    """Kernels read an offset for each batch row or sequence: one of a single row may not stay one where axes fold."""
+    q, k, v = (x[:, 0] if packed else x for x in arrays(11, 3, batch=1))
+    options: dict[str, Any] = {"cu_seqlens_q": jnp.array([0, ROWS], jnp.int32)} if packed else {}
+
+    def one(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
+        return outputs("causal", q, k, v, {}, q_offset=jnp.array([-5], jnp.int32), **options)
+
+    close(jax.vmap(one)(q, k, v), stacked(one, q, k, v))
+
+
+def test_vmap_folds_an_offset_of_one_row_into_one_per_row() -> None:
+    """Of positions one for all may stay one, as their strides say so; offsets have none."""
+    assert jax_batching._fold("row_offsets", jnp.array([-5]), 0, 3, False, {}).tolist() == [-5, -5, -5]
+    assert jax_batching._fold("q_positions", jnp.zeros((1, ROWS)), 0, 3, False, {}).shape == (1, ROWS)
 
 
 def test_vmap_of_dropout_draws_what_each_call_alone_draws() -> None:

@@ -36,7 +36,7 @@ variants:
   halved: {score: "score + w[b, q_idx // 2] * w[b, kv_idx + 3]", tensors: {w: {dims: [b, kv_idx], grad: true}}}
   moved:
     mask: doc[b, 2 * q_idx] <= doc[b, kv_idx + 1]
-    score: score + w[q_idx - 1, b] - 2 * w[kv_idx + 3, b]
+    score: score + w[q_idx - 1, b] * w[kv_idx + 3, b]
     tensors: {doc: {dims: [b, kv_idx], dtype: int32}, w: {dims: [q_idx, b], grad: true}}
   nested:
     mask: doc[b, place[q_idx]] <= doc[b, kv_idx]
