@@ -102,8 +102,11 @@ class Attention:
     def _pairs(self, r: Tensor, t: Tensor, h: Tensor) -> Pairs:
         p = self.p
         group = p.heads // p.k.shape[1]
+        b = p.queries.batch[r]
         names: dict[str, Value] = {
-            "b": p.queries.batch[r],
+            "b": b,
+            "q_len": p.queries.size[b],
+            "kv_len": p.reach[b],
             "h": h,
             "hkv": h // group,
             "q_row": p.queries.row[r],
@@ -173,15 +176,19 @@ class Attention:
 
     def _forward(self) -> None:
         p = self.p
-        self.r, self.t, self.h = r, t, h = self._kept()
+        r, t, h = self._kept()
         rows = len(self.q)
         group = p.heads // p.k.shape[1]
         products = torch.einsum("rhd,thd->hrt", self.q, self.k.repeat_interleave(group, 1))
         self.product = self._rounded(products[h, r, t]) * p.scale
-        pairs = self._pairs(r, t, h)
+        if "inf" in p.entry.get("score", ""):
+            # A score of -inf leaves a pair out as the mask does.
+            kept = evaluate(p.entry["score"], self._pairs(r, t, h).where(score=self.product)) != -math.inf
+            r, t, h, self.product = (x[kept] for x in (r, t, h, self.product))
+        self.r, self.t, self.h = r, t, h
         self.score = self.product
         if p.entry.get("score"):
-            self.score = evaluate(p.entry["score"], pairs.where(score=self.product)).to(self.dtype)
+            self.score = evaluate(p.entry["score"], self._pairs(r, t, h).where(score=self.product)).to(self.dtype)
         self.by_key = None
         if p.entry.get("decay"):
             at_query, at_key = self._decay(r, t, h)

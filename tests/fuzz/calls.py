@@ -32,7 +32,8 @@ class Call:
     """A call. Lengths have an element per sequence where `mode` is packed, else one.
 
     memory: how q, k and v lie: "rows" (NaN behind each head's rows), "tokens" ([B, S, H, D] underneath), "columns" (NaN
-    beside each row), "odd" (rows at odd addresses). contents: what an integer tensor holds. passes: "fwd" or "all".
+    beside each row), "odd" (rows at odd addresses). contents: what an integer tensor holds. given: dtypes of tensors
+    where these are not as declared. passes: "fwd" or "all".
     """
 
     mode: str = "dense"
@@ -62,6 +63,7 @@ class Call:
     padding_id: int = -1
     scalars: Mapping[str, int | float] = field(default_factory=dict)
     contents: Mapping[str, str] = field(default_factory=dict)
+    given: Mapping[str, str] = field(default_factory=dict)
     free: int = FREE
     dropout_p: float = 0.0
     dropout_seed: int = 0
@@ -157,7 +159,7 @@ class _Builder:
         """The same with something behind its last axis that must not be read."""
         if not x.dim() or self.call.memory == "rows":
             return x.to(self.device).detach().requires_grad_(wants_grad)
-        behind = math.nan if x.is_floating_point() else True if x.dtype == torch.bool else 2**20
+        behind = math.nan if x.is_floating_point() else True if x.dtype == torch.bool else torch.iinfo(x.dtype).max // 2
         buffer = torch.full((*x.shape[:-1], x.shape[-1] + BEHIND), behind, dtype=x.dtype, device=self.device)
         view = buffer[..., : x.shape[-1]]
         view.copy_(x)
@@ -192,11 +194,16 @@ class _Builder:
     def _own(self, name: str) -> Tensor:
         declared = self.entry["tensors"][name]
         shape = self._shape(name)
-        dtype: torch.dtype = getattr(torch, declared.get("dtype", "float32"))
+        own: torch.dtype = getattr(torch, declared.get("dtype", "float32"))
+        dtype = self._dtype(name, own)
         if dtype.is_floating_point:
-            values = (0.6 * self._normal(*shape)).to(dtype)
+            values = (0.6 * self._normal(*shape)).to(own).to(dtype)  # nothing that a cast to `own` would round
             return self._surrounded(values, bool(declared.get("grad")) and self._wants(name))
         return self._surrounded(self._integers(name, shape).to(dtype))
+
+    def _dtype(self, name: str, declared: torch.dtype = torch.float32) -> torch.dtype:
+        given = self.call.given.get(name)
+        return getattr(torch, given) if given else declared
 
     def _integers(self, name: str, shape: list[int]) -> Tensor:
         kind = self.call.contents.get(name, "low")
@@ -230,11 +237,11 @@ class _Builder:
         given: dict[str, Any] = {name: self._own(name) for name in self.entry.get("tensors", {})}
         given |= call.scalars
         if self.entry.get("sink"):
-            given["sink"] = self._surrounded(self._normal(call.heads), self._wants("sink"))
+            given["sink"] = self._surrounded(self._normal(call.heads).to(self._dtype("sink")), self._wants("sink"))
         if self.entry.get("decay"):
             shape = [self.kv_len, call.heads] if call.packed else [call.batch, self._size("kv_idx"), call.heads]
             g = -0.3 * torch.rand(shape, generator=self.random)
-            given["g"] = self._surrounded(g, self._wants("g"))
+            given["g"] = self._surrounded(g.to(self._dtype("g")), self._wants("g"))
         return given
 
     def _options(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from .attention import Entry
 from .calls import FREE, Call
+from .order import Verdict, reads_by_row, verdict
 
 MODES = ("dense", "packed", "segmented")
 INTERPRETED_TILES = (
@@ -25,7 +26,7 @@ MOST_TILES = 14
 """Blocks of scores that a call in the interpreter may have: each takes it milliseconds."""
 
 HOPPER_DIMS = (48, 56, 64, 64, 64)
-GPU_DIMS = (64, 64, 64, 64, 128, 128, 32, 96)
+GPU_DIMS = (64, 64, 64, 64, 128, 128, 32, 96, 8)
 
 
 def draw_call(random: Random, entry: Entry, *, mode: str, family: str = "portable", device: str = "cpu") -> Call:
@@ -92,10 +93,10 @@ def _interpreted(random: Random, mode: str) -> dict[str, Any]:
         blocks = sum((-(-q // tiles[0])) * (-(-kv // tiles[1])) for q, kv in sequences)
         if blocks * call["batch"] * call["heads"] <= MOST_TILES:
             break
-    dim = random.choice((16, 16, 16, 24, 32, 32, 40, 48, 64, 80, 17, 33))
+    dim = random.choice((16, 16, 16, 24, 32, 32, 40, 48, 64, 80, 17, 33, 8, 8))
     return call | {
         "dim": dim,
-        "dim_v": dim if random.random() < 0.7 else random.choice((16, 20, 32, 48)),
+        "dim_v": dim if random.random() < 0.7 else random.choice((8, 16, 20, 32, 48)),
         "dtype": random.choice(("float32", "float32", "float16")),
         "deterministic": False,
     }
@@ -123,7 +124,7 @@ def _on_gpu(random: Random, mode: str, family: str) -> dict[str, Any]:
     dtype = random.choice(dtypes[:4] if family == "hopper" else dtypes)
     if family == "hopper":
         # Where less than three quarters of a tile would be filled, its kernels refuse.
-        dim, dim_v = (64 if each == 32 else each for each in (dim, dim_v))
+        dim, dim_v = (64 if each in (8, 32) else each for each in (dim, dim_v))
     return call | {"dim": dim, "dim_v": dim_v, "dtype": dtype, "deterministic": False}
 
 
@@ -142,6 +143,8 @@ def _options(random: Random, entry: Entry, mode: str, sizes: dict[str, Any]) -> 
     }
     if mode == "segmented":
         call |= _tokens(random, sizes)
+        if "q_positions" in call and random.random() < 0.9:
+            call |= _legal(random, entry, Call(mode=mode, **sizes, **call))
     for name, scalar in entry.get("scalars", {}).items():
         kind = scalar if isinstance(scalar, str) else scalar["type"]
         value = random.choice((0, 1, 3, 15, 16, 17, 40, 64, -3)) if kind == "int" else random.choice((0.5, 1.7, -0.4))
@@ -151,6 +154,8 @@ def _options(random: Random, entry: Entry, mode: str, sizes: dict[str, Any]) -> 
     if integers:
         kinds = ("low", "low", "runs", "positions", "far", "bits")
         call["contents"] = {name: random.choice(kinds) for name in integers}
+    given = _given(random, entry, call.get("contents", {}))
+    call |= {"given": given} if given else {}
     trained = [name for name, x in tensors.items() if x.get("grad")]
     trained += [name for name, key in (("sink", "sink"), ("g", "decay")) if entry.get(key)]
     if trained and random.random() < 0.15:
@@ -161,6 +166,43 @@ def _options(random: Random, entry: Entry, mode: str, sizes: dict[str, Any]) -> 
             "dropout_seed": random.choice((0, 7, 2**31 + 5, 2**40 + 3)),
         }
     return call
+
+
+FLOATS = ("float32", "float16", "bfloat16", "float64")
+INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
+
+
+def _given(random: Random, entry: Entry, contents: dict[str, str]) -> dict[str, str]:
+    """Dtypes of some tensors, each one that holds what the tensor does."""
+    declared = {name: x.get("dtype", "float32") for name, x in entry.get("tensors", {}).items()}
+    declared |= {name: "float32" for name, key in (("sink", "sink"), ("g", "decay")) if entry.get(key)}
+    found = {}
+    for name, dtype in declared.items():
+        if dtype != "bool" and random.random() < 0.15:
+            small = contents.get(name) in ("low", "bits")
+            found[name] = random.choice(FLOATS if name not in contents else INTEGERS if small else INTEGERS[:3])
+    return {name: dtype for name, dtype in found.items() if dtype != declared[name]}
+
+
+def _legal(random: Random, entry: Entry, call: Call) -> dict[str, Any]:
+    """Positions that agree with rows, where the entry asks for that: of each segment its own, or the rows."""
+    if verdict(entry, call) is Verdict.LEGAL:
+        return {}
+    if call.q_lens == call.kv_lens and (not reads_by_row(entry) or random.random() < 0.3):
+        ids = call.q_segment_ids or ((0,) * call.q_lens[0],) * call.batch
+        shared = {"kv_segment_ids": None, "kv_positions": None, "kv_lengths": None}
+        return shared | {"q_positions": tuple(_rising(random, row) for row in ids)}
+    rows = {side: (tuple(range(lens[0])),) * call.batch for side, lens in (("q", call.q_lens), ("kv", call.kv_lens))}
+    return {"q_positions": rows["q"], "kv_positions": rows["kv"]}
+
+
+def _rising(random: Random, ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Positions that rise by one in each run of an id, from anywhere."""
+    found: list[int] = []
+    for i, segment in enumerate(ids):
+        continues = i > 0 and ids[i - 1] == segment
+        found.append(found[-1] + 1 if continues else random.choice((0, 0, 1, 17, -3, 40)))
+    return tuple(found)
 
 
 def _offset(random: Random, mode: str, sizes: dict[str, Any]) -> int | str | tuple[int, ...]:

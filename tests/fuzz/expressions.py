@@ -7,9 +7,11 @@ branch of a condition is evaluated at the pairs that take it alone, so that no o
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -119,6 +121,8 @@ def _constant(node: ast.Constant, _: Pairs) -> Value:
 def _name(node: ast.Name, pairs: Pairs) -> Value:
     if node.id in pairs.names:
         return pairs.names[node.id]
+    if node.id == "inf":
+        return math.inf
     if node.id in NAMED:
         return _named(node.id, [], pairs)
     return pairs.read(node.id, [], pairs)  # a tensor without dims
@@ -133,16 +137,16 @@ def _named(name: str, arguments: Sequence[ast.expr], pairs: Pairs) -> Value:
 def _unary(node: ast.UnaryOp, pairs: Pairs) -> Value:
     x = _value(node.operand, pairs)
     if isinstance(node.op, ast.Not | ast.Invert):
-        return ~x if isinstance(x, Tensor) else not x
+        return not x if isinstance(x, bool) else ~x  # type: ignore[operator]
     return -x if isinstance(node.op, ast.USub) else x
 
 
 def _binary(node: ast.BinOp, pairs: Pairs) -> Value:
     a, b = _value(node.left, pairs), _value(node.right, pairs)
-    if isinstance(node.op, ast.BitAnd):
-        return a & b  # type: ignore[operator]
-    if isinstance(node.op, ast.BitOr):
-        return a | b  # type: ignore[operator]
+    if isinstance(node.op, ast.LShift | ast.RShift):
+        return _shifted(a, b, pairs, left=isinstance(node.op, ast.LShift))
+    if type(node.op) in _BITS:
+        return _BITS[type(node.op)](a, b)
     if isinstance(node.op, ast.Div):
         return _real(a, pairs) / _real(b, pairs)
     if isinstance(node.op, ast.Pow):
@@ -157,6 +161,18 @@ def _floor_div(a: Value, b: Value) -> Value:
         return torch.div(torch.as_tensor(a), b, rounding_mode="floor")
     return a // b
 
+
+def _shifted(a: Value, b: Value, pairs: Pairs, *, left: bool) -> Value:
+    """By 0 to 30 bits, in 32 of them."""
+    x, by = spread(a, pairs), spread(b, pairs).clamp(0, 30)
+    return ((x << by) + 2**31) % 2**32 - 2**31 if left else x >> by
+
+
+_BITS: Mapping[type, Callable[[Any, Any], Value]] = {
+    ast.BitAnd: lambda a, b: a & b,
+    ast.BitOr: lambda a, b: a | b,
+    ast.BitXor: lambda a, b: a ^ b,
+}
 
 _ARITHMETIC: Mapping[type, Callable[[Value, Value], Value]] = {
     ast.Add: lambda a, b: a + b,
@@ -194,7 +210,25 @@ _COMPARISONS: Mapping[type, Callable[[Value, Value], Value]] = {
 }
 
 
+def _member(node: ast.Compare, pairs: Pairs) -> Value:
+    """Whether an integer is in a list: of literals, or the last dim of a tensor."""
+    x, members = spread(_value(node.left, pairs), pairs), node.comparators[0]
+    found = torch.zeros(pairs.count, dtype=torch.bool, device=pairs.device)
+    if isinstance(members, ast.Tuple | ast.List):
+        each = [_value(member, pairs) for member in members.elts]
+    else:
+        name, indices = _indices(members, pairs)
+        size = pairs.dims[name][-1]
+        assert isinstance(size, int)
+        each = [pairs.read(name, [*indices, place], pairs) for place in range(size)]
+    for member in each:
+        found = found | (x == member)
+    return found if isinstance(node.ops[0], ast.In) else ~found
+
+
 def _compare(node: ast.Compare, pairs: Pairs) -> Value:
+    if isinstance(node.ops[0], ast.In | ast.NotIn):
+        return _member(node, pairs)
     sides = [_value(each, pairs) for each in (node.left, *node.comparators)]
     found: Value = True
     for a, b, op in zip(sides[:-1], sides[1:], node.ops, strict=True):
@@ -219,15 +253,19 @@ def _conditional(node: ast.IfExp, pairs: Pairs) -> Value:
 
 
 def _subscript(node: ast.Subscript, pairs: Pairs) -> Value:
-    assert isinstance(node.value, ast.Name)
-    name = node.value.id
-    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    dims = pairs.dims[name]
-    indices = [
-        _value(part, pairs.by_row() if dim in ROWS else _by_position(pairs))
-        for part, dim in zip(parts, dims, strict=True)
-    ]
+    name, indices = _indices(node, pairs)
     return pairs.read(name, indices, pairs)
+
+
+def _indices(node: ast.expr, pairs: Pairs) -> tuple[str, list[Value]]:
+    """The tensor and its indices, of the first dims at least."""
+    if isinstance(node, ast.Name):
+        return node.id, []
+    assert isinstance(node, ast.Subscript)
+    assert isinstance(node.value, ast.Name)
+    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    sides = [pairs.by_row() if dim in ROWS else _by_position(pairs) for dim in pairs.dims[node.value.id]]
+    return node.value.id, [_value(part, side) for part, side in zip(parts, sides, strict=False)]
 
 
 def _by_position(pairs: Pairs) -> Pairs:
@@ -273,6 +311,17 @@ def _integer(pairs: Pairs, x: Value) -> Value:
     return (x + pairs.nudge.shift * (1 + x.abs())).trunc().to(torch.int64)
 
 
+def _whole(function: Callable[[Tensor], Tensor]) -> Callable[..., Value]:
+    """A whole float, a constant to derivatives. Where what is trained has a rounding error, one more or less may do."""
+
+    def rounded(pairs: Pairs, x: Value) -> Value:
+        x = spread(_real(x, pairs), pairs)
+        moved = pairs.nudge.shift * (1 + x.abs()) if x.requires_grad else 0.0
+        return function((x + moved).detach())
+
+    return rounded
+
+
 def _smooth(function: Callable[[Tensor], Tensor]) -> Callable[..., Value]:
     return lambda pairs, x: function(spread(_real(x, pairs), pairs))
 
@@ -280,6 +329,8 @@ def _smooth(function: Callable[[Tensor], Tensor]) -> Callable[..., Value]:
 def _tanh(pairs: Pairs, x: Value) -> Value:
     return torch.tanh(spread(_real(x, pairs), pairs)) * (1 + pairs.nudge.tanh)
 
+
+SMOOTH = ("exp", "exp2", "log", "log2", "log1p", "sqrt", "sin", "cos", "tan", "erf", "sigmoid")
 
 _FUNCTIONS: Mapping[str, Callable[..., Value]] = {
     "abs": _absolute,
@@ -289,7 +340,8 @@ _FUNCTIONS: Mapping[str, Callable[..., Value]] = {
     "relu": lambda pairs, x: _fold(_larger)(pairs, x, 0.0 if _is_float(x) else 0),
     "int": _integer,
     "tanh": _tanh,
-    **{name: _smooth(getattr(torch, name)) for name in ("exp", "log", "sqrt", "sin", "cos", "erf", "sigmoid")},
+    **{name: _smooth(getattr(torch, name)) for name in SMOOTH},
+    **{name: _whole(getattr(torch, name)) for name in ("floor", "ceil", "round")},
     "silu": _smooth(lambda x: x * torch.sigmoid(x)),
     "gelu": _smooth(lambda x: 0.5 * x * (1 + torch.erf(x * 0.7071067811865476))),
 }

@@ -36,7 +36,7 @@ TANH = 2.0**-10
 """Relative error of the tanh instruction that 16-bit inputs get on NVIDIA chips: 2**-11 (PTX), and as much again."""
 
 
-_DECIDES = re.compile(r"[<>=]|\b(min|max|abs|relu|clamp|int)\(")
+_DECIDES = re.compile(r"[<>=]|\b(min|max|abs|relu|clamp|int|floor|ceil|round)\(")
 _TANH = re.compile(r"tanh|softcap")
 
 

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import io
 import json
+import os
 import re
 import shutil
 import sys
@@ -16,6 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from .attention import Entry
+from .specs import cleaned
+
+EMPTY = "no query attends to any key"
+"""What the loader says of a mask that keeps no pair."""
 
 _made = 0
 
@@ -54,6 +59,8 @@ def rendered(folder: Path, entries: Mapping[str, Entry]) -> Iterator[Package]:
     global _made
     _made += 1
     name = f"fuzz_package_{_made}"
+    # On a GPU an op looks at the values of positions, and refuses them, in debug mode alone.
+    os.environ["ATTENTION_DEBUG"] = "1"
     folder.mkdir(parents=True, exist_ok=True)
     refused: dict[str, str] = {}
     legal: dict[str, Entry] = {}
@@ -77,8 +84,14 @@ def rendered(folder: Path, entries: Mapping[str, Entry]) -> Iterator[Package]:
 
 
 def legalised(folder: Path, variant: str, entry: Entry) -> tuple[Entry, str]:
-    """An entry without a `grad: true` that the loader finds to be always zero, and why it is refused all the same."""
+    """An entry without what the loader finds to be of no use, and why it is refused all the same.
+
+    That is a mask that keeps no pair, and a `grad: true` of a gradient that is always zero.
+    """
     reason = refusal(folder, variant, entry)
+    if EMPTY in reason:
+        entry = cleaned({name: x for name, x in entry.items() if name != "mask"})
+        reason = refusal(folder, variant, entry)
     useless = set(re.findall(r"tensors\.(\w+)\.grad: [^\n]*remove 'grad'", reason))
     if not useless:
         return entry, reason

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from .attention import Entry
-from .calls import Call
+from .attention import Attention, Entry
+from .calls import Call, build
 from .draw_calls import MODES, draw_call
 from .package import Package, name_of, rendered
 from .running import Failure, run_call, with_hopper
@@ -84,6 +84,9 @@ def run_variants(plan: Plan, numbers: Sequence[int]) -> Outcome:
         for name, text in package.broken.items():
             unrendered = Failure(variant=name, entry=entries[name], call=None, kind="render", text=text)
             outcome.failures.append((number_of(name), unrendered))
+        for name, entry in package.entries.items():
+            if "mask" in entries[name] and "mask" not in entry:
+                outcome.failures += [(number_of(name), found) for found in _kept(plan, name, entries[name])]
         names = list(package.entries)
         for place, name in enumerate(names):
             outcome.variants += 1
@@ -99,6 +102,17 @@ def run_variants(plan: Plan, numbers: Sequence[int]) -> Outcome:
                     outcome.left = [number_of(each) for each in names[place + 1 :]]
                     return outcome
     return outcome
+
+
+def _kept(plan: Plan, name: str, entry: Entry) -> Iterator[Failure]:
+    """A call in which a mask keeps a pair that the loader says keeps none."""
+    random = Random(f"{plan.seed} {name} empty")
+    for _ in range(5):
+        call = draw_call(random, entry, mode="dense")
+        if len(Attention(build(entry, call).problem).r):
+            text = "the loader says that no query attends to any key"
+            yield Failure(variant=name, entry=entry, call=call, kind="empty", text=text)
+            return
 
 
 def drawn(plan: Plan, number: int) -> tuple[Entry, list[Call]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -13,6 +12,7 @@ from .attention import Entry
 from .calls import Call
 from .running import Failure
 from .session import run_one
+from .specs import cleaned
 
 SIMPLEST: dict[str, Any] = asdict(Call())
 
@@ -64,27 +64,16 @@ def _smaller(failure: Failure) -> Iterator[tuple[Entry, Call | None]]:
 def _entries(entry: Entry) -> Iterator[Entry]:
     for key in ("sink", "decay", "dropout", "mask", "score"):
         if key in entry:
-            yield _cleaned({name: x for name, x in entry.items() if name != key})
+            yield cleaned({name: x for name, x in entry.items() if name != key})
     for key in ("mask", "score"):
         if key in entry:
             for text in _expressions(entry[key], boolean=key == "mask"):
-                yield _cleaned({**entry, key: text})
+                yield cleaned({**entry, key: text})
     for name, declared in entry.get("tensors", {}).items():
         for key in ("grad", "dtype"):
             if key in declared and not (key == "dtype" and not declared[key].startswith(("float", "bfloat"))):
                 less = {other: x for other, x in declared.items() if other != key}
                 yield {**entry, "tensors": {**entry["tensors"], name: less}}
-
-
-def _cleaned(entry: Entry) -> Entry:
-    """Without declarations that nothing reads."""
-    words = set(re.findall(r"\w+", f"{entry.get('mask')} {entry.get('score')}"))
-    found = dict(entry)
-    for key in ("tensors", "scalars"):
-        kept = {name: x for name, x in entry.get(key, {}).items() if name in words}
-        found.pop(key, None)
-        found |= {key: kept} if kept else {}
-    return found
 
 
 def _expressions(text: str, *, boolean: bool) -> Iterator[str]:

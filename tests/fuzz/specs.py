@@ -17,12 +17,39 @@ EDGES = (0, 1, 2, 3, 5, 8, 15, 16, 17, 20, 31, 32, 33, 40, 48, 63, 64, 65, 100, 
 STEPS = (2, 3, 4, 5, 8, 16, 17, 32)
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 ORDERS = ("<", "<=", ">", ">=")
+NAMES = (
+    "span",
+    "tile",
+    "heads",
+    "values",
+    "block",
+    "acc",
+    "qk",
+    "q_ptr",
+    "row_sum",
+    "start_m",
+    "delta",
+    "rows",
+    "term",
+)
+"""What generated code itself calls something: a tensor or scalar may have these names, too."""
+
 INDEX_DIMS = ("b", "h", "hkv", "q_idx", "kv_idx")
 
 
 def draw_entry(random: Random) -> Entry:
     """One variant. Most have a mask, two of three a score; some a sink, a decay or dropout."""
     return _Draw(random).entry()
+
+
+def cleaned(entry: Entry) -> Entry:
+    """Without declarations that nothing reads."""
+    words = set(re.findall(r"\w+", f"{entry.get('mask')} {entry.get('score')}"))
+    found = dict(entry)
+    for key in ("tensors", "scalars"):
+        kept = {name: x for name, x in found.pop(key, {}).items() if name in words}
+        found |= {key: kept} if kept else {}
+    return found
 
 
 class _Draw:
@@ -45,10 +72,7 @@ class _Draw:
             entry["mask"] = self.mask(self.random.choice((0, 1, 1, 2, 2, 3)))
         if self.chance(0.7) or not entry:
             entry["score"] = self.score()
-        words = set(re.findall(r"\w+", f"{entry.get('mask')} {entry.get('score')}"))
-        for key, declared in (("tensors", self.tensors), ("scalars", self.scalars)):
-            read = {name: x for name, x in declared.items() if name in words}
-            entry |= {key: read} if read else {}
+        entry = cleaned(entry | {"tensors": self.tensors, "scalars": self.scalars})
         entry |= {"sink": True} if self.chance(0.15) else {}
         entry |= {"decay": True} if self.chance(0.22) else {}
         return entry | ({"dropout": True} if self.chance(0.06) else {})
@@ -59,9 +83,13 @@ class _Draw:
         names = [name for name, type_ in self.scalars.items() if type_ == kind]
         if names and self.chance(0.6):
             return self.random.choice(names)
-        name = f"n{len(self.scalars)}" if kind == "int" else f"x{len(self.scalars)}"
+        name = self.new_name(f"n{len(self.scalars)}" if kind == "int" else f"x{len(self.scalars)}")
         self.scalars[name] = kind
         return name
+
+    def new_name(self, usual: str) -> str:
+        free = [name for name in NAMES if name not in {**self.tensors, **self.scalars}]
+        return self.random.choice(free) if self.chance(0.15) else usual
 
     def dims(self, most: int = 3) -> list[str | int]:
         count = self.random.choice((0, 1, 1, 2, 2, 3, 4)[: most + 3])
@@ -85,7 +113,7 @@ class _Draw:
         else:
             if len(self.tensors) >= 4:
                 return "1" if dtype.startswith("int") else "True" if dtype == "bool" else "0.5"
-            name = f"{ {'b': 's', 'i': 'i'}.get(dtype[0], 'w') }{len(self.tensors)}"
+            name = self.new_name(f"{ {'b': 's', 'i': 'i'}.get(dtype[0], 'w') }{len(self.tensors)}")
             declared: dict[str, Any] = {"dims": self.dims() if dims is None else list(dims)}
             declared |= {"dtype": dtype} if dtype != "float32" else {}
             self.tensors[name] = declared | ({"grad": True} if grad else {})
@@ -101,6 +129,7 @@ class _Draw:
             return str(dim)
         c, step = self.random.choice(EDGES[:12]), self.random.choice(STEPS)
         positions = (
+            *("q_len - 1 - q_idx", "kv_len - kv_idx", f"kv_idx >> {step % 5}", f"q_idx ^ {c}", f"kv_idx & {c}"),
             *("kv_idx", "q_idx", f"q_idx - kv_idx + {c}", f"q_idx - {c}", f"kv_idx + {c}", f"q_idx // {step}"),
             *(f"kv_idx // {step}", f"min(kv_idx, {c})", "max(q_idx - kv_idx, 0)", "abs(q_idx - kv_idx)"),
             *(f"(q_idx - kv_idx) // {step} + {c}", f"clamp(q_idx - kv_idx + {c}, 0, {2 * c})", "q_idx + kv_idx"),
@@ -141,7 +170,9 @@ class _Draw:
         if kind < 0.84:
             return f"(not {a})"
         if kind < 0.88:
-            return f"(({a}) {self.pick('&', '|')} ({self.pick('', '~')}({b})))"
+            return f"(({a}) {self.pick('&', '|', '^')} ({self.pick('', '~')}({b})))"
+        if kind < 0.9:
+            return f"(({a}) {self.pick('==', '!=')} ({b}))"
         if kind < 0.94:
             return f"where({self.mask(0)}, {a}, {b})"
         return f"({a} if {self.mask(0)} else {b})"
@@ -150,12 +181,13 @@ class _Draw:
         kinds = (
             *(self.affine, self.affine, self.affine, self.edge, self.edge, self.named, self.named),
             *(self.step, self.modular, self.modular, self.heads, self.table, self.table, self.numbers),
+            *(self.bits, self.lengths, self.lengths, self.member, self.member),
         )
         return self.random.choice(kinds)()
 
     def bounded_union(self) -> str:
         """What has holes, beside a bound of one position: rows visit all blocks, of which some are whole."""
-        holes = self.random.choice((self.modular, self.table, self.heads, self.step))()
+        holes = self.random.choice((self.modular, self.table, self.heads, self.step, self.bits, self.member))()
         union = self.pick(f"({self.edge()} or {holes})", f"({holes} or {self.edge()})")
         return self.pick(union, union, f"(causal and {union})")
 
@@ -176,7 +208,7 @@ class _Draw:
             f"0 <= q_idx - kv_idx {self.pick('<', '<=')} {c}",
             f"2 * kv_idx {order} q_idx + {c}",
             f"kv_idx {order} 3 * q_idx - {c}",
-            f"abs(q_idx - kv_idx) {self.pick('<', '<=', '>')} {c}",
+            f"abs(q_idx - kv_idx) {self.pick('<', '<=', '>')} {c.removeprefix('-')}",
             f"q_idx + kv_idx {order} {c}",
             f"min(q_idx, kv_idx) {order} {c}",
             f"(q_idx - kv_idx) / 64 {order} 0.25",
@@ -204,7 +236,8 @@ class _Draw:
 
     def modular(self) -> str:
         m = self.random.choice(STEPS)
-        r, op = self.random.randrange(m), self.pick(*COMPARISONS)
+        op = self.pick(*COMPARISONS)
+        r = self.random.randrange(op == "<", m - (op == ">"))
         return self.pick(
             f"kv_idx % {m} {op} {r}",
             f"q_idx % {m} {op} {r}",
@@ -240,6 +273,49 @@ class _Draw:
             f"20 * {x} {order} kv_idx",
         )
 
+    def bits(self) -> str:
+        """Comparisons of bits of positions, and of what tensors hold."""
+        c, by, op = self.random.choice(EDGES[1:]), self.random.randrange(5), self.pick("==", "!=", *ORDERS)
+        return self.pick(
+            f"((q_idx ^ kv_idx) & {c}) {op} {self.random.randrange(3)}",
+            f"(kv_idx & {c}) {self.pick('==', '!=')} (q_idx & {c})",
+            f"(kv_idx | {c}) {op} q_idx",
+            f"(q_idx ^ kv_idx) {self.pick(*ORDERS)} {c}",
+            f"q_idx >> {by} {op} kv_idx >> {by}",
+            f"1 << (q_idx - kv_idx) {op} {c}",
+            f"(~q_idx & kv_idx) {op} {self.random.randrange(2)}",
+            f"~kv_idx {self.pick(*ORDERS)} -{c}",
+            lambda: f"(({self.read('int32')} >> (kv_idx % {self.random.choice(STEPS)})) & 1) {self.pick('==', '!=')} 1",
+            lambda: f"(kv_idx & (1 << {self.scalar('int')})) {self.pick('==', '!=')} 0",
+        )
+
+    def lengths(self) -> str:
+        """Masks of how many queries and keys there are."""
+        c, order = self.random.choice(EDGES[:12]), self.pick(*ORDERS)
+        return self.pick(
+            f"q_idx + kv_len - q_len {order} kv_idx",
+            f"kv_idx {order} kv_len - {c}",
+            f"q_idx {order} q_len - {c}",
+            f"q_len - 1 - q_idx {order} kv_idx",
+            f"kv_len {order} {16 * c}",
+            f"kv_idx % max(q_len // {self.random.choice(STEPS)}, 1) {self.pick('==', '!=')} 0",
+        )
+
+    def member(self) -> str:
+        """Whether a position, or a block of them, is in a list."""
+        step, c = self.random.choice(STEPS), self.random.randrange(6)
+        x = self.pick("kv_idx", "q_idx", f"kv_idx // {step}", f"q_idx // {step}", "q_idx - kv_idx", f"kv_idx % {step}")
+        word = self.pick("in", "in", "in", "not in")
+        if self.chance(0.3) or len(self.tensors) >= 4:
+            return f"{x} {word} {self.pick(f'({c}, {c + 1})', f'({c},)', f'({c}, {c + 3}, {c + 16})', '(1, 2)')}"
+        name = self.new_name(f"i{len(self.tensors)}")
+        drawn = self.dims(most=1)
+        dims: list[str | int] = [dim for dim in drawn if not isinstance(dim, int)][:3]
+        dtype = self.pick("int32", "int32", "int64")
+        self.tensors[name] = {"dims": [*dims, self.random.choice((2, 3, 4, 8))], "dtype": dtype}
+        indices = [f"q_idx // {step}" if dim == "m" and self.chance(0.5) else self.index(dim) for dim in dims]
+        return f"{x} {word} {name}[{', '.join(indices)}]" if dims else f"{x} {word} {name}"
+
     def numbers(self) -> str:
         """A condition on what has neither position."""
         kind = self.random.random()
@@ -259,6 +335,9 @@ class _Draw:
         text = "score"
         for _ in range(self.random.choice((1, 1, 1, 2, 2, 3))):
             text = self.random.choice((self.function, self.add, self.add, self.times, self.choice))(text)
+        if self.chance(0.1):
+            condition = self.random.choice((self.atom, self.edge, self.affine))()
+            return self.pick(f"where({condition}, {text}, -inf)", f"(-inf if {condition} else {text})")
         return text
 
     def function(self, x: str) -> str:
@@ -274,6 +353,12 @@ class _Draw:
             f"0.3 * exp(min({x}, 2.0))",
             f"2.0 * sigmoid({x})",
             self.pick("silu", "gelu", "relu", "erf", "sin", "cos") + f"({x})",
+            f"log2(1.5 + exp2(min({x}, 8.0)))",
+            f"log1p({self.pick(f'abs({x})', f'({x}) ** 2', f'exp2(min({x}, 6.0))')})",
+            f"0.3 * exp2(min({x}, 2.0))",
+            f"tan({self.pick(f'tanh({x})', f'0.7 * sin({x})', f'clamp({x}, -0.9, 1.1)')})",
+            f"({x} + {self.pick('floor', 'ceil', 'round')}({x}) / 4)",
+            f"({x}) - 0.3 * {self.pick('floor', 'ceil', 'round')}(2.0 * ({x}))",
             f"clamp({x}, -1.3, {self.pick('0.7', '2.1')})",
             f"max({x}, {self.pick('0.1', '-0.4')})",
             f"min({x}, 1.7, 0.2 * ({x}) + 1.0)",
@@ -298,6 +383,9 @@ class _Draw:
     def distance(self) -> str:
         return self.pick(
             *("(kv_idx - q_idx) / 32", "(q_idx - kv_idx) / 64", "0.03 * abs(q_idx - kv_idx)"),
+            *("log2(1.0 + abs(q_idx - kv_idx))", "(kv_idx / max(kv_len, 1))", "(q_idx - q_len) / max(kv_len, 8)"),
+            *("round((q_idx - kv_idx) / 4) / 8", "floor(kv_idx / 8) / 4", "((q_idx ^ kv_idx) & 7) / 8"),
+            *("exp2(-abs(q_idx - kv_idx) / 16)", "log1p(max(kv_idx, 0))", "(1 << (kv_idx & 3)) / 8"),
             *("log(1.0 + abs(q_idx - kv_idx))", "(q_idx % 3)", "(kv_idx % 5) / 5", "((q_idx - kv_idx) // 8 * 0.1)"),
         )
 
