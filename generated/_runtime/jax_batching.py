@@ -64,8 +64,9 @@ def _fold(name: str, x: Any, axis: int | None, size: int, is_mapped: bool, total
     if axis is None:
         return x
     if not is_mapped:
-        if name not in BEGINS and x.shape[axis] == 1 and name in TOKENS:
-            return x  # One for all rows stays one.
+        # One for all rows stays one, but for an offset: of those, kernels read an element for each row or sequence.
+        if name in TOKENS and name != "row_offsets" and x.shape[axis] == 1:
+            return x
         x = jnp.broadcast_to(x, (size, *x.shape))
     if name in BEGINS:
         starts = jnp.arange(size, dtype=jnp.int32)[:, None] * totals[name]

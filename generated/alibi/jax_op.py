@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/jax_op.py.jinja
-# hash: ac3dfdd6a58c5eb4
+# hash: 53cfae0debba9eca
 """`alibi` for JAX. Attention with linear biases; the slopes may be trained (Press et al., 2022, arXiv:2108.12409)."""
 
 from jax import Array
@@ -196,16 +196,17 @@ def alibi(
         scale: factor of `q @ k^T`, by default `D ** -0.5`; a Python number.
         layout: `"bshd"` as above, or `"bhsd"` for q, k, v and o of `[B, H, S, D]`.
         return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.
-        q_offset: position of the first query row: an int, an int32 array `[B]`, or `"end"` for `Skv - Sq`.
-        cu_seqlens_q: int32 `[n + 1]`, for a packed call: q is `[total_q, Hq, D]`, k `[total_k, Hkv, D]`, v
+        q_offset: position of the first query row: an int, an integer array `[B]`, or `"end"` for `Skv - Sq`.
+        cu_seqlens_q: integers `[n + 1]`, for a packed call: q is `[total_q, Hq, D]`, k `[total_k, Hkv, D]`, v
             `[total_k, Hkv, Dv]`, and sequence s, rows `cu_seqlens_q[s]` to `cu_seqlens_q[s + 1]`, is what batch row s
-            is in a dense call. `q_offset` may be an int32 array `[n]`; o is `[total_q, Hq, Dv]`, lse `[Hq, total_q]`.
+            is in a dense call. `q_offset` may be an integer array `[n]`; o is `[total_q, Hq, Dv]`, lse
+            `[Hq, total_q]`.
         cu_seqlens_k: the same for k and v; by default `cu_seqlens_q`.
-        q_segment_ids: int32 `[B, Sq]`; a query attends to keys of its id, and none has the id `padding_id`.
-        kv_segment_ids: int32 `[B, Skv]`; by default `q_segment_ids`.
-        q_positions: int32 `[B, Sq]`, what `q_idx` is in mask and score, where else it is the row + `q_offset`.
-        kv_positions: int32 `[B, Skv]`, what `kv_idx` is there; by default `q_positions`.
-        kv_lengths: int32 `[B]`: no query attends to keys from there on. `q_offset="end"` is then `kv_lengths - Sq`.
+        q_segment_ids: integers `[B, Sq]`; a query attends to keys of its id, and none has the id `padding_id`.
+        kv_segment_ids: integers `[B, Skv]`; by default `q_segment_ids`.
+        q_positions: integers `[B, Sq]`, what `q_idx` is in mask and score, where else it is the row + `q_offset`.
+        kv_positions: integers `[B, Skv]`, what `kv_idx` is there; by default `q_positions`.
+        kv_lengths: integers `[B]`: no query attends to keys from there on. `q_offset="end"` is then `kv_lengths - Sq`.
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
@@ -220,6 +221,9 @@ def alibi(
 
     Raises:
         ArgumentError: an argument of the wrong shape, dtype, device or value; both a TypeError and a ValueError.
+
+    Arrays of integers may be of any integer dtype: each call casts those that are not int32. The variant's own arrays
+    of floats may be of any float dtype, and so are their gradients, which are summed in float32.
 
     On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """

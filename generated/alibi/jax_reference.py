@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/jax_reference.py.jinja
-# hash: 1e309db9771bb0cc
+# hash: aee41d89d87365ef
 """`alibi` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -35,6 +35,7 @@ def reference(
     Computes in float32, or in float64 where the inputs are float64, and returns o in the dtype of q.
     """
     dtype = jnp.promote_types(q.dtype, jnp.float32)
+    slope = slope.astype(dtype)
     if layout == "bshd":
         q, k, v = q.transpose(0, 2, 1, 3), k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
     group_size = q.shape[1] // k.shape[1]
@@ -87,6 +88,7 @@ def packed_reference(
 ) -> Array | tuple[Array, Array]:
     """The packed call: each sequence keeps to itself. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
     dtype = jnp.promote_types(q.dtype, jnp.float32)
+    slope = slope.astype(dtype)
     cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     group_size = q.shape[1] // k.shape[1]
     scale = q.shape[2] ** -0.5 if scale is None else scale

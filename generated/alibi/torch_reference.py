@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: ops/torch_reference.py.jinja
-# hash: d555230e90a7a65e
+# hash: e8f18e91e308af27
 """`alibi` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -40,6 +40,7 @@ def reference(
     # All references are called alike; this one has no use for these.
     del first_batch
     dtype = torch.promote_types(q.dtype, torch.float32)
+    slope = slope.to(dtype)
     if layout == "bshd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     group_size = q.shape[1] // k.shape[1]
@@ -90,6 +91,8 @@ def packed_reference(
     cu_seqlens_k: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The packed call: `reference` of each sequence alone. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    slope = slope.to(dtype)
     o_parts = [q.new_empty((0, q.shape[1], v.shape[2]))]
     lse_parts = [q.new_empty((q.shape[1], 0), dtype=torch.promote_types(q.dtype, torch.float32))]
     for sequence in packed_sequences(cu_seqlens_q, cu_seqlens_k, q_offset):

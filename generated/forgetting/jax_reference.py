@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/jax_reference.py.jinja
-# hash: 40c8087ef358c570
+# hash: 531690da01eff35c
 """`forgetting` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -35,6 +35,7 @@ def reference(
     Computes in float32, or in float64 where the inputs are float64, and returns o in the dtype of q.
     """
     dtype = jnp.promote_types(q.dtype, jnp.float32)
+    g = g.astype(dtype)
     if layout == "bshd":
         q, k, v = q.transpose(0, 2, 1, 3), k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
     group_size = q.shape[1] // k.shape[1]
@@ -58,7 +59,7 @@ def reference(
         kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
         keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
 
-    total = jnp.cumsum(g.astype(dtype), 1)
+    total = jnp.cumsum(g, 1)
     last = g.shape[1] - 1
     batch = jnp.clip(b, 0, g.shape[0] - 1)
     score = score + (total[batch, jnp.clip(q_row, 0, last), h] - total[batch, kv_row, h])
@@ -87,6 +88,7 @@ def packed_reference(
 ) -> Array | tuple[Array, Array]:
     """The packed call: each sequence keeps to itself. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
     dtype = jnp.promote_types(q.dtype, jnp.float32)
+    g = g.astype(dtype)
     cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     group_size = q.shape[1] // k.shape[1]
     scale = q.shape[2] ** -0.5 if scale is None else scale
@@ -107,7 +109,7 @@ def packed_reference(
     keep = q_idx >= kv_idx
     keep = keep & (q_seq == kv_seq)
 
-    total = running_sums(g.astype(dtype), kv_seq[0, 0])
+    total = running_sums(g, kv_seq[0, 0])
     kv_row = jnp.arange(k.shape[0]).reshape(1, 1, -1)
     score = score + (total[packed_row(q_idx, cu_seqlens_k, q_seq), h] - total[kv_row, h])
     score = jnp.where(keep, score, -jnp.inf)

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: ops/torch_reference.py.jinja
-# hash: 3bc45469ae74cb44
+# hash: ab62b8507ea63c57
 """`forgetting` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -38,6 +38,7 @@ def reference(
     the number of the first batch row.
     """
     dtype = torch.promote_types(q.dtype, torch.float32)
+    g = g.to(dtype)
     if layout == "bshd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     group_size = q.shape[1] // k.shape[1]
@@ -57,7 +58,7 @@ def reference(
         keys = k.to(dtype).repeat_interleave(group_size, 1)
         values = v.to(dtype).repeat_interleave(group_size, 1)
         score = torch.einsum("bhqd,bhkd->bhqk", q.to(dtype), keys) * scale
-        total = g.to(dtype).cumsum(1)
+        total = g.cumsum(1)
         last = g.shape[1] - 1
         batch = b.clamp(0, g.shape[0] - 1)
         score = score + (total[batch, q_row.clamp(0, last), h] - total[batch, kv_row, h])
@@ -92,6 +93,8 @@ def packed_reference(
     cu_seqlens_k: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The packed call: `reference` of each sequence alone. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    g = g.to(dtype)
     o_parts = [q.new_empty((0, q.shape[1], v.shape[2]))]
     lse_parts = [q.new_empty((q.shape[1], 0), dtype=torch.promote_types(q.dtype, torch.float32))]
     for sequence in packed_sequences(cu_seqlens_q, cu_seqlens_k, q_offset):

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/jax_reference.py.jinja
-# hash: 863b2b42809e69dd
+# hash: a9def472cae0528f
 """`gpt_oss` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -35,6 +35,7 @@ def reference(
     Computes in float32, or in float64 where the inputs are float64, and returns o in the dtype of q.
     """
     dtype = jnp.promote_types(q.dtype, jnp.float32)
+    sink = sink.astype(dtype)
     if layout == "bshd":
         q, k, v = q.transpose(0, 2, 1, 3), k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
     group_size = q.shape[1] // k.shape[1]
@@ -57,7 +58,7 @@ def reference(
         keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
 
     score = jnp.where(keep, score, -jnp.inf)
-    lse = jnp.logaddexp(jax.nn.logsumexp(score, -1), sink.astype(dtype)[None, :, None])
+    lse = jnp.logaddexp(jax.nn.logsumexp(score, -1), sink[None, :, None])
     # A row without any key has lse = -inf only if its sink is: its probabilities are 0, not NaN.
     probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
     probs = jnp.where(keep, probs, 0.0)
@@ -81,6 +82,7 @@ def packed_reference(
 ) -> Array | tuple[Array, Array]:
     """The packed call: each sequence keeps to itself. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
     dtype = jnp.promote_types(q.dtype, jnp.float32)
+    sink = sink.astype(dtype)
     cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     group_size = q.shape[1] // k.shape[1]
     scale = q.shape[2] ** -0.5 if scale is None else scale
@@ -101,7 +103,7 @@ def packed_reference(
     keep = keep & (q_seq == kv_seq)
 
     score = jnp.where(keep, score, -jnp.inf)
-    lse = jnp.logaddexp(jax.nn.logsumexp(score, -1), sink.astype(dtype)[:, None])
+    lse = jnp.logaddexp(jax.nn.logsumexp(score, -1), sink[:, None])
     # A row without any key has lse = -inf only if its sink is: its probabilities are 0, not NaN.
     probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
     probs = jnp.where(keep, probs, 0.0)

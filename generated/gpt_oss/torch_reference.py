@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: ops/torch_reference.py.jinja
-# hash: c8431f0ca6969a88
+# hash: ad1f3de6cd34e484
 """`gpt_oss` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -40,6 +40,7 @@ def reference(
     # All references are called alike; this one has no use for these.
     del first_batch
     dtype = torch.promote_types(q.dtype, torch.float32)
+    sink = sink.to(dtype)
     if layout == "bshd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     group_size = q.shape[1] // k.shape[1]
@@ -67,7 +68,7 @@ def reference(
         keyless = (score == float("-inf")).all(-1)
         lse = torch.logsumexp(torch.where(keyless[..., None], 0.0, score), -1)
         lse = torch.where(keyless, float("-inf"), lse)
-        sink_rows = sink.to(dtype)[:, None].expand_as(lse)
+        sink_rows = sink[:, None].expand_as(lse)
         keyless = keyless & (sink_rows == float("-inf"))
         lse = torch.where(keyless, float("-inf"), torch.logaddexp(torch.where(keyless, 0.0, lse), sink_rows))
         # Its lse is -inf, if its sink is, and its probabilities are 0, not NaN.
@@ -91,6 +92,8 @@ def packed_reference(
     cu_seqlens_k: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The packed call: `reference` of each sequence alone. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    sink = sink.to(dtype)
     o_parts = [q.new_empty((0, q.shape[1], v.shape[2]))]
     lse_parts = [q.new_empty((q.shape[1], 0), dtype=torch.promote_types(q.dtype, torch.float32))]
     for sequence in packed_sequences(cu_seqlens_q, cu_seqlens_k, q_offset):

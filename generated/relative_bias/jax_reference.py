@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/jax_reference.py.jinja
-# hash: 21fc853a31c8c817
+# hash: 5d4d7358b661f16a
 """`relative_bias` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -36,6 +36,7 @@ def reference(
     Computes in float32, or in float64 where the inputs are float64, and returns o in the dtype of q.
     """
     dtype = jnp.promote_types(q.dtype, jnp.float32)
+    bias = bias.astype(dtype)
     if layout == "bshd":
         q, k, v = q.transpose(0, 2, 1, 3), k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
     group_size = q.shape[1] // k.shape[1]
@@ -86,6 +87,7 @@ def packed_reference(
 ) -> Array | tuple[Array, Array]:
     """The packed call: each sequence keeps to itself. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
     dtype = jnp.promote_types(q.dtype, jnp.float32)
+    bias = bias.astype(dtype)
     cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     group_size = q.shape[1] // k.shape[1]
     scale = q.shape[2] ** -0.5 if scale is None else scale

@@ -2,7 +2,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: ops/torch_reference.py.jinja
-# hash: a7244a3e7caa0f30
+# hash: 78c150a87d869cd0
 """`relative_bias` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -41,6 +41,7 @@ def reference(
     # All references are called alike; this one has no use for these.
     del first_batch
     dtype = torch.promote_types(q.dtype, torch.float32)
+    bias = bias.to(dtype)
     if layout == "bshd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     group_size = q.shape[1] // k.shape[1]
@@ -91,6 +92,8 @@ def packed_reference(
     cu_seqlens_k: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The packed call: `reference` of each sequence alone. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    bias = bias.to(dtype)
     o_parts = [q.new_empty((0, q.shape[1], v.shape[2]))]
     lse_parts = [q.new_empty((q.shape[1], 0), dtype=torch.promote_types(q.dtype, torch.float32))]
     for sequence in packed_sequences(cu_seqlens_q, cu_seqlens_k, q_offset):

@@ -2,7 +2,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: ops/jax_op.py.jinja
-# hash: 33f2d0f69f533c41
+# hash: 739637f21f928207
 """`streaming_llm` for JAX. A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et al., 2024,
 arXiv:2309.17453)."""
 
@@ -205,16 +205,17 @@ def streaming_llm(
         scale: factor of `q @ k^T`, by default `D ** -0.5`; a Python number.
         layout: `"bshd"` as above, or `"bhsd"` for q, k, v and o of `[B, H, S, D]`.
         return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.
-        q_offset: position of the first query row: an int, an int32 array `[B]`, or `"end"` for `Skv - Sq`.
-        cu_seqlens_q: int32 `[n + 1]`, for a packed call: q is `[total_q, Hq, D]`, k `[total_k, Hkv, D]`, v
+        q_offset: position of the first query row: an int, an integer array `[B]`, or `"end"` for `Skv - Sq`.
+        cu_seqlens_q: integers `[n + 1]`, for a packed call: q is `[total_q, Hq, D]`, k `[total_k, Hkv, D]`, v
             `[total_k, Hkv, Dv]`, and sequence s, rows `cu_seqlens_q[s]` to `cu_seqlens_q[s + 1]`, is what batch row s
-            is in a dense call. `q_offset` may be an int32 array `[n]`; o is `[total_q, Hq, Dv]`, lse `[Hq, total_q]`.
+            is in a dense call. `q_offset` may be an integer array `[n]`; o is `[total_q, Hq, Dv]`, lse
+            `[Hq, total_q]`.
         cu_seqlens_k: the same for k and v; by default `cu_seqlens_q`.
-        q_segment_ids: int32 `[B, Sq]`; a query attends to keys of its id, and none has the id `padding_id`.
-        kv_segment_ids: int32 `[B, Skv]`; by default `q_segment_ids`.
-        q_positions: int32 `[B, Sq]`, what `q_idx` is in mask and score, where else it is the row + `q_offset`.
-        kv_positions: int32 `[B, Skv]`, what `kv_idx` is there; by default `q_positions`.
-        kv_lengths: int32 `[B]`: no query attends to keys from there on. `q_offset="end"` is then `kv_lengths - Sq`.
+        q_segment_ids: integers `[B, Sq]`; a query attends to keys of its id, and none has the id `padding_id`.
+        kv_segment_ids: integers `[B, Skv]`; by default `q_segment_ids`.
+        q_positions: integers `[B, Sq]`, what `q_idx` is in mask and score, where else it is the row + `q_offset`.
+        kv_positions: integers `[B, Skv]`, what `kv_idx` is there; by default `q_positions`.
+        kv_lengths: integers `[B]`: no query attends to keys from there on. `q_offset="end"` is then `kv_lengths - Sq`.
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
@@ -230,6 +231,9 @@ def streaming_llm(
 
     Raises:
         ArgumentError: an argument of the wrong shape, dtype, device or value; both a TypeError and a ValueError.
+
+    Arrays of integers may be of any integer dtype: each call casts those that are not int32. The variant's own arrays
+    of floats may be of any float dtype, and so are their gradients, which are summed in float32.
 
     On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """

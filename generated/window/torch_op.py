@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: ops/torch_op.py.jinja
-# hash: beed04d14050daed
+# hash: 7f869e22270197af
 """`window` for PyTorch. Causal with a window of `size` keys, the query's own included (Mistral 7B,
 arXiv:2310.06825)."""
 
@@ -154,16 +154,17 @@ def window(
         scale: factor of `q @ k^T`, by default `D ** -0.5`.
         layout: `"bhsd"` as above, or `"bshd"` for q, k, v and o of `[B, S, H, D]`.
         return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.
-        q_offset: position of the first query row: an int, an int32 tensor `[B]`, or `"end"` for `Skv - Sq`.
-        cu_seqlens_q: int32 `[n + 1]`, for a packed call: q is `[total_q, Hq, D]`, k `[total_k, Hkv, D]`, v
+        q_offset: position of the first query row: an int, an integer tensor `[B]`, or `"end"` for `Skv - Sq`.
+        cu_seqlens_q: integers `[n + 1]`, for a packed call: q is `[total_q, Hq, D]`, k `[total_k, Hkv, D]`, v
             `[total_k, Hkv, Dv]`, and sequence s, rows `cu_seqlens_q[s]` to `cu_seqlens_q[s + 1]`, is what batch row s
-            is in a dense call. `q_offset` may be an int32 tensor `[n]`; o is `[total_q, Hq, Dv]`, lse `[Hq, total_q]`.
+            is in a dense call. `q_offset` may be an integer tensor `[n]`; o is `[total_q, Hq, Dv]`, lse
+            `[Hq, total_q]`.
         cu_seqlens_k: the same for k and v; by default `cu_seqlens_q`.
-        q_segment_ids: int32 `[B, Sq]`; a query attends to keys of its id, and none has the id `padding_id`.
-        kv_segment_ids: int32 `[B, Skv]`; by default `q_segment_ids`.
-        q_positions: int32 `[B, Sq]`, what `q_idx` is in mask and score, where else it is the row + `q_offset`.
-        kv_positions: int32 `[B, Skv]`, what `kv_idx` is there; by default `q_positions`.
-        kv_lengths: int32 `[B]`: no query attends to keys from there on. `q_offset="end"` is then `kv_lengths - Sq`.
+        q_segment_ids: integers `[B, Sq]`; a query attends to keys of its id, and none has the id `padding_id`.
+        kv_segment_ids: integers `[B, Skv]`; by default `q_segment_ids`.
+        q_positions: integers `[B, Sq]`, what `q_idx` is in mask and score, where else it is the row + `q_offset`.
+        kv_positions: integers `[B, Skv]`, what `kv_idx` is there; by default `q_positions`.
+        kv_lengths: integers `[B]`: no query attends to keys from there on. `q_offset="end"` is then `kv_lengths - Sq`.
         padding_id: the segment id of padding, which attends to nothing.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
