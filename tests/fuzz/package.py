@@ -119,7 +119,7 @@ def refusal(folder: Path, variant: str, entry: Entry) -> str:
 
 def _render(folder: Path, name: str, entries: Mapping[str, Entry], broken: dict[str, str]) -> None:
     """Render the entries; where that fails, find those at fault by halves and render the others."""
-    error = _attempt(folder, name, entries)
+    error = _attempt(folder, name, entries) if entries else ""
     if not error:
         return
     broken |= dict(_culprits(folder, list(entries), entries, error))
