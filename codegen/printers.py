@@ -379,6 +379,8 @@ class TritonPrinter(Printer):
         if e.op in ("and", "or") and any(map(self._compares_numbers, e.args)):
             symbol, strength = ("&", AND) if e.op == "and" else ("|", OR)
             return f" {symbol} ".join(self._condition(a, strength + 1) for a in e.args), strength
+        if e.op == "where" and any(map(self._compares_numbers, e.args[1:])):
+            return f"tl.where({', '.join(self._condition(a, 0) for a in e.args)})", ATOM
         return super().operation(e)
 
     def _condition(self, e: Expr, strength: int) -> str:

@@ -88,6 +88,9 @@ variants:
   by_scalar: {mask: size > 3, scalars: {size: int}}
   by_query: {mask: q_idx < 60}
   by_level: {mask: "level[h] >= 0.3 or cap < 0.5", tensors: {level: {dims: [h]}}, scalars: {cap: float}}
+  by_choice:
+    mask: (kv_idx % 3 != 0 if wide else level[h] < 0.3) or q_idx < 2
+    tensors: {level: {dims: [h]}, wide: {dims: [], dtype: bool}}
   union: {mask: "q_idx >= kv_idx - 9 and (kv_idx >= 40 or kv_idx % 4 == 0)"}
   apart: {mask: "(kv_idx >= q_idx + 300 and (kv_idx < 3 or q_idx < 40)) or kv_idx >= first", scalars: {first: int}}
   shared_heads:
@@ -241,6 +244,7 @@ NAMES = (
     "by_scalar",
     "by_query",
     "by_level",
+    "by_choice",
     "union",
     "apart",
     "shared_heads",
