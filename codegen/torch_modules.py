@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from keyword import kwlist
 
 from codegen import expr
 from codegen.expr import TensorSpec, int_var
@@ -157,12 +158,16 @@ def module_plans(variants: Iterable[Variant]) -> list[ModulePlan]:
     """The classes of all variants, each with a name of its own."""
     found: list[ModulePlan] = []
     for variant in variants:
-        found.append(_module_plan(variant, _unused(class_name(variant.name), {plan.name for plan in found})))
+        found.append(
+            _module_plan(variant, _unused(class_name(variant.name), {*kwlist, *(plan.name for plan in found)}))
+        )
     return found
 
 
 def class_name(variant: str) -> str:
     """The name of a variant's class.
+
+    A keyword, or a name that another variant has, gets an underscore behind it: `none` is `None_`.
 
     >>> class_name("gpt_oss"), class_name("alibi")
     ('GptOss', 'Alibi')

@@ -46,6 +46,7 @@ variants:
     sink: true
     decay: true
   own__state: {mask: causal}
+  none: {mask: causal}
   parameters:
     score: score + temper[h] + per_key[b, kv_idx]
     tensors: {temper: {dims: [h], grad: true}, per_key: {dims: [b, kv_idx], grad: true}}
@@ -62,6 +63,10 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def qkv(dtype: torch.dtype = torch.float32) -> list[Tensor]:
     torch.manual_seed(0)
     return [torch.randn(2, heads, ROWS, DIM, dtype=dtype) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+
+
+def test_the_name_of_a_class_is_no_keyword(own: Any) -> None:
+    assert own.None_.op is own.ops.none
 
 
 @pytest.mark.parametrize("variant", generated.torch.__all__)

@@ -310,7 +310,7 @@ class _Draw:
             return f"{x} {word} {self.pick(f'({c}, {c + 1})', f'({c},)', f'({c}, {c + 3}, {c + 16})', '(1, 2)')}"
         name = self.new_name(f"i{len(self.tensors)}")
         drawn = self.dims(most=1)
-        dims: list[str | int] = [dim for dim in drawn if not isinstance(dim, int)][:3]
+        dims: list[str | int] = [*filter(lambda dim: not isinstance(dim, int), drawn)][:3]
         dtype = self.pick("int32", "int32", "int64")
         self.tensors[name] = {"dims": [*dims, self.random.choice((2, 3, 4, 8))], "dtype": dtype}
         indices = [f"q_idx // {step}" if dim == "m" and self.chance(0.5) else self.index(dim) for dim in dims]

@@ -250,7 +250,7 @@ OWN: list[tuple[str, str, Callable[[], Any], str]] = [
         lambda: zeros(2, 8, dtype=torch.bool),
         "expected dtype torch.int32 or another of integers, got torch.bool",
     ),
-    ("window", "size", lambda: zeros(dtype=torch.float32), "expected an int of at least 1, got 0.0"),
+    ("window", "size", lambda: zeros(dtype=torch.float32, device="cpu"), "expected an int of at least 1, got 0.0"),
     (
         "window",
         "size",

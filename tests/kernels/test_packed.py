@@ -395,8 +395,8 @@ def _ints(*values: int, dtype: torch.dtype = torch.int32, device: str = DEVICE) 
 
 # What is changed in a good call of `causal` of 20 rows, and the argument that the error names.
 BAD: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
-    "dtype": (lambda: {"cu_seqlens_q": _ints(0, 20, dtype=torch.int64)}, "cu_seqlens_q"),
-    "dtype_of_k": (lambda: {"cu_seqlens_k": _ints(0, 9, 20, dtype=torch.int64)}, "cu_seqlens_k"),
+    "dtype": (lambda: {"cu_seqlens_q": _ints(0, 20, dtype=torch.float32)}, "cu_seqlens_q"),
+    "dtype_of_k": (lambda: {"cu_seqlens_k": _ints(0, 9, 20, dtype=torch.float32)}, "cu_seqlens_k"),
     "list": (lambda: {"cu_seqlens_q": [0, 20]}, "cu_seqlens_q"),
     "two_dims": (lambda: {"cu_seqlens_q": _ints(0, 9, 20)[None]}, "cu_seqlens_q"),
     "empty": (lambda: {"cu_seqlens_q": _ints()}, "cu_seqlens_q"),

@@ -434,7 +434,7 @@ BAD: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     ),
     "dtype_of_ids": (
         lambda: {
-            "q_segment_ids": _zeros(BATCH, LENGTH, dtype=torch.int64),
+            "q_segment_ids": _zeros(BATCH, LENGTH, dtype=torch.float32),
             "kv_segment_ids": _zeros(BATCH, KEYS),
         },
         "q_segment_ids",
@@ -452,7 +452,7 @@ BAD: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
         "q_offset",
     ),
     "shape_of_lengths": (lambda: {"kv_lengths": _zeros(BATCH + 1)}, "kv_lengths"),
-    "dtype_of_lengths": (lambda: {"kv_lengths": _zeros(BATCH, dtype=torch.int64)}, "kv_lengths"),
+    "dtype_of_lengths": (lambda: {"kv_lengths": _zeros(BATCH, dtype=torch.float32)}, "kv_lengths"),
     "padding_id": (
         lambda: {
             "q_segment_ids": _zeros(BATCH, LENGTH),
