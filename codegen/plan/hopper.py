@@ -11,7 +11,8 @@ from codegen.analysis.call_modes import Mode
 from codegen.analysis.schedule import Schedule
 from codegen.ir import expr
 from codegen.ir.expr import Const, Level, Load, Op
-from codegen.plan.kernel import ArgGroup, BlockText
+from codegen.plan.hopper_text import BlockText
+from codegen.plan.kernel import ArgGroup
 from codegen.plan.variant import VariantPlan, sums_by_keys
 from codegen.spec.model import TileConfig, Variant
 from codegen.util.text import words
@@ -81,7 +82,7 @@ def visits_long_runs(planned: VariantPlan) -> bool:
     than the portable ones do behind each other.
     """
     bounds = planned.fwd.bounds
-    return bounds is not None and bounds.begin == "0" and not bounds.jumps and not bounds.lists
+    return bounds is not None and bounds.begins_at_zero and not bounds.jumps and not bounds.lists
 
 
 def rows_are_alike(planned: VariantPlan) -> bool:

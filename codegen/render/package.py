@@ -19,8 +19,9 @@ from codegen.analysis.call_modes import Mode
 from codegen.analysis.gradients import is_deterministic
 from codegen.ir.expr import TensorSpec
 from codegen.ir.printers import FormulaPrinter
-from codegen.plan import hopper
+from codegen.plan import dialects, hopper
 from codegen.plan.frameworks import Framework
+from codegen.plan.hopper_text import KernelText
 from codegen.plan.op import OpPlan, op_plan
 from codegen.plan.torch_modules import module_plans
 from codegen.plan.variant import VariantPlan, plan
@@ -62,7 +63,7 @@ def make_environment(folder: Path) -> jinja2.Environment:
         autoescape=False,
     )
     env.filters["docstring"] = docstring
-    env.filters |= hopper.FILTERS | symbols.FILTERS
+    env.filters |= dialects.FILTERS | hopper.FILTERS | symbols.FILTERS
     env.tests["renamed_op"] = symbols.is_renamed
     return env
 
@@ -202,7 +203,11 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
     }
     files |= {
         f"{folder}/hopper_{stem}.py": _fill(
-            env, f"hopper/{stem}.py.jinja", kernel=kernel, fuses_backward=hopper.fuses_backward(planned), **context
+            env,
+            f"hopper/{stem}.py.jinja",
+            kernel=KernelText(kernel),
+            fuses_backward=hopper.fuses_backward(planned),
+            **context,
         )
         for stem, kernel in plans.items()
     }
