@@ -6,7 +6,7 @@ Kernels are printed from the typed statements that `plan.lower` makes of express
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -180,9 +180,11 @@ class ArrayPrinter(Printer):
     """torch or jnp. An index that may leave its tensor is clamped to the ends.
 
     `numbers` are the variables that are Python numbers and no arrays. `row_dims` says which axes of which tensors are
-    indexed by row, where a call gives its rows positions of their own; `placed` gives the source of an index that is
-    not clamped to its axis but found in another way, if any. Of the tensors `kept` no gradient comes from pairs that
-    the mask leaves out, even where it would be no number.
+    indexed by row, where a call gives its rows positions of their own; `placed` gives, for an index that is not clamped
+    to its axis but found by a call, the function and its further arguments. Of the tensors `kept` no gradient comes
+    from pairs that the mask leaves out, even where it would be no number.
+
+    `reads` gathers the variables, tensors and functions that the printed source reads.
     """
 
     module: str = "torch"
@@ -192,9 +194,10 @@ class ArrayPrinter(Printer):
     clamp: Callable[[str, str], str] = lambda x, size: f"{x}.clamp(0, {size} - 1)"
     exact_dims: Callable[[str, int, Expr], bool] = lambda tensor, axis, index: False
     row_dims: Callable[[str, int], bool] = lambda tensor, axis: False
-    placed: Callable[[str, int, str], str] = lambda tensor, axis, index: ""
+    placed: Callable[[str, int], Sequence[str]] = lambda tensor, axis: ()
     kept: frozenset[str] = frozenset()
     by_row: bool = False
+    reads: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         table = {name: f"{self.module}.{name}" for name in _MODULE_FUNCTIONS}
@@ -214,12 +217,18 @@ class ArrayPrinter(Printer):
         return self.numbers >= names(e) and not loads(e)
 
     def variable(self, e: Var) -> str:
-        return ROWS.get(e.name, e.name) if self.by_row else e.name
+        name = ROWS.get(e.name, e.name) if self.by_row else e.name
+        self.reads.add(name)
+        return name
 
     def operation(self, e: Op) -> tuple[str, int]:
-        return NumberPrinter().operation(e) if self.is_number(e) else super().operation(e)
+        if not self.is_number(e):
+            return super().operation(e)
+        self.reads |= names(e)
+        return NumberPrinter().operation(e)
 
     def call(self, e: Op) -> str:
+        self.reads.add(self.module)
         if e.op in ("float", "int"):
             # torch casts by a method, jnp by a function.
             inner = self.operand(e.args[0], ATOM) if self.module == "torch" else self.text(e.args[0])
@@ -276,6 +285,7 @@ class ArrayPrinter(Printer):
         return f"jnp.where({beyond}, {self.text(high)}, jnp.where({below}, {self.text(low)}, {self.text(x)}))"
 
     def load(self, e: Load) -> str:
+        self.reads.add(e.tensor)
         element = f"{e.tensor}[{', '.join(self.indices(e))}]" if e.indices else e.tensor
         return f"{self.module}.where(keep, {element}, 0.0)" if e.tensor in self.kept else element
 
@@ -293,9 +303,12 @@ class ArrayPrinter(Printer):
     def _clamped(self, tensor: str, axis: int, index: Expr) -> str:
         if self.exact_dims(tensor, axis, index):
             return self.text(index)
-        if placed := self.placed(tensor, axis, self.text(index)):
-            return placed
+        if placed := self.placed(tensor, axis):
+            function, *arguments = placed
+            self.reads.update(placed)
+            return f"{function}({', '.join([self.text(index), *arguments])})"
         size = f"{tensor}.shape[{axis}]"
+        self.reads.add(self.module)
         if self.module == "torch" and self.is_number(index):
             return f"min(max({self.operand(index, ATOM)}, 0), {size} - 1)"
         return self.clamp(self.operand(index, ATOM), size)

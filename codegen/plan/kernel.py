@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from codegen.analysis.call_modes import InMode, Mode
 from codegen.analysis.gradients import GradientKind, GradientTerm
 from codegen.plan.code import Code
+from codegen.plan.host_code import HostCode, listed
 from codegen.plan.loop_bounds import LoopBounds
 from codegen.plan.statements import Assign, Part, defines, uses
 
@@ -72,16 +72,29 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class ArgGroup:
-    """Kernel parameters that are passed together: their names, and the host expression that gives them.
+    """Kernel parameters that are passed together: their names, and the host's source that gives them.
 
-    `type`: Triton's, where it must not follow from the value. `loadable`: may also be a pointer to the number.
+    `varies`: the number changes from call to call, so that kernels are not compiled for each. `dtype`: the element type,
+    where it must not follow from the value. `loadable`: may also be a pointer to the number. `row_strides`: of those
+    names, the strides between rows.
     """
 
     names: tuple[str, ...]
-    host: str
+    host: HostCode
     varies: bool = False
-    type: str = ""
+    dtype: str = ""
     loadable: bool = False
+    row_strides: tuple[str, ...] = ()
+
+
+def pointers(*tensors: str) -> ArgGroup:
+    """The pointers to tensors that the host knows by the same names."""
+    return ArgGroup(names=tuple(f"{name}_ptr" for name in tensors), host=listed(tensors))
+
+
+def numbers(*names: str, dtype: str = "", loadable: bool = False) -> ArgGroup:
+    """Numbers of a call that the host knows by the same names."""
+    return ArgGroup(names=names, host=listed(names), varies=True, dtype=dtype, loadable=loadable)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,13 +211,13 @@ class KernelPlan(InMode):
     def compiled(self) -> list[str]:
         """Arguments compiled in: the strides between rows. They depend on layout and head count, not on lengths, and as
         literals they leave the tiles' addresses to the instructions' immediate fields."""
-        return [name for group in self.args for name in group.names if re.fullmatch(r"stride_\w+s", name)]
+        return [name for group in self.args for name in group.row_strides]
 
     @property
     def types(self) -> dict[str, str]:
-        """Argument -> its annotation, of those that have one."""
-        typed = {name: group.type for group in self.args if group.type for name in group.names}
-        return typed | dict.fromkeys(self.compiled, "tl.constexpr")
+        """Argument -> the type of the language that it is annotated with, of those that have one."""
+        typed = {name: group.dtype for group in self.args if group.dtype for name in group.names}
+        return typed | dict.fromkeys(self.compiled, "constexpr")
 
     @property
     def loadable(self) -> list[str]:
