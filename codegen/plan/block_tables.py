@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from codegen.analysis.call_modes import InMode, Mode
+from codegen.analysis.call_modes import Mode
 from codegen.analysis.intervals import Extreme
 from codegen.analysis.schedule import BlockAnalysis, Schedule
 from codegen.ir import expr
@@ -18,6 +18,7 @@ from codegen.plan.legend import PACKED_SHAPES, SHAPES
 from codegen.plan.lower import Lowering
 from codegen.plan.signature import CU_SEQLENS, PACKED_TABLES, TABLES, Signatures
 from codegen.plan.statements import Assign, uses
+from codegen.plan.token_layout import InMode
 from codegen.plan.variant_reads import reads_packed_queries
 from codegen.spec.model import Variant
 from codegen.util.text import legend_row

@@ -11,9 +11,9 @@ from codegen.analysis.call_modes import Mode
 from codegen.analysis.schedule import Schedule
 from codegen.ir import expr
 from codegen.ir.expr import Const, Level, Load, Op
+from codegen.plan.hopper_kernels import sums_by_keys
 from codegen.plan.hopper_text import BlockText
 from codegen.plan.kernel import ArgGroup
-from codegen.plan.hopper_kernels import sums_by_keys
 from codegen.plan.variant import VariantPlan
 from codegen.spec.model import TileConfig, Variant
 from codegen.util.text import words

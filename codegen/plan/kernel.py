@@ -1,16 +1,17 @@
-"""The plan of a kernel: its arguments, typed statements and loop bounds. A dialect prints it; nothing is decided later."""
+"""The plan of a kernel: its arguments, typed statements and loop bounds, which a dialect prints."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from codegen.analysis.call_modes import InMode, Mode
+from codegen.analysis.call_modes import Mode
 from codegen.analysis.gradients import GradientKind, GradientTerm
 from codegen.plan.code import Code
 from codegen.plan.host_code import HostCode, listed
 from codegen.plan.loop_bounds import LoopBounds
 from codegen.plan.statements import Assign, Part, defines, uses
+from codegen.plan.token_layout import InMode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +51,8 @@ class MaskRun:
 class Block:
     """The part of a loop body that depends on the variant.
 
-    `keep` is the mask. A kernel may split it: then `run` is the run of positions that it leaves, or `same` the part that
-    compares segments, and `keep` the rest. `dscore` is ds times the derivative of the score, None where that is 1.
+    `keep` is the mask. A kernel may split it: then `run` is the run of positions that it leaves, or `same` the part
+    that compares segments, and `keep` the rest. `dscore` is ds times the derivative of the score, None where that is 1.
     """
 
     statements: Sequence[Assign]
@@ -128,16 +129,6 @@ class KernelPlan(InMode):
     sums_by_products: bool = False
     orders_work: bool = False
     mode: Mode = Mode.DENSE
-
-    @property
-    def ragged(self) -> str:
-        """Whether the last block may be cut: packed sequences end anywhere, else the call knows."""
-        return "True" if self.packed else "RAGGED"
-
-    @property
-    def key(self) -> str:
-        """The vector of keys as they lie in memory."""
-        return "cols" if self.segmented else "kv_idx"
 
     @property
     def shares_work(self) -> bool:

@@ -29,6 +29,7 @@ from codegen.plan.kernel import Block, BlockGradient, MaskRun
 from codegen.plan.logits import Logits
 from codegen.plan.lower import Lowering
 from codegen.plan.statements import Assign
+from codegen.plan.token_layout import token_layout
 from codegen.spec.model import Variant
 
 _ROWS, _KEYS, _Q_SHIFT, _DS = Name("rows"), Name("cols"), Name("q_shift"), Name("ds")
@@ -44,8 +45,8 @@ class KernelBuilder:
         tensors = {**variant.tensors, **({decay.name: decay} if variant.decay else {})}
         self.variant = variant
         self.logits = logits
-        self.by_position = mode is not Mode.SEGMENTED
-        self.key = "cols" if mode is Mode.SEGMENTED else "kv_idx"
+        self.by_position = not token_layout(mode).gives_positions
+        self.key = token_layout(mode).keys
         self.reads: frozenset[str] = frozenset()
         self.lowering = Lowering(tensors=tensors, query_axis=query_axis, mode=mode, walks_heads=walks_heads)
         self.transposed = query_axis == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from codegen.analysis.call_modes import KEY_IDS, KEY_LENGTHS, PADDING, POSITIONAL, QUERY_IDS, InMode, Mode, packed_dims
+from codegen.analysis.call_modes import KEY_IDS, KEY_LENGTHS, PADDING, POSITIONAL, QUERY_IDS, Mode, packed_dims
 from codegen.analysis.token_order import ByRow, by_row
 from codegen.ir import expr
 from codegen.plan import hopper, op_gradients
@@ -16,6 +16,7 @@ from codegen.plan.host_code import HostCode, names_of
 from codegen.plan.op_gradients import Buffer, Grid
 from codegen.plan.references import ReferenceText, computes_with, formula_of, reference_text
 from codegen.plan.signature import CU_SEQLENS, PACKED_TABLES
+from codegen.plan.token_layout import InMode
 from codegen.plan.variant import VariantPlan
 from codegen.plan.variant_reads import positions_read, reads_pairs, reads_query_position, uses_tanh
 from codegen.spec.model import Variant

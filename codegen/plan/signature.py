@@ -11,9 +11,10 @@ from codegen.analysis.indexing import DECAY, TOKENS, exact_index
 from codegen.analysis.schedule import BlockAnalysis, Schedule
 from codegen.ir import expr
 from codegen.ir.expr import Expr, Load, TensorSpec
-from codegen.plan.host_code import host, listed
+from codegen.plan.host_code import HostCode, host, listed
 from codegen.plan.kernel import ArgGroup, numbers, pointers
 from codegen.plan.legend import legend
+from codegen.plan.token_layout import token_layout
 from codegen.plan.variant_reads import positions_read, reads_pairs, reads_query_position, tensor_reads, uses_tanh
 from codegen.spec.model import Variant
 
@@ -35,12 +36,6 @@ def clamped_axes(tensors: Mapping[str, TensorSpec], reads: Sequence[Load], mode:
             if not packed and not exact_index(tensors, load.tensor, axis, index):
                 found.setdefault(load.tensor, set()).add(axis)
     return {name: sorted(axes) for name, axes in found.items()}
-
-
-def _strides(letter: str, axes: str) -> ArgGroup:
-    slices = {"bhs": "[:3]", "hs": "[1:3]"}
-    names = tuple(f"stride_{letter}{axis}" for axis in axes)
-    return ArgGroup(names=names, host=host("*{}.stride()" + slices[axes], letter), row_strides=names[-1:])
 
 
 def _own_strides(spec: TensorSpec) -> ArgGroup:
@@ -77,6 +72,7 @@ class Signatures:
     def __init__(self, variant: Variant, mode: Mode, terms: Sequence[GradientTerm], analysis: BlockAnalysis) -> None:
         self.variant = variant
         self.mode = mode
+        self.layout = token_layout(mode)
         self.symbol = variant.name if mode is Mode.DENSE else f"{variant.name}_{mode.value}"
         self.terms = terms
         self.offset = reads_query_position(variant, mode)
@@ -139,7 +135,7 @@ class Signatures:
         wanted = {*read, *(["q_offset"] if "q_shift" in read else []), *(["group_size"] if "hkv" in read else [])}
         groups = [*self._tensors(), *self._loadable(), *self._tensor_strides()]
         groups.append(numbers("group_size"))
-        if self.mode is not Mode.PACKED:
+        if not self.layout.has_sequences:
             groups.append(numbers("kv_len"))
         groups = [group for group in self._with_read_positions(groups, read) if wanted & set(group.names)]
         offset = ["Q_OFFSET_PER_BATCH"] if "q_offset" in wanted else []
@@ -181,7 +177,7 @@ class Signatures:
         loaded = ["SCALARS_LOADED"] if any(group.loadable for group in self._loadable()) else []
         sizes = ["HEAD_DIM", "HEAD_DIM_V", "BLOCK_D", "BLOCK_DV", "BLOCK_M", "BLOCK_N"]
         positions = ["POSITIONS"] if self.position_names else []
-        ragged = ["RAGGED"] if self.mode is not Mode.PACKED else []
+        ragged = ["RAGGED"] if not self.layout.has_sequences else []
         return [*offset, *loaded, *positions, *ptx, *tanh, *dropout, *ragged, *sizes]
 
     def _backward(
@@ -215,17 +211,15 @@ class Signatures:
 
     def _strides(self, letter: str) -> ArgGroup:
         """Strides of a `[B, H, S, D]` tensor but the last, which is 1; packed sequences are one batch row."""
-        return _strides(letter, self._axes)
+        return self._row_strides(letter, self.layout.strides(letter))
 
     def _unit_strides(self, letter: str) -> ArgGroup:
         """Strides of an input whose rows are aligned: those of batch and head in units of 16 bytes."""
-        names = tuple(f"stride_{letter}{axis}" for axis in self._axes)
-        passed = host("*unit_strides({})" + "[1:]" * (self._axes == "hs"), letter)
-        return ArgGroup(names=names, host=passed, row_strides=names[-1:])
+        return self._row_strides(letter, self.layout.unit_strides(letter))
 
-    @property
-    def _axes(self) -> str:
-        return "hs" if self.mode is Mode.PACKED else "bhs"
+    def _row_strides(self, letter: str, passed: HostCode) -> ArgGroup:
+        names = tuple(f"stride_{letter}{axis}" for axis in self.layout.axes)
+        return ArgGroup(names=names, host=passed, row_strides=names[-1:])
 
     def _tables(self) -> list[ArgGroup]:
         """What tells a program its block and the blocks it visits."""
@@ -234,7 +228,7 @@ class Signatures:
 
     def sequences(self) -> list[ArgGroup]:
         """What tells a program of packed sequences which one is its own."""
-        if self.mode is not Mode.PACKED:
+        if not self.layout.has_sequences:
             return []
         return [pointers(*PACKED_TABLES)]
 
@@ -242,9 +236,9 @@ class Signatures:
         if not self.tables:
             return []
         rows = self.tables[0]
-        axes = [*(["b"] if self.mode is not Mode.PACKED else []), *(["h"] if self.tables_per_head else [])]
+        axes = [*(["b"] if not self.layout.has_sequences else []), *(["h"] if self.tables_per_head else [])]
         # A table that serves all batch rows, or all heads, has one.
-        head_axis = 0 if self.mode is Mode.PACKED else 1
+        head_axis = 0 if self.layout.has_sequences else 1
         strides = {"b": host("row_stride({})", rows), "h": host(f"{{}}.stride({head_axis})", rows)}
         names = tuple(f"stride_{rows}_{axis}" for axis in axes)
         return [ArgGroup(names=names, host=listed(strides[a] for a in axes), varies=True)] if axes else []
@@ -269,7 +263,7 @@ class Signatures:
     @property
     def position_names(self) -> tuple[str, ...]:
         """The positions that a segmented call may give and the variant reads."""
-        return positions_read(self.variant) if self.mode is Mode.SEGMENTED else ()
+        return positions_read(self.variant) if self.layout.gives_positions else ()
 
     def positions(self, names: Sequence[str]) -> list[ArgGroup]:
         """The positions of a segmented call's tokens, None where they lie by position."""
@@ -282,7 +276,7 @@ class Signatures:
 
     def _tensor_strides(self) -> list[ArgGroup]:
         groups = [_own_strides(spec) for spec in self.variant.tensors.values() if spec.dims]
-        packed = self.mode is Mode.PACKED
+        packed = self.layout.has_sequences
         if self.variant.decay and packed:
             groups.append(ArgGroup(names=("stride_decay_0",), host=host("{}.stride(1)", "decay")))
         elif self.variant.decay:
@@ -316,7 +310,7 @@ class Signatures:
 
     def _numbers(self, *, column_sums: bool = False) -> list[ArgGroup]:
         lengths = numbers("q_len", "kv_len")
-        if self.mode is Mode.PACKED:
+        if self.layout.has_sequences:
             totals = ("q_total", "kv_total") if column_sums else ("q_total",)
             lengths = ArgGroup(names=totals, host=listed(("q_len", "kv_len")[: len(totals)]), varies=True)
         groups = [
@@ -328,7 +322,7 @@ class Signatures:
             # Small and large numbers would otherwise be of two types, and the kernel compiled for each.
             groups.append(numbers("threshold", dtype="uint32"))
             groups.append(ArgGroup(names=("keep_scale",), host=listed(("keep_scale",))))
-        if self.mode is Mode.SEGMENTED:
+        if self.layout.gives_positions:
             groups.append(numbers(PADDING.name))
         return groups
 
