@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Protocol, Self
 
 from codegen.compare.calls import Call, variant_of
 from codegen.compare.launches import Launch, Level, Request, launches
@@ -66,8 +67,6 @@ class Packages:
     unchanged: frozenset[str] = frozenset()
 
 
-Describe = Callable[[Request], list[Launch]]
-
 _Pair = tuple[Launch | None, Launch | None]
 
 
@@ -80,15 +79,38 @@ class _Pending:
     new_names: frozenset[str] | None = None
 
 
-def compare_calls(packages: Packages, calls: Sequence[Call], jobs: int, *, first: Level = Level.SOURCE) -> list[Result]:
+class Workers(Protocol):
+    """Processes that describe the launches of one package, as `pool.Pool`; a context."""
+
+    def submit(self, item: Request, /) -> Future[list[Launch]]:
+        """The launches that a request asks for."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def processes(number: int) -> Workers:
+    """Processes of this machine."""
+    return Pool(launches, number)
+
+
+def compare_calls(
+    packages: Packages,
+    calls: Sequence[Call],
+    jobs: int,
+    *,
+    first: Level = Level.SOURCE,
+    workers: Callable[[int], Workers] = processes,
+) -> list[Result]:
     """Compare every launch of every call, beginning at the level `first`; `jobs` processes, two at the least."""
     if not calls:
         return []
     with ExitStack() as stack:
         texts = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="codegen-compare-")))
         # A process imports one package: both may have the same name.
-        pools = [stack.enter_context(Pool(launches, max(1, jobs // 2))) for _ in range(2)]
-        rounds = _Rounds(packages, texts, pools[0].submit, pools[1].submit)
+        old, new = (stack.enter_context(workers(max(1, jobs // 2))) for _ in range(2))
+        rounds = _Rounds(packages, texts, old, new)
         pending = [_Pending(call) for call in calls]
         for level in Level:
             if level >= first:
@@ -96,15 +118,12 @@ def compare_calls(packages: Packages, calls: Sequence[Call], jobs: int, *, first
         return rounds.results
 
 
-Submit = Callable[[Request], "Future[list[Launch]]"]
-
-
 @dataclass
 class _Rounds:
     packages: Packages
     texts: Path
-    submit_old: Submit
-    submit_new: Submit
+    old: Workers
+    new: Workers
     results: list[Result] = field(default_factory=list)
 
     def run(self, pending: Sequence[_Pending], level: Level) -> list[_Pending]:
@@ -133,8 +152,8 @@ class _Rounds:
         futures = [
             (
                 each,
-                self.submit_old(self._request(each.call, self.packages.old, level, each.old_names)),
-                self.submit_new(self._request(each.call, self.packages.new, level, each.new_names)),
+                self.old.submit(self._request(each.call, self.packages.old, level, each.old_names)),
+                self.new.submit(self._request(each.call, self.packages.new, level, each.new_names)),
             )
             for each in pending
         ]

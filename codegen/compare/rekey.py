@@ -9,14 +9,14 @@ if this holds for all of the verdict's kernels.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from codegen.compare.calls import Call
-from codegen.compare.proof import Packages, Result, compare_calls
+from codegen.compare.proof import Packages, Result, Workers, compare_calls, processes
 from codegen.compare.sources import KernelHashes, kernel_hashes
 from codegen.files import write_atomically
 from codegen.packages import Package
@@ -52,15 +52,21 @@ class Rekeyed:
     results: tuple[Result, ...] = ()
 
 
-def rekey(packages: Packages, jobs: int, variants: Iterable[str], triton: str = version("triton")) -> list[Rekeyed]:
+def rekey(
+    packages: Packages,
+    jobs: int,
+    variants: Iterable[str],
+    *,
+    workers: Callable[[int], Workers] = processes,
+) -> list[Rekeyed]:
     """Rewrite the tuned files of the new package; what was rewritten, and what was left."""
     hashes = kernel_hashes(packages.old), kernel_hashes(packages.new)
     wanted = set(variants)
     files = {path: _read(path) for path in sorted(packages.new.glob("tuned/*/*.json")) if path.stem in wanted}
-    parts = [part for path, file in files.items() for part in _parts(path, file, *hashes, triton)]
+    parts = [part for path, file in files.items() for part in _parts(path, file, *hashes, version("triton"))]
     calls = dict.fromkeys(call for part in parts if not part.fault for call in part.calls)
     results: dict[Call, list[Result]] = {call: [] for call in calls}
-    for result in compare_calls(packages, list(calls), jobs):
+    for result in compare_calls(packages, list(calls), jobs, workers=workers):
         results[result.call].append(result)
     found = [_judged(part, results) for part in parts]
     for path, file in files.items():
