@@ -140,11 +140,18 @@ def _unreached(
     lines = []
     for side, source in zip(("OLD", "NEW"), sources, strict=True):
         for path in sorted(source.kernel_files() - launched - packages.unchanged):
-            variant, _, rest = path.partition("/")
-            mode = rest.partition("/")[0] if "/" in rest else Mode.DENSE.value
-            if variant in variants and mode in {each.value for each in modes}:
+            if _is_selected(path, variants, packages, modes):
                 lines.append(f"not launched by any call: {path} of {side}")
     return lines
+
+
+def _is_selected(path: str, variants: Sequence[str], packages: Packages, modes: Sequence[Mode]) -> bool:
+    """True if the calls of these variants and modes should launch the kernels of a file."""
+    folder, _, rest = path.partition("/")
+    if folder not in packages.variants:  # shared by all variants
+        return bool(variants) and set(modes) == set(Mode)
+    mode = rest.partition("/")[0] if "/" in rest else Mode.DENSE.value
+    return folder in variants and mode in {each.value for each in modes}
 
 
 def _chosen(option: str, names: Sequence[str], known: Iterable[str]) -> tuple[str, ...]:

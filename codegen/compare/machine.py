@@ -22,6 +22,9 @@ _METADATA = (
 
 _DEBUG_DIRECTIVES = (".loc", ".file", ".ident")
 
+_ASSERTION_SOURCES = ("assertFile_", "assertFunc_")
+"""Global strings: the source file and function of an assertion."""
+
 
 def facts_of(kernel: Compiled) -> list[str]:
     """What a launch depends on beside the instructions: launch options, and what the assembly says before them."""
@@ -49,7 +52,9 @@ def _code_lines(code: str, comment: str) -> Iterator[str]:
             in_debug_section = ".debug" in text
         elif text.startswith(".text"):
             in_debug_section = False
-        if text and not in_debug_section and not text.startswith(_DEBUG_DIRECTIVES):
+        is_debug = in_debug_section or text.startswith(_DEBUG_DIRECTIVES)
+        names_source = text.startswith(".global") and any(name in text for name in _ASSERTION_SOURCES)
+        if text and not is_debug and not names_source:
             yield text
 
 
