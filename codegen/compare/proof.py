@@ -190,7 +190,8 @@ class _Rounds:
         if old.level is not Level.CODE or new.level is not Level.CODE:
             return ()
         differing = (old.facts, new.facts) if old.facts != new.facts else (old.codes[0], new.codes[0])
-        return tuple(first_difference(*((self.texts / digest).read_text(encoding="utf-8") for digest in differing)))
+        before, after = ((self.texts / digest).read_text(encoding="utf-8") for digest in differing)
+        return tuple(first_difference(before, after))
 
 
 def _pairs(old: Sequence[Launch], new: Sequence[Launch]) -> list[_Pair]:

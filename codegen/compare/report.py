@@ -53,5 +53,5 @@ def rekeyed(found: Sequence[Rekeyed]) -> list[str]:
 
 def _status_text(result: Result) -> str:
     if result.status is not Status.MISSING:
-        return result.status.value
+        return str(result.status.value)
     return f"missing in {'OLD' if result.old is None else 'NEW'}"
