@@ -15,7 +15,7 @@ from typing import Any, Self
 import pytest
 
 from codegen.analysis.call_modes import Mode
-from codegen.cli import main
+from codegen.cli.main import main
 from codegen.compare.calls import DEFAULT_ARCHS
 from codegen.compare.launches import Launch, Level, Request, launches
 from codegen.compare.machine import first_difference
