@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codegen import __version__, files
+from codegen import PACKAGE, PROGRAM, __version__, files
 from codegen.errors import CodegenError, SpecError, did_you_mean, not_installed
 from codegen.options import (
     Option,
@@ -232,11 +232,11 @@ def schema(_args: argparse.Namespace) -> int:
 @command("bench", passed_on)
 def bench(args: argparse.Namespace) -> int:
     """Measure the generated ops beside their peers on a GPU; takes the options of `python -m bench`."""
+    if PACKAGE != "generated":
+        raise CodegenError("the benchmark is not installed: run `python -m bench` in a checkout of the repository")
     try:
         from bench.__main__ import main as measure
     except ModuleNotFoundError as error:
-        if error.name == "bench" or (error.name or "").startswith("bench."):
-            raise CodegenError("the benchmark is not installed: run this in a checkout of the repository") from None
         raise CodegenError(f"the benchmark needs {error.name}, which is not installed") from None
     return measure(args.arguments)
 
@@ -280,7 +280,7 @@ def _extra() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
-        if package == "codegen":
+        if package in ("codegen", __name__.split(".")[0]):
             raise
         raise CodegenError(not_installed(package)) from None
 
@@ -302,7 +302,7 @@ def _rendered(variants: Path) -> tuple[Spec, dict[str, str]]:
 
 def _render_command(args: argparse.Namespace) -> str:
     """The `render` that mends what `check`, called with `args`, found."""
-    words = ["python", "-m", "codegen", "render"]
+    words = [*PROGRAM.split(), "render"]
     for flag, value in (("--variants", args.variants), ("--out", args.out)):
         words += [] if value is None else [flag, str(value)]
     return shlex.join(words)

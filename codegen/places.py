@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from codegen import files
+from codegen import PACKAGE, files
 from codegen.errors import CodegenError
 from codegen.options import COLLECTION, DEFAULT_OUT, DEFAULT_VARIANTS
 
@@ -57,4 +57,4 @@ def package_path(args: argparse.Namespace) -> Path:
         return installed(args.package)
     if args.out is not None or (beside / files.MANIFEST).is_file():
         return beside
-    return installed(DEFAULT_OUT, default=beside)
+    return installed(PACKAGE, default=beside)
