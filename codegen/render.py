@@ -33,6 +33,9 @@ from codegen.torch_modules import module_plans
 RUFF = "0.17.5"
 """The version of the formatter, which is a part of rendering."""
 
+LICENCE = "# SPDX-License-Identifier: Apache-2.0"
+"""The first line of every rendered Python file."""
+
 _PLACEHOLDER = "0" * HASH_LENGTH
 
 
@@ -43,6 +46,7 @@ class FileHeader:
     template: str
     entry: str = ""
     hash: str = _PLACEHOLDER
+    licence: str = LICENCE
 
 
 def templates_path() -> Path:
@@ -126,7 +130,7 @@ def render(spec: Spec) -> dict[str, str]:
     )
     for folder, target in COPIED.items():
         for source in sorted((templates_path() / folder).glob("*.py")):
-            files[f"{target}{source.name}"] = source.read_text(encoding="utf-8")
+            files[f"{target}{source.name}"] = f"{LICENCE}\n{source.read_text(encoding='utf-8')}"
     files["py.typed"] = ""
     formatted = _format(files)
     hashes = {
