@@ -49,18 +49,19 @@ $(STAMP): pyproject.toml
 
 demo: render ## set up, render, compare every variant with float64, train a small model: 3 minutes; ARGS=--full
 	$(RUN) -m codegen check
-	$(RUN) -m bench.demo $(ARGS)
+	$(RUN) -m examples.demo $(ARGS)
 
 demo-jax: render ## the same for the JAX ops, with a model in Flax
 	$(RUN) -m codegen check
-	$(RUN) -m bench.demo_jax
+	$(RUN) -m examples.demo_jax
 
 render: $(STAMP) ## write generated/ from variants.yaml and templates/
 	$(RUN) -m codegen render
 
-lint: $(STAMP) ## formatter, linter and type checker
+lint: $(STAMP) ## formatter, linter, import contracts and type checker
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
+	$(VENV)/bin/lint-imports --no-logo
 	$(RUN) -m mypy
 
 lint-kernels: $(STAMP) ## whether kernels compile for every chip and its default configs fit it: a part of them

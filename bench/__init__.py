@@ -1,1 +1,1 @@
-"""The demo (`python -m bench.demo`) and benchmarks (`python -m bench`)."""
+"""The demo (`python -m examples.demo`) and benchmarks (`python -m bench`)."""

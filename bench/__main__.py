@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from bench import record
-from bench.clock import Clock
 from bench.options import SPEED, SUITES, parser
-from bench.record import Results
-from bench.report import report
+from bench.report import record
+from bench.report.record import Results
+from bench.report.tables import report
+from bench.timing.clock import Clock
 
 EXIT_OK, EXIT_WRONG, EXIT_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     if not torch.cuda.is_available():
         return _refuse(
-            "python -m bench measures GPU kernels, and torch finds no GPU here. On a CPU: python -m bench.demo"
+            "python -m bench measures GPU kernels, and torch finds no GPU here. On a CPU: python -m examples.demo"
         )
     return _measure(options)
 
@@ -52,16 +52,16 @@ def _refuse(message: str) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from bench import speed
+    from bench.runs import speed
 
     print(speed.describe(speed.plan(options, absent=lambda peers: {}), options))
     return EXIT_OK
 
 
 def _measure(options: argparse.Namespace) -> int:
-    from bench.beforehand import share_caches
-    from bench.installed import machine
-    from bench.measure import GpuLostError
+    from bench.peers.installed import machine
+    from bench.timing.measure import GpuLostError
+    from bench.timing.warm_compile import share_caches
 
     share_caches()
     clock, results = Clock(minutes=options.minutes), Results(machine=machine())
@@ -110,7 +110,7 @@ def _run_all(options: argparse.Namespace, results: Results, keep: Keep, clock: C
 
 
 def _speed(options: argparse.Namespace, results: Results, keep: Keep, clock: Clock) -> bool:
-    from bench import speed
+    from bench.runs import speed
 
     chosen = speed.plan(options)
     _say_missing(results, chosen.missing)
@@ -135,8 +135,8 @@ def _say_missing(results: Results, gone: Mapping[str, str]) -> None:
 
 
 def _packed(options: argparse.Namespace, results: Results, keep: Keep, clock: Clock) -> bool:
-    from bench import packed
-    from bench.installed import missing
+    from bench.peers.installed import missing
+    from bench.runs import packed
 
     gone = missing(peer for peer in ("fla",) if options.peers is None or peer in options.peers)
     _say_missing(results, gone)
@@ -157,10 +157,10 @@ def _packed(options: argparse.Namespace, results: Results, keep: Keep, clock: Cl
 
 
 def _jax(options: argparse.Namespace, results: Results, keep: Keep, clock: Clock) -> bool:
-    from bench.installed import missing
+    from bench.peers.installed import missing
 
     try:
-        from bench import in_jax
+        from bench.runs import in_jax
 
         in_jax.require_gpu()
     except (ImportError, RuntimeError) as error:
@@ -181,7 +181,7 @@ def _jax(options: argparse.Namespace, results: Results, keep: Keep, clock: Clock
 
 
 def _host(results: Results, keep: Keep) -> bool:
-    from bench import host
+    from bench.runs import host
 
     right, rows = host.run()
     results.others["host"] = [asdict(row) for row in rows]
@@ -191,7 +191,7 @@ def _host(results: Results, keep: Keep) -> bool:
 
 def _printed(suite: str) -> bool:
     """A suite that prints its table and keeps nothing."""
-    right: bool = importlib.import_module(f"bench.{suite}").run()
+    right: bool = importlib.import_module(f"bench.runs.{suite}").run()
     return right
 
 
@@ -208,7 +208,7 @@ def _present(options: argparse.Namespace, results: Results) -> None:
     if options.csv:
         record.write_csv(options.csv, results)
     if options.plots:
-        from bench import plots
+        from bench.report import plots
 
         for path in plots.save_all(results, options.plots):
             print(f"drawn: {path}", flush=True)

@@ -6,11 +6,11 @@ import argparse
 import re
 from pathlib import Path
 
-from bench.pool import DEFAULT_JOBS
-from bench.record import OURS, TITLES
+from bench.report.record import OURS, TITLES
+from bench.timing.pool import DEFAULT_JOBS
 
 SPEED = ("core", "fa3", "paper", "fla", "gqa", "dims", "variants")
-"""Suites of `bench.suites`."""
+"""Suites of `bench.cases.suites`."""
 
 SUITES = (*SPEED, "packed", "jax", "schedules", "host", "memory")
 JAX_CASES = ("same", "cudnn", "pallas", "kvax", "first")

@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
-# template: ops/package_init.py.jinja
-# hash: ca3fcbf1a622de99
+# template: host/package_init.py.jinja
+# hash: 4e86df6c6a040e69
 """Attention ops as Triton kernels, those for PyTorch in the module `torch`.
 
 Importing the package itself imports no framework.

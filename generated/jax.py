@@ -1,14 +1,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
-# template: ops/jax_init.py.jinja
-# hash: 3ed363615b34f496
+# template: host/jax_init.py.jinja
+# hash: c99f531bb524371d
 """The attention ops for JAX, one function per variant. Each is imported when it is first asked for."""
 
 import importlib as _importlib
 import typing as _typing
 
-from ._runtime import jax_versions as jax_versions  # first: it says what is missing
-from ._runtime.jax_kernels import HANDLER
-from ._runtime.jax_primitive import RESIDUALS
+from ._runtime.jax import versions as versions  # first: it says what is missing
+from ._runtime.jax.kernels import HANDLER
+from ._runtime.jax.primitive import RESIDUALS
 
 if _typing.TYPE_CHECKING:
     from .alibi.jax_op import alibi

@@ -25,8 +25,8 @@ import numpy as np
 from jax import Array
 
 from . import jax as ops
-from ._runtime.checks import fail
-from ._runtime.jax_support import int32_array, is_array
+from ._runtime.core.checks import fail
+from ._runtime.jax.support import int32_array, is_array
 
 __all__ = ["attention_fn", "dot_product_attention"]
 

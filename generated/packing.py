@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any
 
-from ._runtime.checks import check_int, fail, host_number
+from ._runtime.core.checks import check_int, fail, host_number
 
 __all__ = ["Packed", "PackedRows", "pack", "pack_rows"]
 

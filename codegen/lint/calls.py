@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from codegen.expr import TensorSpec
+from codegen.analysis.call_modes import Mode, packed_dims
+from codegen.ir.expr import TensorSpec
 from codegen.lint.jobs import Job
-from codegen.modes import Mode, packed_dims
-from codegen.spec import Pass, Variant
+from codegen.spec.model import Pass, Variant
 
 BATCH, HEADS, KV_HEADS, LENGTH = 2, 4, 2, 500
 """Sizes of the call: two query heads share a key head, and the last block is cut, which takes the most of a chip."""

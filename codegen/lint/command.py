@@ -10,13 +10,16 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-from codegen.errors import CodegenError, did_you_mean
+import torch  # noqa: F401 - compiling needs both: missing ones are said before any work is done
+import triton  # noqa: F401
+
+from codegen.analysis.call_modes import Mode
+from codegen.compile.pool import WorkerDiedError, spread
 from codegen.lint import report
 from codegen.lint.jobs import HALF_DTYPE, Selection, jobs, tuned_jobs
 from codegen.lint.look import Finding, Task, failed, look_at, main_kernel
-from codegen.modes import Mode
-from codegen.pool import WorkerDiedError, spread
-from codegen.spec import DTYPES, MAX_HEAD_DIM, MIN_HEAD_DIM, Pass, Spec
+from codegen.spec.model import DTYPES, MAX_HEAD_DIM, MIN_HEAD_DIM, Pass, Spec
+from codegen.util.errors import CodegenError, did_you_mean
 
 
 def selection(spec: Spec, args: argparse.Namespace) -> Selection:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from codegen import hopper
-from codegen.modes import Mode
-from codegen.plan import plan
-from codegen.spec import ArchSpec, Pass, PassConfigs, Spec, TileConfig, Variant
+from codegen.analysis.call_modes import Mode
+from codegen.plan import hopper
+from codegen.plan.variant import plan
+from codegen.spec.model import ArchSpec, Pass, PassConfigs, Spec, TileConfig, Variant
 
 HALF_DTYPE = "bfloat16"
 """Stands for both types of 16 bits: their kernels differ in the names of instructions alone."""

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from codegen.offline import Compiled
-from codegen.spec import REGISTER_FILE, SMEM_LIMIT
+from codegen.compile.offline import Compiled
+from codegen.spec.model import REGISTER_FILE, SMEM_LIMIT
 
 AMD_VECTOR_REGISTERS = 512
 """Vector registers of a lane that the wavefronts on one SIMD share, accumulation registers included (CDNA 3 instruction

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 
-from codegen.files import write_atomically
 from codegen.lint.look import Finding, pass_of
-from codegen.spec import SMEM_LIMIT
-from codegen.text import aligned
+from codegen.render.files import write_atomically
+from codegen.spec.model import SMEM_LIMIT
+from codegen.util.text import aligned
 
 _Key = tuple[str, str, int, str, tuple[int, ...]]
 """Chip, dtype, head_dim, pass and config; small kernels have `-` for a pass."""

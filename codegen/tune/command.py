@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codegen import PROGRAM
-from codegen.errors import CodegenError, not_installed
-from codegen.files import MANIFEST
-from codegen.load import load
-from codegen.packages import Package, chosen, find_package
-from codegen.spec import Pass, Spec
+from codegen.compile.packages import Package, chosen, find_package
+from codegen.load.spec_file import load
+from codegen.render.files import MANIFEST
+from codegen.spec.model import Pass, Spec
 from codegen.tune.progress import Progress, clock, family_totals, totals
 from codegen.tune.record import Comparison, Group, Machine, Workload
+from codegen.util.errors import CodegenError, not_installed
 
 if TYPE_CHECKING:
     from codegen.tune.families import Families
@@ -210,7 +210,7 @@ def _groups(choice: Choice, package: Package) -> list[Group]:
 
     dq comes before dkdv, which runs after it in every backward.
     """
-    from codegen.tune.calls import load_manifest
+    from codegen.testing.calls import load_manifest
 
     manifest = load_manifest(package.name)
     variants = chosen("variant", choice.variants, list(manifest))

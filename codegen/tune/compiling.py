@@ -9,10 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from codegen.hopper import FAMILY, FORWARD
-from codegen.packages import Package, imported
-from codegen.pool import Pool, WorkerDiedError
-from codegen.spec import KERNEL_ENDINGS, Pass, TileConfig
+from codegen.compile.packages import Package, imported
+from codegen.compile.pool import Pool, WorkerDiedError
+from codegen.plan.hopper import FAMILY, FORWARD
+from codegen.spec.model import KERNEL_ENDINGS, Pass, TileConfig
 from codegen.tune.record import Group, config_of
 
 CUT_SEQ, WHOLE_SEQ = 1000, 1024
@@ -92,10 +92,10 @@ def compile_task(task: Task | HopperTask) -> Compilation:
 
 
 def _fault(task: Task | HopperTask) -> str:
-    from codegen.offline import compile_launches
+    from codegen.compile.offline import compile_launches
 
     inputs, sequences = _arguments(task.package, task.group, task.seq, task.heads)
-    from codegen.tune.calls import load_op
+    from codegen.testing.calls import load_op
 
     op = load_op(task.group.variant, task.package.name)
     options = {**sequences, **task.options}
@@ -115,7 +115,7 @@ def _fault(task: Task | HopperTask) -> str:
 
 def results_of(op: Any, inputs: Any, seq: int, **options: Any) -> dict[str, Any]:
     """o and all gradients of a call: at CUT_SEQ with one of lse, at other lengths as of a training step without."""
-    from codegen.tune.calls import evaluate, evaluate_plain
+    from codegen.testing.calls import evaluate, evaluate_plain
 
     return evaluate(op, inputs, **options) if seq == CUT_SEQ else evaluate_plain(op, inputs, **options)
 
@@ -129,7 +129,7 @@ def first_line(error: BaseException) -> str:
 def _arguments(package: Package, group: Group, seq: int, heads: tuple[int, int]) -> tuple[Any, dict[str, Any]]:
     """Arguments of a small call on the CPU, of the same layout as those on the GPU."""
     imported(Path(package.root) / package.name)
-    from codegen.tune.calls import draw_call
+    from codegen.testing.calls import draw_call
 
     return draw_call(
         group.variant,

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from codegen.arguments import mask_arguments, own_arguments
-from codegen.hopper import FAMILY
-from codegen.spec import Pass, TileConfig
+from codegen.plan.arguments import mask_arguments, own_arguments
+from codegen.plan.hopper import FAMILY
+from codegen.spec.model import Pass, TileConfig
 from codegen.tune.compiling import SMALL_HEADS, WHOLE_SEQ, Compilation, Compilers, HopperTask, Task, fault_of
 from codegen.tune.measuring import Contender, FamilyBench, timed_heads
 from codegen.tune.record import Comparison, Judgement, PassTiles, Verdict, Workload

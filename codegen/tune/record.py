@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from codegen.files import write_atomically
-from codegen.spec import Pass, TileConfig
+from codegen.render.files import write_atomically
+from codegen.spec.model import Pass, TileConfig
 
 FORMAT = 1
 """That of `templates/runtime/tuned.py`, which reads these files."""

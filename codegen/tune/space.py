@@ -11,8 +11,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from codegen.spec import REGISTER_FILE, SMEM_LIMIT, ArchSpec, Pass, PassConfigs, TileConfig
-from codegen.tiles import TILE_FIELDS
+from codegen.arch.tile_rules import TILE_FIELDS
+from codegen.spec.model import REGISTER_FILE, SMEM_LIMIT, ArchSpec, Pass, PassConfigs, TileConfig
 
 MOST_REGISTERS = 255
 """Per thread; what does not fit goes to local memory."""

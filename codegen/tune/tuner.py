@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from codegen.block_status import Grid, Status, proven
-from codegen.call import make_call
-from codegen.packages import Package
-from codegen.spec import Pass, Spec, TileConfig, Variant
+from codegen.compile.packages import Package
+from codegen.inspect.block_status import Grid, Status, proven
+from codegen.inspect.call import make_call
+from codegen.spec.model import Pass, Spec, TileConfig, Variant
 from codegen.tune.compiling import CUT_SEQ, WHOLE_SEQ, Compilation, Compilers, Task, fault_of
 from codegen.tune.measuring import TOKENS, WIDTH, Bench, multiprocessors
 from codegen.tune.priors import Priors

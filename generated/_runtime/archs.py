@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
-# template: ops/archs.py.jinja
-# hash: 35ac662c1849e8d8
+# template: host/archs.py.jinja
+# hash: ace0ed3cfacf98c3
 """Default tiles per architecture and pass, from `archs:` of variants.yaml."""
 
 from typing import TypedDict

@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
-# template: ops/kernels.py.jinja
-# hash: b435294ddfaa8eff
+# template: host/kernels.py.jinja
+# hash: 300b264d907b7c9b
 """What each kernel's code is, as a hash: tuned tiles hold for the code they were measured on."""
 
 # variant -> mode of calls -> pass -> hash of the kernel's file without comments and docstrings

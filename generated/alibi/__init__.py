@@ -1,5 +1,5 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
-# template: ops/variant_init.py.jinja
-# hash: bd95915b714041ec
+# template: host/variant_init.py.jinja
+# hash: c0f541e714f0fc23
 """`alibi`: Attention with linear biases; the slopes may be trained (Press et al., 2022, arXiv:2108.12409)."""

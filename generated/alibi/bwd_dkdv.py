@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: a138ace12b51f2ef
+# template: portable/bwd_dkdv.py.jinja
+# hash: 29151c4b6187d044
 """Gradients of `alibi` with respect to k and v.
 
     keep   q_idx >= kv_idx

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
-# template: kernels/bwd_dq.py.jinja
-# hash: 5174ceb300414a1d
+# template: portable/bwd_dq.py.jinja
+# hash: eaace57478e91772
 """Gradient of `alibi` with respect to q and slope.
 
     keep          q_idx >= kv_idx

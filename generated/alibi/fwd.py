@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
-# template: kernels/fwd.py.jinja
-# hash: 2c753ec20cd77b57
+# template: portable/fwd.py.jinja
+# hash: 0477751332b66607
 """Forward of `alibi`: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx

@@ -1,14 +1,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
-# template: ops/jax_op.py.jinja
-# hash: 53cfae0debba9eca
+# template: host/jax_op.py.jinja
+# hash: 3aa8f74d05255ffc
 """`alibi` for JAX. Attention with linear biases; the slopes may be trained (Press et al., 2022, arXiv:2108.12409)."""
 
 from jax import Array
 
-from .._runtime.jax_call import Arguments, Kernels, attention, schedule_of
-from .._runtime.jax_support import check_tensor
-from .._runtime.schedules import Schedule, scheduled
+from .._runtime.core.schedules import Schedule, scheduled
+from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
+from .._runtime.jax.support import check_tensor
 from . import jax_launch, jax_reference
 from .packed import jax_launch as packed_launch
 from .segmented import jax_launch as segmented_launch

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
-# template: ops/jax_reference.py.jinja
-# hash: aee41d89d87365ef
+# template: host/jax_reference.py.jinja
+# hash: 8ab4b21060e97f33
 """`alibi` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .._runtime.jax_gradients import sequence_of_rows
+from .._runtime.jax.gradients import sequence_of_rows
 
 
 def reference(

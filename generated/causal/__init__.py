@@ -1,5 +1,5 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
-# template: ops/variant_init.py.jinja
-# hash: 75e94b61c8c0d0b9
+# template: host/variant_init.py.jinja
+# hash: af62886acf7c500d
 """`causal`: A query attends to itself and to what came before (Vaswani et al., 2017, section 3.2.3)."""

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: a97adc8dd82766e5
+# template: portable/bwd_dkdv.py.jinja
+# hash: f42a802f04af07a9
 """Gradients of `causal` with respect to k and v.
 
     keep   q_idx >= kv_idx

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
-# template: kernels/bwd_dq.py.jinja
-# hash: d0e88ff517732018
+# template: portable/bwd_dq.py.jinja
+# hash: 4e1d443b1ef17bcb
 """Gradient of `causal` with respect to q.
 
     keep   q_idx >= kv_idx

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
-# template: kernels/fwd.py.jinja
-# hash: a4eece3ded39ce8b
+# template: portable/fwd.py.jinja
+# hash: bf128b626d734933
 """Forward of `causal`: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx

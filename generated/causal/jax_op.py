@@ -1,13 +1,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
-# template: ops/jax_op.py.jinja
-# hash: e806d1883420360e
+# template: host/jax_op.py.jinja
+# hash: d5ecb53eda8f43f2
 """`causal` for JAX. A query attends to itself and to what came before (Vaswani et al., 2017, section 3.2.3)."""
 
 from jax import Array
 
-from .._runtime.jax_call import Arguments, Kernels, attention, schedule_of
-from .._runtime.schedules import Schedule, scheduled
+from .._runtime.core.schedules import Schedule, scheduled
+from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
 from . import jax_launch, jax_reference
 from .packed import jax_launch as packed_launch
 from .segmented import jax_launch as segmented_launch

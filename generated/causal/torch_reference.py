@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
-# template: ops/torch_reference.py.jinja
-# hash: 2661bc36e9e33d57
+# template: host/torch_reference.py.jinja
+# hash: 9a04574a59e0c711
 """`causal` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from .._runtime.torch_sequences import packed_sequences
+from .._runtime.torch.sequences import packed_sequences
 
 
 def reference(

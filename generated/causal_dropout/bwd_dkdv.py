@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: 9cccf0af6c7b9e8e
+# template: portable/bwd_dkdv.py.jinja
+# hash: 944fc1bfa98ab6c9
 """Gradients of `causal_dropout` with respect to k and v.
 
     keep   q_idx >= kv_idx

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
-# template: kernels/bwd_dq.py.jinja
-# hash: 04322f3657738024
+# template: portable/bwd_dq.py.jinja
+# hash: 66799e481212e436
 """Gradient of `causal_dropout` with respect to q.
 
     keep   q_idx >= kv_idx

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
-# template: kernels/fwd.py.jinja
-# hash: e396724375cec519
+# template: portable/fwd.py.jinja
+# hash: 7668a78703ad620f
 """Forward of `causal_dropout`: `o = dropout(softmax(score)) v`.
 
     keep  q_idx >= kv_idx

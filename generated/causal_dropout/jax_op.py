@@ -1,16 +1,16 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
-# template: ops/jax_op.py.jinja
-# hash: 0ecc9c7cd94821b8
+# template: host/jax_op.py.jinja
+# hash: fd59d6b3bc8f8939
 """`causal_dropout` for JAX. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section 5.4)."""
 
 from jax import Array
 
-from .._runtime.checks import check_dropout_p
-from .._runtime.jax_call import Arguments, Kernels, attention, schedule_of
-from .._runtime.jax_support import dropout_seed, host_number
-from .._runtime.schedules import Schedule, scheduled
-from .._runtime.sequences import ByRow
+from .._runtime.core.checks import check_dropout_p
+from .._runtime.core.schedules import Schedule, scheduled
+from .._runtime.core.sequences import ByRow
+from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
+from .._runtime.jax.support import dropout_seed, host_number
 from . import jax_launch, jax_reference
 from .packed import jax_launch as packed_launch
 from .segmented import jax_launch as segmented_launch

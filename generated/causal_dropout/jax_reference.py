@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
-# template: ops/jax_reference.py.jinja
-# hash: d86ef94baa7c9d42
+# template: host/jax_reference.py.jinja
+# hash: 239f213c7ca00165
 """`causal_dropout` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .._runtime.jax_gradients import sequence_of_rows
-from .._runtime.jax_philox import dropout
+from .._runtime.jax.gradients import sequence_of_rows
+from .._runtime.jax.philox import dropout
 
 
 def reference(

@@ -1,20 +1,20 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
-# template: ops/torch_op.py.jinja
-# hash: a91bcee6e496b458
+# template: host/torch_op.py.jinja
+# hash: ffc65d667f6c8448
 """`causal_dropout` for PyTorch. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section
 5.4)."""
 
 from torch import Tensor
 
-from .._runtime.checks import check_dropout_p
-from .._runtime.configs import PASSES, plain_words
-from .._runtime.schedules import Schedule, schedule_tables, scheduled
-from .._runtime.sequences import ByRow, check_alone
-from .._runtime.torch_replay import apply, replayed_op
-from .._runtime.torch_schedule import call_sizes, check_sequences, packed_sizes
-from .._runtime.torch_sequences import Tokens, check_order, check_packed, check_tokens, marked, packed_offset
-from .._runtime.torch_support import (
+from .._runtime.core.checks import check_dropout_p
+from .._runtime.core.configs import PASSES, plain_words
+from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
+from .._runtime.core.sequences import ByRow, check_alone
+from .._runtime.torch.replay import apply, replayed_op
+from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
+from .._runtime.torch.sequences import Tokens, check_order, check_packed, check_tokens, marked, packed_offset
+from .._runtime.torch.support import (
     autocast_inputs,
     batch_row,
     call_words,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
-# template: ops/torch_reference.py.jinja
-# hash: 85214c7395de521c
+# template: host/torch_reference.py.jinja
+# hash: 61c3054a98b14548
 """`causal_dropout` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -12,8 +12,8 @@ import math
 import torch
 from torch import Tensor
 
-from .._runtime.philox import dropout
-from .._runtime.torch_sequences import packed_sequences
+from .._runtime.torch.philox import dropout
+from .._runtime.torch.sequences import packed_sequences
 
 
 def reference(

@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
-# template: kernels/bwd_dq.py.jinja
-# hash: 2e92dcefad5415ce
+# template: portable/bwd_dq.py.jinja
+# hash: 9efc7e810b2a15fe
 """Gradient of `document` with respect to q.
 
     keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]

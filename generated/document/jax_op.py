@@ -1,17 +1,17 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
-# template: ops/jax_op.py.jinja
-# hash: a4c1daae5ec19d35
+# template: host/jax_op.py.jinja
+# hash: 1f0350e87c91fe67
 """`document` for JAX. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from jax import Array
 
-from .._runtime.checks import at_least
-from .._runtime.jax_call import Arguments, Kernels, attention, schedule_of
-from .._runtime.jax_support import check_tensor
-from .._runtime.schedules import Schedule, scheduled
-from .._runtime.sequences import ByRow
+from .._runtime.core.checks import at_least
+from .._runtime.core.schedules import Schedule, scheduled
+from .._runtime.core.sequences import ByRow
+from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
+from .._runtime.jax.support import check_tensor
 from . import jax_launch, jax_reference
 from .packed import jax_launch as packed_launch
 from .segmented import jax_launch as segmented_launch

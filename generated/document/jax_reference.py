@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
-# template: ops/jax_reference.py.jinja
-# hash: 6b7e7c698416e000
+# template: host/jax_reference.py.jinja
+# hash: 57b5de14a41533f5
 """`document` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .._runtime.jax_gradients import packed_row, sequence_of_rows
+from .._runtime.jax.gradients import packed_row, sequence_of_rows
 
 
 def reference(

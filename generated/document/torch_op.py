@@ -1,20 +1,20 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
-# template: ops/torch_op.py.jinja
-# hash: 2fd920969985d491
+# template: host/torch_op.py.jinja
+# hash: 8a6d4a409999372c
 """`document` for PyTorch. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from torch import Tensor
 
-from .._runtime.checks import at_least
-from .._runtime.configs import PASSES, plain_words
-from .._runtime.schedules import Schedule, schedule_tables, scheduled
-from .._runtime.sequences import ByRow, check_alone
-from .._runtime.torch_replay import apply, replayed_op
-from .._runtime.torch_schedule import call_sizes, check_sequences, packed_sizes
-from .._runtime.torch_sequences import Tokens, check_order, check_packed, check_tokens, marked, packed_offset
-from .._runtime.torch_support import (
+from .._runtime.core.checks import at_least
+from .._runtime.core.configs import PASSES, plain_words
+from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
+from .._runtime.core.sequences import ByRow, check_alone
+from .._runtime.torch.replay import apply, replayed_op
+from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
+from .._runtime.torch.sequences import Tokens, check_order, check_packed, check_tokens, marked, packed_offset
+from .._runtime.torch.support import (
     autocast_inputs,
     batch_row,
     call_words,

@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
-# template: ops/torch_reference.py.jinja
-# hash: 3969bf8557583cdf
+# template: host/torch_reference.py.jinja
+# hash: cfa06024bc687d25
 """`document` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from .._runtime.torch_sequences import packed_sequences
+from .._runtime.torch.sequences import packed_sequences
 
 
 def reference(

@@ -1,5 +1,5 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
-# template: ops/variant_init.py.jinja
-# hash: 2837a17269a3562e
+# template: host/variant_init.py.jinja
+# hash: 71f7f223773e292c
 """`forgetting`: Forgetting attention, a log-decay per position and head (Lin et al., 2025, arXiv:2503.02130)."""

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: bf120a7583c3751d
+# template: portable/bwd_dkdv.py.jinja
+# hash: a943993f47e82b67
 """Gradients of `forgetting` with respect to k and v and g.
 
     keep         q_idx >= kv_idx

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
-# template: kernels/bwd_dq.py.jinja
-# hash: 2d92da7b8f01e258
+# template: portable/bwd_dq.py.jinja
+# hash: 915952df80774054
 """Gradient of `forgetting` with respect to q and g.
 
     keep         q_idx >= kv_idx

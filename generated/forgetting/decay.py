@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
-# template: kernels/decay.py.jinja
-# hash: e948510a41853eea
+# template: portable/decay.py.jinja
+# hash: 11101efa21256e71
 """Log-decay of `forgetting`: the cumulative sum of g, and its gradient.
 
     g, dg  [B, P, Hq]  natural log; P positions

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
-# template: kernels/fwd.py.jinja
-# hash: a4dd238d05773cf7
+# template: portable/fwd.py.jinja
+# hash: 152cde3755d03490
 """Forward of `forgetting`: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx

@@ -1,17 +1,17 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
-# template: ops/jax_op.py.jinja
-# hash: f60e9d7049ea5b4f
+# template: host/jax_op.py.jinja
+# hash: 8c6ded91c17856a0
 """`forgetting` for JAX. Forgetting attention, a log-decay per position and head (Lin et al., 2025,
 arXiv:2503.02130)."""
 
 from jax import Array
 
-from .._runtime.checks import FLOAT_DTYPES, at_least
-from .._runtime.jax_call import Arguments, Kernels, attention, schedule_of
-from .._runtime.jax_support import check_tensor
-from .._runtime.schedules import Schedule, scheduled
-from .._runtime.sequences import ByRow
+from .._runtime.core.checks import FLOAT_DTYPES, at_least
+from .._runtime.core.schedules import Schedule, scheduled
+from .._runtime.core.sequences import ByRow
+from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
+from .._runtime.jax.support import check_tensor
 from . import jax_launch, jax_reference
 from .packed import jax_launch as packed_launch
 from .segmented import jax_launch as segmented_launch

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
-# template: ops/jax_reference.py.jinja
-# hash: 531690da01eff35c
+# template: host/jax_reference.py.jinja
+# hash: d7ae3170bf365bf7
 """`forgetting` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .._runtime.jax_gradients import packed_row, running_sums, sequence_of_rows
+from .._runtime.jax.gradients import packed_row, running_sums, sequence_of_rows
 
 
 def reference(

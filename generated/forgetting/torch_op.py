@@ -1,20 +1,20 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
-# template: ops/torch_op.py.jinja
-# hash: 9ec9401b0ba0cd83
+# template: host/torch_op.py.jinja
+# hash: f59fdf5a835cc420
 """`forgetting` for PyTorch. Forgetting attention, a log-decay per position and head (Lin et al., 2025,
 arXiv:2503.02130)."""
 
 from torch import Tensor
 
-from .._runtime.checks import FLOAT_DTYPES, at_least
-from .._runtime.configs import PASSES, plain_words
-from .._runtime.schedules import Schedule, schedule_tables, scheduled
-from .._runtime.sequences import ByRow, check_alone
-from .._runtime.torch_replay import apply, replayed_op
-from .._runtime.torch_schedule import call_sizes, check_sequences, packed_sizes
-from .._runtime.torch_sequences import Tokens, check_order, check_packed, check_tokens, marked, packed_offset
-from .._runtime.torch_support import (
+from .._runtime.core.checks import FLOAT_DTYPES, at_least
+from .._runtime.core.configs import PASSES, plain_words
+from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
+from .._runtime.core.sequences import ByRow, check_alone
+from .._runtime.torch.replay import apply, replayed_op
+from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
+from .._runtime.torch.sequences import Tokens, check_order, check_packed, check_tokens, marked, packed_offset
+from .._runtime.torch.support import (
     autocast_inputs,
     batch_row,
     call_words,

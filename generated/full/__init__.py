@@ -1,5 +1,5 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
-# template: ops/variant_init.py.jinja
-# hash: b3555e66655d9fc6
+# template: host/variant_init.py.jinja
+# hash: 2c913508d25c96cf
 """`full`: Every query attends to every key (Vaswani et al., 2017, arXiv:1706.03762)."""

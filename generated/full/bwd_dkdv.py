@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: 933b12c747f08d7a
+# template: portable/bwd_dkdv.py.jinja
+# hash: c1ef62247f0f17fd
 """Gradients of `full` with respect to k and v.
 
     q      [B, Hq, Sq, D]

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
-# template: kernels/bwd_dq.py.jinja
-# hash: 5e837fbdfe3c9e42
+# template: portable/bwd_dq.py.jinja
+# hash: 26f2ac96ac3755cb
 """Gradient of `full` with respect to q.
 
     o      [B, Hq, Sq, Dv]

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
-# template: kernels/fwd.py.jinja
-# hash: 09be2b917349a392
+# template: portable/fwd.py.jinja
+# hash: 2442732744b05fcf
 """Forward of `full`: `o = softmax(score) v`.
 
     q    [B, Hq, Sq, D]

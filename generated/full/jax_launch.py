@@ -1,13 +1,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
-# template: ops/jax_launch.py.jinja
-# hash: 6f2da4a7abc0c048
+# template: host/jax_launch.py.jinja
+# hash: 46181166cd92d4bc
 """Launches of the kernels of `full`, in JAX."""
 
-from .._runtime.configs import Tiles, block_columns, cdiv
-from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
-from .._runtime.jax_kernels import HAS_TRITON, call_tiles, launch, multiprocessors
-from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
+from .._runtime.core.configs import Tiles, block_columns, cdiv
+from .._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from .._runtime.jax.kernels import HAS_TRITON, call_tiles, launch, multiprocessors
+from .._runtime.jax.tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
     from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd

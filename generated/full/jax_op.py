@@ -1,13 +1,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
-# template: ops/jax_op.py.jinja
-# hash: bc2723702837c210
+# template: host/jax_op.py.jinja
+# hash: 3939f0493bed503f
 """`full` for JAX. Every query attends to every key (Vaswani et al., 2017, arXiv:1706.03762)."""
 
 from jax import Array
 
-from .._runtime.jax_call import Arguments, Kernels, attention, schedule_of
-from .._runtime.schedules import Schedule, scheduled
+from .._runtime.core.schedules import Schedule, scheduled
+from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
 from . import jax_launch, jax_reference
 from .packed import jax_launch as packed_launch
 from .segmented import jax_launch as segmented_launch

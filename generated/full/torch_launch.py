@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
-# template: ops/torch_launch.py.jinja
-# hash: 1c8ad9ca94dd474f
+# template: host/torch_launch.py.jinja
+# hash: 9248f0ec52a0dd35
 """Launches of the kernels of `full`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from .._runtime.configs import Tiles, block_columns, cdiv, computes_plainly
-from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
-from .._runtime.torch_plain import plain_backward, plain_forward
-from .._runtime.torch_replay import apply, launch, launch_hopper, replayed
-from .._runtime.torch_support import (
+from .._runtime.core.configs import Tiles, block_columns, cdiv, computes_plainly
+from .._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from .._runtime.torch.plain import plain_backward, plain_forward
+from .._runtime.torch.replay import apply, launch, launch_hopper, replayed
+from .._runtime.torch.support import (
     FP32,
     HAS_TRITON,
     aligned,
@@ -24,7 +24,7 @@ from .._runtime.torch_support import (
     multiprocessors,
     unit_strides,
 )
-from .._runtime.torch_transforms import (
+from .._runtime.torch.transforms import (
     batched,
     differentiates_backward,
     refuse_second_derivative,

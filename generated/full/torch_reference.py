@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
-# template: ops/torch_reference.py.jinja
-# hash: 37d236940ff5536f
+# template: host/torch_reference.py.jinja
+# hash: 074dd1b8f2b64b6b
 """`full` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from .._runtime.torch_sequences import packed_sequences
+from .._runtime.torch.sequences import packed_sequences
 
 
 def reference(

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
-# template: kernels/fwd.py.jinja
-# hash: 56c6a14c605c87db
+# template: portable/fwd.py.jinja
+# hash: 99e01c6437a64734
 """Forward of `gemma2_local`: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 4096

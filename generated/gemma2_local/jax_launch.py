@@ -1,13 +1,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
-# template: ops/jax_launch.py.jinja
-# hash: 9e17509255492ae8
+# template: host/jax_launch.py.jinja
+# hash: 94393bdc7c2d8296
 """Launches of the kernels of `gemma2_local`, in JAX."""
 
-from .._runtime.configs import Tiles, block_columns, cdiv
-from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
-from .._runtime.jax_kernels import HAS_TRITON, call_tiles, has_tanh_instruction, launch, multiprocessors
-from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
+from .._runtime.core.configs import Tiles, block_columns, cdiv
+from .._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from .._runtime.jax.kernels import HAS_TRITON, call_tiles, has_tanh_instruction, launch, multiprocessors
+from .._runtime.jax.tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
     from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd

@@ -1,14 +1,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
-# template: ops/jax_op.py.jinja
-# hash: 046da7b8cb5cd38b
+# template: host/jax_op.py.jinja
+# hash: 9321b3cecb820b60
 """`gemma2_local` for JAX. The local layers of Gemma 2, a window of 4096 and logits capped at 50 (arXiv:2408.00118,
 table 1)."""
 
 from jax import Array
 
-from .._runtime.jax_call import Arguments, Kernels, attention, schedule_of
-from .._runtime.schedules import Schedule, scheduled
+from .._runtime.core.schedules import Schedule, scheduled
+from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
 from . import jax_launch, jax_reference
 from .packed import jax_launch as packed_launch
 from .segmented import jax_launch as segmented_launch

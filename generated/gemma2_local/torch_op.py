@@ -1,19 +1,19 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
-# template: ops/torch_op.py.jinja
-# hash: 11fcc5d15d495bba
+# template: host/torch_op.py.jinja
+# hash: 10c908436afd88f2
 """`gemma2_local` for PyTorch. The local layers of Gemma 2, a window of 4096 and logits capped at 50
 (arXiv:2408.00118, table 1)."""
 
 from torch import Tensor
 
-from .._runtime.configs import PASSES, plain_words
-from .._runtime.schedules import Schedule, schedule_tables, scheduled
-from .._runtime.sequences import check_alone
-from .._runtime.torch_replay import apply, replayed_op
-from .._runtime.torch_schedule import call_sizes, check_sequences, packed_sizes
-from .._runtime.torch_sequences import Tokens, check_packed, check_tokens, packed_offset
-from .._runtime.torch_support import (
+from .._runtime.core.configs import PASSES, plain_words
+from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
+from .._runtime.core.sequences import check_alone
+from .._runtime.torch.replay import apply, replayed_op
+from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
+from .._runtime.torch.sequences import Tokens, check_packed, check_tokens, packed_offset
+from .._runtime.torch.support import (
     autocast_inputs,
     batch_row,
     call_words,

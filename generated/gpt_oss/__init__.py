@@ -1,5 +1,5 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
-# template: ops/variant_init.py.jinja
-# hash: 504e1420b7b2f26d
+# template: host/variant_init.py.jinja
+# hash: 742007917ef3e2b2
 """`gpt_oss`: The sliding-window layers of gpt-oss, a learned sink per head in the denominator (arXiv:2508.10925)."""

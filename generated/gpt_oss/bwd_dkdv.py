@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: 03c71deab5d36cde
+# template: portable/bwd_dkdv.py.jinja
+# hash: a066ab7478153e1e
 """Gradients of `gpt_oss` with respect to k and v.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 128

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
-# template: kernels/fwd.py.jinja
-# hash: ce4017b83bcd4c99
+# template: portable/fwd.py.jinja
+# hash: 83f37ba7ae66b1b0
 """Forward of `gpt_oss`: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx and q_idx - kv_idx < 128

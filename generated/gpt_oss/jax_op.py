@@ -1,16 +1,16 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
-# template: ops/jax_op.py.jinja
-# hash: f08f14daeda99c57
+# template: host/jax_op.py.jinja
+# hash: 2b44f4528da0e81e
 """`gpt_oss` for JAX. The sliding-window layers of gpt-oss, a learned sink per head in the denominator
 (arXiv:2508.10925)."""
 
 from jax import Array
 
-from .._runtime.checks import FLOAT_DTYPES
-from .._runtime.jax_call import Arguments, Kernels, attention, schedule_of
-from .._runtime.jax_support import check_tensor
-from .._runtime.schedules import Schedule, scheduled
+from .._runtime.core.checks import FLOAT_DTYPES
+from .._runtime.core.schedules import Schedule, scheduled
+from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
+from .._runtime.jax.support import check_tensor
 from . import jax_launch, jax_reference
 from .packed import jax_launch as packed_launch
 from .segmented import jax_launch as segmented_launch

@@ -1,20 +1,20 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
-# template: ops/torch_op.py.jinja
-# hash: d6728edcd243bd3c
+# template: host/torch_op.py.jinja
+# hash: ec1ac9d5c0192ece
 """`gpt_oss` for PyTorch. The sliding-window layers of gpt-oss, a learned sink per head in the denominator
 (arXiv:2508.10925)."""
 
 from torch import Tensor
 
-from .._runtime.checks import FLOAT_DTYPES
-from .._runtime.configs import PASSES, plain_words
-from .._runtime.schedules import Schedule, schedule_tables, scheduled
-from .._runtime.sequences import check_alone
-from .._runtime.torch_replay import apply, replayed_op
-from .._runtime.torch_schedule import call_sizes, check_sequences, packed_sizes
-from .._runtime.torch_sequences import Tokens, check_packed, check_tokens, packed_offset
-from .._runtime.torch_support import (
+from .._runtime.core.checks import FLOAT_DTYPES
+from .._runtime.core.configs import PASSES, plain_words
+from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
+from .._runtime.core.sequences import check_alone
+from .._runtime.torch.replay import apply, replayed_op
+from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
+from .._runtime.torch.sequences import Tokens, check_packed, check_tokens, packed_offset
+from .._runtime.torch.support import (
     autocast_inputs,
     batch_row,
     call_words,

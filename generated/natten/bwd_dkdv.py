@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: 94405d9011b9c9d9
+# template: portable/bwd_dkdv.py.jinja
+# hash: 9e7e41c4a49110c8
 """Gradients of `natten` with respect to k and v.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx

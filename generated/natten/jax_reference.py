@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
-# template: ops/jax_reference.py.jinja
-# hash: f25ec810c03344da
+# template: host/jax_reference.py.jinja
+# hash: 47129450b33b155f
 """`natten` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .._runtime.jax_gradients import sequence_of_rows
+from .._runtime.jax.gradients import sequence_of_rows
 
 
 def reference(

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: ad61cfe42d9eacd6
+# template: portable/bwd_dkdv.py.jinja
+# hash: 40453c5d52c9f97d
 """Gradients of `padding` with respect to k and v.
 
     keep    kv_idx < length[b]

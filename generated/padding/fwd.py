@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
-# template: kernels/fwd.py.jinja
-# hash: 6536a3b9a556c1fb
+# template: portable/fwd.py.jinja
+# hash: bcdf1a702205b6a8
 """Forward of `padding`: `o = softmax(score) v`.
 
     keep    kv_idx < length[b]

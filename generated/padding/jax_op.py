@@ -1,15 +1,15 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
-# template: ops/jax_op.py.jinja
-# hash: b4d38488fc97edd6
+# template: host/jax_op.py.jinja
+# hash: c93c9c0f5f48197e
 """`padding` for JAX. Keys from `length[b]` on are padding, which no query attends to (Vaswani et al., 2017,
 arXiv:1706.03762)."""
 
 from jax import Array
 
-from .._runtime.jax_call import Arguments, Kernels, attention, schedule_of
-from .._runtime.jax_support import check_tensor
-from .._runtime.schedules import Schedule, scheduled
+from .._runtime.core.schedules import Schedule, scheduled
+from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
+from .._runtime.jax.support import check_tensor
 from . import jax_launch, jax_reference
 from .packed import jax_launch as packed_launch
 from .segmented import jax_launch as segmented_launch

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
-# template: ops/torch_launch.py.jinja
-# hash: 30666daae61ef919
+# template: host/torch_launch.py.jinja
+# hash: a3407a564f874682
 """Launches of the kernels of `padding`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from .._runtime.configs import Tiles, block_columns, cdiv, computes_plainly
-from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
-from .._runtime.torch_plain import plain_backward, plain_forward
-from .._runtime.torch_replay import apply, launch, launch_hopper, replayed
-from .._runtime.torch_schedule import work_counter
-from .._runtime.torch_support import (
+from .._runtime.core.configs import Tiles, block_columns, cdiv, computes_plainly
+from .._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from .._runtime.torch.plain import plain_backward, plain_forward
+from .._runtime.torch.replay import apply, launch, launch_hopper, replayed
+from .._runtime.torch.schedule import work_counter
+from .._runtime.torch.support import (
     FP32,
     HAS_TRITON,
     aligned,
@@ -25,7 +25,7 @@ from .._runtime.torch_support import (
     multiprocessors,
     unit_strides,
 )
-from .._runtime.torch_transforms import (
+from .._runtime.torch.transforms import (
     batched,
     differentiates_backward,
     refuse_second_derivative,

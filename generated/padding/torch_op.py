@@ -1,19 +1,19 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
-# template: ops/torch_op.py.jinja
-# hash: b56eaa0479bc3dbc
+# template: host/torch_op.py.jinja
+# hash: 2fd38cf0993ed1be
 """`padding` for PyTorch. Keys from `length[b]` on are padding, which no query attends to (Vaswani et al., 2017,
 arXiv:1706.03762)."""
 
 from torch import Tensor
 
-from .._runtime.configs import PASSES, plain_words
-from .._runtime.schedules import Schedule, schedule_tables, scheduled
-from .._runtime.sequences import check_alone
-from .._runtime.torch_replay import apply, replayed_op
-from .._runtime.torch_schedule import call_sizes, check_sequences, packed_sizes
-from .._runtime.torch_sequences import Tokens, check_packed, check_tokens, packed_offset
-from .._runtime.torch_support import (
+from .._runtime.core.configs import PASSES, plain_words
+from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
+from .._runtime.core.sequences import check_alone
+from .._runtime.torch.replay import apply, replayed_op
+from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
+from .._runtime.torch.sequences import Tokens, check_packed, check_tokens, packed_offset
+from .._runtime.torch.support import (
     autocast_inputs,
     batch_row,
     call_words,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
-# template: ops/torch_reference.py.jinja
-# hash: 986dfb567c120e3a
+# template: host/torch_reference.py.jinja
+# hash: a6fe007474741198
 """`padding` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from .._runtime.torch_sequences import packed_sequences
+from .._runtime.torch.sequences import packed_sequences
 
 
 def reference(

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: f98df80ce101596a
+# template: portable/bwd_dkdv.py.jinja
+# hash: d4e84ec5b9c4a253
 """Gradients of `prefix_lm` with respect to k and v.
 
     keep   q_idx >= kv_idx or kv_idx < length

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
-# template: kernels/bwd_dq.py.jinja
-# hash: daefe11727ee9e70
+# template: portable/bwd_dq.py.jinja
+# hash: 226092940c6b4dd1
 """Gradient of `prefix_lm` with respect to q.
 
     keep   q_idx >= kv_idx or kv_idx < length

@@ -1,15 +1,15 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
-# template: ops/jax_op.py.jinja
-# hash: 12184d9b969ab2ae
+# template: host/jax_op.py.jinja
+# hash: 68345ab52c5e5235
 """`prefix_lm` for JAX. Causal, but for a prefix of `length` keys that every query attends to (Raffel et al., 2020,
 arXiv:1910.10683)."""
 
 from jax import Array
 
-from .._runtime.jax_call import Arguments, Kernels, attention, schedule_of
-from .._runtime.jax_support import check_int
-from .._runtime.schedules import Schedule, scheduled
+from .._runtime.core.schedules import Schedule, scheduled
+from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
+from .._runtime.jax.support import check_int
 from . import jax_launch, jax_reference
 from .packed import jax_launch as packed_launch
 from .segmented import jax_launch as segmented_launch

@@ -1,20 +1,20 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
-# template: ops/torch_op.py.jinja
-# hash: dfbec7a37f6fea08
+# template: host/torch_op.py.jinja
+# hash: fc8c3d6ccf16a810
 """`prefix_lm` for PyTorch. Causal, but for a prefix of `length` keys that every query attends to (Raffel et al.,
 2020, arXiv:1910.10683)."""
 
 from torch import Tensor
 
-from .._runtime.checks import check_int
-from .._runtime.configs import PASSES, plain_words
-from .._runtime.schedules import Schedule, schedule_tables, scheduled
-from .._runtime.sequences import check_alone
-from .._runtime.torch_replay import apply, replayed_op
-from .._runtime.torch_schedule import call_sizes, check_sequences, packed_sizes
-from .._runtime.torch_sequences import Tokens, check_packed, check_tokens, packed_offset
-from .._runtime.torch_support import (
+from .._runtime.core.checks import check_int
+from .._runtime.core.configs import PASSES, plain_words
+from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
+from .._runtime.core.sequences import check_alone
+from .._runtime.torch.replay import apply, replayed_op
+from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
+from .._runtime.torch.sequences import Tokens, check_packed, check_tokens, packed_offset
+from .._runtime.torch.support import (
     autocast_inputs,
     batch_row,
     call_words,

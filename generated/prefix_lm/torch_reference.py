@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
-# template: ops/torch_reference.py.jinja
-# hash: ee82e0d43fec4973
+# template: host/torch_reference.py.jinja
+# hash: c577e8e42c9638b8
 """`prefix_lm` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from .._runtime.torch_sequences import packed_sequences
+from .._runtime.torch.sequences import packed_sequences
 
 
 def reference(

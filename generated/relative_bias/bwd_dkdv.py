@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: 9a58269c0aa63b7b
+# template: portable/bwd_dkdv.py.jinja
+# hash: 02e298b8031b4b08
 """Gradients of `relative_bias` with respect to k and v.
 
     keep   q_idx >= kv_idx

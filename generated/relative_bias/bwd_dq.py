@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
-# template: kernels/bwd_dq.py.jinja
-# hash: 9413b3598e4b5d9b
+# template: portable/bwd_dq.py.jinja
+# hash: 2ece2f4842249a1a
 """Gradient of `relative_bias` with respect to q and bias.
 
     keep          q_idx >= kv_idx

@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
-# template: kernels/fwd.py.jinja
-# hash: bf1abcae4f4b0d99
+# template: portable/fwd.py.jinja
+# hash: cf2ba77868871cc0
 """Forward of `relative_bias`: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx

@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
-# template: ops/torch_launch.py.jinja
-# hash: d890d989d0fcf1a1
+# template: host/torch_launch.py.jinja
+# hash: 745dff066e11777a
 """Launches of the kernels of `relative_bias`, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from .._runtime.configs import Tiles, block_columns, cdiv, computes_plainly
-from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
-from .._runtime.torch_plain import plain_backward, plain_forward
-from .._runtime.torch_replay import apply, launch, launch_hopper, replayed
-from .._runtime.torch_schedule import work_counter
-from .._runtime.torch_support import (
+from .._runtime.core.configs import Tiles, block_columns, cdiv, computes_plainly
+from .._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from .._runtime.torch.plain import plain_backward, plain_forward
+from .._runtime.torch.replay import apply, launch, launch_hopper, replayed
+from .._runtime.torch.schedule import work_counter
+from .._runtime.torch.support import (
     FP32,
     HAS_TRITON,
     aligned,
@@ -27,7 +27,7 @@ from .._runtime.torch_support import (
     multiprocessors,
     unit_strides,
 )
-from .._runtime.torch_transforms import (
+from .._runtime.torch.transforms import (
     batched,
     differentiates_backward,
     refuse_second_derivative,

@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
-# template: ops/torch_reference.py.jinja
-# hash: 78c150a87d869cd0
+# template: host/torch_reference.py.jinja
+# hash: 3c25553e550a651e
 """`relative_bias` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from .._runtime.torch_sequences import packed_sequences
+from .._runtime.torch.sequences import packed_sequences
 
 
 def reference(

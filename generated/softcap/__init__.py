@@ -1,5 +1,5 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
-# template: ops/variant_init.py.jinja
-# hash: d4c3819d0f417afa
+# template: host/variant_init.py.jinja
+# hash: fb109b8a5583b145
 """`softcap`: Causal with logits capped at 20 (Bello et al., 2016, arXiv:1611.09940, section 5.1)."""

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: 27079a154caf17c9
+# template: portable/bwd_dkdv.py.jinja
+# hash: 4164f34a5b89ae7b
 """Gradients of `softcap` with respect to k and v.
 
     keep   q_idx >= kv_idx

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
-# template: kernels/bwd_dq.py.jinja
-# hash: 00e71c5133b46c4c
+# template: portable/bwd_dq.py.jinja
+# hash: 57f4e4d904ddacb0
 """Gradient of `softcap` with respect to q.
 
     keep   q_idx >= kv_idx

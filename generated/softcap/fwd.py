@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
-# template: kernels/fwd.py.jinja
-# hash: 3da3172d6107ed49
+# template: portable/fwd.py.jinja
+# hash: 2d764301e6994d13
 """Forward of `softcap`: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx

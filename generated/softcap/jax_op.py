@@ -1,13 +1,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
-# template: ops/jax_op.py.jinja
-# hash: bce3005d1ebc915a
+# template: host/jax_op.py.jinja
+# hash: 05e6f2f28999c7a1
 """`softcap` for JAX. Causal with logits capped at 20 (Bello et al., 2016, arXiv:1611.09940, section 5.1)."""
 
 from jax import Array
 
-from .._runtime.jax_call import Arguments, Kernels, attention, schedule_of
-from .._runtime.schedules import Schedule, scheduled
+from .._runtime.core.schedules import Schedule, scheduled
+from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
 from . import jax_launch, jax_reference
 from .packed import jax_launch as packed_launch
 from .segmented import jax_launch as segmented_launch

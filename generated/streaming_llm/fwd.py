@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
-# template: kernels/fwd.py.jinja
-# hash: 71ad876cfbc5e431
+# template: portable/fwd.py.jinja
+# hash: a1473033bd24060a
 """Forward of `streaming_llm`: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks)

@@ -1,14 +1,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
-# template: ops/jax_launch.py.jinja
-# hash: 9e560294a36d27fa
+# template: host/jax_launch.py.jinja
+# hash: cd629cd888ae930d
 """Launches of the kernels of `streaming_llm`, in JAX."""
 
-from .._runtime.configs import Tiles, block_columns, cdiv
-from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
-from .._runtime.jax_kernels import HAS_TRITON, call_tiles, is_loaded, launch, multiprocessors
-from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
+from .._runtime.core.configs import Tiles, block_columns, cdiv
+from .._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from .._runtime.jax.kernels import HAS_TRITON, call_tiles, is_loaded, launch, multiprocessors
+from .._runtime.jax.tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
     from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd

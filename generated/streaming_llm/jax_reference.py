@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
-# template: ops/jax_reference.py.jinja
-# hash: 68d4a7c648c9876d
+# template: host/jax_reference.py.jinja
+# hash: 1ab3d5082201b84c
 """`streaming_llm` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .._runtime.jax_gradients import sequence_of_rows
+from .._runtime.jax.gradients import sequence_of_rows
 
 
 def reference(

@@ -1,21 +1,21 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
-# template: ops/torch_op.py.jinja
-# hash: 0638fc85ad752aef
+# template: host/torch_op.py.jinja
+# hash: c2f8f55f1ca5849d
 """`streaming_llm` for PyTorch. A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et al.,
 2024, arXiv:2309.17453)."""
 
 from torch import Tensor
 
-from .._runtime.checks import check_int
-from .._runtime.configs import PASSES, plain_words
-from .._runtime.schedules import Schedule, schedule_tables, scheduled
-from .._runtime.sequences import check_alone
-from .._runtime.torch_replay import apply, replayed_op
-from .._runtime.torch_schedule import call_sizes, check_sequences, packed_sizes
-from .._runtime.torch_sequences import Tokens, check_packed, check_tokens, packed_offset
-from .._runtime.torch_support import (
+from .._runtime.core.checks import check_int
+from .._runtime.core.configs import PASSES, plain_words
+from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
+from .._runtime.core.sequences import check_alone
+from .._runtime.torch.replay import apply, replayed_op
+from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
+from .._runtime.torch.sequences import Tokens, check_packed, check_tokens, packed_offset
+from .._runtime.torch.support import (
     autocast_inputs,
     batch_row,
     call_words,

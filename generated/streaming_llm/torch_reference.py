@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
-# template: ops/torch_reference.py.jinja
-# hash: d5009f13b853b977
+# template: host/torch_reference.py.jinja
+# hash: 431dfe5efcf38de6
 """`streaming_llm` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from .._runtime.torch_sequences import packed_sequences
+from .._runtime.torch.sequences import packed_sequences
 
 
 def reference(

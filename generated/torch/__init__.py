@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
-# template: ops/torch_init.py.jinja
-# hash: 33ce11626d6c0cfa
+# template: host/torch_init.py.jinja
+# hash: a95ed45532d922f5
 """The attention ops for PyTorch, one function per variant; `nn` has them as modules, with parameters of their own."""
 
 from importlib import import_module

@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
-# template: ops/torch_nn.py.jinja
-# hash: cfaf00cd454b45bf
+# template: host/torch_nn.py.jinja
+# hash: 7de9340d47ca8eb6
 """The attention ops as modules, which hold what a variant trains beside q, k and v, and defaults for its scalars.
 
 Each is the variant's name in CamelCase. It is called like its op, without what it holds: `module(q, k, v, **call)`,
@@ -11,7 +11,7 @@ names. Parameters are cast, loaded, saved and sharded as those of any module.
 import torch
 
 from .. import torch as ops
-from .._runtime import torch_module as base
+from .._runtime.torch import module as base
 
 __all__ = [
     "Alibi",

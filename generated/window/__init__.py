@@ -1,5 +1,5 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
-# template: ops/variant_init.py.jinja
-# hash: 8036297275f0e9fa
+# template: host/variant_init.py.jinja
+# hash: 029bb1129269b8a2
 """`window`: Causal with a window of `size` keys, the query's own included (Mistral 7B, arXiv:2310.06825)."""

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
-# template: kernels/fwd.py.jinja
-# hash: ccb994112a92752a
+# template: portable/fwd.py.jinja
+# hash: fb5388e3bae6e4cb
 """Forward of `window`: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx and q_idx - kv_idx < size

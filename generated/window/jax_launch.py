@@ -1,13 +1,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
-# template: ops/jax_launch.py.jinja
-# hash: bbc55dd1fb26c67a
+# template: host/jax_launch.py.jinja
+# hash: 28bb51fed616f9c1
 """Launches of the kernels of `window`, in JAX."""
 
-from .._runtime.configs import Tiles, block_columns, cdiv
-from .._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
-from .._runtime.jax_kernels import HAS_TRITON, call_tiles, is_loaded, launch, multiprocessors
-from .._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
+from .._runtime.core.configs import Tiles, block_columns, cdiv
+from .._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from .._runtime.jax.kernels import HAS_TRITON, call_tiles, is_loaded, launch, multiprocessors
+from .._runtime.jax.tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
     from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd

@@ -1,14 +1,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
-# template: ops/jax_op.py.jinja
-# hash: c050205f5f16caaa
+# template: host/jax_op.py.jinja
+# hash: b352cecbe9c99b1a
 """`window` for JAX. Causal with a window of `size` keys, the query's own included (Mistral 7B, arXiv:2310.06825)."""
 
 from jax import Array
 
-from .._runtime.jax_call import Arguments, Kernels, attention, schedule_of
-from .._runtime.jax_support import check_int
-from .._runtime.schedules import Schedule, scheduled
+from .._runtime.core.schedules import Schedule, scheduled
+from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
+from .._runtime.jax.support import check_int
 from . import jax_launch, jax_reference
 from .packed import jax_launch as packed_launch
 from .segmented import jax_launch as segmented_launch

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
-# template: ops/jax_reference.py.jinja
-# hash: 6f1d30ef799bbf63
+# template: host/jax_reference.py.jinja
+# hash: 23d523ba2464d754
 """`window` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .._runtime.jax_gradients import sequence_of_rows
+from .._runtime.jax.gradients import sequence_of_rows
 
 
 def reference(

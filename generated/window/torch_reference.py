@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
-# template: ops/torch_reference.py.jinja
-# hash: 71b967c2434c8a79
+# template: host/torch_reference.py.jinja
+# hash: c881fd1f0cb4e7a8
 """`window` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from .._runtime.torch_sequences import packed_sequences
+from .._runtime.torch.sequences import packed_sequences
 
 
 def reference(

@@ -1,6 +1,6 @@
 """Whether a result is right: its error against float64, beside those that the same mathematics makes in its own dtype.
 
-The bounds, from STYLE 21 and `tests/kernels/judge.py`. Those of tests are tight and for chosen calls; these are for any
+The bounds, from STYLE 21 and `tests/support/judge.py`. Those of tests are tight and for chosen calls; these are for any
 expression, and what they look for are wrong results, which are off by far more.
 """
 

@@ -105,8 +105,8 @@ def legalised(folder: Path, variant: str, entry: Entry) -> tuple[Entry, str]:
 
 def refusal(folder: Path, variant: str, entry: Entry) -> str:
     """Why the loader does not take an entry; empty where it does."""
-    from codegen.errors import CodegenError
-    from codegen.load import load
+    from codegen.load.spec_file import load
+    from codegen.util.errors import CodegenError
 
     path = folder / "one.yaml"
     path.write_text(spec_text({variant: entry}), encoding="utf-8")
@@ -140,7 +140,7 @@ def _culprits(
 
 def _attempt(folder: Path, name: str, entries: Mapping[str, Entry]) -> str:
     """Render; the error, if it fails."""
-    from codegen import cli
+    from codegen.cli import main as cli
 
     shutil.rmtree(folder / name, ignore_errors=True)
     spec = folder / "spec.yaml"

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from codegen.pool import spread
+from codegen.compile.pool import spread
 
 from .package import name_of
 from .running import Failure

@@ -150,7 +150,7 @@ def _without_overflow_checks() -> Iterator[None]:
 @contextmanager
 def emulated(package: str, variant: str, call: Call) -> Iterator[None]:
     """Hopper's kernels run in the emulation of Gluon, as on an sm_90 of few multiprocessors."""
-    from tests.gluon import Kernel, Timing
+    from emulator import Kernel, Timing
 
     timing = list(Timing)[call.seed % len(list(Timing))]
     mode = "" if call.mode == "dense" else call.mode
@@ -168,7 +168,7 @@ def emulated(package: str, variant: str, call: Call) -> Iterator[None]:
         for choice in ("is_nvidia", "has_tanh_instruction"):
             if hasattr(launch, choice):
                 stack.enter_context(mock.patch.object(launch, choice, return_value=False))
-        stack.enter_context(mock.patch(f"{package}._runtime.torch_support.arch_of", return_value="sm_90"))
+        stack.enter_context(mock.patch(f"{package}._runtime.torch.support.arch_of", return_value="sm_90"))
         yield
 
 

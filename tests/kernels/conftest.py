@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.rendering import importable
-
-from .cases import DEVICE, INTERPRET
+from tests.support.cases import DEVICE, INTERPRET
+from tests.support.rendering import importable
 
 LIBRARY, LIBRARY_PACKAGE = Path(__file__).parents[2] / "library.yaml", "library_variants"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .cases import (
+from tests.support.cases import (
     DTYPES,
     FRAMEWORKS,
     INTERPRET,
@@ -20,7 +20,7 @@ from .cases import (
     with_frameworks,
     with_variants,
 )
-from .judge import check_call
+from tests.support.judge import check_call
 
 # Head groups 1, 3, 4, 6 and 8 go to the short lengths, where the interpreter is done with them soon.
 LENGTHS = [

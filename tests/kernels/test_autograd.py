@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench import golden
-from bench.golden import Inputs
-
-from .cases import (
+from codegen.testing import golden
+from codegen.testing.golden import Inputs
+from tests.support.cases import (
     DEVICE,
     DTYPES,
     INTERPRET,

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench import golden
-from generated._runtime.checks import ArgumentError, check_float, check_int
-
-from .cases import DEVICE, INTERPRET, MANIFEST, VARIANTS, Shape, draw, own_names, with_variants
+from codegen.testing import golden
+from generated._runtime.core.checks import ArgumentError, check_float, check_int
+from tests.support.cases import DEVICE, INTERPRET, MANIFEST, VARIANTS, Shape, draw, own_names, with_variants
 
 Arguments = dict[str, Any]
 # As messages name it. No tensor is made before the tests run: there may be no GPU.

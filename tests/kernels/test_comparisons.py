@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
+from tests.support.paths import ROOT
+
 pytest.importorskip("yaml", reason="the tuner reads a spec")
 
-from codegen.load import load
-from codegen.packages import Package
+from codegen.compile.packages import Package
+from codegen.load.spec_file import load
 from codegen.tune.command import this_machine
 from codegen.tune.families import Families
 from codegen.tune.measuring import FamilyBench
 from codegen.tune.record import Comparison, Workload
 from codegen.tune.tuner import Context
-from generated._runtime.torch_support import arch_of
-
-from .cases import DEVICE
+from generated._runtime.torch.support import arch_of
+from tests.support.cases import DEVICE
 
 pytestmark = pytest.mark.gpu
 
-ROOT = Path(__file__).parents[2]
 PACKAGE = Package(root=str(ROOT), name="generated")
 
 

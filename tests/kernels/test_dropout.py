@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench import golden
-from generated._runtime.checks import ArgumentError
-from generated._runtime.philox import dropout_words
-
-from .cases import DEVICE, DTYPES, INTERPRET, MANIFEST, Shape, draw, evaluate, tiles, variants_where
+from codegen.testing import golden
+from generated._runtime.core.checks import ArgumentError
+from generated._runtime.torch.philox import dropout_words
+from tests.support.cases import DEVICE, DTYPES, INTERPRET, MANIFEST, Shape, draw, evaluate, tiles, variants_where
 
 with_dropout = pytest.mark.parametrize("variant", variants_where(lambda name: MANIFEST[name]["dropout"]))
 SHAPE = Shape(batch=2, kv_heads=2, group=2, q_len=70)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from .cases import (
+from tests.support.cases import (
     DEVICE,
     DTYPES,
     MANIFEST,
@@ -21,7 +21,7 @@ from .cases import (
     variants_where,
     with_variants,
 )
-from .judge import check_call, check_results
+from tests.support.judge import check_call, check_results
 
 WINDOWED = variants_where(lambda name: has_word(name, "window") and "size" in MANIFEST[name]["scalars"])
 MASKED = variants_where(lambda name: has_word(name, "causal") and not has_word(name, "or"))

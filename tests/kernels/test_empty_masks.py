@@ -13,9 +13,8 @@ from unittest import mock
 import pytest
 import torch
 
-from tests.rendering import importable
-
-from .cases import DEVICE, tiles
+from tests.support.cases import DEVICE, tiles
+from tests.support.rendering import importable
 
 SPEC = """
 variants:
@@ -33,7 +32,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The name of the rendered package."""
     folder = tmp_path_factory.mktemp("empty") / "tests"
     with (
-        mock.patch("codegen.load_variants.keeps_nothing", return_value=False),
+        mock.patch("codegen.load.variants.keeps_nothing", return_value=False),
         importable(folder, "empty_masks", SPEC) as package,
     ):
         yield package.name

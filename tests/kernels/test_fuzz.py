@@ -12,8 +12,7 @@ import pytest
 
 from tests.fuzz.processes import run_all
 from tests.fuzz.session import Outcome, Plan
-
-from .cases import INTERPRET
+from tests.support.cases import INTERPRET
 
 pytest.importorskip("jinja2", reason="rendering needs jinja2")
 pytest.importorskip("yaml", reason="rendering needs pyyaml")

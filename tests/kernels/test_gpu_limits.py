@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.golden import Inputs
-from generated._runtime.schedules import DENSE_ENTRIES
-
-from .cases import DEVICE, MANIFEST, Shape, draw, evaluate, with_variants
-from .judge import check_results
+from codegen.testing.golden import Inputs
+from generated._runtime.core.schedules import DENSE_ENTRIES
+from tests.support.cases import DEVICE, MANIFEST, Shape, draw, evaluate, with_variants
+from tests.support.judge import check_results
 
 pytestmark = pytest.mark.gpu
 GIB = 2**30

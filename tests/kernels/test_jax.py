@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from bench.golden_jax import array, load_op, tensor
-from generated._runtime.checks import ArgumentError
-
-from .cases import (
+from codegen.testing.golden_jax import array, load_op, tensor
+from generated._runtime.core.checks import ArgumentError
+from tests.support.cases import (
     DEVICE,
     DTYPES,
     INTERPRET,
@@ -27,7 +26,7 @@ from .cases import (
     tiles,
     with_variants,
 )
-from .packings import MIXED, draw_packed
+from tests.support.packings import MIXED, draw_packed
 
 SMALL = Shape(batch=2, q_len=70, group=2, dim=32)
 KINDS = ("causal", "alibi", "forgetting", "gpt_oss", "document")

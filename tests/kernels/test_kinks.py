@@ -13,9 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.rendering import importable
-
-from .cases import DEVICE, tiles
+from tests.support.cases import DEVICE, tiles
+from tests.support.rendering import importable
 
 PACKAGE = "kinks"
 LENGTH, HEADS, DIM = 20, 2, 16

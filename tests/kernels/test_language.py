@@ -14,12 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.gluon import Timing
-from tests.rendering import importable
-
-from .cases import DEVICE, INTERPRET, tiles
-from .test_hopper_backward_emulated import emulate_backward
-from .test_hopper_emulated import emulate
+from emulator import Timing
+from tests.kernels.hopper.test_hopper_backward_emulated import emulate_backward
+from tests.kernels.hopper.test_hopper_emulated import emulate
+from tests.support.cases import DEVICE, INTERPRET, tiles
+from tests.support.rendering import importable
 
 SPEC = """
 variants:

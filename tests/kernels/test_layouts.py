@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench import golden
-from bench.golden import Inputs
-
-from .cases import DEVICE, INTERPRET, VARIANTS, Shape, draw, evaluate, with_variants
-from .judge import check_results
+from codegen.testing import golden
+from codegen.testing.golden import Inputs
+from tests.support.cases import DEVICE, INTERPRET, VARIANTS, Shape, draw, evaluate, with_variants
+from tests.support.judge import check_results
 
 SHAPE = Shape(batch=2, kv_heads=2, group=2, q_len=70, kv_len=90, dim=40, dim_v=24)
 

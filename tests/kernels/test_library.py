@@ -12,14 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench import golden
-from tests.rendering import unused_or_undefined
-
-from .cases import DEVICE, INTERPRET, tiles
-from .conftest import LIBRARY
-from .conftest import LIBRARY_PACKAGE as PACKAGE
-from .judge import FEWEST, MEAN_RATIO, OWN_RATIO
-from .library_formulas import BATCH, FORMULAS, HEADS, KV_HEADS, Grid
+from codegen.testing import golden
+from tests.kernels.conftest import LIBRARY
+from tests.kernels.conftest import LIBRARY_PACKAGE as PACKAGE
+from tests.support.cases import DEVICE, INTERPRET, tiles
+from tests.support.judge import FEWEST, MEAN_RATIO, OWN_RATIO
+from tests.support.library_formulas import BATCH, FORMULAS, HEADS, KV_HEADS, Grid
+from tests.support.rendering import unused_or_undefined
 
 pytest.importorskip("jinja2", reason="rendering needs jinja2")
 pytest.importorskip("yaml", reason="rendering needs pyyaml")
@@ -58,7 +57,7 @@ def _inputs(name: str, dtype: torch.dtype = torch.float32) -> tuple[list[Tensor]
 
 @cache
 def _variants() -> Any:
-    from codegen.load import load
+    from codegen.load.spec_file import load
 
     return load(LIBRARY).variants
 

@@ -15,10 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench import golden
-from tests.rendering import importable
-
-from .cases import DEVICE, tiles
+from codegen.testing import golden
+from tests.support.cases import DEVICE, tiles
+from tests.support.rendering import importable
 
 PACKAGE = "used_names"
 LENGTH, HEADS, DIM = 24, 2, 16
@@ -176,7 +175,7 @@ def test_torch_references_compute_the_same_under_used_names(variant: str) -> Non
 @pytest.mark.parametrize("variant", CASES)
 def test_jax_computes_the_same_under_used_names(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     jax = pytest.importorskip("jax")
-    for module in ("jax_call", "jax_primitive"):
+    for module in ("jax.call", "jax.primitive"):
         monkeypatch.setattr(f"{PACKAGE}._runtime.{module}.INTERPRET", False, raising=False)
     op = getattr(importlib.import_module(f"{PACKAGE}.jax"), variant)
     arguments, _ = call_of(variant)

@@ -19,11 +19,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench import golden, golden_jax
-from bench.golden import Inputs
-from tests.rendering import importable
-
-from .cases import DEVICE, INTERPRET, tiles
+from codegen.testing import golden, golden_jax
+from codegen.testing.golden import Inputs
+from tests.support.cases import DEVICE, INTERPRET, tiles
+from tests.support.rendering import importable
 
 pytest.importorskip("jinja2", reason="rendering needs jinja2")
 pytest.importorskip("yaml", reason="rendering needs pyyaml")
@@ -179,7 +178,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @cache
 def _variants() -> Any:
-    from codegen.load import load
+    from codegen.load.spec_file import load
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "spec.yaml"

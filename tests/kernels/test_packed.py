@@ -12,16 +12,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench import golden
-from bench.golden import Inputs
-from bench.peers import make_schedule
-from generated._runtime import torch_sequences
-from generated._runtime.checks import ArgumentError
-
-from .cases import DEVICE, DTYPES, MANIFEST, assert_same, draw, evaluate, tiles, with_frameworks, with_variants
-from .cases import Shape as DenseShape
-from .judge import check_call, check_results
-from .packings import MIXED, Packing, draw_packed
+from bench.peers.torch_peers import make_schedule
+from codegen.testing import golden
+from codegen.testing.golden import Inputs
+from generated._runtime.core.checks import ArgumentError
+from generated._runtime.torch import sequences as torch_sequences
+from tests.support.cases import (
+    DEVICE,
+    DTYPES,
+    MANIFEST,
+    assert_same,
+    draw,
+    evaluate,
+    tiles,
+    with_frameworks,
+    with_variants,
+)
+from tests.support.cases import Shape as DenseShape
+from tests.support.judge import check_call, check_results
+from tests.support.packings import MIXED, Packing, draw_packed
 
 # What is different from one to the next: a second bound, a read of positions, a derivative, a vector of its own, none.
 KINDS = ("causal", "window", "alibi", "softcap", "forgetting")

@@ -8,10 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from generated._runtime.checks import keep_numbers
-from generated._runtime.philox import dropout, dropout_words, philox4x32
-
-from .cases import DEVICE
+from generated._runtime.core.checks import keep_numbers
+from generated._runtime.torch.philox import dropout, dropout_words, philox4x32
+from tests.support.cases import DEVICE
 
 CPU = torch.device("cpu")
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench import golden
-
-from . import plain
-from .cases import DEVICE, MANIFEST, Shape, draw, variants_where
+from codegen.testing import golden
+from tests.support import plain
+from tests.support.cases import DEVICE, MANIFEST, Shape, draw, variants_where
 
 
 @pytest.mark.parametrize("q_offset", [0, 12, -9, "end", "tensor"])

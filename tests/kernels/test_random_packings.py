@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from .cases import DTYPES, INTERPRET, evaluate, tiles
-from .judge import check_results
-from .packings import Packing, draw_packed
-from .test_packed import assert_others_same, spoil
+from tests.kernels.test_packed import assert_others_same, spoil
+from tests.support.cases import DTYPES, INTERPRET, evaluate, tiles
+from tests.support.judge import check_results
+from tests.support.packings import Packing, draw_packed
 
 pytest.importorskip("hypothesis", reason="random packings need hypothesis")
 from hypothesis import given, settings

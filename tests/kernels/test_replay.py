@@ -10,15 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench import golden
-from bench.golden import Inputs
-from bench.peers import make_schedule
-from generated._runtime import torch_replay
-from generated._runtime.checks import ArgumentError
-
-from .cases import DEVICE, DTYPES, INTERPRET, Shape, assert_same, draw, tiles, with_variants
-from .packings import Packing, draw_packed
-from .replaying import kinds_of, never_replaying, replaying
+from bench.peers.torch_peers import make_schedule
+from codegen.testing import golden
+from codegen.testing.golden import Inputs
+from generated._runtime.core.checks import ArgumentError
+from generated._runtime.torch import replay as torch_replay
+from tests.support.cases import DEVICE, DTYPES, INTERPRET, Shape, assert_same, draw, tiles, with_variants
+from tests.support.packings import Packing, draw_packed
+from tests.support.replaying import kinds_of, never_replaying, replaying
 
 pytestmark = pytest.mark.skipif(
     not INTERPRET and not torch_replay.ENABLED, reason="nothing is replayed with this version of Triton, or on AMD"

@@ -11,14 +11,13 @@ import pytest
 import torch
 
 import generated
-from bench import golden
-from bench.golden import Inputs
-from bench.peers import make_schedule
-from generated._runtime import torch_schedule
-from generated._runtime.checks import ArgumentError
-from generated._runtime.configs import PASSES
-
-from .cases import DEVICE, VARIANTS, Shape, draw, evaluate, tiles, variants_where
+from bench.peers.torch_peers import make_schedule
+from codegen.testing import golden
+from codegen.testing.golden import Inputs
+from generated._runtime.core.checks import ArgumentError
+from generated._runtime.core.configs import PASSES
+from generated._runtime.torch import schedule as torch_schedule
+from tests.support.cases import DEVICE, VARIANTS, Shape, draw, evaluate, tiles, variants_where
 
 SCHEDULED = variants_where(golden.has_tables)
 RANGED, LISTED = (

@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench import golden
-from bench.golden import Inputs
-from bench.peers import make_schedule
-from generated._runtime.checks import ArgumentError
-
-from .cases import (
+from bench.peers.torch_peers import make_schedule
+from codegen.testing import golden
+from codegen.testing.golden import Inputs
+from generated._runtime.core.checks import ArgumentError
+from tests.support.cases import (
     DEVICE,
     DTYPES,
     MANIFEST,
@@ -28,9 +27,9 @@ from .cases import (
     with_frameworks,
     with_variants,
 )
-from .judge import check_call, check_results
-from .packings import Packing
-from .segments import BY_ROW, restarting
+from tests.support.judge import check_call, check_results
+from tests.support.packings import Packing
+from tests.support.segments import BY_ROW, restarting
 
 BATCH, LENGTH, KEYS = 2, 70, 90
 SELF = Shape(batch=BATCH, q_len=LENGTH, group=1, dim=32)

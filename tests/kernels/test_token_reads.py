@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from bench.golden import load_op
-from generated._runtime import torch_sequences
-from generated._runtime.sequences import ByRow
-from generated._runtime.torch_sequences import Tokens
-from tests.rendering import importable
-
-from .cases import INTERPRET
-from .token_reads import ASKED, ENTRIES, PACKINGS, SPEC, check_packed, check_positions, drawn
+from codegen.testing.golden import load_op
+from generated._runtime.core.sequences import ByRow
+from generated._runtime.torch import sequences as torch_sequences
+from generated._runtime.torch.sequences import Tokens
+from tests.support.cases import INTERPRET
+from tests.support.rendering import importable
+from tests.support.token_reads import ASKED, ENTRIES, PACKINGS, SPEC, check_packed, check_positions, drawn
 
 pytestmark = pytest.mark.skipif(not INTERPRET, reason="small calls on the CPU")
 
@@ -54,7 +53,7 @@ def unread(*_: object) -> bool:
 
 @pytest.mark.parametrize("asked", ASKED, ids=lambda asked: "".join(str(int(flag)) for flag in asked[:3]))
 def test_disorder_is_marked_on_the_device(asked: ByRow) -> None:
-    from generated._runtime.token_order import mark_disorder
+    from generated._runtime.core.token_order import mark_disorder
 
     for seed in (0, 1):
         tokens = Tokens(**drawn(seed))

@@ -11,10 +11,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench import golden
-from bench.golden import Inputs
-
-from .cases import DEVICE, INTERPRET, Shape, assert_same, draw, evaluate, tiles, with_variants
+from codegen.testing import golden
+from codegen.testing.golden import Inputs
+from tests.support.cases import DEVICE, INTERPRET, Shape, assert_same, draw, evaluate, tiles, with_variants
 
 # Inductor would need a C++ compiler on the CPU, and has nothing to do with the op beyond what AOTAutograd sees.
 BACKEND = "aot_eager" if INTERPRET else "inductor"

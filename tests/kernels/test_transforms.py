@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.golden import load_op
-from tests import transforms
-
-from .cases import DEVICE
+from codegen.testing.golden import load_op
+from tests.support import transforms
+from tests.support.cases import DEVICE
 
 
 @pytest.mark.parametrize("variant", ["alibi", "forgetting", "gpt_oss"])

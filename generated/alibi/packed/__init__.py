@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
-# template: ops/variant_init.py.jinja
-# hash: 93bc9f86baf7edc5
+# template: host/variant_init.py.jinja
+# hash: 2766eb4598121ffe
 """`alibi`, packed sequences: Attention with linear biases; the slopes may be trained (Press et al., 2022,
 arXiv:2108.12409)."""

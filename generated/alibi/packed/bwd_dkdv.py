@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: 15b8702769fefef8
+# template: portable/bwd_dkdv.py.jinja
+# hash: afb8e710a3e0d314
 """Gradients of `alibi`, packed sequences with respect to k and v.
 
     keep        q_idx >= kv_idx

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
-# template: kernels/bwd_dq.py.jinja
-# hash: 09390db763b56c66
+# template: portable/bwd_dq.py.jinja
+# hash: 9cfac341beb03782
 """Gradient of `alibi`, packed sequences with respect to q and slope.
 
     keep          q_idx >= kv_idx

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
-# template: kernels/fwd.py.jinja
-# hash: 312f29c63036db60
+# template: portable/fwd.py.jinja
+# hash: e4c3fc9a0b853c12
 """Forward of `alibi`, packed sequences: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: 2e2747ef1c85b596
+# template: portable/bwd_dkdv.py.jinja
+# hash: c59da543c39148c6
 """Gradients of `alibi`, with segment ids with respect to k and v.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=

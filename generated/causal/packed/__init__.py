@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
-# template: ops/variant_init.py.jinja
-# hash: 640c47c52e13dd37
+# template: host/variant_init.py.jinja
+# hash: 3cada26720658c25
 """`causal`, packed sequences: A query attends to itself and to what came before (Vaswani et al., 2017, section
 3.2.3)."""

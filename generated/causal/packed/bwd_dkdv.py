@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: 70e0037d29a116c7
+# template: portable/bwd_dkdv.py.jinja
+# hash: 5a3399430a34c4e4
 """Gradients of `causal`, packed sequences with respect to k and v.
 
     keep        q_idx >= kv_idx

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
-# template: kernels/bwd_dq.py.jinja
-# hash: a6e35ea6a0f8dda5
+# template: portable/bwd_dq.py.jinja
+# hash: 242a675bca3ed350
 """Gradient of `causal`, packed sequences with respect to q.
 
     keep        q_idx >= kv_idx

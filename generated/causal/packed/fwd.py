@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
-# template: kernels/fwd.py.jinja
-# hash: 00ec15f8d4306b3a
+# template: portable/fwd.py.jinja
+# hash: 2498bf8c66bb9056
 """Forward of `causal`, packed sequences: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx

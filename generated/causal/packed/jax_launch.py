@@ -1,15 +1,15 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
-# template: ops/jax_launch.py.jinja
-# hash: 5128cedbcc24b321
+# template: host/jax_launch.py.jinja
+# hash: ac78de7c448c8beb
 """Launches of the kernels of `causal`, packed sequences, in JAX."""
 
-from ..._runtime.configs import PASSES, Tile, Tiles, block_columns
-from ..._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
-from ..._runtime.jax_kernels import HAS_TRITON, call_tiles, launch, multiprocessors
-from ..._runtime.jax_schedule import block_sequences, work_counter
-from ..._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
-from ..._runtime.schedules import pass_table
+from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns
+from ..._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from ..._runtime.core.schedules import pass_table
+from ..._runtime.jax.kernels import HAS_TRITON, call_tiles, launch, multiprocessors
+from ..._runtime.jax.schedule import block_sequences, work_counter
+from ..._runtime.jax.tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
     from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd

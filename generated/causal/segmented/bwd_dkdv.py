@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: a19024fc3572bd7a
+# template: portable/bwd_dkdv.py.jinja
+# hash: 3dea5d97e52cc30b
 """Gradients of `causal`, with segment ids with respect to k and v.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=

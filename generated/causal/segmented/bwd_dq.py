@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
-# template: kernels/bwd_dq.py.jinja
-# hash: 1c9316ae03701d81
+# template: portable/bwd_dq.py.jinja
+# hash: e50545619f242376
 """Gradient of `causal`, with segment ids with respect to q.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=

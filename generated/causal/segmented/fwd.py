@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
-# template: kernels/fwd.py.jinja
-# hash: 8fc81ff5b06bf61e
+# template: portable/fwd.py.jinja
+# hash: 0d684379d6b86baa
 """Forward of `causal`, with segment ids: `o = softmax(score) v`.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=

@@ -1,15 +1,15 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal: {mask: causal}
-# template: ops/jax_launch.py.jinja
-# hash: dd2820c4867c8e56
+# template: host/jax_launch.py.jinja
+# hash: d8502be6ede2f073
 """Launches of the kernels of `causal`, with segment ids, in JAX."""
 
-from ..._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
-from ..._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
-from ..._runtime.jax_kernels import HAS_TRITON, call_tiles, launch, multiprocessors
-from ..._runtime.jax_schedule import work_counter
-from ..._runtime.jax_tensor import FP32, INT32, Tensor, aligned, empty_like_layout, row_stride, unit_strides
-from ..._runtime.schedules import POSITIONS, SEGMENTS, least_block, pass_table
+from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
+from ..._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from ..._runtime.core.schedules import POSITIONS, SEGMENTS, least_block, pass_table
+from ..._runtime.jax.kernels import HAS_TRITON, call_tiles, launch, multiprocessors
+from ..._runtime.jax.schedule import work_counter
+from ..._runtime.jax.tensor import FP32, INT32, Tensor, aligned, empty_like_layout, row_stride, unit_strides
 
 if HAS_TRITON:
     from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd

@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
-# template: ops/variant_init.py.jinja
-# hash: 475bcbe32bc33c67
+# template: host/variant_init.py.jinja
+# hash: 28562f44ad3b1516
 """`causal_dropout`, packed sequences: Causal attention with dropout on the probabilities (Vaswani et al., 2017,
 section 5.4)."""

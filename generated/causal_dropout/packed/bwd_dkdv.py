@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: 2cfb5fad8dd3272b
+# template: portable/bwd_dkdv.py.jinja
+# hash: 64275648bc5a6235
 """Gradients of `causal_dropout`, packed sequences with respect to k and v.
 
     keep        q_idx >= kv_idx

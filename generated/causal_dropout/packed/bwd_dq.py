@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
-# template: kernels/bwd_dq.py.jinja
-# hash: c938f1d252195c77
+# template: portable/bwd_dq.py.jinja
+# hash: cfec11a75b4413a5
 """Gradient of `causal_dropout`, packed sequences with respect to q.
 
     keep        q_idx >= kv_idx

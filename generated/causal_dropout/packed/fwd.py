@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
-# template: kernels/fwd.py.jinja
-# hash: 2a27dd7170a6422c
+# template: portable/fwd.py.jinja
+# hash: 8f9d070562f281dd
 """Forward of `causal_dropout`, packed sequences: `o = dropout(softmax(score)) v`.
 
     keep        q_idx >= kv_idx

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
-# template: kernels/block_ranges.py.jinja
-# hash: f3eb46639b30f3e8
+# template: portable/block_ranges.py.jinja
+# hash: cf80cde1f1a91a8e
 """Which blocks of keys a block of queries visits under `causal_dropout`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: 8c8f0405a726dd50
+# template: portable/bwd_dkdv.py.jinja
+# hash: 50344c7823efab09
 """Gradients of `causal_dropout`, with segment ids with respect to k and v.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=

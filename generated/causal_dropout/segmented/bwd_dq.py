@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
-# template: kernels/bwd_dq.py.jinja
-# hash: ae74b35dd70ff2dc
+# template: portable/bwd_dq.py.jinja
+# hash: c1b89a5f7a21a621
 """Gradient of `causal_dropout`, with segment ids with respect to q.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=

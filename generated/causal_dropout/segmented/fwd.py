@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
-# template: kernels/fwd.py.jinja
-# hash: 00dad1dc784bd6fc
+# template: portable/fwd.py.jinja
+# hash: b89493835c678b79
 """Forward of `causal_dropout`, with segment ids: `o = dropout(softmax(score)) v`.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=

@@ -1,16 +1,16 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
-# template: ops/jax_launch.py.jinja
-# hash: 349368ff790980b1
+# template: host/jax_launch.py.jinja
+# hash: 7101f418c191dce9
 """Launches of the kernels of `document`, packed sequences, in JAX."""
 
-from ..._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
-from ..._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
-from ..._runtime.jax_kernels import HAS_TRITON, call_tiles, launch, multiprocessors
-from ..._runtime.jax_schedule import block_sequences, work_counter
-from ..._runtime.jax_tensor import FP32, INT32, Tensor, aligned, empty_like_layout, unit_strides
-from ..._runtime.schedules import POSITIONS, least_block, pass_table
+from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
+from ..._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from ..._runtime.core.schedules import POSITIONS, least_block, pass_table
+from ..._runtime.jax.kernels import HAS_TRITON, call_tiles, launch, multiprocessors
+from ..._runtime.jax.schedule import block_sequences, work_counter
+from ..._runtime.jax.tensor import FP32, INT32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
     from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd

@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
-# template: ops/torch_launch.py.jinja
-# hash: 4456ef6098c5c561
+# template: host/torch_launch.py.jinja
+# hash: dbe1d3b39f3a6421
 """Launches of the kernels of `document`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, computes_plainly, next_power_of_2
-from ..._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
-from ..._runtime.schedules import POSITIONS, least_block, pass_table
-from ..._runtime.torch_plain import plain_backward, plain_forward
-from ..._runtime.torch_replay import apply, launch, launch_hopper, replayed
-from ..._runtime.torch_schedule import block_sequences, work_counter
-from ..._runtime.torch_support import (
+from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, computes_plainly, next_power_of_2
+from ..._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from ..._runtime.core.schedules import POSITIONS, least_block, pass_table
+from ..._runtime.torch.plain import plain_backward, plain_forward
+from ..._runtime.torch.replay import apply, launch, launch_hopper, replayed
+from ..._runtime.torch.schedule import block_sequences, work_counter
+from ..._runtime.torch.support import (
     FP32,
     HAS_TRITON,
     aligned,
@@ -29,7 +29,7 @@ from ..._runtime.torch_support import (
     packed_rows,
     unit_strides,
 )
-from ..._runtime.torch_transforms import (
+from ..._runtime.torch.transforms import (
     batched,
     differentiates_backward,
     refuse_second_derivative,

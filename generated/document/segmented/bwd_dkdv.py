@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: aea00a9ee1d214f7
+# template: portable/bwd_dkdv.py.jinja
+# hash: 881bc0eee4bb36a1
 """Gradients of `document`, with segment ids with respect to k and v.
 
     keep            q_idx >= kv_idx and doc[b, q_row] == doc[b, cols] and q_segment_ids[b, rows] == kv_segment_ids[b,

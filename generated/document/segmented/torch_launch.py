@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
-# template: ops/torch_launch.py.jinja
-# hash: 3eef0905066c72ae
+# template: host/torch_launch.py.jinja
+# hash: 6b15d7e24a038329
 """Launches of the kernels of `document`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, computes_plainly, next_power_of_2
-from ..._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
-from ..._runtime.schedules import POSITIONS, SEGMENTS, least_block, pass_table
-from ..._runtime.torch_plain import plain_backward, plain_forward
-from ..._runtime.torch_replay import apply, launch, launch_hopper, replayed
-from ..._runtime.torch_schedule import work_counter
-from ..._runtime.torch_support import (
+from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, computes_plainly, next_power_of_2
+from ..._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from ..._runtime.core.schedules import POSITIONS, SEGMENTS, least_block, pass_table
+from ..._runtime.torch.plain import plain_backward, plain_forward
+from ..._runtime.torch.replay import apply, launch, launch_hopper, replayed
+from ..._runtime.torch.schedule import work_counter
+from ..._runtime.torch.support import (
     FP32,
     HAS_TRITON,
     aligned,
@@ -28,7 +28,7 @@ from ..._runtime.torch_support import (
     row_stride,
     unit_strides,
 )
-from ..._runtime.torch_transforms import (
+from ..._runtime.torch.transforms import (
     batched,
     differentiates_backward,
     refuse_second_derivative,
@@ -36,7 +36,7 @@ from ..._runtime.torch_transforms import (
 from ..torch_reference import reference
 
 if HAS_TRITON:
-    from ..._runtime.token_order import mark_disorder
+    from ..._runtime.core.token_order import mark_disorder
     from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
 
 NAME = "document_segmented"

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: 1ca6610b8eb2eba4
+# template: portable/bwd_dkdv.py.jinja
+# hash: 461676e91514e08f
 """Gradients of `forgetting`, packed sequences with respect to k and v and g.
 
     keep         q_idx >= kv_idx

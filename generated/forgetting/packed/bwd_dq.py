@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
-# template: kernels/bwd_dq.py.jinja
-# hash: be0861d75fe57cdc
+# template: portable/bwd_dq.py.jinja
+# hash: 13decaba798f7ebd
 """Gradient of `forgetting`, packed sequences with respect to q and g.
 
     keep         q_idx >= kv_idx

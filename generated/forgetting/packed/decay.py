@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
-# template: kernels/decay.py.jinja
-# hash: 6925588fe3de0190
+# template: portable/decay.py.jinja
+# hash: bbdc75dec14fda36
 """Log-decay of `forgetting`, packed sequences: the cumulative sum of g, and its gradient.
 
     g, dg           [total_k, Hq]  natural log

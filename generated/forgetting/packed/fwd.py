@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
-# template: kernels/fwd.py.jinja
-# hash: 7a40febe373f9bf5
+# template: portable/fwd.py.jinja
+# hash: 2366b56aa3652906
 """Forward of `forgetting`, packed sequences: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx

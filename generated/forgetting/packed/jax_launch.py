@@ -1,17 +1,17 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
-# template: ops/jax_launch.py.jinja
-# hash: 8a94fcd57d2b459c
+# template: host/jax_launch.py.jinja
+# hash: fabf10a2cf6f817d
 """Launches of the kernels of `forgetting`, packed sequences, in JAX."""
 
 from jax import Array
 
-from ..._runtime.configs import PASSES, Tile, Tiles, block_columns
-from ..._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
-from ..._runtime.jax_kernels import HAS_TRITON, call_tiles, launch, multiprocessors
-from ..._runtime.jax_schedule import block_sequences, work_counter
-from ..._runtime.jax_tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
-from ..._runtime.schedules import pass_table
+from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns
+from ..._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from ..._runtime.core.schedules import pass_table
+from ..._runtime.jax.kernels import HAS_TRITON, call_tiles, launch, multiprocessors
+from ..._runtime.jax.schedule import block_sequences, work_counter
+from ..._runtime.jax.tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
 if HAS_TRITON:
     from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: 4024b8191a70f5e9
+# template: portable/bwd_dkdv.py.jinja
+# hash: d384b50a70fa3808
 """Gradients of `forgetting`, with segment ids with respect to k and v and g.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=

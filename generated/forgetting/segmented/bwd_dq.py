@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
-# template: kernels/bwd_dq.py.jinja
-# hash: e1de3b280cce45b0
+# template: portable/bwd_dq.py.jinja
+# hash: 77fc975283e14d69
 """Gradient of `forgetting`, with segment ids with respect to q and g.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
-# template: kernels/fwd.py.jinja
-# hash: 8dbee1d87e841ef7
+# template: portable/fwd.py.jinja
+# hash: d32ee8e5cbe45e78
 """Forward of `forgetting`, with segment ids: `o = softmax(score) v`.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=

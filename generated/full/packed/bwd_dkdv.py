@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: ab6f9a6bcd3e91fa
+# template: portable/bwd_dkdv.py.jinja
+# hash: 156358b05a251155
 """Gradients of `full`, packed sequences with respect to k and v.
 
     q           [total_q, Hq, D]

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
-# template: kernels/bwd_dq.py.jinja
-# hash: 9c50108b9fb43011
+# template: portable/bwd_dq.py.jinja
+# hash: 417c4790e273ae98
 """Gradient of `full`, packed sequences with respect to q.
 
     o           [total_q, Hq, Dv]

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
-# template: kernels/fwd.py.jinja
-# hash: 6cd0922ae9c4799f
+# template: portable/fwd.py.jinja
+# hash: 6fe0ae2513648b75
 """Forward of `full`, packed sequences: `o = softmax(score) v`.
 
     q           [total_q, Hq, D]

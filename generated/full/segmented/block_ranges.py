@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
-# template: kernels/block_ranges.py.jinja
-# hash: a151b42ffe142ed8
+# template: portable/block_ranges.py.jinja
+# hash: b1156bd3b6c96be7
 """Which blocks of keys a block of queries visits under `full`, with segment ids, and the other way round.
 
     keep                     q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] != padding_id

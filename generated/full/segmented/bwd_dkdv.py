@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: 1207f9a97eb5e049
+# template: portable/bwd_dkdv.py.jinja
+# hash: c718d3efcee15ff6
 """Gradients of `full`, with segment ids with respect to k and v.
 
     keep            q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] != padding_id

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
-# template: kernels/bwd_dq.py.jinja
-# hash: 9698a3536b218e03
+# template: portable/bwd_dq.py.jinja
+# hash: b383218f7da20ebb
 """Gradient of `full`, with segment ids with respect to q.
 
     keep            q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] != padding_id

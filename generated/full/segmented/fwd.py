@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: full: {}
-# template: kernels/fwd.py.jinja
-# hash: 4824999a7707f567
+# template: portable/fwd.py.jinja
+# hash: 5f5c7201bac5e3cb
 """Forward of `full`, with segment ids: `o = softmax(score) v`.
 
     keep            q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] != padding_id

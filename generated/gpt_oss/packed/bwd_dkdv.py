@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: 8886f47d7d0491ae
+# template: portable/bwd_dkdv.py.jinja
+# hash: fa5be4fcafb1c95d
 """Gradients of `gpt_oss`, packed sequences with respect to k and v.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < 128

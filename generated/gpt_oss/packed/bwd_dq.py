@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
-# template: kernels/bwd_dq.py.jinja
-# hash: d513e8fabbad5e46
+# template: portable/bwd_dq.py.jinja
+# hash: 53fdb19789ac3d81
 """Gradient of `gpt_oss`, packed sequences with respect to q.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < 128

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
-# template: kernels/fwd.py.jinja
-# hash: 8aa0c6f2eefef5dd
+# template: portable/fwd.py.jinja
+# hash: 2c0dbb6f63e81e45
 """Forward of `gpt_oss`, packed sequences: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < 128

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
-# template: kernels/block_ranges.py.jinja
-# hash: 4d7c3f90725fc19b
+# template: portable/block_ranges.py.jinja
+# hash: b236b18fdbdebec3
 """Which blocks of keys a block of queries visits under `gpt_oss`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and q_idx - kv_idx < 128 and q_segment_ids[b, rows] == kv_segment_ids[b,

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
-# template: kernels/block_lists.py.jinja
-# hash: 1419762f1dd60760
+# template: portable/block_lists.py.jinja
+# hash: bc10ca70244077b2
 """Which blocks of keys a block of queries visits under `natten`, packed sequences, and the other way round.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx

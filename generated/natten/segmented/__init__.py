@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
-# template: ops/variant_init.py.jinja
-# hash: 68f9e53c9669f408
+# template: host/variant_init.py.jinja
+# hash: e358309ea72a3976
 """`natten`, with segment ids: Neighbourhood attention on an image of 128 x 128 positions, 13 x 13 keys (Hassani et
 al., 2023, arXiv:2204.07143)."""

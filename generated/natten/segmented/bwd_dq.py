@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
-# template: kernels/bwd_dq.py.jinja
-# hash: a1fe3a05a2c922a5
+# template: portable/bwd_dq.py.jinja
+# hash: e6138786b8df6542
 """Gradient of `natten`, with segment ids with respect to q.
 
     keep            abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) -

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: f40c90daa465527c
+# template: portable/bwd_dkdv.py.jinja
+# hash: 9f24cdede53b3a42
 """Gradients of `padding`, packed sequences with respect to k and v.
 
     keep        kv_idx < length[b]

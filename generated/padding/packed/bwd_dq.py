@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
-# template: kernels/bwd_dq.py.jinja
-# hash: 0fa3439f68e04a8e
+# template: portable/bwd_dq.py.jinja
+# hash: e096918f221792f5
 """Gradient of `padding`, packed sequences with respect to q.
 
     keep        kv_idx < length[b]

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
-# template: kernels/fwd.py.jinja
-# hash: 15cb26b2e5e4f11d
+# template: portable/fwd.py.jinja
+# hash: def16ad2cfdb7faa
 """Forward of `padding`, packed sequences: `o = softmax(score) v`.
 
     keep        kv_idx < length[b]

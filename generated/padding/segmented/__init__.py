@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
-# template: ops/variant_init.py.jinja
-# hash: 9e6162f2ca8947a0
+# template: host/variant_init.py.jinja
+# hash: 429552792392c754
 """`padding`, with segment ids: Keys from `length[b]` on are padding, which no query attends to (Vaswani et al.,
 2017, arXiv:1706.03762)."""

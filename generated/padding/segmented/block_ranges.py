@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
-# template: kernels/block_ranges.py.jinja
-# hash: 9eaa584b638a01cf
+# template: portable/block_ranges.py.jinja
+# hash: 50dda520259f49f1
 """Which blocks of keys a block of queries visits under `padding`, with segment ids, and the other way round.
 
     keep                     kv_idx < length[b] and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and

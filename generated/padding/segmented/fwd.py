@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
-# template: kernels/fwd.py.jinja
-# hash: 679e238cf1992a25
+# template: portable/fwd.py.jinja
+# hash: e2525fe83a7df68a
 """Forward of `padding`, with segment ids: `o = softmax(score) v`.
 
     keep            kv_idx < length[b] and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols]

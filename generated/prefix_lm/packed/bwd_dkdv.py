@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: b42d9749834976f6
+# template: portable/bwd_dkdv.py.jinja
+# hash: 6c448105ba75c30a
 """Gradients of `prefix_lm`, packed sequences with respect to k and v.
 
     keep        q_idx >= kv_idx or kv_idx < length

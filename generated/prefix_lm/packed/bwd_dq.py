@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
-# template: kernels/bwd_dq.py.jinja
-# hash: e446d6da08e91c73
+# template: portable/bwd_dq.py.jinja
+# hash: f715f16d9eb4e98f
 """Gradient of `prefix_lm`, packed sequences with respect to q.
 
     keep        q_idx >= kv_idx or kv_idx < length

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
-# template: kernels/fwd.py.jinja
-# hash: 76ea18514d267c25
+# template: portable/fwd.py.jinja
+# hash: 633d19a416e4b86c
 """Forward of `prefix_lm`, packed sequences: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx or kv_idx < length

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
-# template: kernels/block_ranges.py.jinja
-# hash: 7d565758d00f65f6
+# template: portable/block_ranges.py.jinja
+# hash: 95ef4e91561326e4
 """Which blocks of keys a block of queries visits under `prefix_lm`, with segment ids, and the other way round.
 
     keep                     (q_idx >= kv_idx or kv_idx < length) and q_segment_ids[b, rows] == kv_segment_ids[b, cols]

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: c15687a402b3c4a2
+# template: portable/bwd_dkdv.py.jinja
+# hash: 55e42043945f6589
 """Gradients of `prefix_lm`, with segment ids with respect to k and v.
 
     keep            (q_idx >= kv_idx or kv_idx < length) and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and

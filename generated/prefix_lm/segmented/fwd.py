@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
-# template: kernels/fwd.py.jinja
-# hash: 3c5503310427882c
+# template: portable/fwd.py.jinja
+# hash: b31c0ee54080815c
 """Forward of `prefix_lm`, with segment ids: `o = softmax(score) v`.
 
     keep            (q_idx >= kv_idx or kv_idx < length) and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and

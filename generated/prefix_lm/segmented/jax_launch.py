@@ -1,15 +1,15 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
-# template: ops/jax_launch.py.jinja
-# hash: 5699669e339ff872
+# template: host/jax_launch.py.jinja
+# hash: 9f09179102aedb44
 """Launches of the kernels of `prefix_lm`, with segment ids, in JAX."""
 
-from ..._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
-from ..._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
-from ..._runtime.jax_kernels import HAS_TRITON, call_tiles, is_loaded, launch, multiprocessors
-from ..._runtime.jax_schedule import work_counter
-from ..._runtime.jax_tensor import FP32, INT32, Tensor, aligned, empty_like_layout, row_stride, unit_strides
-from ..._runtime.schedules import POSITIONS, SEGMENTS, least_block, pass_table
+from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
+from ..._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from ..._runtime.core.schedules import POSITIONS, SEGMENTS, least_block, pass_table
+from ..._runtime.jax.kernels import HAS_TRITON, call_tiles, is_loaded, launch, multiprocessors
+from ..._runtime.jax.schedule import work_counter
+from ..._runtime.jax.tensor import FP32, INT32, Tensor, aligned, empty_like_layout, row_stride, unit_strides
 
 if HAS_TRITON:
     from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd

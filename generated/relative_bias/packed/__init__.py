@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
-# template: ops/variant_init.py.jinja
-# hash: 1bd5046560035f2c
+# template: host/variant_init.py.jinja
+# hash: fbc418e1ba11de04
 """`relative_bias`, packed sequences: A learned bias per head and distance; those beyond the table have its last
 (Raffel et al., 2020, arXiv:1910.10683)."""

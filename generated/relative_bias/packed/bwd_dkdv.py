@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: e2502adc4f9dfaf7
+# template: portable/bwd_dkdv.py.jinja
+# hash: 2ab705117cae0f19
 """Gradients of `relative_bias`, packed sequences with respect to k and v.
 
     keep        q_idx >= kv_idx

@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
-# template: kernels/bwd_dq.py.jinja
-# hash: d12900ca93eb8a48
+# template: portable/bwd_dq.py.jinja
+# hash: 0cd00eb1819ee991
 """Gradient of `relative_bias`, packed sequences with respect to q and bias.
 
     keep          q_idx >= kv_idx

@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
-# template: kernels/fwd.py.jinja
-# hash: aa1c22fc0a84588d
+# template: portable/fwd.py.jinja
+# hash: 350088c85d5c651f
 """Forward of `relative_bias`, packed sequences: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
-# template: ops/variant_init.py.jinja
-# hash: 2e6af71926ce7d30
+# template: host/variant_init.py.jinja
+# hash: 8c2cab17fc794f86
 """`relative_bias`, with segment ids: A learned bias per head and distance; those beyond the table have its last
 (Raffel et al., 2020, arXiv:1910.10683)."""

@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
-# template: kernels/block_ranges.py.jinja
-# hash: 4b1ea24272bf30f9
+# template: portable/block_ranges.py.jinja
+# hash: 8fab7314f4181c32
 """Which blocks of keys a block of queries visits under `relative_bias`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b,

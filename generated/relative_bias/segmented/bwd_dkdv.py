@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: 7e4d87f538e688d4
+# template: portable/bwd_dkdv.py.jinja
+# hash: f7bc3f70f571605f
 """Gradients of `relative_bias`, with segment ids with respect to k and v.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=

@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
-# template: kernels/bwd_dq.py.jinja
-# hash: d21a58d9b4afc500
+# template: portable/bwd_dq.py.jinja
+# hash: ab2b6ca059169e56
 """Gradient of `relative_bias`, with segment ids with respect to q and bias.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=

@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
-# template: kernels/fwd.py.jinja
-# hash: 30353a8f291696a9
+# template: portable/fwd.py.jinja
+# hash: 1a9dbb370417b368
 """Forward of `relative_bias`, with segment ids: `o = softmax(score) v`.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: 96d4bdab502dcdc3
+# template: portable/bwd_dkdv.py.jinja
+# hash: 79bf43e8dcfef61d
 """Gradients of `softcap`, packed sequences with respect to k and v.
 
     keep        q_idx >= kv_idx

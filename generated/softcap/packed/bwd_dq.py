@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
-# template: kernels/bwd_dq.py.jinja
-# hash: 70b927d5bd7927ed
+# template: portable/bwd_dq.py.jinja
+# hash: 66aa8fb21ca33c79
 """Gradient of `softcap`, packed sequences with respect to q.
 
     keep        q_idx >= kv_idx

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
-# template: kernels/fwd.py.jinja
-# hash: d5d9590a8a8560f4
+# template: portable/fwd.py.jinja
+# hash: 19621f65f6440a74
 """Forward of `softcap`, packed sequences: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx

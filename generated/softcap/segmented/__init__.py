@@ -1,5 +1,5 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
-# template: ops/variant_init.py.jinja
-# hash: 0cdc9e2a5b082a07
+# template: host/variant_init.py.jinja
+# hash: 510bebf2fa3b6e88
 """`softcap`, with segment ids: Causal with logits capped at 20 (Bello et al., 2016, arXiv:1611.09940, section 5.1)."""

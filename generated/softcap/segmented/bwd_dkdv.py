@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: 8162b6807868b32f
+# template: portable/bwd_dkdv.py.jinja
+# hash: b8c5351b3e55f6e3
 """Gradients of `softcap`, with segment ids with respect to k and v.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=

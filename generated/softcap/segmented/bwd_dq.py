@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
-# template: kernels/bwd_dq.py.jinja
-# hash: ce91201bf433cd54
+# template: portable/bwd_dq.py.jinja
+# hash: e3b418b0463e816d
 """Gradient of `softcap`, with segment ids with respect to q.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=

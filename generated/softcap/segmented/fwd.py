@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
-# template: kernels/fwd.py.jinja
-# hash: c010b411bcbc5ae9
+# template: portable/fwd.py.jinja
+# hash: ce0cbd605796d549
 """Forward of `softcap`, with segment ids: `o = softmax(score) v`.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=

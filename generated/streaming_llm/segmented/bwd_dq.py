@@ -1,8 +1,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
-# template: kernels/bwd_dq.py.jinja
-# hash: b621d9255f8aefdb
+# template: portable/bwd_dq.py.jinja
+# hash: 068eb1ae9775d8f7
 """Gradient of `streaming_llm`, with segment ids with respect to q.
 
     keep            q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks) and q_segment_ids[b, rows] ==

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
-# template: kernels/bwd_dkdv.py.jinja
-# hash: ef52622e06889ebc
+# template: portable/bwd_dkdv.py.jinja
+# hash: 1a81223a25b90314
 """Gradients of `window`, packed sequences with respect to k and v.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < size

@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
-# template: kernels/bwd_dq.py.jinja
-# hash: 2acc6f301acaef5f
+# template: portable/bwd_dq.py.jinja
+# hash: 6d5c99048679ecaa
 """Gradient of `window`, packed sequences with respect to q.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < size

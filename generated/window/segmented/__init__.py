@@ -1,6 +1,6 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
-# template: ops/variant_init.py.jinja
-# hash: c70f0dac18aa4c63
+# template: host/variant_init.py.jinja
+# hash: 1300ae7a23385f0f
 """`window`, with segment ids: Causal with a window of `size` keys, the query's own included (Mistral 7B,
 arXiv:2310.06825)."""

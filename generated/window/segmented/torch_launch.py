@@ -1,7 +1,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
-# template: ops/torch_launch.py.jinja
-# hash: 57d7cb1edab0995c
+# template: host/torch_launch.py.jinja
+# hash: ff67be9f96fc4642
 """Launches of the kernels of `window`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from ..._runtime.configs import PASSES, Tile, Tiles, block_columns, cdiv, computes_plainly, next_power_of_2
-from ..._runtime.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
-from ..._runtime.schedules import POSITIONS, SEGMENTS, least_block, pass_table
-from ..._runtime.torch_plain import plain_backward, plain_forward
-from ..._runtime.torch_replay import apply, launch, launch_hopper, replayed
-from ..._runtime.torch_schedule import work_counter
-from ..._runtime.torch_support import (
+from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, computes_plainly, next_power_of_2
+from ..._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from ..._runtime.core.schedules import POSITIONS, SEGMENTS, least_block, pass_table
+from ..._runtime.torch.plain import plain_backward, plain_forward
+from ..._runtime.torch.replay import apply, launch, launch_hopper, replayed
+from ..._runtime.torch.schedule import work_counter
+from ..._runtime.torch.support import (
     FP32,
     HAS_TRITON,
     aligned,
@@ -27,7 +27,7 @@ from ..._runtime.torch_support import (
     row_stride,
     unit_strides,
 )
-from ..._runtime.torch_transforms import (
+from ..._runtime.torch.transforms import (
     batched,
     differentiates_backward,
     refuse_second_derivative,

@@ -1,0 +1,88 @@
+"""What is timed: one case is a variant at one size, with the peers it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from bench.cases.flex_mods import MODS
+from bench.cases.pairs import count
+from bench.report.record import TITLES
+from codegen.testing.golden import Shape
+
+BACKWARD_FLOPS = 2.5
+"""Five matrix products in the backward (S again, dP, dV, dK, dQ) to the forward's two."""
+
+NO_FLEX = ("causal_dropout", "forgetting")
+"""Variants in `mods.py` that FlexAttention cannot spell: what is dropped, and a decay summed along the sequence."""
+
+SDPA = ("causal", "full")
+FA4 = (*SDPA, "window", "softcap", "gemma2_local")
+FLA = ("causal", "forgetting")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One row pair of the table.
+
+    `own_grads` tells whether the variant's own tensors are trained: peers then compute those gradients as well.
+    """
+
+    variant: str
+    shape: Shape
+    scalars: dict[str, int | float] = field(default_factory=dict)
+    own_grads: bool = True
+    peers: tuple[str, ...] = ("flex",)
+
+    @property
+    def name(self) -> str:
+        scalars = ",".join(f"{value}" for value in self.scalars.values())
+        return f"{self.variant}{f'({scalars})' if scalars else ''} {self.shape}"
+
+    @property
+    def pairs(self) -> float:
+        """Unmasked scores of one head of one batch row, the mean over rows."""
+        mods = MODS.get(self.variant)
+        if mods is None:
+            return count(self.variant, self.shape.seq, self.shape.batch, self.scalars)
+        return mods.pairs(self.shape.seq, self.scalars)
+
+    def flops(self, which: str) -> float:
+        """Work of the "fwd" or "bwd" pass: four times head_dim per unmasked score, and 2.5 times that."""
+        forward = 4.0 * self.shape.dim * self.pairs * self.shape.batch * self.shape.heads
+        return forward * BACKWARD_FLOPS if which == "bwd" else forward
+
+
+def able(case: Case) -> tuple[str, ...]:
+    """The peers that can compute a case."""
+    grouped = case.shape.heads != case.shape.kv_heads
+    knows = {
+        "flex": case.variant in MODS and case.variant not in NO_FLEX,
+        "fa2": case.variant in SDPA,
+        "efficient": case.variant in SDPA and not grouped,
+        "fa4": case.variant in FA4,
+        "fla": case.variant in FLA,
+    }
+    knows |= {"flex-max": knows["flex"], "cudnn": knows["fa2"]}
+    return tuple(peer for peer in TITLES if knows.get(peer))
+
+
+def with_peers(case: Case, wanted: Sequence[str] | None, absent: Iterable[str] = ()) -> Case:
+    """The case beside those of the `wanted` peers that can compute it (None: its own), but for `absent` ones."""
+    peers = case.peers if wanted is None else tuple(peer for peer in able(case) if peer in wanted)
+    return replace(case, peers=tuple(peer for peer in peers if peer not in set(absent)))
+
+
+def narrowed(case: Case, wanted: Sequence[str] | None) -> Case:
+    """The case beside those of its own peers that are `wanted` (None: all)."""
+    return case if wanted is None else replace(case, peers=tuple(peer for peer in case.peers if peer in wanted))
+
+
+def merged(cases: Iterable[Case]) -> list[Case]:
+    """Each case once, in the order of their first mention, beside the peers of every mention."""
+    found: dict[str, Case] = {}
+    for case in cases:
+        known = found.get(case.name)
+        peers = set(case.peers) | set(known.peers if known else ())
+        found[case.name] = replace(known or case, peers=tuple(peer for peer in TITLES if peer in peers))
+    return list(found.values())

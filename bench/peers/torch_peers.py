@@ -1,0 +1,216 @@
+"""The implementations compared, each built for a case and its inputs: ours, FlexAttention, SDPA's, FA4 and FLA's.
+
+A peer that is not there, or cannot compute a case, raises when it is built or first called; the caller reports it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch import config as functorch_config
+from torch._inductor import config as inductor_config
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+
+from bench.cases.case import Case
+from bench.cases.flex_mods import MODS
+from bench.report.record import OURS, TITLES
+from codegen.testing.golden import Inputs, has_tables, load_op
+
+__all__ = ["BUILDERS", "OURS", "TITLES", "Runner", "build", "forget", "make_schedule"]
+
+EAGER_MASK_LIMIT = 32768
+"""Up to here a block mask is made eagerly: at once, from an S x S mask of at most a GiB. Compiling it takes seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runner:
+    """One implementation, ready to run.
+
+    `forward` returns o in the runner's own layout, `do` is its cotangent there, `leaves` what gradients are taken of.
+    `prepare` makes what `forward` was given: a schedule, or a block mask.
+    """
+
+    forward: Callable[[], Tensor]
+    do: Tensor
+    leaves: dict[str, Tensor]
+    seq_first: bool = False
+    prepare: Callable[[], Any] | None = None
+
+    def gradients(self, o: Tensor) -> tuple[Tensor, ...]:
+        """Every gradient; the graph is kept, so that it may be timed again and again."""
+        return torch.autograd.grad(o, list(self.leaves.values()), self.do, retain_graph=True)
+
+    def results(self) -> dict[str, Tensor]:
+        """o and the gradients of q, k and v, in layout "bhsd"."""
+        o = self.forward()
+        named = {"o": o} | {f"d{name}": grad for name, grad in zip(self.leaves, self.gradients(o), strict=True)}
+        shared = {name: named[name] for name in ("o", "dq", "dk", "dv")}
+        return {name: t.transpose(1, 2) if self.seq_first else t for name, t in shared.items()}
+
+
+def _ours(case: Case, inputs: Inputs) -> Runner:
+    op: Any = load_op(case.variant)
+    if not has_tables(case.variant):
+        return Runner(forward=lambda: inputs.call(op), do=inputs.do, leaves=inputs.leaves())
+    # As FlexAttention's block mask: made once.
+    prepare = functools.partial(make_schedule, op, inputs)
+    schedule = prepare()
+    return Runner(
+        forward=lambda: inputs.call(op, schedule=schedule), do=inputs.do, leaves=inputs.leaves(), prepare=prepare
+    )
+
+
+def make_schedule(op: Any, inputs: Inputs, **options: Any) -> Any:
+    """The schedule of an op for these inputs."""
+    taken = inspect.signature(op.schedule).parameters
+    own = {name: value for name, value in (inputs.tensors | inputs.scalars).items() if name in taken}
+    return op.schedule(inputs.q, inputs.k, inputs.v, **own, **options)
+
+
+def _sdpa(backend: SDPBackend) -> Callable[[Case, Inputs], Runner]:
+    def build(case: Case, inputs: Inputs) -> Runner:
+        grouped = case.shape.heads != case.shape.kv_heads
+
+        def forward() -> Tensor:
+            with sdpa_kernel(backend):
+                o: Tensor = scaled_dot_product_attention(
+                    inputs.q, inputs.k, inputs.v, is_causal=case.variant == "causal", enable_gqa=grouped
+                )
+                return o
+
+        return Runner(forward=forward, do=inputs.do, leaves=inputs.leaves())
+
+    return build
+
+
+def _block_mask(case: Case, inputs: Inputs) -> BlockMask | None:
+    make = MODS[case.variant].mask
+    if make is None:
+        return None
+    seq = case.shape.seq
+    # Only a mask that reads a tensor may differ from row to row.
+    rows = case.shape.batch if {"doc", "length"} & set(inputs.tensors) else None
+    create = create_block_mask if seq <= EAGER_MASK_LIMIT else torch.compile(create_block_mask)
+    mask: BlockMask = create(make(inputs), rows, None, seq, seq, device=inputs.q.device)
+    return mask
+
+
+def forget() -> None:
+    """Forget what torch compiled for other cases: past eight versions of one function dynamo would run it eagerly."""
+    torch.compiler.reset()
+
+
+MAX_AUTOTUNE = "max-autotune-no-cudagraphs"
+
+
+def _flex(case: Case, inputs: Inputs, mode: str | None = None) -> Runner:
+    # Kept graphs are run again and again here, which donated buffers forbid.
+    functorch_config.donated_buffer = False
+    # Max-autotune would print a table of what it tried for each kernel.
+    inductor_config.autotune_num_choices_displayed = 0
+    mods = MODS[case.variant]
+    block_mask = _block_mask(case, inputs)
+    options: dict[str, Any] = {
+        "score_mod": None if mods.score is None else mods.score(inputs),
+        "block_mask": block_mask,
+        "enable_gqa": case.shape.heads != case.shape.kv_heads,
+    }
+    sink = inputs.tensors.get("sink")
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if sink is None:
+            plain: Tensor = flex_attention(q, k, v, **options)
+            return plain
+        o, aux = flex_attention(q, k, v, return_aux=AuxRequest(lse=True), **options)
+        # The sink joins the denominator: exp(lse) / (exp(lse) + exp(sink)).
+        renormalised: Tensor = o * torch.sigmoid(aux.lse - sink[:, None]).unsqueeze(-1)
+        return renormalised.to(q.dtype)
+
+    run = torch.compile(attend, dynamic=False, mode=mode)
+    runner = Runner(
+        forward=lambda: run(inputs.q, inputs.k, inputs.v),
+        do=inputs.do,
+        leaves=inputs.leaves(),
+        prepare=None if block_mask is None else functools.partial(_block_mask, case, inputs),
+    )
+    if mode is None:
+        try:
+            runner.results()
+        except Exception:  # mostly: its default blocks do not fit shared memory; without a pipeline they may
+            forget()
+            options["kernel_options"] = {"num_stages": 1}
+    return runner
+
+
+def _seq_first(inputs: Inputs) -> tuple[dict[str, Tensor], Tensor]:
+    """q, k and v as leaves of their own in layout "bshd", and do in it."""
+    q, k, v, do = (t.detach().transpose(1, 2).contiguous() for t in (inputs.q, inputs.k, inputs.v, inputs.do))
+    return {"q": q.requires_grad_(), "k": k.requires_grad_(), "v": v.requires_grad_()}, do
+
+
+def _fla(case: Case, inputs: Inputs) -> Runner:  # noqa: ARG001 -- the signature all builders share
+    from fla.ops.attn.parallel import parallel_attn  # optional
+
+    leaves, do = _seq_first(inputs)
+    if "g" in inputs.tensors:
+        leaves["g"] = inputs.tensors["g"]
+
+    def forward() -> Tensor:
+        o: Tensor = parallel_attn(leaves["q"], leaves["k"], leaves["v"], g=leaves.get("g"))
+        return o
+
+    return Runner(forward=forward, do=do, leaves=leaves, seq_first=True)
+
+
+FA4_OPTIONS: dict[str, Callable[[Inputs], dict[str, Any]]] = {
+    "full": lambda inputs: {},
+    "causal": lambda inputs: {"causal": True},
+    # Its window counts the keys to the left of the query's own.
+    "window": lambda inputs: {"causal": True, "window_size": (int(inputs.scalars["size"]) - 1, 0)},
+    "softcap": lambda inputs: {"causal": True, "softcap": 20.0},
+    "gemma2_local": lambda inputs: {"causal": True, "window_size": (4095, 0), "softcap": 50.0},
+}
+"""The variants that FA4 has arguments for."""
+
+
+def _fa4(case: Case, inputs: Inputs) -> Runner:
+    # It compiles for seconds: once for all processes. Read when it is imported.
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+    from flash_attn.cute import flash_attn_func  # optional
+
+    leaves, do = _seq_first(inputs)
+    options = FA4_OPTIONS[case.variant](inputs)
+
+    def forward() -> Tensor:
+        found = flash_attn_func(leaves["q"], leaves["k"], leaves["v"], **options)
+        # Most versions return the lse too, asked for or not.
+        o: Tensor = found[0] if isinstance(found, tuple) else found
+        return o
+
+    return Runner(forward=forward, do=do, leaves=leaves, seq_first=True)
+
+
+BUILDERS: dict[str, Callable[[Case, Inputs], Runner]] = {
+    OURS: _ours,
+    "flex": _flex,
+    "flex-max": functools.partial(_flex, mode=MAX_AUTOTUNE),
+    "fa2": _sdpa(SDPBackend.FLASH_ATTENTION),
+    "cudnn": _sdpa(SDPBackend.CUDNN_ATTENTION),
+    "efficient": _sdpa(SDPBackend.EFFICIENT_ATTENTION),
+    "fa4": _fa4,
+    "fla": _fla,
+}
+
+
+def build(name: str, case: Case, inputs: Inputs) -> Runner:
+    """One implementation for one case."""
+    return BUILDERS[name](case, inputs)

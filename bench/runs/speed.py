@@ -1,0 +1,123 @@
+"""Runs the speed suites: which cases, in what time, with which peers; everything found is kept case by case."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from bench.cases.case import Case, merged, narrowed, with_peers
+from bench.cases.suites import SUITES, Sizes
+from bench.options import SPEED
+from bench.peers.installed import missing
+from bench.report.record import OURS, PASSES, TITLES, Measurement, Results
+from bench.timing.clock import Clock
+from bench.timing.measure import GpuLostError, measure
+from bench.timing.warm_compile import compile_all, tasks
+
+BUDGET_MS, QUICK_MS = 150.0, 50.0
+"""GPU time for each implementation and pass."""
+
+COMPILE_SHARE = 0.5
+"""The most of the run's time that compiling beforehand may take."""
+
+CHECK_S = 1.0
+"""About what it takes to hold one case against float64 and draw its inputs."""
+
+START_S = {OURS: 0.8, "flex": 2.5, "flex-max": 4.0, "fa4": 1.0, "fla": 1.0}
+"""About what the first call takes, with everything compiled; other peers' 0.3."""
+
+COMPILE_S = {OURS: 8.0, "flex": 12.0, "flex-max": 75.0, "fa4": 40.0, "fla": 15.0}
+"""About what one process takes to compile what a case needs. Ours is often compiled already, for another length."""
+
+POOLS_S = 30.0
+"""About what it takes to start the processes, twice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is to be run, and which of the peers asked for are not installed."""
+
+    suites: dict[str, list[str]]
+    cases: list[Case]
+    missing: dict[str, str]
+
+
+def plan(options: argparse.Namespace, absent: Callable[[Iterable[str]], dict[str, str]] = missing) -> Plan:
+    """The cases of the suites asked for, each once."""
+    sizes = Sizes(seqs=options.seqs, dims=(128,) if options.quick else (64, 128, 256))
+    found: dict[str, list[Case]] = {}
+    for suite in SPEED:
+        if suite in options.suite:
+            # What core holds beside no peer is measured against its own other cases.
+            beside = narrowed if suite == "core" else with_peers
+            chosen = [beside(case, options.peers) for case in SUITES[suite](sizes)]
+            found[suite] = [case for case in chosen if not options.only or options.only.search(case.name)]
+    asked = {peer for cases in found.values() for case in cases for peer in case.peers}
+    gone = absent(peer for peer in TITLES if peer in asked)
+    cases = merged(with_peers(case, case.peers, gone) for cases in found.values() for case in cases)
+    return Plan(
+        suites={suite: list(dict.fromkeys(case.name for case in cases)) for suite, cases in found.items()},
+        cases=cases,
+        missing=gone,
+    )
+
+
+def estimate_s(cases: Sequence[Case], jobs: int, budget_ms: float) -> tuple[float, float]:
+    """About how long compiling beforehand and measuring take, seconds, on a machine with a core per job.
+
+    Guesses, of an H100: passes that are longer than their budget take longer, and caches that are warm save most.
+    """
+    compiling = sum(COMPILE_S[name] for kind in tasks(cases) for _, name in kind)
+    names = [(OURS, *case.peers) for case in cases]
+    # With L2 clearing and warm-up a pass takes about twice its budget.
+    measuring = sum(CHECK_S + sum(START_S.get(name, 0.3) + 4 * budget_ms / 1e3 for name in each) for each in names)
+    return (compiling / jobs + POOLS_S if jobs > 0 else 0.0), measuring
+
+
+def describe(chosen: Plan, options: argparse.Namespace) -> str:
+    """The cases of a plan with their peers, and how long it may take."""
+    width = max((len(case.name) for case in chosen.cases), default=0)
+    lines = [f"{case.name:{width}}  {', '.join(case.peers) or '-'}" for case in chosen.cases]
+    compiling, measuring = estimate_s(chosen.cases, options.jobs, budget_of(options))
+    total = (
+        f"{len(lines)} cases: about {compiling:.0f} s to compile with {options.jobs} jobs, {measuring:.0f} s to measure"
+    )
+    return "\n".join([*lines, total])
+
+
+def budget_of(options: argparse.Namespace) -> float:
+    """Milliseconds of GPU time for each implementation and pass."""
+    return QUICK_MS if options.quick else BUDGET_MS
+
+
+def run(options: argparse.Namespace, chosen: Plan, results: Results, keep: Callable[[], None], clock: Clock) -> None:
+    """Measure the cases of a plan into `results`, calling `keep` after each. Those there is no time for stay listed as
+    skipped."""
+    results.suites = chosen.suites
+    results.skipped = [case.name for case in chosen.cases]
+    keep()
+    if options.jobs > 0:
+        compile_all(chosen.cases, options.jobs, clock.at(COMPILE_SHARE))
+    for number, case in enumerate(chosen.cases, start=1):
+        if clock.over:
+            print(f"out of time: {len(results.skipped)} cases are skipped", flush=True)
+            return
+        began = time.monotonic()
+        print(f"[{number}/{len(chosen.cases)}] {case.name}", end="", flush=True)
+        try:
+            rows, costs = measure(case, budget_of(options))
+        except GpuLostError as error:
+            results.measurements += error.rows
+            results.settings["lost"] = str(error)
+            keep()
+            raise
+        except Exception as error:  # not even its inputs could be drawn; another case may be smaller
+            note = f"{type(error).__name__}: {error}"
+            rows, costs = [Measurement(case=case.name, which=p, implementation=OURS, note=note) for p in PASSES], []
+        results.measurements += rows
+        results.costs += costs
+        results.skipped.remove(case.name)
+        keep()
+        print(f"  ({time.monotonic() - began:.1f} s)", flush=True)

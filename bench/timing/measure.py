@@ -1,0 +1,196 @@
+"""Checks and times one case: ours and its peers, on the same inputs, in one process."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.cases.case import Case
+from bench.cases.flex_mods import MODS
+from bench.peers.torch_peers import Runner, build, forget
+from bench.report.record import OURS, PASSES, TITLES, Cost, Measurement
+from codegen.testing import golden
+from codegen.testing.golden import BOUND, Inputs, Shape
+from codegen.tune import timing
+from codegen.tune.timing import Timing
+
+DTYPE = torch.bfloat16
+PREPARATIONS = 3
+MIB = 2**20
+
+
+class GpuLostError(RuntimeError):
+    """A kernel failed in a way after which this process can use the GPU no more; `rows` is what was known by then."""
+
+    def __init__(self, message: str, rows: list[Measurement]) -> None:
+        super().__init__(message)
+        self.rows = rows
+
+
+@dataclass(kw_only=True)
+class Found:
+    """What is known of a case so far; `runners` are those that may be timed."""
+
+    case: Case
+    runners: dict[str, Runner] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+    costs: list[Cost] = field(default_factory=list)
+    times: dict[str, dict[str, Timing]] = field(default_factory=dict)
+
+    def measurements(self) -> list[Measurement]:
+        """One for each implementation and pass: a time, or the reason why there is none."""
+        names = (OURS, *self.case.peers)
+        return [self._measurement(name, which) for name in names for which in PASSES]
+
+    def _measurement(self, name: str, which: str) -> Measurement:
+        found = self.times.get(which, {}).get(name)
+        row = Measurement(case=self.case.name, which=which, implementation=name, note=self.notes.get(name, ""))
+        if found is None:
+            return row
+        tflops = self.case.flops(which) / found.ms / 1e9
+        return replace(row, ms=found.ms, tflops=tflops, spread=found.spread)
+
+
+def draw(case: Case) -> Inputs:
+    """The inputs of a case, on the GPU."""
+    entry = golden.load_manifest()[case.variant]
+    inputs = golden.draw_inputs(
+        entry, case.shape, dtype=DTYPE, device="cuda", scalars=case.scalars, own_grads=case.own_grads
+    )
+    mods = MODS.get(case.variant)
+    own = None if mods is None else mods.tensors
+    return inputs if own is None else replace(inputs, tensors=inputs.tensors | own(case.shape, "cuda"))
+
+
+def measure(case: Case, budget_ms: float) -> tuple[list[Measurement], list[Cost]]:
+    """Ours, once it is known to be right, and each peer, `budget_ms` of GPU time for each pass of each.
+
+    Raises `GpuLostError` where the process can use the GPU no more.
+    """
+    found = Found(case=case)
+    fault = verify(case)
+    if fault:
+        found.notes[OURS] = fault
+    forget()
+    _build_all(found, draw(case))
+    _time_all(found, budget_ms)
+    rows, costs = found.measurements(), found.costs
+    del found
+    gc.collect()
+    torch.cuda.empty_cache()
+    return rows, costs
+
+
+def _build_all(found: Found, inputs: Inputs) -> None:
+    """Build each implementation, run it once, and hold its results against ours."""
+    ours: dict[str, Tensor] | None = None
+    for name in (OURS, *found.case.peers):
+        if name in found.notes:
+            continue
+        try:
+            start = time.perf_counter()
+            runner = build(name, found.case, inputs)
+            results = runner.results()
+            torch.cuda.synchronize()
+            first_s = time.perf_counter() - start
+            if name == OURS:
+                ours = results
+            elif ours is not None and (fault := _difference(ours, results)):
+                # Said once: a second peer would repeat it.
+                found.notes[OURS] = f"differs from {TITLES[name]}: {fault}"
+                ours = None
+            del results
+            found.runners[name] = runner
+            found.costs.append(_cost(found.case, name, runner, first_s))
+        except Exception as error:  # a peer may be absent or fail in any way: the row says so
+            _fail(found, name, error)
+
+
+def _time_all(found: Found, budget_ms: float) -> None:
+    """Both passes of all that run, in turn. The forward is a training step's: it keeps what the backward needs."""
+    outputs: dict[str, Tensor] = {}
+    for name, runner in list(found.runners.items()):
+        try:
+            outputs[name] = runner.forward()
+        except Exception as error:
+            _fail(found, name, error)
+    calls: dict[str, dict[str, Callable[[], Any]]] = {
+        "fwd": {name: runner.forward for name, runner in found.runners.items()},
+        "bwd": {name: functools.partial(runner.gradients, outputs[name]) for name, runner in found.runners.items()},
+    }
+    for which in PASSES:
+        running = {name: call for name, call in calls[which].items() if name in found.runners}
+        found.times[which], failed = timing.in_turn(running, budget_ms)
+        for name, reason in failed.items():
+            _fail(found, name, reason)
+
+
+def _fail(found: Found, name: str, error: Exception) -> None:
+    found.notes[name] = f"{type(error).__name__}: {_first_line(error)}"
+    found.runners.pop(name, None)
+    try:
+        torch.cuda.synchronize()
+    except Exception as lost:
+        reason = f"{found.case.name}, {TITLES[name]}: {found.notes[name]}"
+        raise GpuLostError(reason, found.measurements()) from lost
+
+
+def _cost(case: Case, name: str, runner: Runner, first_s: float) -> Cost:
+    """What a built and warm implementation costs: memory of one forward and backward, and what it is prepared with."""
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    runner.gradients(runner.forward())
+    torch.cuda.synchronize()
+    peak_mib = (torch.cuda.max_memory_allocated() - before) / MIB
+    setup_ms = None if runner.prepare is None else wall_ms(runner.prepare)
+    return Cost(case=case.name, implementation=name, peak_mib=peak_mib, setup_ms=setup_ms, first_s=first_s)
+
+
+def wall_ms(call: Callable[[], Any], wait: Callable[[], Any] = torch.cuda.synchronize) -> float:
+    """Median time until what a call enqueues is done, the CPU's part included."""
+    times = []
+    for _ in range(PREPARATIONS):
+        wait()
+        start = time.perf_counter()
+        call()
+        wait()
+        times.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(times)
+
+
+def verify(case: Case) -> str:
+    """What is wrong with ours at a smaller size of the same kind, against float64; "" when nothing is."""
+    group = case.shape.heads // case.shape.kv_heads
+    return _verify(case.variant, Shape(batch=1, heads=2 * group, kv_heads=2, seq=1000, dim=case.shape.dim))
+
+
+@functools.cache
+def _verify(variant: str, shape: Shape) -> str:
+    try:
+        errors, right = golden.check(variant, shape, DTYPE, "cuda")
+    except Exception as error:  # whatever it is, the row says it, and the case is not timed
+        return f"{type(error).__name__}: {_first_line(error)}"
+    return "" if right else f"WRONG against float64: {_worst(errors)}"
+
+
+def _difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> str:
+    """What parts two results of the full size; both are rounded, hence twice the bound."""
+    errors = golden.relative_errors(ours, theirs)
+    return "" if max(errors.values()) <= 2 * BOUND[DTYPE] else _worst(errors)
+
+
+def _worst(errors: dict[str, float]) -> str:
+    name = max(errors, key=lambda each: errors[each])
+    return f"{name} is off by {errors[name]:.1e}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:160]

@@ -1,0 +1,205 @@
+"""How the gradient of each trained tensor is gathered: one term per read, its kind decided by what the indices read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+
+from codegen.analysis.affine import linear
+from codegen.analysis.call_modes import POSITIONAL, Mode, decay_positions
+from codegen.analysis.indexing import exact_index
+from codegen.ir import expr
+from codegen.ir.derive import derivative
+from codegen.ir.expr import (
+    KEY_NAMES,
+    QUERY_NAMES,
+    Expr,
+    Level,
+    Load,
+    TensorSpec,
+    Type,
+    Var,
+    const,
+    int_var,
+    is_const,
+    names,
+)
+from codegen.spec.model import Variant
+
+POSITIONS = frozenset(("q_idx", "kv_idx"))
+ROWS = frozenset(("q_row", "cols"))
+"""What stands for them, in a segmented call, where a tensor lies as the tokens do."""
+
+LAG = int_var("lag")
+"""q_idx - kv_idx, of which a kernel that sums along diagonals has one number per diagonal."""
+
+
+class GradientKind(StrEnum):
+    """How the gradient through one read of a tensor is gathered."""
+
+    HEAD = "heads"  # one sum per query head, from the dq kernel
+    ROW = "rows"  # row sums, from the dq kernel
+    COLUMN = "cols"  # column sums, from the dkdv kernel
+    PAIR = "pairs"  # every element is read by one pair of a query and a key: stored by the dq kernel
+    DIAGONAL = "diagonals"  # sums along the diagonals of a tile, added by the dq kernel with atomics
+    SCATTER = "scatter"  # every pair's own, added by the dq kernel with atomics
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientTerm:
+    """The gradient through one read of a tensor: `local` is d score / d element.
+
+    `dims` are the tensor's; `number` counts its terms of one kind. Sums are stored by head, row or key; those of a
+    `direct` term are where the tensor has its elements. A `trained` tensor's gradient is gathered only where a call
+    wants it.
+    """
+
+    tensor: str
+    kind: GradientKind
+    local: Expr
+    load: Load
+    dims: tuple[str | int, ...] = ()
+    number: int = 1
+    direct: bool = False
+    trained: bool = False
+
+    @property
+    def accumulator(self) -> str:
+        """The local sum, and the buffer it is stored in; what is added with atomics has one buffer per tensor."""
+        if self.atomic:
+            return f"d{self.tensor}_atomic"
+        return f"d{self.tensor}_{self.kind}" + (f"_{self.number}" if self.number > 1 else "")
+
+    @property
+    def buffer(self) -> str:
+        return f"{self.accumulator}_ptr"
+
+    @property
+    def flag(self) -> str:
+        """The constant that says whether a call wants the gradient; empty where every call does."""
+        return f"GRAD_{self.tensor.upper()}" if self.trained else ""
+
+    @property
+    def sign(self) -> int:
+        """What each pair's ds is multiplied by, 1 or -1; else 0."""
+        return next((sign for sign in (1, -1) if is_const(self.local, sign)), 0)
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether it is a sum of ds, of a row or of a key, that every call wants: then it may be a product with ones.
+        What only some calls want costs the others nothing."""
+        return self.kind in (GradientKind.ROW, GradientKind.COLUMN) and self.sign != 0 and not self.trained
+
+    @property
+    def atomic(self) -> bool:
+        return self.kind in (GradientKind.DIAGONAL, GradientKind.SCATTER)
+
+    @property
+    def summed(self) -> bool:
+        """Whether a program keeps a vector of sums over its loop."""
+        return self.kind in (GradientKind.HEAD, GradientKind.ROW, GradientKind.COLUMN)
+
+    @property
+    def per_row(self) -> bool:
+        return self.kind is GradientKind.ROW
+
+    @property
+    def axis(self) -> int:
+        """The positional axis of a direct term."""
+        return next(i for i, index in enumerate(self.load.indices) if names(index) & (QUERY_NAMES | KEY_NAMES))
+
+
+def gradient_terms(variant: Variant, mode: Mode = Mode.DENSE) -> tuple[GradientTerm, ...]:
+    """One term per read of a trained tensor that the score changes with, those of the log-decay last.
+
+    The variant is `specialised` to the mode.
+    """
+    terms: list[GradientTerm] = []
+    seen: Counter[tuple[str, GradientKind]] = Counter()
+    for load in expr.loads(variant.score) if variant.score is not None else ():
+        spec = variant.tensors[load.tensor]
+        local = derivative(variant.score, load) if spec.grad and variant.score is not None else const(0.0)
+        if expr.is_const(local, 0):
+            continue
+        kind = gradient_kind(load, spec, mode)
+        seen[load.tensor, kind] += 1
+        terms.append(
+            GradientTerm(
+                tensor=load.tensor,
+                kind=kind,
+                local=local,
+                load=load,
+                dims=spec.dims,
+                number=seen[load.tensor, kind],
+                # A query position may leave the tensor, and then its gradient goes where the read is clamped to.
+                direct=kind in (GradientKind.HEAD, GradientKind.COLUMN) and _is_plain(load, spec, mode),
+                trained=True,
+            )
+        )
+    if variant.decay:
+        for axis, kind, sign in (("q", GradientKind.ROW, 1.0), ("kv", GradientKind.COLUMN, -1.0)):
+            terms.append(GradientTerm(tensor="decay", kind=kind, local=const(sign), load=decay_load(axis, mode)))
+    return tuple(terms)
+
+
+def is_deterministic(variant: Variant) -> bool:
+    """Whether no gradient is added with atomics, so that equal inputs give equal bits."""
+    return not any(t.atomic for t in gradient_terms(variant))
+
+
+def decay_load(axis: str, mode: Mode) -> Load:
+    """The cumulative log-decay at a query (`q`) or a key (`kv`)."""
+    batch = () if mode is Mode.PACKED else (int_var("b"),)
+    return Load(Type.FLOAT, "decay", (*batch, int_var("h"), int_var(decay_positions(mode)[axis])))
+
+
+def gradient_kind(load: Load, spec: TensorSpec, mode: Mode = Mode.DENSE) -> GradientKind:
+    """The cheapest way to gather the gradient of `load`."""
+    level = expr.level(load)
+    if level is not Level.TILE:
+        return {Level.UNIFORM: GradientKind.HEAD, Level.QUERY: GradientKind.ROW, Level.KEY: GradientKind.COLUMN}[level]
+    pairs = {"b", "h", *(ROWS if mode is Mode.SEGMENTED else POSITIONS)}
+    if len(load.indices) == 4 and expr.names(load) == pairs and _is_plain(load, spec, mode):
+        return GradientKind.PAIR
+    return GradientKind.DIAGONAL if by_lag(load) is not None else GradientKind.SCATTER
+
+
+def _is_plain(load: Load, spec: TensorSpec, mode: Mode) -> bool:
+    """Whether the sums of a head, row, key or pair lie as the tensor's elements do: every index is a name of its own,
+    over the dim of that name or over one that holds what the name counts."""
+    names = [i.name for i in load.indices if isinstance(i, Var)]
+    if len(names) < len(load.indices) or len(set(names)) < len(names) or {"h", "hkv"} <= set(names):
+        return False
+    return all(
+        exact_index({spec.name: spec}, spec.name, axis, index) or _holds_all(spec.dims[axis], name, mode)
+        for axis, (name, index) in enumerate(zip(names, load.indices, strict=True))
+    )
+
+
+def _holds_all(dim: str | int, name: str, mode: Mode) -> bool:
+    """Whether a dim has one element for each row or key of the score matrix, which `name` counts."""
+    if mode is Mode.PACKED:
+        # Sequence after sequence, as the tokens lie; any other dim is indexed anew by each sequence.
+        return dim == name == "kv_idx"
+    if mode is Mode.SEGMENTED:
+        # Positions that a call gives may be any: they count no rows.
+        return name in ROWS and dim in POSITIONAL
+    return name in POSITIONS and isinstance(dim, str) and dim not in ("b", "h", "hkv")
+
+
+def by_lag(load: Load) -> Load | None:
+    """The read in terms of `LAG`; None if it depends on positions in another way than through their difference."""
+    rewritten = expr.rebuild(load, _lag_form)
+    assert isinstance(rewritten, Load)
+    return None if expr.names(rewritten) & (POSITIONS | ROWS) else rewritten
+
+
+def _lag_form(e: Expr) -> Expr | None:
+    """`2 * q_idx - 2 * kv_idx + rest` as `2 * lag + rest`."""
+    if e.type is not Type.INT or not expr.names(e) >= POSITIONS:
+        return None
+    form = linear(e)
+    if form is None or form.q != -form.kv:
+        return None
+    return expr.add(expr.mul(const(form.q), LAG), form.rest)

@@ -1,0 +1,29 @@
+"""How kernels index tensors: which dims hold one element per token, and which indices may leave their axis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from codegen.ir.expr import Expr, Load, TensorSpec, Var
+from codegen.ir.printers import WIDE_INDICES
+
+DECAY = TensorSpec(name="decay", dims=("b", "h", "pos"))
+"""The cumulative sum of g, already times log2(e): `[B, Hq, P]`, contiguous; `[Hq, total_k]` of packed sequences."""
+
+PACKED_DECAY = replace(DECAY, dims=DECAY.dims[1:])
+
+POSITIONS = ("kv_idx", "k_row", DECAY.dims[2])
+"""Dims known to hold every key position."""
+
+TOKENS = (*POSITIONS, "q_idx")
+"""Dims with an element per token."""
+
+
+def exact_index(tensors: Mapping[str, TensorSpec], tensor: str, axis: int, index: Expr) -> bool:
+    """Whether an index cannot leave its axis: a head or batch index over the dim of that name."""
+    return isinstance(index, Var) and index.name in WIDE_INDICES and tensors[tensor].dims[axis] == index.name
+
+
+def needs_clamp(tensors: Mapping[str, TensorSpec], load: Load) -> bool:
+    return any(not exact_index(tensors, load.tensor, axis, i) for axis, i in enumerate(load.indices))

@@ -1,0 +1,116 @@
+"""What a score adds to all keys of a row alike, or to all rows of a key: kernels need that once a row or key, not once
+a pair."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codegen.analysis.indexing import DECAY
+from codegen.ir import expr
+from codegen.ir.expr import Expr, Level, Load, Op, Type, const, int_var, level
+
+NOTHING = const(0.0)
+
+_ROW, _KEY = int_var("q_idx"), int_var("kv_idx")
+_PLACE = int_var("cols")
+_ROW_START, _START = int_var("row_start"), int_var("start_n")
+"""Where a block's rows begin, as positions, and its keys."""
+
+
+def split_rows(e: Expr, *, in_order: bool = True) -> tuple[Expr, Expr]:
+    """`e` as a sum: what differs between the keys of a row, and what they share, NOTHING if that is no vector of rows.
+
+    Positions of keys count from the start of their block, `start_n`, which goes to the rows: so the parts of a distance
+    are as small as it and the block are, and little is rounded away however long the sequence is. That is where the
+    positions of tokens are `in_order`. Any others may be far from all that the block shares and from each other near:
+    then a distance stays whole.
+    """
+    pairs, rows = _split(e, in_order)
+    apart = not in_order and _takes_distances_apart(rows, pairs)
+    return (pairs, rows) if level(rows) is Level.QUERY and not apart else (e, NOTHING)
+
+
+def _takes_distances_apart(rows: Expr, keys: Expr) -> bool:
+    return _ROW.name in expr.names(rows) and _KEY.name in expr.names(keys)
+
+
+def _split(e: Expr, in_order: bool) -> tuple[Expr, Expr]:
+    if level(e) is Level.QUERY:
+        return NOTHING, e
+    if in_order and e == expr.to_float(_KEY):
+        return _as_float(expr.sub(_KEY, _START)), expr.to_float(_START)
+    if isinstance(e, Op) and e.op in ("add", "sub", "neg"):
+        pairs, rows = zip(*(_split(arg, in_order) for arg in e.args), strict=True)
+        return expr.make(e.op, *pairs), expr.make(e.op, *rows)
+    if isinstance(e, Op) and e.op == "mul" and level(e.args[0]) is Level.UNIFORM:
+        factor, (pair, row) = e.args[0], _split(e.args[1], in_order)
+        return expr.mul(factor, pair), expr.mul(factor, row)
+    return e, NOTHING
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sides:
+    """A logit as a sum: `products` times the scaled product of a pair, what the keys and the rows of a block add each
+    for itself, and what all of them share.
+
+    Positions count from the start of their block, and so does a log-decay of keys from that at its first: all terms are
+    small for keys that are near, however long the sequence is, and little is rounded away.
+    """
+
+    products: int = 0
+    keys: Expr = NOTHING
+    rows: Expr = NOTHING
+    block: Expr = NOTHING
+
+
+def split_sides(logit: Expr, product: Expr, *, in_order: bool = True) -> Sides | None:
+    """The logit as such a sum with one product, if it is one; `in_order` as for `split_rows`."""
+    sides = _sides(logit, product, in_order)
+    if sides is None or sides.products != 1 or (not in_order and _takes_distances_apart(sides.rows, sides.keys)):
+        return None
+    return sides
+
+
+def _sides(e: Expr, product: Expr, in_order: bool) -> Sides | None:
+    if e == product:
+        return Sides(products=1)
+    own = level(e)
+    if own is Level.UNIFORM:
+        return Sides(block=e)
+    if in_order and e == expr.to_float(_ROW):
+        return Sides(rows=_as_float(expr.sub(_ROW, _ROW_START)), block=_as_float(_ROW_START))
+    if in_order and e == expr.to_float(_KEY):
+        return Sides(keys=_as_float(expr.sub(_KEY, _START)), block=_as_float(_START))
+    if isinstance(e, Load) and e.tensor == DECAY.name and own is Level.KEY:
+        first = expr.substitute(e, dict.fromkeys((_KEY.name, _PLACE.name), _START))
+        return Sides(keys=expr.sub(e, first), block=first)
+    if isinstance(e, Op) and e.op in ("add", "sub", "neg"):
+        parts = [_sides(arg, product, in_order) for arg in e.args]
+        return _summed(e.op, [part for part in parts if part is not None]) if None not in parts else None
+    if isinstance(e, Op) and e.op == "mul" and level(e.args[0]) is Level.UNIFORM:
+        factor, part = e.args[0], _sides(e.args[1], product, in_order)
+        if part is None or part.products:
+            return None
+        return Sides(
+            keys=expr.mul(factor, part.keys), rows=expr.mul(factor, part.rows), block=expr.mul(factor, part.block)
+        )
+    if own is Level.KEY:
+        return Sides(keys=e)
+    return Sides(rows=e) if own is Level.QUERY else None
+
+
+def _summed(op: str, parts: list[Sides]) -> Sides:
+    counts = [const(part.products) for part in parts]
+    products = expr.make(op, *counts)
+    assert isinstance(products, expr.Const)
+    return Sides(
+        products=int(products.value),
+        keys=expr.make(op, *(part.keys for part in parts)),
+        rows=expr.make(op, *(part.rows for part in parts)),
+        block=expr.make(op, *(part.block for part in parts)),
+    )
+
+
+def _as_float(e: Expr) -> Expr:
+    """The conversion of a sum as one, not of each of its parts."""
+    return Op(Type.FLOAT, "float", (e,))

@@ -1,0 +1,352 @@
+"""The command line: `python -m codegen render | check | list | show | lint | tune | explain | bench | schema`.
+
+A subcommand is one function with the `@command` decorator; its docstring is its help. Modules that take time to import
+are imported by the command that needs them.
+
+Exit codes: 0 done, 1 `check` found differences, or `lint` kernels that cannot run, 2 bad usage or bad input,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from codegen import PACKAGE, PROGRAM, __version__
+from codegen.cli.options import (
+    Option,
+    call_options,
+    explain_options,
+    force_option,
+    json_option,
+    lint_options,
+    name_argument,
+    out_option,
+    package_option,
+    passed_on,
+    picture_options,
+    tune_options,
+    variants_option,
+)
+from codegen.cli.places import check_importable, out_path, package_path, spec_path, variants_path
+from codegen.render import files
+from codegen.util.errors import CodegenError, SpecError, did_you_mean, not_installed
+
+if TYPE_CHECKING:
+    from codegen.inspect.call import Call
+    from codegen.spec.model import Spec, Variant
+
+EXIT_OK, EXIT_DIFFERENT, EXIT_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+Run = Callable[[argparse.Namespace], int]
+"""Runs a subcommand; returns its exit code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A subcommand and the options it takes."""
+
+    run: Run
+    options: tuple[Option, ...]
+
+
+COMMANDS: dict[str, Command] = {}
+
+
+def command(name: str, *options: Option) -> Callable[[Run], Run]:
+    """Register a function as the subcommand `name`."""
+
+    def register(run: Run) -> Run:
+        COMMANDS[name] = Command(run=run, options=options)
+        return run
+
+    return register
+
+
+# ------------------------------------------------------------------------------------------------------------ commands
+
+
+@command("render", variants_option, out_option, force_option)
+def render(args: argparse.Namespace) -> int:
+    """Write the package that the spec describes; only files that differ are touched."""
+    from codegen.load.hints import hints
+
+    variants = variants_path(args)
+    out = out_path(args)
+    check_importable(out)
+    spec, texts = _rendered(variants)
+    for hint in hints(spec):
+        print(f"hint: {hint}", file=sys.stderr)
+    print(f"{out}: {files.write(out, texts, force=args.force)}")
+    return EXIT_OK
+
+
+@command("check", variants_option, out_option)
+def check(args: argparse.Namespace) -> int:
+    """Render in memory and report every file of the package that differs."""
+    variants = variants_path(args)
+    out = out_path(args)
+    fresh = _render_package(variants)
+    differences = files.compare(out, fresh)
+    if not differences:
+        from codegen.inspect.explain import stale
+
+        print(f"{out}: up to date ({len(fresh)} files)")
+        # No difference: whoever changes a kernel may have no such GPU.
+        for line in stale(out):
+            print(f"note: {line}")
+        return EXIT_OK
+    for difference in differences:
+        print(difference)
+    print(f"{out}: {len(differences)} of its files differ; run `{_render_command(args)}`")
+    if any(d.status is files.Status.EDITED for d in differences):
+        print(f"EDITED files were changed by hand: {files.KEEP_EDITS}")
+    return EXIT_DIFFERENT
+
+
+@command("list", variants_option, json_option)
+def list_variants(args: argparse.Namespace) -> int:
+    """Print what each variant is: the spec's, or the library's where there is no spec."""
+    from codegen.inspect.listing import as_json, as_text
+
+    spec = _spec_or_library(args)
+    print(as_json(spec) if args.json else as_text(spec, columns=shutil.get_terminal_size().columns))
+    return EXIT_OK
+
+
+@command("show", name_argument, call_options, picture_options, variants_option)
+def show(args: argparse.Namespace) -> int:
+    """Print a variant's formulas and draw which blocks its mask skips."""
+    spec = _spec_or_library(args)
+    if args.name not in spec.variants:
+        hint = did_you_mean(args.name, spec.variants) or f"; it has {', '.join(spec.variants)}"
+        raise CodegenError(f"{spec.path} has no variant '{args.name}'{hint}")
+    variant = spec.variants[args.name]
+    with _extra():
+        from codegen.inspect import show as shown
+        from codegen.inspect.block_status import Grid
+
+        if args.png is not None:
+            from codegen.inspect import plot
+    calls = _calls(variant, args)
+    block = shown.default_block(calls, packed=bool(args.segments))
+    block_m, block_n = args.block or (block, block)
+    grids = [Grid(call=call, block_m=block_m, block_n=block_n) for call in calls]
+    picture = shown.picture(variant, grids, args.segments or ())
+    if args.png is not None:
+        plot.save(picture, args.png)
+    print(shown.report(picture, columns=shutil.get_terminal_size().columns, encoding=sys.stdout.encoding))
+    return EXIT_OK
+
+
+@command("tune", tune_options, variants_option, out_option, package_option)
+def tune(args: argparse.Namespace) -> int:
+    """Measure tiles and families of kernels on this machine's GPU; ops of both frameworks then run the fastest."""
+    from codegen.inspect.explain import DTYPE_NAMES
+    from codegen.tune.command import Choice, default_jobs, run
+
+    choice = Choice(
+        variants_path=spec_path(args),
+        out=package_path(args),
+        variants=args.names,
+        passes=args.passes,
+        dtypes=[DTYPE_NAMES.get(name, name) for name in args.dtypes],
+        head_dims=args.head_dims,
+        seqs=args.seqs,
+        modes=args.modes,
+        minutes=args.budget,
+        jobs=args.jobs or default_jobs(),
+        families=args.families,
+        again=args.again,
+    )
+    run(choice)
+    return EXIT_OK
+
+
+@command("explain", explain_options, variants_option, out_option, package_option)
+def explain(args: argparse.Namespace) -> int:
+    """Print which tiles a call runs with on a GPU, and from where; without a NAME, what tuning gained there."""
+    from codegen.inspect.explain import Question, answer, gains
+
+    out = package_path(args)
+    if args.name is None:
+        print("\n".join(gains(out, args.gpu or "")))
+        return EXIT_OK
+    question = Question(
+        variant=args.name,
+        gpu=args.gpu or "",
+        dtype=args.dtype,
+        head_dim=args.head_dim,
+        seq=args.seq,
+        group=args.group,
+        mode=args.mode,
+    )
+    print("\n".join(answer(out, question)))
+    return EXIT_OK
+
+
+@command("lint", lint_options, variants_option, out_option)
+def lint(args: argparse.Namespace) -> int:
+    """Compile the kernels with all default configs for every chip, which need not be there, and judge them."""
+    from codegen.load.spec_file import load
+
+    variants = variants_path(args)
+    out = out_path(args)
+    with _extra():
+        from codegen.lint import command as linter
+    spec = load(variants)
+    # What can be refused is, before the minutes that compiling takes.
+    selected = linter.selection(spec, args)
+    if args.json is not None and not args.json.absolute().parent.is_dir():
+        raise CodegenError(f"--json: expected a file in a folder that is there, got {args.json}")
+    if files.compare(out, _render_package(variants)):
+        raise CodegenError(f"{out} is not what {variants} renders to: run `{_render_command(args)}`")
+    findings, seconds = linter.run(spec, out, selected, args.jobs)
+    linter.print_report(findings, seconds)
+    if args.json is not None:
+        linter.save(args.json, findings)
+    return EXIT_DIFFERENT if any(finding.errors for finding in findings) else EXIT_OK
+
+
+@command("schema")
+def schema(_args: argparse.Namespace) -> int:
+    """Print the JSON Schema of spec files, for editors."""
+    import json
+
+    from codegen.load.json_schema import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+    return EXIT_OK
+
+
+@command("bench", passed_on)
+def bench(args: argparse.Namespace) -> int:
+    """Measure the generated ops beside their peers on a GPU; takes the options of `python -m bench`."""
+    if PACKAGE != "generated":
+        raise CodegenError("the benchmark is not installed: run `python -m bench` in a checkout of the repository")
+    try:
+        # By name: the generator does not depend on its benchmark, which only a checkout has.
+        measure = importlib.import_module("bench.__main__").main
+    except ModuleNotFoundError as error:
+        raise CodegenError(f"the benchmark needs {error.name}, which is not installed") from None
+    return int(measure(args.arguments))
+
+
+def _calls(variant: Variant, args: argparse.Namespace) -> list[Call]:
+    """The call that `args` describe, or the sequences of a packed one."""
+    from codegen.inspect.call import make_call, make_packed_calls
+
+    head, scalars, tensors = args.head, dict(args.set), {name: Path(file) for name, file in args.tensor}
+    if args.segments:
+        for option, value in (("--q-len", args.q_len), ("--kv-len", args.kv_len), ("--batch", args.batch)):
+            if value is not None:
+                raise CodegenError(f"{option} is no option of a packed call: leave it out, or --segments")
+        lengths, q_offset = args.segments, 0 if args.q_offset == "end" else args.q_offset
+        return make_packed_calls(variant, lengths=lengths, q_offset=q_offset, head=head, scalars=scalars, files=tensors)
+    q_len = args.q_len or 1024
+    kv_len = args.kv_len or q_len
+    call = make_call(
+        variant,
+        q_len=q_len,
+        kv_len=kv_len,
+        q_offset=kv_len - q_len if args.q_offset == "end" else args.q_offset,
+        batch=args.batch or 0,
+        head=head,
+        scalars=scalars,
+        files=tensors,
+    )
+    return [call]
+
+
+def _spec_or_library(args: argparse.Namespace) -> Spec:
+    from codegen.load.spec_file import load
+
+    return load(spec_path(args))
+
+
+@contextmanager
+def _extra() -> Iterator[None]:
+    """Around imports of what is no dependency of the generator, but of some of its commands."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").split(".")[0]
+        if package in ("codegen", __name__.split(".")[0]):
+            raise
+        raise CodegenError(not_installed(package)) from None
+
+
+def _render_package(variants: Path) -> dict[str, str]:
+    """Path -> text of the whole package, its manifest included."""
+    return _rendered(variants)[1]
+
+
+def _rendered(variants: Path) -> tuple[Spec, dict[str, str]]:
+    """The spec of a file, and path -> text of its whole package, the manifest included."""
+    from codegen.load.spec_file import load
+    from codegen.render.package import manifest_entries
+    from codegen.render.package import render as render_texts
+
+    spec = load(variants)
+    return spec, files.with_manifest(render_texts(spec), manifest_entries(spec))
+
+
+def _render_command(args: argparse.Namespace) -> str:
+    """The `render` that mends what `check`, called with `args`, found."""
+    words = [*PROGRAM.split(), "render"]
+    for flag, value in (("--variants", args.variants), ("--out", args.out)):
+        words += [] if value is None else [flag, str(value)]
+    return shlex.join(words)
+
+
+# ---------------------------------------------------------------------------------------------------------------- main
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code; errors a user can cause are one message on stderr."""
+    args = _parser().parse_args(argv)
+    run: Run = args.run
+    try:
+        code = run(args)
+        sys.stdout.flush()  # here, where a closed pipe is still ours to handle
+        return code
+    except BrokenPipeError:
+        # The reader (`| head`) has seen enough. Nothing may be left for the interpreter to flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+    except SpecError as error:
+        messages = [str(problem) for problem in error.problems]
+    except CodegenError as error:
+        messages = [str(error)]
+    except OSError as error:
+        messages = [f"{error.filename}: {error.strerror}" if error.filename else str(error)]
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    for message in messages:
+        print(f"error: {message}", file=sys.stderr)
+    return EXIT_ERROR
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="codegen", description="Render attention variants into Triton kernels and framework ops."
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, entry in COMMANDS.items():
+        doc = entry.run.__doc__ or ""
+        subparser = subparsers.add_parser(name, help=doc, description=doc)
+        for add_option in entry.options:
+            add_option(subparser)
+        subparser.set_defaults(run=entry.run)
+    return parser

@@ -1,0 +1,62 @@
+"""Which files the options of the command line mean: the spec, and the folder of the package."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from codegen import PACKAGE
+from codegen.cli.options import COLLECTION, DEFAULT_OUT, DEFAULT_VARIANTS
+from codegen.render import files
+from codegen.util.errors import CodegenError
+
+
+def variants_path(args: argparse.Namespace) -> Path:
+    """The spec that `args` name, or the one of this folder, which has to be there."""
+    given: Path | None = args.variants
+    if given is None and not DEFAULT_VARIANTS.is_file():
+        raise CodegenError(f"no {DEFAULT_VARIANTS} in this folder: write one, or name a spec with --variants FILE")
+    return spec_path(args)
+
+
+def spec_path(args: argparse.Namespace) -> Path:
+    """The spec that `args` name, the one of this folder, or where there is none the library's.
+
+    `--variants library.yaml` names the collection of variants that comes with the generator where no such file is here.
+    """
+    from codegen.load.spec_file import default_spec_path
+    from codegen.util.shipped import shipped_path
+
+    given: Path | None = args.variants
+    if given is None:
+        return DEFAULT_VARIANTS if DEFAULT_VARIANTS.is_file() else default_spec_path()
+    return shipped_path(COLLECTION) if given == Path(COLLECTION) and not given.exists() else given
+
+
+def out_path(args: argparse.Namespace) -> Path:
+    """The folder of the package: by default beside the spec as it was named."""
+    given: Path | None = args.out
+    return given or (args.variants or DEFAULT_VARIANTS).parent / DEFAULT_OUT
+
+
+def check_importable(out: Path) -> None:
+    """A package is imported by its folder's name."""
+    from codegen.spec.names import package_problem
+
+    problem = package_problem(out.resolve().name)
+    if problem is not None:
+        raise CodegenError(f"--out: no Python can import a package from {str(out)!r}: {problem}")
+
+
+def package_path(args: argparse.Namespace) -> Path:
+    """The package that `args` name, the one beside the spec, or where there is none the installed one."""
+    from codegen.compile.packages import installed
+
+    beside = out_path(args)
+    if args.package is not None:
+        if args.out is not None:
+            raise CodegenError("--package and --out both name a package: leave one out")
+        return installed(args.package)
+    if args.out is not None or (beside / files.MANIFEST).is_file():
+        return beside
+    return installed(PACKAGE, default=beside)

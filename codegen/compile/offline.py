@@ -1,0 +1,149 @@
+"""Compiles the kernels that a call launches for an architecture that is not there: real arguments, no launch, no GPU.
+
+An op is called with CPU tensors while Triton believes in a GPU of that architecture, so that each kernel is specialised
+for the very arguments the op gives it. The interpreter overlooks what only the compiler refuses, such as a global
+that is no `tl.constexpr`. What is compiled goes into Triton's cache on disk, where a process with such a GPU, and the
+same Triton and Python, finds it.
+
+Needs torch and Triton, which are imported where they are used: the rest of the generator runs without.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from itertools import count
+from typing import Any
+
+from codegen.util.errors import CodegenError
+
+Compiled = Any
+"""Triton's `CompiledKernel`: `asm` has the text of each stage by name, `metadata` for instance `shared`, in bytes."""
+
+OnFailure = Callable[[str, Exception], None]
+"""Told the name of a kernel that did not compile, and why."""
+
+_ALONE = threading.Lock()
+_NUMBERS = count(-1, -1)
+
+
+def target_of(arch: str) -> Any:
+    """`sm_90` or `gfx942` as Triton's compiler calls it."""
+    from triton.backends.compiler import GPUTarget
+
+    if arch.startswith("sm_"):
+        return GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
+    return GPUTarget("hip", arch, 64)
+
+
+def compile_launches(
+    call: Callable[[], object],
+    variant: str,
+    arch: str,
+    package: str = "generated",
+    *,
+    only: Callable[[str], bool] | None = None,
+    on_failure: OnFailure | None = None,
+) -> dict[str, Compiled]:
+    """The kernels that `call` launches, by name; of one that is launched several times, the last.
+
+    `call` calls the op of `variant`, of the importable `package`, with CPU tensors; what it returns is not filled in.
+    `only` says by name which kernels are wanted: the others are neither compiled nor launched. A kernel that does not
+    compile raises Triton's error, or is told to `on_failure` and left out.
+
+    May be called any number of times, in any number of processes at once; the threads of a process take turns, and
+    must launch nothing of their own meanwhile, for it would be compiled instead. A GPU of this machine is not touched,
+    and kernels launched on it later are its own.
+    """
+    compiled: dict[str, Compiled] = {}
+    run = _jit_function().run
+
+    def compile_only(kernel: Any, *args: Any, **options: Any) -> Compiled | None:
+        name: str = kernel.__name__
+        if only is not None and not only(name):
+            return None
+        try:
+            compiled[name] = result = run(kernel, *args, **options | {"warmup": True})
+        except Exception as error:
+            if on_failure is None:
+                raise
+            on_failure(name, error)
+            return None
+        return result
+
+    with _ALONE, _believing_in(arch, variant, package, compile_only):
+        call()
+    return compiled
+
+
+class AbsentGPU:
+    """A driver of Triton's that knows its architecture and nothing else."""
+
+    def __init__(self, arch: str) -> None:
+        self.target = target_of(arch)
+        # A kernel keeps what it compiled by device number: each architecture has its own, and none that a GPU has.
+        self.number = next(_NUMBERS)
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return self.number
+
+    def get_current_stream(self, _device: int = 0) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> Any:
+        import torch
+
+        return torch.device("cpu")
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        return ty
+
+    def get_benchmarker(self) -> Callable[..., Any]:
+        raise NotImplementedError("nothing is launched here")
+
+
+_absent_gpu = cache(AbsentGPU)
+
+
+def _jit_function() -> Any:
+    """The class of jitted kernels."""
+    from triton import knobs
+    from triton.runtime.jit import JITFunction
+
+    if knobs.runtime.interpret:
+        raise CodegenError("with TRITON_INTERPRET in the environment nothing is compiled: unset it")
+    return JITFunction
+
+
+@contextmanager
+def _believing_in(arch: str, variant: str, package: str, run: Callable[..., Any]) -> Iterator[None]:
+    """The ops of `variant` launch their kernels by `run`, on CPU tensors, as for a GPU of `arch`."""
+    from triton.runtime import driver
+
+    def module(name: str) -> Any:
+        return importlib.import_module(f"{package}.{name}")
+
+    with ExitStack() as stack:
+        # Not `driver.reset_active()` at the end: that looks for a real GPU.
+        stack.enter_context(_replaced(driver, "_active", _absent_gpu(arch)))
+        stack.enter_context(_replaced(_jit_function(), "run", run))
+        stack.enter_context(_replaced(module(f"{variant}.torch_op"), "runs_reference", lambda _: False))
+        stack.enter_context(_replaced(module("_runtime.torch.support"), "arch_of", lambda _: arch))
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: object) -> Iterator[None]:
+    """An attribute of `owner` has another value for a while."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)

@@ -1,0 +1,70 @@
+"""A generated package in a folder: finding and importing it, and the names a command may say of it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from codegen import PROGRAM
+from codegen.util.errors import CodegenError, did_you_mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """A generated package: the folder it is in, and its name there."""
+
+    root: str
+    name: str
+
+
+def find_package(out: Path) -> Package:
+    """The generated package in a folder, importable from now on."""
+    folder = out.resolve()
+    if not (folder / "MANIFEST.json").is_file():
+        raise CodegenError(
+            f"{out}: no generated package there; run `{PROGRAM} render`, or name one by --out or --package"
+        )
+    return Package(root=str(folder.parent), name=imported(folder))
+
+
+def installed(name: str, default: Path | None = None) -> Path:
+    """The folder of the generated package that Python imports as `name`; where there is none, `default`."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    for location in (spec.submodule_search_locations or ()) if spec else ():
+        if (Path(location) / "MANIFEST.json").is_file():
+            return Path(location)
+    if default is not None:
+        return default
+    got = "Python finds no such package" if spec is None else f"{spec.origin} is none"
+    raise CodegenError(f"--package: expected the name of a generated package, got {name!r}: {got}")
+
+
+def imported(folder: Path) -> str:
+    """The name of the package in `folder`, made importable.
+
+    It is imported by the folder's own name, which is part of the keys of Triton's cache.
+    """
+    parent = str(folder.parent)
+    if parent not in sys.path:
+        sys.path.insert(0, parent)
+    package = importlib.import_module(folder.name)
+    found = [Path(path).resolve() for path in package.__path__]
+    if found != [folder]:
+        raise CodegenError(f"{folder}: a package of the name {folder.name} is already imported, from {found[0]}")
+    return folder.name
+
+
+def chosen(option: str, named: Sequence[str], known: Sequence[str]) -> Sequence[str]:
+    """What was named, each checked, or all there is."""
+    for name in named:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise CodegenError(f"{option}: expected one of {', '.join(known)}, got '{name}'{hint}")
+    return named or known

@@ -1,0 +1,54 @@
+"""The variants of a spec as text for a terminal, or as JSON."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator
+
+from codegen.analysis.gradients import is_deterministic
+from codegen.spec.model import Spec, Variant, describe_tensor
+
+WIDEST = 120
+"""Lines are no longer on any terminal."""
+
+_LABEL = 11
+"""Columns before what a line is about."""
+
+
+def as_json(spec: Spec) -> str:
+    """What a package's manifest says of each variant."""
+    from codegen.render.package import manifest_entries
+
+    return json.dumps(manifest_entries(spec), indent=2)
+
+
+def as_text(spec: Spec, columns: int) -> str:
+    """A paragraph for each variant, wrapped to a terminal of so many columns."""
+    width = max(40, min(columns, WIDEST))
+    return "\n\n".join("\n".join(_paragraph(variant, width)) for variant in spec.variants.values())
+
+
+def _paragraph(variant: Variant, width: int) -> Iterator[str]:
+    yield variant.name
+    if variant.doc:
+        yield from _filled(variant.doc, "  ", "  ", width)
+    for label, text in _facts(variant):
+        if text:
+            yield from _filled(text, f"  {label:<{_LABEL - 2}}", " " * _LABEL, width)
+
+
+def _facts(variant: Variant) -> Iterator[tuple[str, str]]:
+    """What the variant is made of; what it lacks is an empty text."""
+    yield "mask", variant.mask_text
+    yield "score", variant.score_text
+    yield "tensors", ", ".join(map(describe_tensor, variant.tensors.values()))
+    yield "scalars", ", ".join(f"{scalar.name}: {scalar.type.value}" for scalar in variant.scalars.values())
+    extras = [name for name in ("decay", "dropout", "sink") if getattr(variant, name)]
+    yield "extras", ", ".join([*extras, *([] if is_deterministic(variant) else ["atomic"])])
+
+
+def _filled(text: str, first: str, others: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        " ".join(text.split()), width, initial_indent=first, subsequent_indent=others, break_on_hyphens=False
+    )

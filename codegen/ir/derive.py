@@ -1,0 +1,106 @@
+"""Symbolic differentiation of score expressions, with respect to `score` or to one element of a tensor.
+
+At a kink each function has the derivative of torch's of the same name, in kernels and in the references of both
+frameworks: `relu` and `abs` have 0 at 0; of `min` and `max` equal arguments get half each, as of `torch.minimum`;
+`clamp` has that of its first argument at both of its ends. Integers are constants, and so is what `floor`, `ceil` and
+`round` give.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+
+from codegen.ir import expr
+from codegen.ir.expr import Expr, Load, Op, Type, Var, const
+
+ZERO, ONE = const(0.0), const(1.0)
+
+
+@cache
+def derivative(e: Expr, target: Var | Load) -> Expr:
+    """d e / d target, simplified as it is built.
+
+    >>> derivative(expr.power(expr.float_var("score"), 2), expr.float_var("score"))  # doctest: +ELLIPSIS
+    Op(type=<Type.FLOAT: 'float'>, op='add', ...)
+    """
+    if e == target:
+        return ONE
+    if not isinstance(e, Op) or e.type is not Type.FLOAT or target not in expr.walk(e):
+        return ZERO
+    return _RULES[e.op](e, lambda part: derivative(part, target))
+
+
+_D = Callable[[Expr], Expr]
+
+
+def _product(e: Op, d: _D) -> Expr:
+    a, b = e.args
+    return expr.add(expr.mul(d(a), b), expr.mul(a, d(b)))
+
+
+def _quotient(e: Op, d: _D) -> Expr:
+    a, b = e.args
+    return expr.div(expr.sub(d(a), expr.mul(e, d(b))), b)
+
+
+def _extreme(comparison: str) -> Callable[[Op, _D], Expr]:
+    def rule(e: Op, d: _D) -> Expr:
+        (a, b), (da, db) = e.args, map(d, e.args)
+        half = expr.mul(const(0.5), expr.add(da, db))
+        return expr.where(expr.compare("eq", a, b), half, expr.where(expr.compare(comparison, a, b), da, db))
+
+    return rule
+
+
+def _clamp(e: Op, d: _D) -> Expr:
+    x, low, high = e.args
+    beyond = expr.logical_or(expr.compare("gt", x, high), expr.compare("gt", low, high))
+    return expr.where(beyond, d(high), expr.where(expr.compare("lt", x, low), d(low), d(x)))
+
+
+def _chain(outer: Callable[[Op], Expr]) -> Callable[[Op, _D], Expr]:
+    return lambda e, d: expr.mul(outer(e), d(e.args[0]))
+
+
+def _sign(e: Op) -> Expr:
+    x = e.args[0]
+    negative = expr.where(expr.compare("lt", x, ZERO), const(-1.0), ZERO)
+    return expr.where(expr.compare("gt", x, ZERO), ONE, negative)
+
+
+def _bell(e: Op) -> Expr:
+    x = e.args[0]
+    return expr.mul(const(2.0 / math.sqrt(math.pi)), expr.function("exp", expr.neg(expr.mul(x, x))))
+
+
+LN2 = const(math.log(2.0))
+
+_RULES: dict[str, Callable[[Op, _D], Expr]] = {
+    "float": lambda e, d: ZERO,  # of an integer
+    **{name: lambda e, d: ZERO for name in expr.ROUNDINGS},
+    "neg": lambda e, d: expr.neg(d(e.args[0])),
+    "add": lambda e, d: expr.add(d(e.args[0]), d(e.args[1])),
+    "sub": lambda e, d: expr.sub(d(e.args[0]), d(e.args[1])),
+    "mul": _product,
+    "div": _quotient,
+    "where": lambda e, d: expr.where(e.args[0], d(e.args[1]), d(e.args[2])),
+    "min": _extreme("lt"),
+    "max": _extreme("gt"),
+    "clamp": _clamp,
+    "relu": _chain(lambda e: expr.where(expr.compare("gt", e.args[0], ZERO), ONE, ZERO)),
+    "abs": _chain(_sign),
+    "exp": _chain(lambda e: e),
+    "exp2": _chain(lambda e: expr.mul(LN2, e)),
+    "log": _chain(lambda e: expr.div(ONE, e.args[0])),
+    "log2": _chain(lambda e: expr.div(const(1.0 / math.log(2.0)), e.args[0])),
+    "log1p": _chain(lambda e: expr.div(ONE, expr.add(ONE, e.args[0]))),
+    "sqrt": _chain(lambda e: expr.div(const(0.5), e)),
+    "tanh": _chain(lambda e: expr.sub(ONE, expr.mul(e, e))),
+    "sigmoid": _chain(lambda e: expr.mul(e, expr.sub(ONE, e))),
+    "sin": _chain(lambda e: expr.function("cos", e.args[0])),
+    "cos": _chain(lambda e: expr.neg(expr.function("sin", e.args[0]))),
+    "tan": _chain(lambda e: expr.add(ONE, expr.mul(e, e))),
+    "erf": _chain(_bell),
+}

@@ -1,0 +1,62 @@
+"""Reading `masks:` and `scores:`, the named expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from codegen.ir.expr import Type
+from codegen.ir.parse import Macro, check_syntax, parse_header
+from codegen.load.yaml_tree import Document, Item
+from codegen.spec.names import macro_problem
+from codegen.util.errors import ExprError
+
+
+def read_macros(doc: Document, sections: Mapping[str, Item], inherited: Mapping[str, Macro]) -> dict[str, Macro]:
+    """The named masks and scores in scope of the file: those inherited, and its own in their place."""
+    macros = dict(inherited)
+    own: dict[str, int] = {}
+    for section, kind in (("masks", Type.BOOL), ("scores", Type.FLOAT)):
+        if section not in sections:
+            continue
+        for header, item in doc.mapping(sections[section]).items():
+            macro = _read_macro(doc, header, item, kind)
+            if macro is None:
+                continue
+            known = macros.get(macro.name)
+            if macro.name in own:
+                doc.note(item, f"duplicate name '{macro.name}', first given in line {own[macro.name]}")
+            elif known is not None and known.type is not kind:
+                noun = "mask" if known.type is Type.BOOL else "score"
+                doc.note(item, f"'{macro.name}' is a {noun} of the library; choose another name")
+            else:
+                macros[macro.name], own[macro.name] = macro, item.line
+    return macros
+
+
+def _read_macro(doc: Document, header: str, item: Item, kind: Type) -> Macro | None:
+    body = expression_text(doc, item)
+    try:
+        name, params = parse_header(header)
+    except ExprError as error:
+        doc.note(item, error.message)
+        return None
+    problems = [p for p in map(macro_problem, (name, *params)) if p is not None]
+    for problem in problems:
+        doc.note(item, problem)
+    if body is None or problems:
+        return None
+    try:
+        check_syntax(body)
+    except ExprError as error:
+        doc.note_in(item, error.column, str(error))
+    # A body with a syntax error stays in scope: its name is known, and dropping it would blame the uses.
+    return Macro(name=name, params=params, body=body, type=kind)
+
+
+def expression_text(doc: Document, item: Item) -> str | None:
+    """The text of a mask or score; None, and a problem, if there is none."""
+    text = doc.text(item, "an expression must be text")
+    if text is not None and not text.strip():
+        doc.note(item, "an expression must not be empty; leave the key out instead")
+        return None
+    return text

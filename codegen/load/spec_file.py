@@ -1,0 +1,79 @@
+"""A spec file, read, checked and completed with the library's values: `variants.yaml` in, a `Spec` out.
+
+>>> load("variants.yaml").variants["causal"].mask_text
+'causal'
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from codegen.ir.parse import Macro
+from codegen.load.archs import read_archs, read_defaults
+from codegen.load.macros import read_macros
+from codegen.load.variants import read_variants
+from codegen.load.yaml_tree import Document, Item
+from codegen.spec.model import ArchSpec, Defaults, Spec
+from codegen.util.errors import SpecError
+from codegen.util.shipped import shipped_path
+
+SECTIONS = ("defaults", "archs", "masks", "scores", "variants")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Inherited:
+    """What the library hands down to every file."""
+
+    defaults: Defaults = field(default_factory=Defaults)
+    archs: Mapping[str, ArchSpec] = field(default_factory=dict)
+    macros: Mapping[str, Macro] = field(default_factory=dict)
+
+
+def load(path: str | os.PathLike[str], *, library: str | os.PathLike[str] | None = None) -> Spec:
+    """Read a spec file; what it does not say comes from `library` (by default the one of `default_spec_path`).
+
+    Raises `SpecError` with every problem of the file, and of the library if that has any.
+    """
+    base = default_spec_path() if library is None else Path(library)
+    inherited, problems = _Inherited(), []
+    if not _same_file(path, base):
+        builtin = Document(os.fspath(base))
+        inherited = _read_shared(builtin, builtin.mapping(builtin.root, SECTIONS), inherited)
+        problems += builtin.problems
+    doc = Document(os.fspath(path))
+    sections = doc.mapping(doc.root, SECTIONS)
+    values = _read_shared(doc, sections, inherited)
+    variants = {}
+    if "variants" in sections:
+        variants = read_variants(doc, sections["variants"], values.macros, values.archs)
+    elif all("." in p.where for p in doc.problems):  # else a top-level problem, such as a misspelt key, explains it
+        doc.note(doc.root, "the file needs the key 'variants'")
+    problems += doc.problems
+    if problems:
+        raise SpecError(problems)
+    return Spec(path=doc.file, defaults=values.defaults, archs=values.archs, variants=variants)
+
+
+def default_spec_path() -> Path:
+    """The `variants.yaml` that comes with the generator: every other spec file inherits its values."""
+    return shipped_path("variants.yaml")
+
+
+def _read_shared(doc: Document, sections: Mapping[str, Item], inherited: _Inherited) -> _Inherited:
+    """The values a file's variants are read with: those it inherits, changed by its own."""
+    defaults, archs = inherited.defaults, inherited.archs
+    if "defaults" in sections:
+        defaults = read_defaults(doc, sections["defaults"], defaults)
+    if "archs" in sections:
+        archs = read_archs(doc, sections["archs"], archs)
+    return _Inherited(defaults=defaults, archs=archs, macros=read_macros(doc, sections, inherited.macros))
+
+
+def _same_file(a: str | os.PathLike[str], b: Path) -> bool:
+    try:
+        return os.path.samefile(a, b)
+    except (OSError, ValueError):  # either is missing, which the reading reports; ValueError: a NUL byte in the path
+        return False

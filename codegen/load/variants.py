@@ -1,0 +1,318 @@
+"""Reading `variants:`."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from codegen.analysis.left_out import split_left_out
+from codegen.analysis.schedule import keeps_nothing
+from codegen.ir import expr
+from codegen.ir.derive import ZERO, derivative
+from codegen.ir.expr import INDEX_NAMES, LENGTH_NAMES, Expr, ScalarType, TensorSpec, Type
+from codegen.ir.parse import Macro, Scope, parse, parse_example
+from codegen.load.archs import read_archs
+from codegen.load.macros import expression_text
+from codegen.load.yaml_tree import Document, Item, one_line
+from codegen.spec import dims
+from codegen.spec.model import TENSOR_DTYPES, ArchSpec, ScalarSpec, Variant
+from codegen.spec.names import argument_problem, dim_problem, variant_problem
+from codegen.util.errors import ExprError
+
+VARIANT_KEYS = ("doc", "mask", "score", "tensors", "scalars", "sink", "decay", "dropout", "archs")
+TENSOR_KEYS = ("dims", "dtype", "grad", "example")
+SCALAR_KEYS = ("type", "min", "max", "example")
+SCALAR_TYPES = tuple(t.value for t in ScalarType)
+INT_LIMIT = 2**30
+"""Largest integer scalar either way that an op takes: half of 32 bits leaves room for sums."""
+MOST_DOC = 10_000
+"""The longest text about a variant: it stands in each of its files."""
+FLOAT_DTYPES = tuple(dtype for dtype in TENSOR_DTYPES if "float" in dtype)
+
+
+def read_variants(
+    doc: Document, item: Item, macros: Mapping[str, Macro], archs: Mapping[str, ArchSpec]
+) -> dict[str, Variant]:
+    """Every variant without problems, in file order.
+
+    `macros` are the named masks and scores in scope, `archs` the block sizes that a variant's own ones change.
+    """
+    variants: dict[str, Variant] = {}
+    spelled: dict[str, str] = {}
+    before = len(doc.problems)
+    entries = doc.mapping(item, noun="variant")
+    for name, entry in entries.items():
+        _check_name(doc, name, entry, spelled)
+        variant = _VariantReader(doc, name, entry, macros, archs, frozenset(entries)).read()
+        if variant is not None:
+            variants[name] = variant
+    if not variants and len(doc.problems) == before:
+        doc.note(item, "needs at least one variant, got none")
+    return variants
+
+
+def _check_name(doc: Document, name: str, item: Item, spelled: dict[str, str]) -> None:
+    """`spelled` maps the lower-case names met so far to their spelling."""
+    problem = variant_problem(name)
+    twin = spelled.setdefault(name.lower(), name)
+    if problem is None and twin != name:
+        problem = f"differs from '{twin}' in case only, and some file systems ignore case; choose another name"
+    if problem is not None:
+        doc.note(item, problem)
+
+
+class _VariantReader:
+    """Reads one variant."""
+
+    def __init__(
+        self,
+        doc: Document,
+        name: str,
+        item: Item,
+        macros: Mapping[str, Macro],
+        archs: Mapping[str, ArchSpec],
+        variants: Collection[str],
+    ) -> None:
+        """`variants`: the names of all of them, which no expression may use."""
+        self.doc = doc
+        self.name = name
+        self.item = item
+        self.macros = macros
+        self.archs = archs
+        self.variants = variants
+        self.keys = doc.mapping(item, VARIANT_KEYS)
+        self.tensor_items = doc.mapping(self.keys["tensors"]) if "tensors" in self.keys else {}
+        self.scalar_items = doc.mapping(self.keys["scalars"]) if "scalars" in self.keys else {}
+
+    def read(self) -> Variant | None:
+        """The variant, None if it has problems."""
+        tensors, scalars = self._tensors(), self._scalars()
+        tensors = self._with_computed_dims(tensors, {s.name: s.type for s in scalars.values()})
+        self._check_names(tensors)
+        scope = Scope(tensors=tensors, scalars={s.name: s.type for s in scalars.values()}, macros=self.macros)
+        mask, mask_text = self._expression("mask", scope, Type.BOOL)
+        if mask is not None and keeps_nothing(mask):
+            self.doc.note(self.keys["mask"], f"no query attends to any key: {mask_text.strip()!r} is always false")
+        score, score_text = self._expression("score", scope, Type.FLOAT)
+        if score is not None and expr.is_const(score, -math.inf):
+            self.doc.note(self.keys["score"], f"no query attends to any key: {score_text.strip()!r} is -inf")
+        mask, score = self._without_left_out(mask, score)
+        doc = self.doc.text(self.keys["doc"]) if "doc" in self.keys else None
+        if doc is not None and len(doc) > MOST_DOC:
+            self.doc.note(self.keys["doc"], f"a doc has at most {MOST_DOC} characters, got {len(doc)}")
+        sink, decay, dropout = (self._flag(self.keys, key) for key in ("sink", "decay", "dropout"))
+        own_archs = self._own_archs()
+        if not self.doc.has_problem_in(self.item):
+            self._check_used(tensors, mask, score)
+        if self.doc.has_problem_in(self.item):
+            return None
+        return Variant(
+            name=self.name,
+            archs=own_archs,
+            line=self.item.line,
+            entry=f"{self.name}: {one_line(self.item, leave_out=('doc', 'archs'))}",
+            doc=(doc or "").strip(),
+            mask=None if mask == expr.TRUE else mask,
+            score=score,
+            mask_text=mask_text,
+            score_text=score_text,
+            tensors=tensors,
+            scalars=scalars,
+            sink=sink,
+            decay=decay,
+            dropout=dropout,
+        )
+
+    def _flag(self, keys: Mapping[str, Item], key: str) -> bool:
+        return key in keys and self.doc.boolean(keys[key]) is True
+
+    def _expression(self, key: str, scope: Scope, want: Type) -> tuple[Expr | None, str]:
+        """The expression and its text; None and "" if the variant has none."""
+        text = expression_text(self.doc, self.keys[key]) if key in self.keys else None
+        if text is None:
+            return None, ""
+        try:
+            return parse(text, scope, want), text
+        except ExprError as error:
+            unreadable = {*self.tensor_items, *self.scalar_items} - {*scope.tensors, *scope.scalars}
+            # A declaration with a problem is not in scope, and the expression is not to blame for reading it.
+            if not any(f"'{name}'" in error.message for name in unreadable):
+                self.doc.note_in(self.keys[key], error.column, self._told(error))
+            return None, text
+
+    def _told(self, error: ExprError) -> str:
+        """The message of a bad expression, with its own remedy where a variant is taken for a mask or score."""
+        unknown = re.match(r"(.*: )?(?:unknown name )?'(\w+)'(?: is no function.*|;.*|$)", error.message)
+        if unknown is None or unknown[2] not in self.variants:
+            return str(error)
+        place, name = unknown[1] or "", unknown[2]
+        remedy = "to use its mask or score in another, name that under masks: or scores:"
+        return f"{place}'{name}' is a variant, and no mask or score; {remedy} (column {error.column})"
+
+    def _without_left_out(self, mask: Expr | None, score: Expr | None) -> tuple[Expr | None, Expr | None]:
+        """Mask and score with the pairs that the score leaves out by -inf in the mask."""
+        if score is None or self.doc.has_problem_in(self.item):
+            return mask, score
+        try:
+            found = split_left_out(score)
+        except ExprError as error:
+            self.doc.note(self.keys["score"], error.message)
+            return mask, score
+        if found.keep == expr.TRUE:
+            return mask, found.score
+        kept = found.keep if mask is None else expr.logical_and(mask, found.keep)
+        if keeps_nothing(kept):
+            self.doc.note(self.keys["score"], "no query attends to any key: the mask or -inf leaves out every pair")
+        return kept, None if found.score == expr.float_var(expr.SCORE) else found.score
+
+    # ------------------------------------------------------------------------------------------- tensors and scalars
+
+    def _scalars(self) -> dict[str, ScalarSpec]:
+        read = (self._scalar(name, item) for name, item in self.scalar_items.items())
+        return {scalar.name: scalar for scalar in read if scalar is not None}
+
+    def _scalar(self, name: str, item: Item) -> ScalarSpec | None:
+        """Its type alone, or a mapping of it and a range."""
+        if item.kind != "mapping":
+            kind = self.doc.choice(item, SCALAR_TYPES)
+            return None if kind is None else ScalarSpec(name=name, type=ScalarType(kind))
+        before = len(self.doc.problems)
+        keys = self.doc.mapping(item, SCALAR_KEYS)
+        if "type" not in keys:
+            if len(self.doc.problems) == before:
+                self.doc.note(item, f"a scalar needs a type, one of {' '.join(SCALAR_TYPES)}")
+            return None
+        kind = self.doc.choice(keys["type"], SCALAR_TYPES)
+        if kind is None:
+            return None
+        type_ = ScalarType(kind)
+        values = {key: self._number(keys[key], type_) for key in SCALAR_KEYS[1:] if key in keys}
+        low, high, example = values.get("min"), values.get("max"), values.get("example")
+        if low is not None and high is not None and low > high:
+            self.doc.note(keys["max"], f"must be at least min, {low}, got {high}")
+        elif example is not None and not (low is None or low <= example):
+            self.doc.note(keys["example"], f"must be at least min, {low}, got {example}")
+        elif example is not None and not (high is None or example <= high):
+            self.doc.note(keys["example"], f"must be at most max, {high}, got {example}")
+        if len(self.doc.problems) > before:
+            return None
+        return ScalarSpec(name=name, type=type_, minimum=low, maximum=high, example=example)
+
+    def _number(self, item: Item, kind: ScalarType) -> float | None:
+        if kind is ScalarType.FLOAT:
+            return self.doc.number(item)
+        value = self.doc.integer(item)
+        if value is not None and abs(value) > INT_LIMIT:
+            self.doc.note(item, f"an int is at most 2**30 either way, got {value}")
+        return value
+
+    def _own_archs(self) -> dict[str, ArchSpec]:
+        """The architectures whose block sizes the variant changes, each completed from the shared ones."""
+        if "archs" not in self.keys:
+            return {}
+        merged = read_archs(self.doc, self.keys["archs"], self.archs)
+        return {name: arch for name, arch in merged.items() if arch != self.archs.get(name)}
+
+    def _tensors(self) -> dict[str, TensorSpec]:
+        read = (self._tensor(name, item) for name, item in self.tensor_items.items())
+        return {tensor.name: tensor for tensor in read if tensor is not None}
+
+    def _with_computed_dims(
+        self, tensors: Mapping[str, TensorSpec], scalars: Mapping[str, ScalarType]
+    ) -> dict[str, TensorSpec]:
+        free = dims.own_names(tensors.values(), scalars)
+        found = {}
+        for name, tensor in tensors.items():
+            try:
+                found[name] = dims.with_computed(tensor, scalars, free)
+            except ExprError as error:
+                self.doc.note_below(self.item, f"tensors.{name}.dims", str(error))
+        return found
+
+    def _tensor(self, name: str, item: Item) -> TensorSpec | None:
+        before = len(self.doc.problems)
+        keys = self.doc.mapping(item, TENSOR_KEYS)
+        if "dims" not in keys and len(self.doc.problems) == before:
+            self.doc.note(item, "a tensor needs dims, such as {dims: [h]}")
+        sizes = [self._dim(dim) for dim in self.doc.sequence(keys["dims"])] if "dims" in keys else []
+        dtype = self.doc.choice(keys["dtype"], TENSOR_DTYPES) if "dtype" in keys else "float32"
+        grad = self._flag(keys, "grad")
+        if grad and dtype is not None and dtype not in FLOAT_DTYPES:
+            self.doc.note(keys["grad"], f"a gradient needs a dtype of {' '.join(FLOAT_DTYPES)}, got {dtype}")
+        if dtype is None or len(self.doc.problems) > before:
+            return None
+        tensor = TensorSpec(name=name, dims=tuple(d for d in sizes if d is not None), dtype=dtype, grad=grad)
+        return replace(tensor, example=self._example(keys["example"], tensor)) if "example" in keys else tensor
+
+    def _example(self, item: Item, tensor: TensorSpec) -> Expr | None:
+        text = expression_text(self.doc, item)
+        if text is None:
+            return None
+        try:
+            return parse_example(text, tensor)
+        except ExprError as error:
+            self.doc.note_in(item, error.column, str(error))
+            return None
+
+    def _dim(self, item: Item) -> str | int | None:
+        if item.kind == "int":
+            size = self.doc.integer(item)
+            if size is not None and size < 1:
+                self.doc.note(item, f"a dim must be at least 1, got {size}")
+            return size
+        if item.kind != "str":
+            rule = f"a dim must be one of {' '.join(INDEX_NAMES)}, a free name, an integer or an expression of integers"
+            self.doc.note(item, f"{rule}, got {item.got}")
+            return None
+        name = str(item.node.value).strip()
+        if not name.isidentifier() or name in LENGTH_NAMES:
+            return name  # read where the scalars are known
+        problem = dim_problem(name) if name not in INDEX_NAMES else None
+        if problem is not None:
+            self.doc.note(item, problem)
+        return name
+
+    # ------------------------------------------------------------------------------------------ rules across entries
+
+    def _check_names(self, tensors: Mapping[str, TensorSpec]) -> None:
+        """What expressions and calls name must have names of its own."""
+        for name, item in [*self.tensor_items.items(), *self.scalar_items.items()]:
+            problem = argument_problem(name, self.macros)
+            if problem is None and item is self.scalar_items.get(name) and name in self.tensor_items:
+                problem = f"'{name}' is declared under tensors already; choose another name"
+            if problem is not None:
+                self.doc.note(item, problem)
+        trained: dict[str, str] = {}
+        for tensor in tensors.values():
+            twin = trained.setdefault(tensor.name.upper(), tensor.name) if tensor.grad else tensor.name
+            if twin != tensor.name:
+                message = f"differs from '{twin}' in case only, and trained tensors share a flag GRAD_NAME"
+                self.doc.note(self.tensor_items[tensor.name], f"{message}; choose another name")
+            for dim in tensor.dims:
+                if dim in self.tensor_items:
+                    message = f"the free size '{dim}' has the name of a declared argument; choose another name"
+                    self.doc.note_below(self.item, f"tensors.{tensor.name}.dims", message)
+
+    def _check_used(self, tensors: Mapping[str, TensorSpec], mask: Expr | None, score: Expr | None) -> None:
+        """What is declared must be read, and what has a gradient must be read by the score."""
+        expressions = [e for e in (mask, score) if e is not None]
+        in_score: dict[str, bool] = {}  # and whether its elements move the score
+        for load in expr.loads(score) if score is not None else ():
+            moves = score is not None and derivative(score, load) != ZERO
+            in_score[load.tensor] = in_score.get(load.tensor, False) or moves
+        read = {load.tensor for load in expr.loads(*expressions)}.union(*map(expr.names, expressions))
+        read |= dims.names_of(list(tensors.values()))
+        for name, item in [*self.tensor_items.items(), *self.scalar_items.items()]:
+            if name not in read:
+                self.doc.note(item, "neither mask nor score reads it; read it or remove it")
+            elif name in tensors and tensors[name].grad and name not in in_score:
+                message = "only the mask reads this tensor, and a mask has no gradient; remove 'grad'"
+                self.doc.note_below(self.item, f"tensors.{name}.grad", message)
+            elif name in tensors and tensors[name].grad and not in_score[name]:
+                message = (
+                    "the score's derivative with respect to it is zero: only an index, a condition, int(...) "
+                    "or a rounding reads it; remove 'grad'"
+                )
+                self.doc.note_below(self.item, f"tensors.{name}.grad", message)

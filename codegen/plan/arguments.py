@@ -1,0 +1,283 @@
+"""A variant's own arguments as its op takes them: annotations, checks and documentation, in dense and packed calls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from codegen.analysis.call_modes import PADDING, has_tokens, packed_axes
+from codegen.analysis.gradients import GradientTerm
+from codegen.ir import expr
+from codegen.ir.expr import Level, TensorSpec, Var, level
+from codegen.ir.printers import FormulaPrinter
+from codegen.plan.frameworks import Framework
+from codegen.plan.signature import tensor_reads
+from codegen.spec import dims
+from codegen.spec.model import ScalarSpec, Variant
+
+
+@dataclass(frozen=True, kw_only=True)
+class Argument:
+    """One of the variant's own arguments: a tensor, the sink, the log-decay, or a scalar.
+
+    `public` is what the op's callers know it as, where generated code calls it otherwise.
+    `shape` is Python source for a tuple of expected sizes, an entry `at_least(n)` where longer is fine, `packed_shape`
+    the same in a packed call; `limits` are further arguments of a scalar's check; `doc` is its line in the op's
+    docstring. Of a `trained` one the backward is told whether a call wants the gradient; `no_gradient` is why a float
+    tensor has none, as the runtime's `refuse_gradient` has it. Each pair of a query and a key
+    may have an index of its own into one of the `tile_axes`.
+    """
+
+    name: str
+    kind: str  # tensor | scalar
+    annotation: str
+    dims: tuple[str | int, ...] = ()
+    shape: str = ""
+    packed_shape: str = ""
+    dtypes: str = ""
+    limits: str = ""
+    trained: bool = False
+    no_gradient: str = ""
+    tile_axes: tuple[int, ...] = ()
+    doc: str = ""
+    public: str = ""
+
+    @property
+    def keyword(self) -> str:
+        """The op's keyword argument."""
+        return self.public or self.name
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.kind == "tensor"
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it is a tensor of floats, which kernels and references widen to what they compute in."""
+        return "float" in self.dtypes.lower()
+
+    @property
+    def required(self) -> str:
+        """The annotation where the argument is there."""
+        return self.annotation.split(" ")[0]
+
+    def parameter(self, framework: Framework) -> str:
+        """The parameter of a launch that it is passed as."""
+        by_pointer = not self.is_tensor and self.name != PADDING.name
+        return f"{self.name}: {framework.number(self.required) if by_pointer else self.required}"
+
+    @property
+    def flag(self) -> str:
+        """The parameter that says whether a call wants its gradient."""
+        return f"grad_{self.name.lower()}"
+
+    @property
+    def check(self) -> str:
+        """The statement that checks it in a dense call of torch."""
+        return f"{self.name} = {self._checked(self.shape, self.tile_axes, ', q', self._refusal)}"
+
+    @property
+    def packed_check(self) -> str:
+        """That of a packed call."""
+        return f"{self.name} = {self._checked(self.packed_shape, self._packed_tile_axes, ', q', self._refusal)}"
+
+    @property
+    def _refusal(self) -> str:
+        return f', no_gradient="{self.no_gradient}"' if self.no_gradient else ""
+
+    @property
+    def checked(self) -> str:
+        """Source of the checked argument, in JAX: arrays of one program are on one device."""
+        return self._checked(self._of_arguments(self.shape), self.tile_axes)
+
+    @property
+    def packed_checked(self) -> str:
+        return self._checked(self._of_arguments(self.packed_shape), self._packed_tile_axes)
+
+    @staticmethod
+    def _of_arguments(text: str) -> str:
+        """What JAX's op has checked already, by the names it goes by there."""
+        return re.sub(r"\b(?=[qk]\.shape|row_offset\b|cu_seqlens_)", "arguments.", text)
+
+    @property
+    def jax_annotation(self) -> str:
+        """The annotation in JAX, where a scalar may be an array too."""
+        return "Array | None" if self.is_tensor else f"{self.required} | Array | None"
+
+    @property
+    def _packed_tile_axes(self) -> tuple[int, ...]:
+        kept = packed_axes(self.dims)
+        return tuple(kept.index(axis) for axis in self.tile_axes if axis in kept)
+
+    def _checked(self, shape: str, tile_axes: tuple[int, ...], like: str = "", refusal: str = "") -> str:
+        if self.is_tensor:
+            narrow = f", tile_axes={tile_axes}" if tile_axes else ""
+            return f'check_tensor(NAME, "{self.keyword}", {self.name}, {shape}, {self.dtypes}{like}{narrow}{refusal})'
+        return f'check_{self.required}(NAME, "{self.keyword}", {self.name}{self.limits})'
+
+    @property
+    def of_sequence(self) -> str:
+        """What the reference of one packed `sequence` gets for it."""
+        if not has_tokens(self.dims):
+            return self.name
+        return f"sequence.own({', '.join([self.name, *(_quoted(d) for d in self.dims)])})"
+
+
+def _quoted(dim: str | int) -> str:
+    return f'"{dim}"' if isinstance(dim, str) else str(dim)
+
+
+def mask_arguments(variant: Variant, arguments: Sequence[Argument]) -> list[Argument]:
+    """Those that decide which blocks are visited."""
+    if variant.mask is None:
+        return []
+    read = expr.names(variant.mask) | {load.tensor for load in expr.loads(variant.mask)}
+    return [a for a in arguments if a.name in read]
+
+
+_SIZES = {"b": "q.shape[0]", "h": "q.shape[1]", "hkv": "k.shape[1]"}
+_POSITIONS = {"q_idx": "row_offset + q.shape[2]", "kv_idx": "k.shape[2]"}
+_FURTHEST = f"max({', '.join(_POSITIONS.values())})"
+# The same in a packed call, where q and k are `[total, H, D]`.
+_PACKED_SIZES = _SIZES | {"b": "cu_seqlens_q.shape[0] - 1", "q_idx": "q.shape[0]", "kv_idx": "k.shape[0]"}
+_TOTALS = {"q_idx": "total_q", "kv_idx": "total_k"}
+
+
+def own_arguments(variant: Variant, terms: Sequence[GradientTerm]) -> list[Argument]:
+    atomic = {t.tensor for t in terms if t.atomic}
+    found = []
+    for spec in variant.tensors.values():
+        sizes = [_axis_size(variant, spec.name, axis, dim) for axis, dim in enumerate(spec.dims)]
+        declared = ", ".join(str(d) for d in spec.dims)
+        packed = f", packed `[{_packed_text(spec.dims)}]`" if has_tokens(spec.dims) else ""
+        example = f", such as `{FormulaPrinter().text(spec.example)}`" if spec.example is not None else ""
+        trained = "; differentiable" if spec.grad else ""
+        if spec.name in atomic:
+            trained += ", its gradient added with fp32 atomics, in any order: not deterministic"
+        found.append(
+            Argument(
+                name=spec.name,
+                kind="tensor",
+                annotation="Tensor | None",
+                dims=spec.dims,
+                shape=_tuple(sizes),
+                packed_shape=_packed_shape(spec.dims, _computed(variant, spec, packed=True)),
+                dtypes=f'("{spec.dtype}",)',
+                trained=spec.grad,
+                no_gradient=_no_gradient(variant, spec),
+                tile_axes=_tile_axes(variant, spec.name),
+                doc=f"{spec.dtype} `[{declared}]`{packed}{example}{trained}.",
+                public=variant.keywords.get(spec.name, ""),
+            )
+        )
+    if variant.decay:
+        doc = (
+            "log-decay `[B, P, Hq]`, packed `[total_k, Hq]`, natural log, any float dtype; P covers all rows and the "
+            "offset; differentiable."
+        )
+        shape = f"(q.shape[0], at_least({_FURTHEST}), q.shape[1])"
+        found.append(_float_argument("g", ("b", "kv_idx", "h"), shape, doc))
+    if variant.sink:
+        doc = "`[Hq]`, any float dtype: a logit per query head in the softmax denominator only; differentiable."
+        found.append(_float_argument("sink", ("h",), "(q.shape[1],)", doc))
+    for scalar in variant.scalars.values():
+        kind = scalar.type.value
+        limits = "".join(
+            f", {name}={value!r}"
+            for name, value in (("minimum", scalar.minimum), ("maximum", scalar.maximum))
+            if value is not None
+        )
+        doc = f"{kind}{_range_text(scalar)}."
+        public = variant.keywords.get(scalar.name, "")
+        annotation = f"{kind} | None"
+        found.append(
+            Argument(name=scalar.name, kind="scalar", annotation=annotation, limits=limits, doc=doc, public=public)
+        )
+    return found
+
+
+def _no_gradient(variant: Variant, spec: TensorSpec) -> str:
+    """Why a float tensor has no gradient, by the runtime's name; empty where it has one, or could have none."""
+    if spec.grad or "float" not in spec.dtype:
+        return ""
+    in_score = variant.score is not None and any(load.tensor == spec.name for load in expr.loads(variant.score))
+    return "undeclared" if in_score else "mask"
+
+
+def _range_text(scalar: ScalarSpec) -> str:
+    low, high = scalar.minimum, scalar.maximum
+    if low is not None and high is not None:
+        text = f" from {low} to {high}"
+    else:
+        text = f", at least {low}" if low is not None else f", at most {high}" if high is not None else ""
+    return text if scalar.example is None else f"{text}, such as {scalar.example}"
+
+
+def _float_argument(name: str, own_dims: tuple[str | int, ...], shape: str, doc: str) -> Argument:
+    return Argument(
+        name=name,
+        kind="tensor",
+        annotation="Tensor | None",
+        dims=own_dims,
+        shape=shape,
+        packed_shape=_packed_shape(own_dims),
+        dtypes="FLOAT_DTYPES",
+        doc=doc,
+    )
+
+
+def _tuple(sizes: Sequence[str]) -> str:
+    return f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
+
+
+def _packed_shape(own_dims: Sequence[str | int], computed: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The sizes in a packed call; where positions index a named dim, only the device knows how far they reach."""
+    kept = [own_dims[axis] for axis in packed_axes(own_dims)]
+    known = _PACKED_SIZES | dict(computed)
+    return _tuple([str(d) if isinstance(d, int) else known.get(d, "at_least(1)") for d in kept])
+
+
+def _computed(variant: Variant, spec: TensorSpec, *, packed: bool) -> dict[str, str]:
+    """Computed dim -> source of its size. What follows from the length of a packed sequence only the device knows."""
+    sizes = _PACKED_SIZES if packed else _SIZES | {"q_len": "q.shape[2]", "kv_len": "k.shape[2]"}
+    kinds = {name: scalar.type for name, scalar in variant.scalars.items()}
+    values = {name: sizes[name] for name in dims.SIZES if name in sizes} | {name: name for name in kinds}
+    for name, (tensor, axis) in dims.own_names(variant.tensors.values(), kinds).items():
+        kept = packed_axes(variant.tensors[tensor].dims)
+        values[name] = f"size_of({tensor}, {kept.index(axis) if packed else axis})"
+    return {
+        text: "at_least(1)" if packed and dims.uses_lengths(e) else dims.source(e, text, values)
+        for text, e in spec.computed
+    }
+
+
+def _packed_text(own_dims: Sequence[str | int]) -> str:
+    return ", ".join(str(_TOTALS.get(str(own_dims[axis]), own_dims[axis])) for axis in packed_axes(own_dims))
+
+
+def _tile_axes(variant: Variant, tensor: str) -> tuple[int, ...]:
+    indices = [load.indices for load in tensor_reads(variant) if load.tensor == tensor]
+    return tuple(sorted({axis for of in indices for axis, index in enumerate(of) if level(index) is Level.TILE}))
+
+
+def _axis_size(variant: Variant, tensor: str, axis: int, dim: str | int) -> str:
+    """The size an axis must have: exact for heads and batch, at least the furthest position where one indexes it."""
+    if isinstance(dim, int):
+        return str(dim)
+    computed = _computed(variant, variant.tensors[tensor], packed=False)
+    if dim in computed:
+        return computed[dim]
+    if dim in _SIZES:
+        return _SIZES[dim]
+    needed = {_POSITIONS[dim]} if dim in _POSITIONS else set()
+    for load in tensor_reads(variant):
+        index = load.indices[axis] if load.tensor == tensor else None
+        if isinstance(index, Var) and index.name in _POSITIONS:
+            needed.add(_POSITIONS[index.name])
+    if not needed:
+        return "at_least(1)"
+    size = needed.pop() if len(needed) == 1 else _FURTHEST
+    # Positions of the call's own reach no further than the caller likes; a dim of positions has an element per row.
+    return f"at_least({size})" if dim in _POSITIONS else f"at_least({size} if q_positions is None else 1)"

@@ -1,0 +1,151 @@
+"""How an op makes its tables of blocks: the launches of the kernels that `lists` plans."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from codegen.analysis.schedule import Schedule
+from codegen.plan.arguments import Argument
+from codegen.plan.block_tables import ListsPlan
+from codegen.plan.frameworks import Framework
+from codegen.plan.kernel import KernelPlan
+from codegen.plan.signature import CU_SEQLENS, TABLES, positions_read
+from codegen.spec.model import Variant
+
+
+def parameter_name(parameter: str) -> str:
+    return parameter.partition(":")[0]
+
+
+def launch_arguments(kernel: KernelPlan) -> str:
+    return ", ".join(group.host for group in kernel.args)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtremesLaunch:
+    """The launch of the kernel that reduces tensors to the extremes of parts, and the buffers it fills."""
+
+    kernel: str
+    args: str
+    has_offset: bool
+    loads: Sequence[str]
+    of_queries: bool
+    of_keys: bool
+    positions: Sequence[str]
+    buffers: Sequence[tuple[str, str, str]]  # name, number of parts, dtype
+    position_buffers: Sequence[tuple[str, str, str]]  # name, number of parts, None without this argument
+
+    @property
+    def names(self) -> str:
+        return ", ".join(name for name, *_ in (*self.buffers, *self.position_buffers))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListsOp:
+    """How the op makes its tables of blocks: launches, and which of its arguments the mask reads."""
+
+    module: str
+    ranges: bool
+    tables: Sequence[str]
+    extremes: ExtremesLaunch | None
+    query_kernel: str
+    key_kernel: str
+    kernel_args: str
+    loads: Sequence[str]
+    per_batch: bool
+    per_head: bool
+    has_offset: bool
+    shifted: bool
+    packed: bool
+    positions: Sequence[str]
+    arguments: Sequence[Argument]
+    framework: Framework
+
+    @property
+    def by_batch(self) -> bool:
+        """Whether tables are made for each batch row, whatever the offset; packed sequences always have their own."""
+        return self.per_batch or self.packed
+
+    @property
+    def parameters(self) -> list[str]:
+        """Parameters of the function that makes a pass' table, behind q and k."""
+        return self._parameters(self.kernel_args, self.positions, self._offset(self.shifted))
+
+    @property
+    def extreme_parameters(self) -> list[str]:
+        """Those of the function that reduces tensors."""
+        assert self.extremes is not None
+        used = [*(f"{name}: Tensor" for name in CU_SEQLENS), *self.positions]
+        return self._parameters(self.extremes.args, used, self._offset(self.extremes.has_offset))
+
+    def _offset(self, used: bool) -> list[str]:
+        rows = ["row_offsets: Tensor | None"] if self.has_offset and (used or not self.by_batch) else []
+        return ["row_offset: int", *rows] if used else rows
+
+    def _parameters(self, launched: str, others: Sequence[str], offset: Sequence[str]) -> list[str]:
+        """The parameters of a function that makes a launch: of the variant's arguments and others those it names."""
+        named = set(re.findall(r"(?<![.\w])\w+", launched))  # not the attributes
+        own = [a.parameter(self.framework) for a in self.arguments]
+        return [*(p for p in (*own, *others) if parameter_name(p) in named), *offset]
+
+    @property
+    def values(self) -> list[str]:
+        return [parameter_name(p) for p in self.parameters]
+
+    @property
+    def extreme_values(self) -> list[str]:
+        return [parameter_name(p) for p in self.extreme_parameters]
+
+
+def _extremes_launch(lists: ListsPlan) -> ExtremesLaunch | None:
+    if lists.extremes is None:
+        return None
+    plan = lists.extremes
+    return ExtremesLaunch(
+        kernel=plan.kernel.name,
+        args=launch_arguments(plan.kernel),
+        has_offset="Q_OFFSET_PER_BATCH" in plan.kernel.constants,
+        loads=plan.kernel.loadable,
+        of_queries=bool(plan.queries),
+        of_keys=bool(plan.keys),
+        positions=plan.given,
+        buffers=[
+            (name, parts, value.dtype)
+            for values, parts in ((plan.queries, "q_parts"), (plan.keys, "kv_parts"))
+            for value in values
+            for name in (value.minimum, value.maximum)
+            if name
+        ],
+        position_buffers=[
+            (name, f"{axis}_parts", f"{axis}_positions")
+            for axis, names in plan.positions.items()
+            for name in filter(None, names)
+        ],
+    )
+
+
+def lists_op(
+    variant: Variant, lists: ListsPlan | None, mask_arguments: Sequence[Argument], framework: Framework
+) -> ListsOp | None:
+    if lists is None:
+        return None
+    return ListsOp(
+        module=lists.module,
+        ranges=lists.schedule is Schedule.RANGES,
+        tables=TABLES[lists.schedule],
+        extremes=_extremes_launch(lists),
+        query_kernel=lists.query_lists.kernel.name,
+        key_kernel=lists.key_lists.kernel.name,
+        kernel_args=launch_arguments(lists.query_lists.kernel),
+        loads=lists.query_lists.kernel.loadable,
+        per_batch=lists.per_batch,
+        per_head=lists.per_head,
+        has_offset=lists.has_offset,
+        shifted=lists.shifted,
+        packed=lists.packed,
+        positions=[f"{name}: Tensor | None" for name in positions_read(variant)] if lists.segmented else [],
+        arguments=mask_arguments,
+        framework=framework,
+    )

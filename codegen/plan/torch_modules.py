@@ -1,0 +1,245 @@
+"""A variant as a module of torch: its trained tensors and sinks as parameters, its scalars as defaults of its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from keyword import kwlist
+
+from codegen.ir import expr
+from codegen.ir.expr import TensorSpec, int_var
+from codegen.ir.printers import FormulaPrinter, torch_printer
+from codegen.spec.model import ScalarSpec, Variant
+from codegen.util.text import literal
+
+_HEADS = {"h": ("heads", "query heads, Hq."), "hkv": ("kv_heads", "key heads, Hkv.")}
+_OF_CALLS = ("b", "q_idx", "kv_idx")
+
+MODULE_NAMES = frozenset(
+    {
+        "T_destination",
+        "add_module",
+        "apply",
+        "bfloat16",
+        "buffers",
+        "call_super_init",
+        "children",
+        "compile",
+        "cpu",
+        "cuda",
+        "double",
+        "dump_patches",
+        "eval",
+        "extra_repr",
+        "float",
+        "forward",
+        "get_buffer",
+        "get_extra_state",
+        "get_parameter",
+        "get_submodule",
+        "half",
+        "ipu",
+        "load_state_dict",
+        "modules",
+        "mtia",
+        "named_buffers",
+        "named_children",
+        "named_modules",
+        "named_parameters",
+        "parameters",
+        "register_backward_hook",
+        "register_buffer",
+        "register_forward_hook",
+        "register_forward_pre_hook",
+        "register_full_backward_hook",
+        "register_full_backward_pre_hook",
+        "register_load_state_dict_post_hook",
+        "register_load_state_dict_pre_hook",
+        "register_module",
+        "register_parameter",
+        "register_state_dict_post_hook",
+        "register_state_dict_pre_hook",
+        "requires_grad_",
+        "set_extra_state",
+        "set_submodule",
+        "share_memory",
+        "state_dict",
+        "to",
+        "to_empty",
+        "train",
+        "training",
+        "type",
+        "xpu",
+        "zero_grad",
+        "dropout_p",
+        "entry",
+        "op",
+        "reset_parameters",
+        "scalars",
+        "sizes",
+    }
+)
+"""What a module has already, torch's own and those of the package: a parameter of that name gets another."""
+
+_CONSTRUCTOR = ("self", "device", "dtype", "dropout_p")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """A size that the constructor takes."""
+
+    argument: str
+    doc: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scalar:
+    """A scalar that calls have a default for: the constructor's argument, and the op's."""
+
+    argument: str
+    name: str
+    type: str
+    doc: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """A parameter: its attribute, the op's argument, source of its shape, and what it holds at first.
+
+    `initial` is source over `axes`, variables for the positions along some axes; empty for zeros.
+    """
+
+    attribute: str
+    name: str
+    shape: str
+    initial: str
+    axes: Sequence[tuple[str, int]]
+    doc: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModulePlan:
+    """The class of one variant.
+
+    `entry` is its mask and score in the words of the spec, as literals; `passed` are the tensors that calls give.
+    """
+
+    name: str
+    op: str
+    doc: str
+    entry: Sequence[tuple[str, str]]
+    sizes: Sequence[Size]
+    scalars: Sequence[Scalar]
+    parameters: Sequence[Parameter]
+    passed: Sequence[str]
+    dropout: bool
+
+    @property
+    def signature(self) -> str:
+        """The parameters of the constructor."""
+        keywords = [f"{s.argument}: {s.type} | None = None" for s in self.scalars]
+        keywords += ["dropout_p: float = 0.0"] if self.dropout else []
+        if self.parameters:
+            keywords += ["device: torch.device | str | None = None", "dtype: torch.dtype | None = None"]
+        sizes = [f"{s.argument}: int" for s in self.sizes]
+        return ", ".join(["self", *sizes, *(["*", *keywords] if keywords else [])])
+
+    @property
+    def base_arguments(self) -> str:
+        """What the constructor of the base class is called with."""
+        sizes = ", ".join(f'"{size.argument}": {size.argument}' for size in self.sizes)
+        scalars = ", ".join(f'"{scalar.name}": {scalar.argument}' for scalar in self.scalars)
+        given = [f"sizes={{{sizes}}}"] if sizes else []
+        given += [f"scalars={{{scalars}}}"] if scalars else []
+        return ", ".join([*given, *(["dropout_p=dropout_p"] if self.dropout else [])])
+
+
+def module_plans(variants: Iterable[Variant]) -> list[ModulePlan]:
+    """The classes of all variants, each with a name of its own."""
+    found: list[ModulePlan] = []
+    for variant in variants:
+        found.append(
+            _module_plan(variant, _unused(class_name(variant.name), {*kwlist, *(plan.name for plan in found)}))
+        )
+    return found
+
+
+def class_name(variant: str) -> str:
+    """The name of a variant's class.
+
+    A keyword, or a name that another variant has, gets an underscore behind it: `none` is `None_`.
+
+    >>> class_name("gpt_oss"), class_name("alibi")
+    ('GptOss', 'Alibi')
+    """
+    return "".join(part[:1].upper() + part[1:] for part in variant.split("_"))
+
+
+def _module_plan(variant: Variant, name: str) -> ModulePlan:
+    held = [t for t in variant.tensors.values() if t.grad and not set(t.dims) & set(_OF_CALLS)]
+    dims = dict.fromkeys(dim for tensor in held for dim in tensor.dims if isinstance(dim, str))
+    dims |= {"h": None} if variant.sink else {}
+    ordered = sorted(dims, key=lambda dim: dim not in _HEADS)
+    arguments: dict[str, str] = {}
+    for dim in ordered:
+        arguments[dim] = _unused(_HEADS.get(dim, (dim,))[0], {*_CONSTRUCTOR, *arguments.values()})
+    docs = {dim: _HEADS[dim][1] if dim in _HEADS else f"size of the dim `{dim}`." for dim in ordered}
+    scalars: list[Scalar] = []
+    for scalar in variant.scalars.values():
+        taken = {*_CONSTRUCTOR, *arguments.values(), *(s.argument for s in scalars)}
+        scalars.append(_scalar(scalar, _unused(scalar.name, taken)))
+    parameters = [_parameter(tensor, arguments) for tensor in held]
+    if variant.sink:
+        shape, doc = f"({arguments['h']},)", f"`[{arguments['h']}]`, zeros at first: a logit in the denominator only."
+        parameters.append(Parameter(attribute="sink", name="sink", shape=shape, initial="", axes=(), doc=doc))
+    passed = [t for t in variant.tensors.values() if t not in held]
+    words = (("mask", variant.mask_text), ("score", variant.score_text))
+    return ModulePlan(
+        name=name,
+        op=variant.name,
+        doc=variant.doc or "Attention.",
+        entry=[(key, literal(text)) for key, text in words if text],
+        sizes=[Size(argument=arguments[dim], doc=docs[dim]) for dim in ordered],
+        scalars=scalars,
+        parameters=parameters,
+        passed=[
+            *(f"{t.name} `[{', '.join(map(str, t.dims))}]`" for t in passed),
+            *(["g `[B, P, Hq]`"] * variant.decay),
+        ],
+        dropout=variant.dropout,
+    )
+
+
+def _scalar(scalar: ScalarSpec, argument: str) -> Scalar:
+    kind = scalar.type.value
+    doc = f"{kind}, the `{scalar.name}` of calls that give none."
+    return Scalar(argument=argument, name=scalar.name, type=kind, doc=doc)
+
+
+def _parameter(tensor: TensorSpec, arguments: dict[str, str]) -> Parameter:
+    sizes = [str(dim) if isinstance(dim, int) else arguments[dim] for dim in tensor.dims]
+    initial, axes, at_first = "", [], "zeros at first"
+    if tensor.example is not None:
+        names = {f"i{axis}": axis for axis in range(len(sizes))}
+        names |= {str(dim): axis for axis, dim in enumerate(tensor.dims) if str(dim) in tensor.axes}
+        axes = [
+            (f"axis_{axis}", axis) for axis in sorted({names[n] for n in expr.names(tensor.example) & names.keys()})
+        ]
+        over_axes = expr.substitute(tensor.example, {n: int_var(f"axis_{axis}") for n, axis in names.items()})
+        initial = torch_printer(lambda *_: True, float_cast=lambda text: f"{text}.float()").text(over_axes)
+        at_first = f"at first the entry's example, `{FormulaPrinter().text(tensor.example)}`"
+    return Parameter(
+        attribute=_unused(tensor.name, MODULE_NAMES),
+        name=tensor.name,
+        shape=f"({', '.join(sizes)}{',' * (len(sizes) == 1)})",
+        initial=initial,
+        axes=axes,
+        doc=f"`[{', '.join(sizes)}]`, {at_first}.",
+    )
+
+
+def _unused(name: str, taken: Collection[str]) -> str:
+    """The name, or one like it that is free."""
+    while name in taken:
+        name += "_"
+    return name

@@ -1,0 +1,368 @@
+"""The file set of a rendered package: its manifest, how it differs from what is on disk, and how it gets there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from codegen.util.errors import CodegenError
+
+MANIFEST = "MANIFEST.json"
+"""What the generator knows of a folder it made: the variants, and the SHA-256 of every file."""
+
+MANIFEST_FORMAT = 1
+
+TUNED = "tuned"
+"""The folder inside a package that belongs to the tuner."""
+
+KEEP_EDITS = "move the change into templates/ or variants.yaml and render again, or pass --force to discard it"
+
+
+class Status(StrEnum):
+    """How a file differs from what the spec renders to."""
+
+    MISSING = "MISSING"  # rendered, not on disk
+    STALE = "STALE"  # as an earlier render left it
+    ORPHAN = "ORPHAN"  # on disk, no longer (or never) rendered
+    EDITED = "EDITED"  # neither what is rendered now nor what an earlier render left
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One file that is not as the spec renders it; `path` is relative to the package, with forward slashes."""
+
+    status: Status
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.status:<9}{self.path}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What `write` did, as paths relative to the package."""
+
+    written: tuple[str, ...]
+    unchanged: tuple[str, ...]
+    removed: tuple[str, ...]
+
+    def __str__(self) -> str:
+        if not self.written and not self.removed:
+            return f"up to date ({len(self.unchanged)} files)"
+        return f"{len(self.written)} written, {len(self.unchanged)} unchanged, {len(self.removed)} removed"
+
+
+# ------------------------------------------------------------------------------------------------------------ manifest
+
+
+def with_manifest(texts: Mapping[str, str], variants: Mapping[str, Any]) -> dict[str, str]:
+    """The rendered files together with the manifest that describes them.
+
+    `variants` holds JSON-able facts per variant. Equal arguments give equal bytes: there is no date, tool version or
+    absolute path in a manifest.
+    """
+    hashes = {path: _sha256(text.encode()) for path, text in texts.items()}
+    manifest = {"format": MANIFEST_FORMAT, "variants": variants, "files": hashes}
+    return {**texts, MANIFEST: json.dumps(manifest, indent=2, sort_keys=True) + "\n"}
+
+
+Recorded = Mapping[str, frozenset[str]]
+"""Path -> the SHA-256 of what renders left there: one, or where one was killed half-way, several."""
+
+
+def _recorded(out: Path) -> Recorded | None:
+    """What renders left in the folder; None without a manifest of this generator.
+
+    A render that was killed leaves its staging folder, with the manifest that it was about to install: it explains the
+    files that are new already. A manifest cannot hold its own hash. It counts as unedited, because nobody's work is
+    lost when it is replaced.
+    """
+    staged = [hashes for stage in _stages(out) if (hashes := _manifest(stage / "new" / MANIFEST)) is not None]
+    own = _manifest(out / MANIFEST)
+    if own is None and not (staged and _read(out / MANIFEST) is None):
+        return None
+    found: dict[str, frozenset[str]] = {}
+    for hashes in (own or {}, *staged):
+        for path, digest in hashes.items():
+            found[path] = found.get(path, frozenset()) | {digest}
+    content = _read(out / MANIFEST)
+    return found if content is None else {**found, MANIFEST: frozenset({_sha256(content)})}
+
+
+def _manifest(path: Path) -> dict[str, str] | None:
+    """Path -> SHA-256 as a manifest of this generator says; None if the file is none."""
+    try:
+        manifest = json.loads(_read(path) or b"")
+    except (ValueError, RecursionError):
+        return None
+    match manifest:
+        case {"format": int(version), "files": dict(hashes)}:
+            is_ours = version == MANIFEST_FORMAT and all(map(_is_inside, hashes))
+            return {path: str(digest) for path, digest in hashes.items()} if is_ours else None
+    return None
+
+
+def _is_inside(path: str) -> bool:
+    """Whether a recorded path names a file that a package may have: what a manifest records may be deleted."""
+    pure = PurePosixPath(path)
+    if pure.is_absolute() or ".." in pure.parts or not pure.parts or pure.parts[0] == TUNED:
+        return False
+    return path.isprintable()  # without NUL and lone surrogates, which no file system takes
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+# ------------------------------------------------------------------------------------------------------------- compare
+
+
+def compare(out: Path, fresh: Mapping[str, str]) -> list[Difference]:
+    """Every file under `out` that is not as `fresh` (path -> text, the manifest included) says, sorted by path."""
+    _require_folder(out)
+    return _differences(out, fresh, _recorded(out) or {})
+
+
+def _differences(out: Path, fresh: Mapping[str, str], recorded: Recorded) -> list[Difference]:
+    paths = sorted({*fresh, *recorded, *_scan(out)})
+    judged = ((path, _status(_read(out / path), fresh.get(path), recorded.get(path))) for path in paths)
+    return [Difference(status=status, path=path) for path, status in judged if status is not None]
+
+
+def _status(content: bytes | None, text: str | None, recorded: frozenset[str] | None) -> Status | None:
+    """What to say of one file, given what is on disk, what is rendered and the hashes of what renders left."""
+    if content is None:
+        return None if text is None else Status.MISSING
+    if text is not None and content == text.encode():
+        return None
+    if recorded is not None and _sha256(content) not in recorded:
+        return Status.EDITED
+    if text is None:
+        return Status.ORPHAN
+    return Status.EDITED if recorded is None else Status.STALE
+
+
+def _scan(out: Path) -> Iterator[str]:
+    """Paths of the files under `out` that are the generator's to judge.
+
+    Not judged: tuned configs, compiled Python, and hidden files, which belong to other tools (`.gitattributes`).
+    """
+    for folder, subfolders, names in os.walk(out):
+        relative = Path(folder).relative_to(out)
+        foreign = {TUNED, "__pycache__"} if folder == str(out) else {"__pycache__"}
+        subfolders[:] = [name for name in subfolders if name not in foreign and not name.startswith(".")]
+        yield from ((relative / n).as_posix() for n in names if not n.startswith(".") and not n.endswith(".pyc"))
+
+
+def _read(path: Path) -> bytes | None:
+    # A file where the package needs a folder (NotADirectoryError) is reported under its own name.
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return path.read_bytes()
+    return None
+
+
+def _require_folder(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise CodegenError(f"{out}: not a folder; give --out the folder of the package")
+
+
+# --------------------------------------------------------------------------------------------------------------- write
+
+
+def write(out: Path, fresh: Mapping[str, str], force: bool = False) -> Summary:
+    """Make the folder `out` hold exactly `fresh` (path -> text, the manifest included).
+
+    Only files that differ are touched, and all of them or none: after any exception the folder is as it was.
+    Raises CodegenError when the folder was not made by this generator, or, unless `force` is given, when a file that
+    no earlier render left there would be lost.
+    """
+    _require_folder(out)
+    recorded = _recorded(out)
+    if recorded is None and any(_scan(out)):
+        raise CodegenError(
+            f"{out}: not a folder this generator made: it is not empty and has no {MANIFEST} of ours; "
+            f"give --out a new folder, or restore {MANIFEST} from version control"
+        )
+    _refuse_links(out, {*fresh, *(recorded or {})})
+    differences = _differences(out, fresh, recorded or {})
+    if not force:
+        _refuse_losses(out, differences, recorded or {})
+    changed = {d.path for d in differences}
+    removed = tuple(sorted(changed - fresh.keys()))
+    # The manifest goes last. A render that is killed half-way then leaves files that either the old manifest or the
+    # staged one explains, never ones that look edited.
+    written = tuple(sorted(changed & fresh.keys(), key=lambda path: (path == MANIFEST, path)))
+    interrupted = list(_stages(out))
+    if changed:
+        _install(out, {path: fresh[path] for path in written}, removed)
+        _prune(out, removed)
+    for stage in interrupted:
+        shutil.rmtree(stage)
+    return Summary(written=written, unchanged=tuple(sorted(fresh.keys() - changed)), removed=removed)
+
+
+def _refuse_links(out: Path, paths: Iterable[str]) -> None:
+    """Raise if a folder of the package is a link: files would be written and deleted elsewhere, `--force` or not."""
+    folders = {folder for path in paths for folder in PurePosixPath(path).parents if folder.parts}
+    for link in sorted(out / folder for folder in folders if (out / folder).is_symlink()):
+        raise CodegenError(
+            f"{link}: a link to {os.readlink(link)}, through which files would be written elsewhere; nothing was "
+            "written: remove the link, or give --out a folder without"
+        )
+
+
+def _refuse_losses(out: Path, differences: Iterable[Difference], recorded: Recorded) -> None:
+    """Raise if writing would overwrite or delete something that no earlier render left."""
+    edited = [d.path for d in differences if d.status is Status.EDITED]
+    foreign = [d.path for d in differences if d.status is Status.ORPHAN and d.path not in recorded]
+    if edited or foreign:
+        lines = [f"{out}: nothing was written, because these files would be lost:"]
+        lines += [f"  {path} (edited by hand)" for path in edited]
+        lines += [f"  {path} (not made by this generator)" for path in foreign]
+        raise CodegenError("\n".join([*lines, f"To go on, {KEEP_EDITS}."]))
+
+
+_STAGE = ".render-"
+"""How the names of staging folders begin."""
+
+_KEEP = "keep"
+"""A file in a staging folder that holds the only copy of something."""
+
+
+def _stages(out: Path) -> Iterator[Path]:
+    """The staging folders of renders that were killed."""
+    for stage in sorted(out.glob(f"{_STAGE}*")):
+        if stage.is_dir() and not stage.is_symlink() and not (stage / _KEEP).exists():
+            yield stage
+
+
+def _install(out: Path, texts: Mapping[str, str], removed: Sequence[str]) -> None:
+    """Put the texts in place and take `removed` away, or leave everything as it was and re-raise.
+
+    The staging folder lies inside `out`, where a rename never crosses file systems, and is hidden, so that it is
+    nobody's file should the machine lose power.
+    """
+    absent = _absent_folders(out, texts)
+    stage: Path | None = None
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        stage = Path(tempfile.mkdtemp(prefix=_STAGE, dir=out))
+        for path, text in texts.items():
+            staged = _with_parent(stage / "new" / path)
+            staged.write_bytes(text.encode())
+        _swap(out, stage, texts, removed, absent)
+    except _RestoreError:
+        with suppress(OSError):
+            (
+                Path(stage or out) / _KEEP
+            ).touch()  # the only copy of the old files, which the next render must not remove
+        raise
+    except BaseException:
+        _discard(stage, absent)
+        raise
+    shutil.rmtree(stage)
+
+
+class _RestoreError(CodegenError):
+    """The old files could not be put back."""
+
+
+def _swap(out: Path, stage: Path, texts: Iterable[str], removed: Iterable[str], absent: Sequence[Path]) -> None:
+    """Put the staged files in place, one rename each, with the old ones in `stage/old`; on any exception undo it.
+
+    No file is ever missing: killed at any point, this leaves each file old or new, and the manifest old till the end.
+    """
+    before = {path for path in (*removed, *texts) if (out / path).is_file()}
+    try:
+        for path in removed:
+            os.replace(out / path, _with_parent(stage / "old" / path))
+        for path in texts:
+            if path in before:
+                _keep_copy(out / path, _with_parent(stage / "old" / path))
+            os.replace(stage / "new" / path, _with_parent(out / path))
+    except BaseException as failure:
+        try:
+            _restore(out, stage, before, added=set(texts) - before, absent=absent)
+        except BaseException as error:
+            raise _RestoreError(
+                f"{out}: rendering failed ({failure!r}) and the old files could not be put back ({error!r}); "
+                f"they are in {stage / 'old'}: move them back by hand"
+            ) from failure
+        raise
+
+
+def _keep_copy(path: Path, copy: Path) -> None:
+    """Keep what a file holds while it is replaced: a second name for it, or where the disk has no links a copy."""
+    try:
+        os.link(path, copy, follow_symlinks=False)
+    except (OSError, NotImplementedError):
+        shutil.copy2(path, copy, follow_symlinks=False)
+
+
+def _restore(out: Path, stage: Path, before: Iterable[str], added: Iterable[str], absent: Iterable[Path]) -> None:
+    """Undo a swap that stopped anywhere. It looks at the disk, not at a journal that an interrupt could cut short."""
+    for path in added:
+        if (out / path).is_file():
+            (out / path).unlink()
+    _remove_empty(absent)
+    for path in before:
+        if (stage / "old" / path).is_file():
+            os.replace(stage / "old" / path, _with_parent(out / path))
+
+
+def _discard(stage: Path | None, absent: Iterable[Path]) -> None:
+    """Remove what a failed render made: the staging folder, then the folders that were not there before."""
+    if stage is not None:
+        shutil.rmtree(stage)
+    _remove_empty(absent)
+
+
+def _absent_folders(out: Path, texts: Iterable[str]) -> list[Path]:
+    """The folders that will have to be made, innermost first."""
+    targets = [out / MANIFEST, *(out / path for path in texts)]
+    folders = {folder for target in targets for folder in target.parents if not folder.is_dir()}
+    return sorted(folders, key=lambda folder: len(folder.parts), reverse=True)
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):  # never made, or in use by someone else by now
+            folder.rmdir()
+
+
+def _prune(out: Path, removed: Iterable[str]) -> None:
+    """Remove the folders that held nothing but removed files: Python would still import them as namespace packages."""
+    folders = {folder for path in removed for folder in PurePosixPath(path).parents if folder.name}
+    for relative in sorted(folders, key=lambda folder: len(folder.parts), reverse=True):
+        folder = out / relative
+        if folder.is_dir() and all(child.name == "__pycache__" for child in folder.iterdir()):
+            shutil.rmtree(folder)
+
+
+def _with_parent(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file whole or not at all, whatever interrupts."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        os.close(descriptor)
+        Path(name).write_text(text, encoding="utf-8")
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise

@@ -1,0 +1,333 @@
+"""Spec to package: every file of `generated/` as formatted text, in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from codegen.analysis.call_modes import Mode
+from codegen.analysis.gradients import is_deterministic
+from codegen.ir.expr import TensorSpec
+from codegen.ir.printers import FormulaPrinter
+from codegen.plan import hopper
+from codegen.plan.frameworks import Framework
+from codegen.plan.op import OpPlan, op_plan
+from codegen.plan.torch_modules import module_plans
+from codegen.plan.variant import VariantPlan, plan
+from codegen.render.arch_tables import arch_tables
+from codegen.render.code_hash import HASH_LENGTH, code_hash
+from codegen.spec import symbols
+from codegen.spec.model import Spec, Variant
+from codegen.util.errors import CodegenError
+from codegen.util.shipped import shipped_path
+from codegen.util.text import LINE_LENGTH, comment, docstring
+
+RUFF = "0.17.5"
+"""The version of the formatter, which is a part of rendering."""
+
+LICENCE = "# SPDX-License-Identifier: Apache-2.0"
+"""The first line of every rendered Python file."""
+
+_PLACEHOLDER = "0" * HASH_LENGTH
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileHeader:
+    """What the header lines of one generated file say. `entry` is the spec entry as comment lines."""
+
+    template: str
+    entry: str = ""
+    hash: str = _PLACEHOLDER
+    licence: str = LICENCE
+
+
+def templates_path() -> Path:
+    """The folder of the Jinja templates."""
+    return shipped_path("templates")
+
+
+def make_environment(folder: Path) -> jinja2.Environment:
+    env = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    env.filters["docstring"] = docstring
+    env.filters |= hopper.FILTERS | symbols.FILTERS
+    env.tests["renamed_op"] = symbols.is_renamed
+    return env
+
+
+KERNELS = {"fwd": "fwd", "bwd_dq": "dq", "bwd_dkdv": "dkdv"}
+"""File stem of each kernel -> the attribute of `VariantPlan` that holds its plan."""
+
+KERNELS_FILE = "_runtime/kernels.py"
+"""The file that says which code each kernel is."""
+
+INIT_FILES = {Framework.TORCH: "torch/__init__.py", Framework.JAX: "jax.py"}
+"""The module of all ops of a framework; that of torch has the modules of `torch.nn` beside it."""
+
+RUNTIME = "_runtime"
+"""The folder of a package that holds what all its ops share."""
+
+
+def render(spec: Spec) -> dict[str, str]:
+    """All files of the package but its manifest: path inside the package -> text, sorted by path.
+
+    The same spec always gives the same bytes.
+    """
+    env = make_environment(templates_path())
+    files: dict[str, str] = {}
+    kinds: dict[str, list[str]] = {
+        "linear": [],
+        "cheap_scores": [],
+        "long_runs": [],
+        "alike_rows": [],
+        "runs": [],
+        "segmented_runs": [],
+        "bands": [],
+        "fused_backwards": [],
+        "atomic": [],
+    }
+    for name, variant in spec.variants.items():
+        plans = _plans(variant)
+        files.update(_variant_files(env, name, plans))
+        planned = plans[Mode.DENSE]
+        holds = (
+            hopper.scores_are_products(planned),
+            hopper.scores_cheaply(variant),
+            hopper.visits_long_runs(planned),
+            hopper.rows_are_alike(planned),
+            hopper.visits_runs(planned),
+            hopper.visits_runs(plans[Mode.SEGMENTED]),
+            hopper.visits_bands(planned),
+            hopper.fuses_backward(planned),
+            not is_deterministic(variant),
+        )
+        for kind, it_holds in zip(kinds.values(), holds, strict=True):
+            kind += [name] * it_holds
+    names = list(spec.variants)
+    files["__init__.py"] = _fill(env, "host/package_init.py.jinja", variants=names)
+    for framework in Framework:
+        files[INIT_FILES[framework]] = _fill(env, f"host/{framework}_init.py.jinja", variants=names)
+    files["torch/nn.py"] = _fill(env, "host/torch_nn.py.jinja", modules=module_plans(spec.variants.values()))
+    own = {name: arch_tables(v.archs) for name, v in spec.variants.items() if v.archs}
+    files["_runtime/archs.py"] = _fill(
+        env, "host/archs.py.jinja", archs=arch_tables(spec.archs), variant_archs=own, hopper=hopper
+    )
+    files |= _runtime_files()
+    files["py.typed"] = ""
+    formatted = _format(files)
+    hashes = {
+        name: {mode.value: _kernel_hashes(formatted, _mode_folder(name, mode)) for mode in Mode} for name in names
+    }
+    formatted |= _format({KERNELS_FILE: _fill(env, "host/kernels.py.jinja", hashes=hashes, **kinds)})
+    return {path: _sign(formatted[path]) for path in sorted(formatted)}
+
+
+def _runtime_files() -> dict[str, str]:
+    """The runtime's modules, licensed: `runtime/package/` goes to the top of the package, all else to `_runtime/`."""
+    root = shipped_path("runtime")
+    sources = {path.relative_to(root): path for path in sorted(root.rglob("*.py"))}
+    targets = {name.name if name.parts[0] == "package" else f"{RUNTIME}/{name.as_posix()}": name for name in sources}
+    return {target: f"{LICENCE}\n{sources[name].read_text(encoding='utf-8')}" for target, name in targets.items()}
+
+
+def _plans(variant: Variant) -> dict[Mode, VariantPlan]:
+    try:
+        return {mode: plan(variant, mode) for mode in Mode}
+    except Exception as error:
+        error.add_note(f"while planning the kernels of the variant '{variant.name}'")
+        raise
+
+
+def _variant_files(env: jinja2.Environment, name: str, plans: Mapping[Mode, VariantPlan]) -> dict[str, str]:
+    files: dict[str, str] = {}
+    context = _context(plans[Mode.DENSE])
+    for mode, planned in plans.items():
+        files.update(_kernel_files(env, _mode_folder(name, mode), planned))
+    for framework in Framework:
+        ops = {mode: op_plan(planned, framework) for mode, planned in plans.items()}
+        for mode, planned in plans.items():
+            path = f"{_mode_folder(name, mode)}/{framework}_launch.py"
+            files[path] = _launch_file(env, planned, ops[mode])
+        given = {"op": ops[Mode.DENSE], **{f"{mode}_op": ops[mode] for mode in (Mode.PACKED, Mode.SEGMENTED)}}
+        for stem in (f"{framework}_op", f"{framework}_reference"):
+            files[f"{name}/{stem}.py"] = _fill(env, f"host/{stem}.py.jinja", **given, **context)
+    return files
+
+
+def _mode_folder(name: str, mode: Mode) -> str:
+    return name if mode is Mode.DENSE else f"{name}/{mode.value}"
+
+
+_TITLES = {Mode.DENSE: "", Mode.PACKED: ", packed sequences", Mode.SEGMENTED: ", with segment ids"}
+
+
+def _context(planned: VariantPlan) -> dict[str, Any]:
+    entry = comment(f"variant: {planned.variant.entry}")
+    return {"variant": planned.variant, "symbol": planned.symbol, "title": _TITLES[planned.mode], "entry": entry}
+
+
+def _launch_file(env: jinja2.Environment, planned: VariantPlan, op: OpPlan) -> str:
+    """The launches of one mode's kernels in a framework."""
+    runtime = ".._runtime" if planned.mode is Mode.DENSE else "..._runtime"
+    given = {"op": op, "plan": planned, "framework": op.framework, "runtime": runtime}
+    return _fill(env, f"host/{op.framework}_launch.py.jinja", **given, **_context(planned))
+
+
+def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) -> dict[str, str]:
+    """The kernels of one mode."""
+    context = _context(planned)
+    files = {
+        f"{folder}/{stem}.py": _fill(env, f"portable/{stem}.py.jinja", kernel=getattr(planned, attribute), **context)
+        for stem, attribute in KERNELS.items()
+    }
+    plans = {
+        "fwd": planned.hopper_fwd,
+        "bwd": planned.hopper_bwd,
+        "bwd_wide": planned.hopper_bwd_wide,
+        "delta": planned.hopper_delta,
+    }
+    files |= {
+        f"{folder}/hopper_{stem}.py": _fill(
+            env, f"hopper/{stem}.py.jinja", kernel=kernel, fuses_backward=hopper.fuses_backward(planned), **context
+        )
+        for stem, kernel in plans.items()
+    }
+    if planned.lists is not None:
+        stem = planned.lists.module
+        files[f"{folder}/{stem}.py"] = _fill(env, f"portable/{stem}.py.jinja", lists=planned.lists, **context)
+    if planned.variant.decay and planned.mode is not Mode.SEGMENTED:
+        packed = planned.mode is Mode.PACKED
+        files[f"{folder}/decay.py"] = _fill(env, "portable/decay.py.jinja", packed=packed, **context)
+    files[f"{folder}/__init__.py"] = _fill(env, "host/variant_init.py.jinja", **context)
+    return files
+
+
+def _kernel_hashes(files: Mapping[str, str], folder: str) -> dict[str, str]:
+    """Pass -> hash of its kernel's code, of those of one mode."""
+    own = (hopper.FORWARD, hopper.BACKWARD, hopper.WIDE_BACKWARD, hopper.DELTA)
+    stems = KERNELS | {stem: stem for stem in own}
+    found = {pass_name: files.get(f"{folder}/{stem}.py") for stem, pass_name in stems.items()}
+    return {pass_name: code_hash(text) for pass_name, text in found.items() if text is not None}
+
+
+def _fill(env: jinja2.Environment, template: str, **context: Any) -> str:
+    header = FileHeader(template=template, entry=context.pop("entry", ""))
+    try:
+        return env.get_template(template).render(file=header, **context)
+    except Exception as error:
+        error.add_note(f"while filling the template {template} for {header.entry.removeprefix('# ') or 'the package'}")
+        raise
+
+
+def _sign(text: str) -> str:
+    """Put the hash of a file's own text into its header."""
+    digest = hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
+    return text.replace(f"# hash: {_PLACEHOLDER}", f"# hash: {digest}", 1)
+
+
+def _format(files: Mapping[str, str]) -> dict[str, str]:
+    """Format Python files with the pinned formatter, all in one call, independent of any settings around it."""
+    with tempfile.TemporaryDirectory(prefix="codegen-") as folder:
+        root = Path(folder)
+        for path, text in files.items():
+            target = root / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+        command = [_ruff(), "format", "--isolated", "--no-cache", f"--line-length={LINE_LENGTH}"]
+        result = subprocess.run(
+            [*command, "--target-version=py311", str(root)], capture_output=True, text=True, check=False
+        )
+        if result.returncode != 0:
+            words = result.stderr.replace(f"{root.resolve()}/", "").replace(f"{root}/", "")
+            raise CodegenError(
+                f"the formatter refused rendered files, a fault of the generator:\n{_placed(words, files)}"
+            )
+        return {path: (root / path).read_text(encoding="utf-8") for path in files}
+
+
+def _placed(words: str, files: Mapping[str, str]) -> str:
+    """The formatter's words, with the variant and the template of each file they name, and the line they are about.
+
+    >>> header = "# variant: v: {mask: causal}\\n# template: a.py.jinja\\n"
+    >>> print(_placed("error: Failed to parse v/a.py:3:2: Bad", {"v/a.py": header + " x"}))
+    v/a.py:3:2: Bad (variant v, template a.py.jinja)
+         x
+    """
+    lines: list[str] = []
+    for line in words.strip().splitlines():
+        found = re.fullmatch(r"error: Failed to parse (.+?):(\d+):\d+: .*", line)
+        if found is None or found[1] not in files:
+            lines.append(line)
+            continue
+        text = files[found[1]].splitlines()
+        said = (re.match(r"# (variant|template): ([^:\s]+)", x) for x in text[: int(found[2])])
+        source = ", ".join(f"{x[1]} {x[2]}" for x in said if x is not None)
+        lines.append(f"{line.removeprefix('error: Failed to parse ')} ({source})")
+        lines += [f"    {x}" for x in text[int(found[2]) - 1 : int(found[2])]]
+    return "\n".join(lines)
+
+
+def _ruff() -> str:
+    """The ruff of this environment, wherever its package installed the program."""
+    try:
+        from ruff import find_ruff_bin
+
+        found: str | None = str(find_ruff_bin())
+    except (ImportError, FileNotFoundError):
+        found = None
+    try:
+        there = version("ruff")
+    except PackageNotFoundError:
+        found = None
+    if found is None or there != RUFF:
+        is_there = "is not installed" if found is None else f"is here as version {there}, which may write other bytes"
+        raise CodegenError(f"ruff, which formats rendered files, {is_there}: run `pip install ruff=={RUFF}`")
+    return found
+
+
+def manifest_entries(spec: Spec) -> dict[str, Any]:
+    """What the manifest says of each variant, for tests, tuners and benchmarks."""
+    return {
+        name: {
+            "doc": v.doc,
+            "mask": v.mask_text,
+            "score": v.score_text,
+            "tensors": {t.name: _tensor_entry(t) for t in v.tensors.values()},
+            "scalars": {s.name: s.type.value for s in v.scalars.values()},
+            "scalar_ranges": {s.name: [s.minimum, s.maximum] for s in v.scalars.values()},
+            "scalar_examples": {s.name: s.example for s in v.scalars.values()},
+            "sink": v.sink,
+            "decay": v.decay,
+            "deterministic": is_deterministic(v),
+            "dropout": v.dropout,
+            "head_dims": list(spec.defaults.head_dims),
+            "dtypes": list(spec.defaults.dtypes),
+            "hash": _entry_hash(v.entry),
+        }
+        for name, v in spec.variants.items()
+    }
+
+
+def _tensor_entry(tensor: TensorSpec) -> dict[str, Any]:
+    example = "" if tensor.example is None else FormulaPrinter().text(tensor.example)
+    return {"dims": list(tensor.dims), "dtype": tensor.dtype, "grad": tensor.grad, "example": example}
+
+
+def _entry_hash(entry: str) -> str:
+    return hashlib.sha256(json.dumps(entry).encode()).hexdigest()[:HASH_LENGTH]

@@ -1,0 +1,113 @@
+"""Names that generated code uses itself. An argument or op of that name has another one there: `codegen.spec.symbols`.
+
+`tests/unit/spec/test_reserved.py` compares the list with what `generated/` uses.
+"""
+
+from __future__ import annotations
+
+import re
+
+_FAMILIES = re.compile(
+    r"(stride|bwd|grad|GRAD|ahead)_\w+|(term|gap|full_gap)(_\d+)?|table_\d+"
+    r"|\w+_(ptrs?|base|tile|begin|end|first|last|len|stop|val|q|kv|qk|pos|seq|min|max|size_\d)(_\d+)?"
+)
+"""Names that are built: of a pointer and what is derived from it, a bound, a subexpression."""
+
+_WORDS = """
+    args cls keywords kwargs out self
+
+    acc alpha batch block ctx decay delta dk dlse do dp dq ds dtype dv finite fwd gap group_size head
+    head_dim head_dim_v in_rows keep keys last logit lse max_new max_ref member num_blocks num_heads num_kv_heads o
+    p qk qk_scale q_shift row_max row_offs row_offset row_offsets row_sum rows run start_m start_n step tile tiles
+    total values
+
+    backward behind_full block_extremes block_list block_range block_table block_tables blocks by_keys call_key
+    chunk_first each fill_lists has_full in_parts is_full is_partial key_parts kv_values launch_lists least_block
+    list_batch list_begin list_end list_entries list_entry list_heads made num_keys num_kv num_others num_q
+    num_rows other_blocks own_blocks own_room part part_idx part_offs partial_end parts pass_name pass_names
+    program programs q_values query_parts query_programs ranges span spans table_kernel their_part_idx
+    their_part_offs tile_blocks visits
+
+    ddecay_cols ddecay_rows decay_kernels has_key lag share sums unrounded p_sink
+
+    check_dropout_p drop dropout dropout_mask dropout_seed keep_numbers keep_scale p_dropped probs threshold
+    bit_layout counter_eights counter_layout counter_neighbours dropout_words dropped dropped_bits
+    head_index minus_delta of_scores p_kept p_scale philox product_with wide_product with_signs without_dropped
+
+    add_diagonals add_dot aligned apply at_least autocast_inputs batch_row block_columns call_tiles cdiv check_float
+    check_inputs check_int check_tensor clamp_index config_text config_words custom_op diagonal_sums dot_rows
+    empty_like_layout floor_div floor_mod has_tanh_instruction host_number interpreter_dtype is_nvidia launches_directly
+    load_columns load_pairs load_vector next_power_of_2 once_differentiable packed_rows place_pairs place_sums
+    positive_scale query_offset reduce_gradient reference replayed row_products runs_reference second_width
+    unit_strides
+
+    AttentionGradients FOLDED_AXES batched computes_plainly differentiates_backward plain_backward plain_forward
+    keyless plain_words refuse_gradient_of refuse_second_derivative replayed_op
+
+    Any BLOCK_D BLOCK_DV BLOCK_M BLOCK_N DROPOUT FLOAT_DTYPES FP32 HARDWARE_TANH HAS_DLSE HAS_TRITON HEAD_DIM
+    HEAD_DIM_V LN2 LOG2E NAME NAMESPACE SEGMENTS Q_OFFSET_PER_BATCH RAGGED Schedule Tensor Tile Tiles UNIT
+
+    CHUNK FILL OWN_ROOM PART PARTS POSITIONS PTX block_lists block_ranges call_sizes call_words list_blocks pass_table
+    schedule schedule_tables scheduled
+
+    TOLD apart first_plain hear hear_block key_blocks make_numbers num_masked num_plain numbers o_len o_row
+    produce_keys produce_rows rescaled end_sums send_turn store_columns store_rows tell tell_work
+    RAISE begin_dq begin_with change_of_turns change_turns first_turn lap o_start raised scaling scaling_operands stage
+    store_dq
+
+    DTYPE HOPPER_WARPS KEY LANES Q_BLOCKS ROW ROWS SCORES STAGES STORED SUMS WEIGHTS add_lanes as_pairs
+    async_load begin_block begin_sums block_pair consume_tiles describe_rows end_block
+    from_pairs gluon hopper_fwd inv_sum k_desc k_ring kv_head kv_heads kv_turn lane_layout last_full
+    launch_hopper make_barriers make_ring mbarrier multiprocessors no_scores nth num_full num_pairs num_partial
+    own_work p_pairs p_tile pair_half produce_tiles product_layout q_desc q_head q_place
+    q_ring query_blocks receive_tile ring_turn row_sums row_term send_tile store_layout tile_columns tma v_desc
+    v_ring warpgroup_mma warpgroup_mma_wait
+
+    LINE add_rows begin_columns begin_rows block_term column_sums key_term make_ones of_lines ones own_part own_start_m
+    OWN_KEY OWN_ROW own_col own_key own_position own_q_row own_row own_segment row_start row_turn sums_layout unscaled
+
+    KEYS K_SUMS K_WEIGHTS LINES V_SUMS V_WEIGHTS WITH_DQ add_tiles async_add delta_desc describe_lines
+    describe_vector do_desc do_ring dq_desc dq_ring dq_sums dq_tiles ds_tiles fence_async_shared first_row fused
+    head_parts hopper_bwd hopper_delta in_fragments k_block k_lap k_part lse_desc make_places
+    num_key_blocks own_start q_turn row_delta row_lse send_keys send_rows sum_index
+
+    at_columns columns_before run_bits run_end run_first
+
+    FLAT WIDE_KEYS add_block add_sums bwd_kernel dk_start dq_part ds_ring dv_start flat hand_over hopper_bwd_wide
+    NEAR_BYTES NEAR_ROWS is_wide make_hand_over near_heads next_dq p_ring row_block score_tiles sum_tiles take_over
+
+    MOST_COUNT MOST_ROWS WRAP_STRIDE hear_work next_work num_work seq_end seq_len sequence_work take_work told_work
+    head_seqs num_row_blocks row_first row_seqs work_counter work_ring work_turn
+
+    Attention PASSES make_tables tables tiles_of
+
+    computed key_lengths round_even size_of
+
+    block_seqs block_sequences check_sequences cols first_entry key_block_list key_block_seqs key_ranges key_spans
+    kv_parts kv_start kv_total launched num_entries num_others_most num_seqs packed_launch packed_row q_parts q_row
+    q_start q_total record row_stride segmented_launch sequence_of_rows sequences slots sums_by_sequence table_row
+
+    cu_seqlens_k cu_seqlens_q kv_lengths kv_positions kv_segment_ids padding_id q_positions q_segment_ids
+
+    BY_ROW ByRow Tokens check_alone check_order check_packed check_tokens first_batch kv_ids kv_row lse_parts
+    mark_disorder marked o_parts packed packed_offset
+    packed_reference packed_sequences packed_sizes q_ids q_row sequence tokens
+
+    Arguments Array DENSE INT32 Kernels PACKED SCALARS_LOADED SEGMENTED arguments attention forward heads is_loaded jax
+    jax_launch jax_reference jnp launch running_sums schedule_of wide_int
+"""
+_USED = frozenset(_WORDS.split())
+
+
+def is_reserved(name: str) -> bool:
+    """Whether generated code uses the name.
+
+    >>> is_reserved("alpha"), is_reserved("q_ptr"), is_reserved("slope")
+    (True, True, False)
+    """
+    return is_word(name) or _FAMILIES.fullmatch(name) is not None
+
+
+def is_word(name: str) -> bool:
+    """Whether it is one of those that are not built: the names of modules' own functions are among them."""
+    return name in _USED

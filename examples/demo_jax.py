@@ -1,0 +1,118 @@
+"""See the generated attention at work in JAX: `python -m examples.demo_jax`, or `make demo-jax`, which does the set-up.
+
+1. Runs the kernels of every variant and compares their outputs and gradients with float64 mathematics.
+2. Trains one small Flax model twice on real text, with `generated.jax.causal` as its `attention_fn` and with Flax's own
+   attention, which is that of `jax.nn`, and compares the loss curves.
+
+The exit status is 1 when a variant is wrong, the two curves part, or the loss does not fall. `--table` is step 1 alone,
+with the kernels in Triton's interpreter under `TRITON_INTERPRET=1 JAX_PLATFORMS=cpu`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import jax
+import torch
+from flax import nnx
+
+from codegen.testing import golden, golden_jax
+from codegen.testing.golden import Shape
+from examples import demo
+from examples.train import Run
+from examples.train_jax import Attend, train
+from generated import jax as ops
+from generated.jax_nn import attention_fn
+
+CPU_SIZE = replace(demo.CPU_SIZE, steps=400)
+"""Enough steps for a loss that depends on attention, and for `demo.CURVE_BOUND`: measured here, equal mathematics moves
+a loss by 4e-6, q, k and v rounded to bfloat16 by 7e-3, a softmax scale that is 5% off by 6e-3, a lost dk by 3e-1."""
+
+# Odd lengths, grouped heads, a head_dim that is no power of two.
+CPU_SHAPES = ((Shape(batch=2, heads=4, kv_heads=2, seq=75, dim=40), torch.float32),)
+GPU_SHAPES = (
+    (Shape(batch=2, heads=6, kv_heads=2, seq=1023, dim=64), torch.bfloat16),
+    (Shape(batch=2, heads=4, kv_heads=1, seq=257, dim=80), torch.float16),
+)
+
+
+# ------------------------------------------------------------------------------------------------------ against float64
+
+
+def errors(variant: str, shape: Shape, dtype: torch.dtype) -> dict[str, float]:
+    """The errors of one JAX op against its reference in float64."""
+    inputs = golden.draw_inputs(golden.load_manifest()[variant], shape, dtype=dtype, device="cpu")
+    want = golden.evaluate(golden.load_reference(variant), inputs.double())
+    got = golden_jax.evaluate(variant, inputs)
+    return golden.relative_errors({name: x.cpu() for name, x in got.items()}, want)
+
+
+def print_table() -> bool:
+    """The errors of every variant; whether all of them are within the bound."""
+    shapes = GPU_SHAPES if jax.default_backend() == "gpu" else CPU_SHAPES
+    variants = list(golden.load_manifest())
+    return not sum(golden.print_errors(*each, variants, errors) for each in shapes)
+
+
+def _compare_with_golden(device: str) -> bool:
+    """Step 1; without a GPU in a process of its own: whether kernels are interpreted is settled by their import."""
+    print("Step 1 of 2: every variant's kernels, as JAX ops, against float64 mathematics, forward and all gradients.")
+    if importlib.util.find_spec("triton") is None:
+        print("  Skipped: the kernels need Triton, which is not installed. Step 2 runs on the plain reference.")
+        return True
+    if device == "cuda":
+        print(f"  Compiled for {jax.devices()[0].device_kind}; the first run of a kernel includes its compilation.")
+        return print_table()
+    print("  No GPU here, so Triton's interpreter runs the kernels, on small inputs.", flush=True)
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "examples.demo_jax", "--table"]
+    return subprocess.run(command, env=environment, check=False).returncode == 0
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+
+
+def _train_twice(device: str) -> bool:
+    """Step 2: the same model, seed and batches with either attention."""
+    size = demo.GPU_SIZE if device == "cuda" else CPU_SIZE
+    print("\nStep 2 of 2: one byte-level transformer in Flax, trained twice on the text of Python's documentation.")
+    print(
+        f"  {size.layers} layers, {size.heads} query heads on {size.kv_heads} key heads of {size.head_dim} channels, "
+        f"{size.batch} x {size.seq} bytes a step; same seed, same batches."
+    )
+    if device == "cpu":
+        print("  On the CPU the generated op computes its plain reference; on a GPU this step runs the kernels.")
+
+    def trained(name: str, attend: Attend) -> Run:
+        return demo.train_shown(name, size, lambda report, every: train(size, attend, report, every))
+
+    ours = trained("generated.jax.causal", attention_fn(ops.causal))
+    theirs = trained("flax.nnx's own", nnx.dot_product_attention)
+    our_means, their_means = demo.means(ours.losses), demo.means(theirs.losses)
+    demo.print_curves(our_means, their_means, size.steps // demo.REPORTS, "Flax")
+    print(f"  on text held out of training: generated {ours.held_out:.4f}, Flax {theirs.held_out:.4f}")
+    return demo.judge(our_means, their_means, demo.CURVE_BOUND[device])
+
+
+def main() -> int:
+    """Both steps; 0 when all is well."""
+    parser = argparse.ArgumentParser(prog="python -m examples.demo_jax", description=__doc__.splitlines()[0])
+    parser.add_argument("--table", action="store_true", help="the first step's table alone, on what there is")
+    if parser.parse_args().table:
+        return int(not print_table())
+    start = time.perf_counter()
+    device = "cuda" if jax.default_backend() == "gpu" else "cpu"
+    right = _compare_with_golden(device)
+    right = _train_twice(device) and right
+    print(f"\n{'All is well' if right else 'FAILED, see above'} ({time.perf_counter() - start:.0f} s).")
+    return int(not right)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""What `jax.vmap` makes of a call: its axis folded into batch rows, or packed into sequences, where nothing tells."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+
+from .passes import BEGINS, TOKENS, Backward, Call, Forward, Kernels
+
+
+def batched(
+    primitive: Primitive, direction: Forward | Backward, arrays: Sequence[Any], axes: Sequence[Any], *, call: Call
+) -> Any:
+    """One call for all where its axis can be folded into batch rows or sequences, else one call after the other."""
+    mapped = [axis is not None for axis in axes]
+    arrays = [x if axis is None else jnp.moveaxis(x, axis, 0) for x, axis in zip(arrays, axes, strict=True)]
+    size = next(x.shape[0] for x, is_mapped in zip(arrays, mapped, strict=True) if is_mapped)
+    kernels = direction.kernels
+    folds = [_fold_axis(kernels, name, call) for name in call.operands]
+    results = [_folded(letters, call) for letters in kernels.result_axes(call, backward=direction.backward)]
+    possible = all(fold is not None for fold, is_mapped in zip(folds, mapped, strict=True) if is_mapped)
+    if kernels.may_split(call)[0] and possible and None not in results and size > 0:
+        total = _tokens(call, arrays, mapped)
+        folded = [
+            _fold(name, x, fold, size, is_mapped, total)
+            for name, x, fold, is_mapped in zip(call.operands, arrays, folds, mapped, strict=True)
+        ]
+        found = primitive.bind(*folded, call=call)
+        split = [_unfold(x, axis or 0, size) for x, axis in zip(found, results, strict=True)]
+        return split, [0] * len(split)
+
+    def one(own: Sequence[jax.Array]) -> Any:
+        rest = iter(own)
+        return primitive.bind(*(next(rest) if m else x for x, m in zip(arrays, mapped, strict=True)), call=call)
+
+    found = jax.lax.map(one, [x for x, is_mapped in zip(arrays, mapped, strict=True) if is_mapped])
+    return found, [0] * len(found)
+
+
+def _folded(letters: str, call: Call) -> int | None:
+    """The axis that batch rows, or sequences, lie along."""
+    for letter in "stb" if call.packed else "b":
+        if letter in letters:
+            return letters.index(letter)
+    return None
+
+
+def _fold_axis(kernels: Kernels, name: str, call: Call) -> int | None:
+    return 0 if name in BEGINS else _folded(kernels.axes(name, call), call)
+
+
+def _tokens(call: Call, arrays: Sequence[Any], mapped: Sequence[bool]) -> dict[str, int]:
+    """Packed: how many queries and keys one call has, which is where the sequences of the next begin."""
+    if not call.packed:
+        return {}
+    q_rows, k_rows = (x.shape[int(is_mapped)] for x, is_mapped in zip(arrays[:2], mapped[:2], strict=True))
+    return {"cu_seqlens_q": q_rows, "cu_seqlens_k": k_rows}
+
+
+def _fold(name: str, x: Any, axis: int | None, size: int, is_mapped: bool, totals: Mapping[str, int]) -> Any:
+    """The operand of one call for all: mapped at axis 0, or the same for each."""
+    if axis is None:
+        return x
+    if not is_mapped:
+        # One for all rows stays one, but for an offset: of those, kernels read an element for each row or sequence.
+        if name in TOKENS and name != "row_offsets" and x.shape[axis] == 1:
+            return x
+        x = jnp.broadcast_to(x, (size, *x.shape))
+    if name in BEGINS:
+        starts = jnp.arange(size, dtype=jnp.int32)[:, None] * totals[name]
+        end = jnp.full(1, size * totals[name], jnp.int32)
+        return jnp.concatenate([(x[:, :-1] + starts).reshape(-1), end])
+    x = jnp.moveaxis(x, 0, axis)
+    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+
+
+def _unfold(x: jax.Array, axis: int, size: int) -> jax.Array:
+    return jnp.moveaxis(x.reshape(*x.shape[:axis], size, x.shape[axis] // size, *x.shape[axis + 1 :]), axis, 0)

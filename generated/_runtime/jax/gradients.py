@@ -1,0 +1,124 @@
+"""From the sums that kernels gather to the gradients of a variant's own tensors."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .tensor import Tensor
+
+
+def scalar_array(x: float | Tensor) -> jax.Array:
+    """A scalar of the call as an array."""
+    return x.value() if isinstance(x, Tensor) else jnp.asarray(x)
+
+
+def reduce_gradient(total: jax.Array, axes: str, num_kv_heads: int, length: int = 0) -> jax.Array:
+    """Sum `[B, Hq]` or `[B, Hq, Skv]` down to a tensor's axes, in its order: `b`, `h`, `k` (key heads), `s` (keys).
+
+    The tensor's axis of keys has `length` elements, no gradient beyond the last key.
+    """
+    if length > total.shape[-1]:
+        total = jnp.pad(total, [(0, 0)] * (total.ndim - 1) + [(0, length - total.shape[-1])])
+    have = "bh" if total.ndim == 2 else "bhs"
+    if "k" in axes:
+        total = total.reshape(total.shape[0], num_kv_heads, -1, *total.shape[2:]).sum(2)
+        have = have.replace("h", "k")
+    dropped = tuple(i for i, axis in enumerate(have) if axis not in axes)
+    total = total.sum(dropped)
+    have = "".join(axis for axis in have if axis in axes)
+    return total.transpose([have.index(axis) for axis in axes])
+
+
+def place_sums(sums: jax.Array, shape: Sequence[int], places: Sequence[Any]) -> jax.Array:
+    """Add sums `[B, Hq, S]` to the elements of a tensor that `places`, an index per axis, name; in a fixed order."""
+    index = jnp.broadcast_arrays(*(jnp.asarray(i) for i in places))
+    # What no index tells apart goes to one element, and is summed here.
+    like = (1,) * (sums.ndim - index[0].ndim) + index[0].shape
+    dropped = tuple(axis for axis, size in enumerate(like) if size == 1 < sums.shape[axis])
+    flat = jnp.ravel_multi_index(tuple(index), tuple(shape), mode="clip").reshape(-1)
+    return sums_at(sums.sum(dropped, keepdims=True).reshape(-1), flat, math.prod(shape)).reshape(shape)
+
+
+def sums_at(values: jax.Array, index: jax.Array, size: int) -> jax.Array:
+    """For each of `size` elements the sum of the values `[n, ...]` whose index `[n]` it is.
+
+    Scattered additions are atomic on a GPU, in any order; sorted and scanned they have one.
+    """
+    if values.shape[0] == 0:
+        return jnp.zeros((size, *values.shape[1:]), values.dtype)
+    order = jnp.argsort(index, stable=True)
+    index = index[order]
+    running = running_sums(values[order], index)
+    last = jnp.searchsorted(index, jnp.arange(size), side="right") - 1
+    found = (last >= 0) & (index[last] == jnp.arange(size))
+    return jnp.where(found.reshape(-1, *[1] * (values.ndim - 1)), running[last], 0)
+
+
+def running_sums(values: jax.Array, of: jax.Array) -> jax.Array:
+    """Cumulative sums of `[n, ...]`, beginning anew where `of` `[n]` changes."""
+    begins = jnp.concatenate([jnp.ones(1, bool), of[1:] != of[:-1]])
+    begins = jnp.broadcast_to(begins.reshape(-1, *[1] * (values.ndim - 1)), values.shape)
+
+    def joined(left: Any, right: Any) -> Any:
+        return left[0] | right[0], jnp.where(right[0], right[1], left[1] + right[1])
+
+    _, running = jax.lax.associative_scan(joined, (begins, values))
+    found: jax.Array = running
+    return found
+
+
+def sequence_of_rows(cu_seqlens: Tensor | jax.Array, total: int) -> jax.Array:
+    """The sequence of each of `total` packed rows."""
+    return jnp.searchsorted(cu_seqlens[1:], jnp.arange(total, dtype=jnp.int32), side="right")
+
+
+def packed_row(
+    index: Any, cu_seqlens: Tensor | jax.Array, seqs: jax.Array, q_offset: int | Tensor | jax.Array | None = None
+) -> jax.Array:
+    """Where along an axis of packed tokens the kernels read element `index` of each of `seqs`; of a query's axis with
+    its `q_offset`, by which positions and rows differ. A sequence without tokens reads the first of all: some element
+    that there is, to which nothing is added."""
+    start, end = cu_seqlens[seqs], cu_seqlens[seqs + 1]
+    if q_offset is not None:
+        index = jnp.maximum(index, 0) - (q_offset if isinstance(q_offset, int) else q_offset[seqs])
+    row = start + jnp.minimum(jnp.maximum(index, 0), end - start - 1)
+    return jnp.where(start < end, row, 0)
+
+
+def sums_by_sequence(sums: jax.Array, block_seqs: Tensor, num_seqs: int) -> jax.Array:
+    """The sums `[1, Hq, entries]` of packed blocks as `[n, Hq]`, in a fixed order; those of no sequence are zero.
+
+    Each block may have more than one, side by side.
+    """
+    num_blocks = block_seqs.shape[0]
+    sums = sums.reshape(*sums.shape[:2], num_blocks, sums.shape[2] // max(num_blocks, 1)).sum(3)
+    return sums_at(sums[0].T, jnp.maximum(block_seqs[:, 0], 0), num_seqs)
+
+
+def place_pairs(pairs: jax.Array, shape: Sequence[int], axes: str, q_offset: int | Tensor) -> jax.Array:
+    """`[B, Hq, Sq, Skv]` as the gradient of a tensor of these axes, `bhqs` in some order, at its query positions."""
+    batch, rows, keys = (axes.index(axis) for axis in "bqs")
+    pairs = pairs.transpose(["bhqs".index(axis) for axis in axes])
+    if isinstance(q_offset, int) and q_offset == 0 and pairs.shape == tuple(shape):
+        return pairs
+    shift = q_offset[:] if isinstance(q_offset, Tensor) else jnp.full(shape[batch], q_offset)
+    room = [(0, 0)] * pairs.ndim
+    room[keys] = (0, shape[keys] - pairs.shape[keys])
+    order = [batch, rows, *(axis for axis in range(pairs.ndim) if axis not in (batch, rows))]
+    of_row = jax.vmap(lambda own, by: _at_positions(own, by, shape[rows]))(jnp.pad(pairs, room).transpose(order), shift)
+    return of_row.transpose([order.index(axis) for axis in range(pairs.ndim)])
+
+
+def _at_positions(rows: jax.Array, shift: jax.Array, size: int) -> jax.Array:
+    """Rows `[Sq, ...]` at their positions, `shift` further; those that leave the axis add to its ends."""
+    position = jnp.arange(rows.shape[0]) + shift
+    wide = [1] * (rows.ndim - 1)
+    before = jnp.where((position < 0).reshape(-1, *wide), rows, 0).sum(0)
+    behind = jnp.where((position >= size).reshape(-1, *wide), rows, 0).sum(0)
+    row = jnp.arange(size) - shift
+    inside = ((row >= 0) & (row < rows.shape[0])).reshape(-1, *wide)
+    placed = jnp.where(inside, rows[jnp.clip(row, 0, rows.shape[0] - 1)], 0)
+    return placed.at[0].add(before).at[size - 1].add(behind)

@@ -1,0 +1,57 @@
+"""The random words of dropout in plain JAX, the same as the kernels draw, and as `philox.py` draws in torch."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..core.checks import keep_numbers
+
+_ROUNDS = 10
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+
+
+def _product(x: jax.Array, factor: int) -> tuple[jax.Array, jax.Array]:
+    """The upper and lower word of the product of two words, from products of halves."""
+    low, high = np.uint32(factor & 0xFFFF), np.uint32(factor >> 16)
+    x_low, x_high = x & 0xFFFF, x >> 16
+    middle = x_low * high + (x_low * low >> 16)
+    carried = x_high * low + (middle & 0xFFFF)
+    return x_high * high + (middle >> 16) + (carried >> 16), x * np.uint32(factor)
+
+
+def philox4x32(seed: Any, c0: Any, c1: Any, c2: Any, c3: Any) -> tuple[jax.Array, ...]:
+    """Four words for each counter, as `triton.language.philox` gives them. `seed` is an int, or uint32 `[2]`."""
+    words = [seed & 0xFFFFFFFF, seed >> 32] if isinstance(seed, int) else seed
+    k0, k1 = (jnp.asarray(word, jnp.uint32) for word in words)
+    c0, c1, c2, c3 = jnp.broadcast_arrays(*(jnp.asarray(c).astype(jnp.uint32) for c in (c0, c1, c2, c3)))
+    for _ in range(_ROUNDS):
+        upper_0, lower_0 = _product(c0, _MULTIPLIERS[0])
+        upper_2, lower_2 = _product(c2, _MULTIPLIERS[1])
+        c0, c1, c2, c3 = upper_2 ^ c1 ^ k0, lower_2, upper_0 ^ c3 ^ k1, lower_0
+        k0, k1 = k0 + np.uint32(_KEY_STEPS[0]), k1 + np.uint32(_KEY_STEPS[1])
+    return c0, c1, c2, c3
+
+
+def dropout_words(seed: Any, head: Any, row: Any, key: Any) -> jax.Array:
+    """The word that decides about each probability; `head` counts batch row times heads plus head. All broadcast.
+
+    Bit 3 of row and of key tells which of four words is theirs, the other bits are the counter: see `philox.py`.
+    """
+    words = philox4x32(seed, _closed(key), _closed(row), head, 0)
+    of_row = [jnp.where((key & 8) > 0, words[2 * bit + 1], words[2 * bit]) for bit in (0, 1)]
+    return jnp.where((row & 8) > 0, of_row[1], of_row[0])
+
+
+def _closed(index: Any) -> Any:
+    """A number without its bit 3."""
+    return index >> 4 << 3 | index & 7
+
+
+def dropout(probs: jax.Array, dropout_p: float, seed: Any, head: Any, row: Any, key: Any) -> jax.Array:
+    """Probabilities, each set to 0 with probability `dropout_p`, else divided by `1 - dropout_p`."""
+    threshold, keep_scale = keep_numbers(dropout_p)
+    drop = dropout_words(seed, head, row, key) < np.uint32(threshold)
+    return jnp.where(drop, 0.0, probs * keep_scale)

@@ -1,0 +1,111 @@
+"""Schedules of JAX ops, and the tables that their launches make."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..core.checks import fail
+from ..core.configs import next_power_of_2
+from ..core.schedules import Schedule
+from .kernels import HAS_TRITON, launch
+from .sequences import Tokens
+from .support import values_are_checked
+from .tensor import INT32, Tensor
+
+if HAS_TRITON:
+    from ..core.packed_blocks import packed_blocks
+
+ListLaunch = Callable[[Tensor, Tensor, bool, bool], object]
+"""Launches a list kernel on (spans, blocks), with its flags OWN_ROOM and FILL."""
+
+
+def _flatten(schedule: Schedule) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    static = (schedule.op, tuple(schedule.call.items()), tuple(schedule.tiles.items()))
+    return (schedule.sequences, schedule.tables), static
+
+
+def _unflatten(static: tuple[Any, ...], children: Any) -> Schedule:
+    op, call, tiles = static
+    sequences, tables = children
+    return Schedule(op=op, call=dict(call), sequences=sequences, tiles=dict(tiles), tables=tables)
+
+
+# A schedule goes where arrays go: into jit, scan and checkpoint.
+jax.tree_util.register_pytree_node(Schedule, _flatten, _unflatten)
+
+
+def call_sizes(
+    batch: int, heads: int, q_len: int, kv_len: int, row_offset: int, row_offsets: Any, tokens: Tokens | None
+) -> dict[str, Any]:
+    """What a schedule depends on besides the mask's own arguments."""
+    offset = row_offset if row_offsets is None else "one per batch row"
+    sizes = {"batch size": batch, "query heads": heads, "q length": q_len, "kv length": kv_len}
+    return {"calls": "of dense rows" if tokens is None else tokens.kind, **sizes, "q_offset": offset}
+
+
+def packed_sizes(
+    sequences: int, heads: int, q_len: int, kv_len: int, row_offset: int, row_offsets: Any
+) -> dict[str, Any]:
+    """The same of a packed call."""
+    offset = row_offset if row_offsets is None else "one per sequence"
+    sizes = {"query heads": heads, "q rows": q_len, "kv rows": kv_len}
+    return {"calls": "of packed sequences", "sequences": sequences, **sizes, "q_offset": offset}
+
+
+def check_sequences(op: str, schedule: Schedule, cu_seqlens_q: jax.Array, cu_seqlens_k: jax.Array) -> None:
+    """Check that a schedule is of these sequences, where their values are known on the host."""
+    names = ("cu_seqlens_q", "cu_seqlens_k")
+    for name, made_for, given in zip(names, schedule.sequences, (cu_seqlens_q, cu_seqlens_k), strict=False):
+        if made_for is given or not (values_are_checked(given) and values_are_checked(made_for)):
+            continue
+        if not bool(jnp.array_equal(made_for, given)):
+            fail(op, "schedule", f"one made for the {name} of this call", "one made for other sequences")
+
+
+def list_blocks(launch_lists: ListLaunch, shape: tuple[int, ...], others: int, like: Tensor) -> list[Tensor]:
+    """Spans `[*shape, 4]` and entries of as many lists, each with room for `others` entries.
+
+    That is the most it could need: sizes are settled before the device counts anything.
+    """
+    spans = like.new_empty((*shape, 4), dtype=INT32)
+    count = spans.numel() // 4
+    if count * others >= 2**31:
+        raise ValueError(f"lists of {count} rows of {others} blocks are more than the 2**31 they can be numbered with")
+    blocks = like.new_empty(count * others, dtype="int16" if others < 2**15 else INT32)
+    launch_lists(spans, blocks, True, True)
+    return [spans, blocks]
+
+
+def block_sequences(
+    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, q_total: int, kv_total: int, block: int, by_keys: bool
+) -> Tensor:
+    """The sequence of each block of packed queries, or `by_keys` of packed keys: int32 `[entries, 8]`.
+
+    There are as many entries as there could be blocks.
+    """
+    num_seqs = cu_seqlens_q.shape[0] - 1
+    total = kv_total if by_keys else q_total
+    num_entries = min(total, total // block + num_seqs)
+    block_seqs = cu_seqlens_q.new_empty((num_entries, 8))
+    launch(
+        packed_blocks,
+        (num_seqs,),
+        cu_seqlens_q,
+        cu_seqlens_k,
+        block_seqs,
+        num_seqs,
+        q_total,
+        kv_total,
+        num_entries,
+        BY_KEYS=by_keys,
+        BLOCK=block,
+        CHUNK=min(1024, next_power_of_2(max(num_seqs, 16))),
+    )
+    return block_seqs
+
+
+def work_counter(like: Tensor) -> Tensor:
+    """How many pieces of work the programs of a kernel took beside the first of each: 0."""
+    return like.new_zeros((1,), dtype=INT32)

@@ -1,0 +1,64 @@
+"""The random words of dropout in plain torch, the same as the kernels draw.
+
+Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) is a function of a key and a
+counter: any element of a mask can be drawn alone, again, and in any order.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..core.checks import keep_numbers
+
+_ROUNDS = 10
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_WORD = 0xFFFFFFFF
+
+
+def _product(x: Tensor, factor: int) -> tuple[Tensor, Tensor]:
+    """The upper and lower word of the product of two words; with one factor in halves, nothing passes 63 bits."""
+    lower = x * (factor & 0xFFFF)
+    upper = x * (factor >> 16) + (lower >> 16)
+    return upper >> 16, (upper << 16 | lower & 0xFFFF) & _WORD
+
+
+def philox4x32(seed: int, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Four words for each counter, as `triton.language.philox` gives them.
+
+    `seed` is the 64-bit key. Counters and results are words in int64 tensors; the counters broadcast.
+    """
+    key = torch.full((), seed, dtype=torch.int64, device=c0.device)
+    k0, k1 = key & _WORD, key >> 32 & _WORD
+    for _ in range(_ROUNDS):
+        upper_0, lower_0 = _product(c0, _MULTIPLIERS[0])
+        upper_2, lower_2 = _product(c2, _MULTIPLIERS[1])
+        c0, c1, c2, c3 = upper_2 ^ c1 ^ k0, lower_2, upper_0 ^ c3 ^ k1, lower_0
+        k0, k1 = k0 + _KEY_STEPS[0] & _WORD, k1 + _KEY_STEPS[1] & _WORD
+    return c0, c1, c2, c3
+
+
+def dropout_words(seed: int, shape: Sequence[int], device: torch.device, first_batch: int = 0) -> Tensor:
+    """The word that decides about each probability of `shape` `[B, H, Sq, Skv]`, int64.
+
+    Bit 3 of a row and of a key tells which of the four words of one Philox is theirs: the bit of the row times two plus
+    that of the key. The other bits, closed up, are its counter: (key, row, batch row times heads plus head, 0). Batch
+    rows are numbered from `first_batch` on.
+    """
+    batch, heads, q_len, kv_len = shape
+    row_blocks, key_blocks = -(-q_len // 16), -(-kv_len // 16)
+    row_group = torch.arange(row_blocks * 8, device=device)[:, None]
+    key_group = torch.arange(key_blocks * 8, device=device)
+    head = first_batch * heads + torch.arange(batch * heads, device=device).view(-1, 1, 1)
+    words = torch.stack(philox4x32(seed, key_group, row_group, head, torch.zeros_like(head)))
+    # [row's bit 3, key's bit 3, B * H, row block, row, key block, key]: each bit goes back between block and place.
+    words = words.view(2, 2, batch * heads, row_blocks, 8, key_blocks, 8).permute(2, 3, 0, 4, 5, 1, 6)
+    return words.reshape(batch, heads, row_blocks * 16, key_blocks * 16)[:, :, :q_len, :kv_len]
+
+
+def dropout(probs: Tensor, dropout_p: float, seed: int, first_batch: int = 0) -> Tensor:
+    """Probabilities `[B, H, Sq, Skv]`, each set to 0 with probability `dropout_p`, else divided by `1 - dropout_p`."""
+    threshold, keep_scale = keep_numbers(dropout_p)
+    drop = dropout_words(seed, probs.shape, probs.device, first_batch) < threshold
+    return torch.where(drop, 0.0, probs * keep_scale)

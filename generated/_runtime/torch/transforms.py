@@ -1,0 +1,128 @@
+"""What derivatives of derivatives, derivatives in forward mode and `torch.func.vmap` make of a call."""
+
+from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ..core.checks import refuse_gradient
+from .replay import apply
+
+BEGINS = {"cu_seqlens_q": "q", "cu_seqlens_k": "k"}
+"""Where packed sequences begin: the tensor with their tokens."""
+
+
+def refuse_tangents(op: str, **tensors: Tensor) -> None:
+    """Refuse a derivative in forward mode, which neither the kernels nor the reference in their place have."""
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+        return
+    for name, x in tensors.items():
+        if forward_ad.unpack_dual(x).tangent is not None:
+            raise NotImplementedError(
+                f"{op}: {name}: derivatives in forward mode (torch.func.jvp, jacfwd, hessian) are not implemented; use "
+                "reverse mode (backward, torch.func.grad, vjp, jacrev)"
+            )
+
+
+def refuse_gradient_of(x: Tensor, op: str, name: str, reason: str) -> None:
+    """Refuse a float tensor of a variant, which has no gradient, where one is wanted."""
+    if x.requires_grad and torch.is_grad_enabled():
+        refuse_gradient(op, name, reason)
+
+
+def refuse_second_derivative(op: str) -> NoReturn:
+    """Raise the error of the derivative of a gradient."""
+    raise NotImplementedError(
+        f"{op}: second derivatives, such as those of a gradient penalty, are not implemented; "
+        "`reference` in torch_reference.py of the variant is plain PyTorch, which has them"
+    )
+
+
+def differentiates_backward() -> bool:
+    """Whether what a backward computes may be differentiated, or mapped, in turn."""
+    in_turn = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
+    return in_turn and not torch.compiler.is_compiling()
+
+
+def batched(
+    function: Any,
+    launches: Callable[..., Any],
+    results: Sequence[str],
+    axes: Mapping[str, int | None],
+    info: Any,
+    in_dims: Sequence[Any],
+    args: Sequence[Any],
+) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+    """The `vmap` of an autograd function: one call for all, or one call after the other.
+
+    The mapped axis becomes part of the axis of batch rows, or of packed tokens, where each tensor that is mapped and
+    each result has one, and nothing else tells the batch rows apart.
+
+    Args:
+        launches: the function whose parameters are the arguments.
+        results: for each result the name of the tensor that it is, or is the gradient of.
+        axes: the axis of batch rows, or of packed tokens or sequences, by name; empty where rows must not be regrouped.
+            A tensor without an entry is the same for all rows, one with None cannot be regrouped.
+    """
+    size, names = info.batch_size, tuple(signature(launches).parameters)
+    given = dict(zip(names, args, strict=True))
+    mapped = dict(zip(names, in_dims, strict=True))
+    wanted = [given.get(f"grad_{name.lower()}", True) for name in results]
+    needed = [name for name, dim in mapped.items() if isinstance(dim, int)]
+    needed += [name for name, is_wanted in zip(results, wanted, strict=True) if is_wanted]
+    may_fold = bool(axes) and not given.get("dropout_p") and not given.get("block_tables")
+    split = [name for name, axis in axes.items() if axis is None and given.get(name) is not None]
+    if size == 0 or not may_fold or split or not all(name in axes for name in needed):
+        return _one_by_one(function, size, in_dims, args)
+    folded = {name: _folded(name, x, mapped[name], size, axes, given, mapped) for name, x in given.items()}
+    found = apply(function, *folded.values())
+    split_results, out_dims = [], []
+    for name, x, is_wanted in zip(results, found, wanted, strict=True):
+        axis = axes.get(name) if is_wanted else None
+        split_results.append(x if axis is None else x.unflatten(axis, (size, x.shape[axis] // size)))
+        out_dims.append(axis)
+    return tuple(split_results), tuple(out_dims)
+
+
+def _folded(
+    name: str,
+    x: Any,
+    dim: int | None,
+    size: int,
+    axes: Mapping[str, int | None],
+    given: Mapping[str, Any],
+    mapped: Mapping[str, Any],
+) -> Any:
+    """An argument of the one call for all."""
+    axis = axes.get(name)
+    if not isinstance(x, Tensor) or axis is None:
+        return x
+    x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+    if name in BEGINS:
+        tokens, along = given[BEGINS[name]], mapped[BEGINS[name]]
+        rows = (tokens if along is None else tokens.select(along, 0)).shape[0]
+        starts = torch.arange(size, dtype=x.dtype, device=x.device)[:, None] * rows
+        return torch.cat([(x[:, :-1] + starts).reshape(-1), x.new_full((1,), size * rows)])
+    return x.movedim(0, axis).flatten(axis, axis + 1)
+
+
+def _one_by_one(
+    function: Any, size: int, in_dims: Sequence[Any], args: Sequence[Any]
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """The results of one call for each index of the mapped axis."""
+
+    def taken(x: Any, dim: Any, index: int) -> Any:
+        if isinstance(x, list):
+            return [taken(each, along, index) for each, along in zip(x, dim, strict=True)]
+        if not isinstance(dim, int):
+            return x
+        return x.select(dim, index) if size > 0 else x.new_zeros([*x.shape[:dim], *x.shape[dim + 1 :]])
+
+    # Of none, one call tells the shapes.
+    indices = range(max(size, 1))
+    calls = [apply(function, *(taken(x, dim, i) for x, dim in zip(args, in_dims, strict=True))) for i in indices]
+    results = tuple(torch.stack(each)[:size] for each in zip(*calls, strict=True))
+    return results, (0,) * len(results)

@@ -1,0 +1,330 @@
+"""Which kernels a call runs, with which tiles: as it asks, else as measured on this GPU, else as the rule has it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
+from typing import Any, NamedTuple, TypeVar
+
+from ..archs import ARCHS, VARIANT_ARCHS, Arch
+from ..kernels import ATOMIC
+from .checks import fail
+from .families import (
+    FAMILIES,
+    WIDE_KEYS,
+    HopperTile,
+    as_a_rule,
+    backward_tiles,
+    fastest,
+    hopper_tile,
+)
+from .families import INTERPRETER as INTERPRETER
+from .tuned import HOPPER, HOPPER_DKDV, PORTABLE, Entry, Problem, Verdict, tuned_entries
+from .tuned import Tile as Tile
+
+PASSES = ("fwd", "dkdv", "dq")
+NOT_SHORT = 2**31
+_FIXED_ORDER = "order fixed"
+_REFERENCE = "reference"
+# Chips without an entry of their own that run another's tiles: same instructions, no less shared memory.
+SAME_TILES = {"sm_86": "sm_89", "sm_87": "sm_80", "sm_103": "sm_100", "sm_121": "sm_120"}
+
+Tiles = Mapping[str, Tile]
+_Found = TypeVar("_Found", Entry, Verdict)
+
+
+def cdiv(a: int, b: int) -> int:
+    """The quotient of two positive numbers, rounded up."""
+    return -(-a // b)
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of two that is at least `n`."""
+    return 1 << (n - 1).bit_length()
+
+
+def whole_columns(head_dim: int) -> int:
+    """Columns of a tile in one part: a power of two, and as many at least as a matrix product takes."""
+    return max(next_power_of_2(head_dim), 16)
+
+
+def block_columns(head_dim: int) -> int:
+    """Columns of a tile, a power of two. Fewer than `head_dim` are those of its first part, the second has the rest.
+
+    Two parts, two powers of two, are wherever they have fewer columns together than one.
+
+    >>> [block_columns(n) for n in (8, 64, 80, 96, 112, 128, 192)]
+    [16, 64, 64, 64, 128, 128, 128]
+    """
+    whole = whole_columns(head_dim)
+    # Rows of whole 16 bytes: the second part is then copied to shared memory like the first.
+    splits = whole > 32 and head_dim <= whole // 2 + whole // 4 and head_dim % 8 == 0
+    return whole // 2 if splits else whole
+
+
+def padded(head_dim: int) -> int:
+    """The head_dim whose tiles serve: itself where it is in two parts, else the columns that it is padded to."""
+    return head_dim if block_columns(head_dim) < head_dim else whole_columns(head_dim)
+
+
+def _arch(op: str, arch: str) -> Arch:
+    like = SAME_TILES.get(arch, arch)
+    table = VARIANT_ARCHS.get(op, ARCHS).get(like) or ARCHS.get(like)
+    if table is None:
+        remedy = "add it under archs: in the variants file and render again, or pass config={'fwd': {...}, ...}"
+        raise NotImplementedError(f"{op}: no tiles for the architecture {arch}: {remedy}")
+    return table
+
+
+@cache
+def default_tiles(op: str, arch: str, itemsize: int, head_dim: int, length: int = NOT_SHORT) -> Tiles:
+    """The architecture's tiles for inputs of `itemsize` bytes; `head_dim` is the larger one of q's and v's, `padded`.
+
+    `length` is one of those that the architecture has tiles for short sequences of, or NOT_SHORT.
+    """
+    if arch == INTERPRETER:
+        return dict.fromkeys(PASSES, Tile(64, 64, 4, 1))
+    table = _arch(op, arch)
+    passes = table["float32"] if itemsize == 4 else table["half"]
+    served = {name: min(row for row in rows if row[0] >= head_dim) for name, rows in passes.items()}
+    for name, rows in table["short"].get(length, {}).items() if itemsize == 2 else ():
+        # In place of the row of its own head_dim alone: what is short for one is not so for another.
+        own = [row for row in rows if row[0] == served[name][0]]
+        served[name] = own[0] if own else served[name]
+    return {name: Tile(*row[1:]) for name, row in served.items()}
+
+
+@cache
+def _short_lengths(op: str, arch: str) -> tuple[int, ...]:
+    return () if arch == INTERPRETER else tuple(sorted(_arch(op, arch)["short"]))
+
+
+def nearest(found: Sequence[_Found], pass_name: str, problem: Problem) -> _Found | None:
+    """What was measured of a pass on the problem most like this one, of its mode, columns and itemsize.
+
+    That of the same dtype goes before the other of 16 bits, whose kernels take as much of a chip. Then what is best
+    goes by the length, in octaves, before it goes by the group.
+    """
+
+    def distance(each: _Found) -> tuple[bool, float, int]:
+        measured = each.problem
+        octaves = abs(math.log2(measured.seq / max(problem.seq, 1)))
+        groups = abs(math.log2(measured.group / problem.group))
+        return measured.dtype != problem.dtype, octaves + groups / 4, measured.head_dim
+
+    def kind(of: Problem) -> tuple[str, bool, int, int]:
+        return of.mode, of.dtype == "float32", whole_columns(of.head_dim), block_columns(of.head_dim)
+
+    fitting = [each for each in found if each.pass_name == pass_name and kind(each.problem) == kind(problem)]
+    return min(fitting, key=distance, default=None)
+
+
+class Choice(NamedTuple):
+    """The tile of one kernel, and the rung of the ladder it is from: `config`, `tuned` with the entry, or `default`."""
+
+    tile: Tile
+    source: str
+    entry: Entry | None = None
+
+
+def ladder(op: str, arch: str, gpu: str, problem: Problem, config_words: str = "") -> dict[str, Choice]:
+    """The choice for each pass: the call's config, else the nearest entry measured on this GPU, else the default."""
+    own = parse_config(config_words)
+    choices = {name: Choice(tile, "config") for name, tile in own.items()}
+    measured = tuned_entries(gpu, op).entries
+    for name in PASSES:
+        entry = nearest(measured, name, problem)
+        if name not in choices and entry is not None:
+            choices[name] = Choice(entry.tile, "tuned", entry)
+    if len(choices) < len(PASSES):
+        itemsize = 4 if problem.dtype == "float32" else 2
+        served = next((most for most in _short_lengths(op, arch) if problem.seq <= most), NOT_SHORT)
+        defaults = default_tiles(op, arch, itemsize, padded(problem.head_dim), served)
+        choices = {name: Choice(tile, "default") for name, tile in defaults.items()} | choices
+    return choices
+
+
+class Decision(NamedTuple):
+    """Whose kernels a forward or backward runs where the call does not say: one of CONTENDERS.
+
+    `verdict`: the nearest that was measured, if any; `overrules`: whether it says otherwise than the rule.
+    """
+
+    kernels: str
+    verdict: Verdict | None
+    overrules: bool
+
+
+def decision(
+    pass_name: str, op: str, gpu: str, problem: Problem, head_dims: tuple[int, int], in_order: bool = False
+) -> Decision:
+    """Whose kernels a forward, `fwd`, or a backward, `bwd`, runs on sm_90.
+
+    Where the rule held for what was measured it holds for what lies between, too: it knows more lengths than those.
+    Elsewhere the fastest is taken, and nothing ever that gave wrong results. `in_order`: gradients are added up in a
+    fixed order.
+    """
+
+    def possible(kernels: str) -> str:
+        return HOPPER_DKDV if in_order and pass_name == "bwd" and kernels == HOPPER else kernels
+
+    ruled = possible(as_a_rule(pass_name, op, problem.mode, head_dims, problem.seq))
+    verdict = nearest(tuned_entries(gpu, op).verdicts, pass_name, problem)
+    times = {} if verdict is None else {name: ms for name, ms in verdict.ms.items() if possible(name) == name}
+    if verdict is None or not times:
+        return Decision(ruled, None, overrules=False)
+    there = verdict.problem
+    ruled_there = possible(as_a_rule(pass_name, op, there.mode, (there.head_dim, there.head_dim), there.seq))
+    best = fastest(times, ruled_there)
+    holds = best == ruled_there and ruled in times
+    return Decision(ruled if holds else best, verdict, overrules=not holds)
+
+
+@lru_cache(maxsize=4096)
+def tiles_for(
+    op: str,
+    mode: str,
+    arch: str,
+    gpu: str,
+    dtype: str,
+    head_dims: tuple[int, int],
+    heads: tuple[int, int],
+    length: int,
+    config_words: str,
+) -> Tiles:
+    """The tiles of each pass of a call.
+
+    Args:
+        mode: dense, packed or segmented.
+        arch: the chip, such as sm_90, and `gpu`, the folder of its tuned tiles, empty where the GPU is not there.
+        head_dims: of q and of v. heads: of q and of k.
+        length: how many keys a sequence has, on average where they are packed.
+        config_words: a text of `config_text`.
+    """
+    problem = Problem(mode, dtype, max(head_dims, key=padded), heads[0] // heads[1], length)
+    tiles = {name: choice.tile for name, choice in ladder(op, arch, gpu, problem, config_words).items()}
+    forward = _forward_on_hopper(op, arch, gpu, problem, head_dims, config_words)
+    backward = _backward_on_hopper(op, arch, gpu, problem, head_dims, config_words)
+    widths = {width for head_dim in head_dims for width in (whole_columns(head_dim), block_columns(head_dim))}
+    if arch == "sm_90" and dtype != "float32" and len(widths) > 1:
+        # Triton 3.6 compiles wrong results where tiles of different width get no pipeline: k's and v's, or their parts.
+        tiles = {name: tile._replace(num_stages=max(tile.num_stages, 2)) for name, tile in tiles.items()}
+    return {**tiles, **forward, **backward}
+
+
+def _forward_on_hopper(
+    op: str, arch: str, gpu: str, problem: Problem, head_dims: tuple[int, int], config_words: str
+) -> dict[str, HopperTile]:
+    """The tile of a forward that runs in Hopper's family: where it can, unless the call wants another."""
+    family, own = asked_family(config_words), parse_config(config_words).get("fwd")
+    if family == PORTABLE or (own is not None and family != HOPPER):
+        return {}
+    found = hopper_tile(op, problem.mode, arch, problem.dtype, head_dims, problem.seq)
+    if isinstance(found, str):
+        if family == HOPPER:
+            fail(op, "family", "one that can run this call", f"'{HOPPER}': {found}")
+        return {}
+    if own is None:
+        asked = family == HOPPER or decision("fwd", op, gpu, problem, head_dims).kernels == HOPPER
+        return {"fwd": found} if asked else {}
+    if (own.block_m, own.num_warps) != (128, 8):
+        wanted = f"block_m 128 and num_warps 8 in the family '{HOPPER}'"
+        fail(op, "config['fwd']", wanted, f"{own.block_m} and {own.num_warps}")
+    return {"fwd": HopperTile(*own)}
+
+
+def _backward_on_hopper(
+    op: str, arch: str, gpu: str, problem: Problem, head_dims: tuple[int, int], config_words: str
+) -> dict[str, HopperTile]:
+    """The tiles of a backward that runs in Hopper's family: where it can, unless the call wants another.
+
+    One kernel for all gradients adds those of q in any order. Where the call wants a fixed one, or has a tile for dq,
+    the portable kernel computes dq, and one of Hopper's the rest.
+    """
+    family, own = asked_family(config_words), parse_config(config_words)
+    if family == PORTABLE or (family != HOPPER and {"dkdv", "dq"} & own.keys()):
+        return {}
+    found = backward_tiles(op, arch, problem.dtype, head_dims, problem.seq)
+    if not found:
+        return {}
+    in_order = asks_for_order(config_words)
+    kernels = HOPPER if family == HOPPER else decision("bwd", op, gpu, problem, head_dims, in_order).kernels
+    if kernels == PORTABLE:
+        return {}
+    if in_order or kernels == HOPPER_DKDV:
+        found.pop("dq", None)
+    if "dkdv" in own:
+        tile = found["dkdv"]
+        rows = (64,) if tile.block_n == WIDE_KEYS else (64, 128)
+        if own["dkdv"].block_m not in rows or own["dkdv"][1:3] != tile[1:3]:
+            wanted = f"block_m {' or '.join(map(str, rows))}, block_n {tile.block_n} and num_warps {tile.num_warps}"
+            fail(op, "config['dkdv']", f"{wanted} in the family '{HOPPER}'", str(own["dkdv"][:3]))
+        found = dict.fromkeys(found, HopperTile(*own["dkdv"]))
+    return {name: tile for name, tile in found.items() if name == "dkdv" or name not in own}
+
+
+def checked_tile(op: str, name: str, entry: Any) -> Tile:
+    """Check one entry of an op's `config`."""
+    if name not in PASSES:
+        fail(op, "config", f"passes among {', '.join(PASSES)}", repr(name))
+    if not isinstance(entry, Mapping) or set(entry) != set(Tile._fields):
+        fail(op, f"config[{name!r}]", f"a mapping with {', '.join(Tile._fields)}", entry)
+    for field, value in entry.items():
+        least, most = {"num_warps": (1, 32), "num_stages": (1, 8)}.get(field, (16, 256))
+        power = field == "num_stages" or (isinstance(value, int) and value > 0 and value & (value - 1) == 0)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most or not power:
+            kind = "an int" if field == "num_stages" else "a power of two"
+            fail(op, f"config[{name!r}][{field!r}]", f"{kind} from {least} to {most}", repr(value))
+    return Tile(**entry)
+
+
+def config_text(op: str, config: Any, family: Any = None, deterministic: Any = None) -> str:
+    """What a call says of its kernels as the string that a custom operator can carry.
+
+    >>> config_text("causal", {"fwd": dict(block_m=128, block_n=64, num_warps=8, num_stages=3)}, "hopper", True)
+    'family hopper;order fixed;fwd 128 64 8 3'
+    """
+    if family is not None and family not in FAMILIES:
+        fail(op, "family", f"None or one of {', '.join(map(repr, FAMILIES))}", repr(family))
+    if deterministic is not None and not isinstance(deterministic, bool):
+        fail(op, "deterministic", "None, True or False", repr(deterministic))
+    if deterministic and op in ATOMIC:
+        fail(op, "deterministic", "None or False, as one of its gradients is added with atomics, in any order", "True")
+    asked = [f"family {family}"] if family is not None else []
+    if deterministic:
+        asked.append(_FIXED_ORDER)
+    if config is None:
+        return ";".join(asked)
+    if not isinstance(config, dict):
+        fail(op, "config", "None or a dict of pass name -> tile", repr(config))
+    tiles = {name: checked_tile(op, name, entry) for name, entry in config.items()}
+    words = [f"{name} {t.block_m} {t.block_n} {t.num_warps} {t.num_stages}" for name, t in tiles.items()]
+    return ";".join([*asked, *words])
+
+
+@cache
+def asked_family(text: str) -> str:
+    """The family that a call wants, empty where it names none."""
+    first = text.partition(";")[0].split()
+    return first[1] if first[:1] == ["family"] else ""
+
+
+def plain_words(text: str) -> str:
+    """The text of a call that computes its plain reference in the place of kernels."""
+    return f"{text};{_REFERENCE}"
+
+
+def computes_plainly(text: str) -> bool:
+    """Whether a call computes its plain reference."""
+    return text.endswith(_REFERENCE)
+
+
+def asks_for_order(text: str) -> bool:
+    """Whether a call wants its gradients added up in a fixed order."""
+    return _FIXED_ORDER in text
+
+
+@cache
+def parse_config(text: str) -> Tiles:
+    """The tiles in a text of `config_text`."""
+    entries = [entry.split() for entry in text.split(";") if entry]
+    return {name: Tile(*map(int, numbers)) for name, *numbers in entries if name in PASSES}

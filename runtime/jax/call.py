@@ -1,0 +1,233 @@
+"""A call of a JAX op: its arguments, checked, on their way to the primitives."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..core.checks import PACKED
+from ..core.configs import INTERPRETER, PASSES, config_text
+from ..core.schedules import Schedule, schedule_tables
+from ..core.sequences import check_alone
+from .kernels import INTERPRET, compiling_for, device_arch
+from .passes import Call, Forward, Kernels
+from .primitive import attend
+from .schedule import call_sizes, check_sequences, packed_sizes
+from .sequences import Tokens, check_order, check_packed, check_tokens, packed_offset
+from .support import (
+    as_arrays,
+    canonical,
+    check_inputs,
+    host_number,
+    int32_array,
+    positive_scale,
+    query_offset,
+)
+from .untrained import without_gradients
+
+__all__ = ["Arguments", "Kernels", "attention", "schedule_of"]
+
+
+@dataclass(kw_only=True)
+class Arguments:
+    """What a call gives. `q` and `k` are shapes, `[B, H, S, D]` whatever the layout, or packed `[total, H, D]`.
+
+    A variant adds its own `tensors` and `scalars`.
+    """
+
+    op: str
+    arrays: tuple[jax.Array, jax.Array, jax.Array]
+    q: jax.ShapeDtypeStruct
+    k: jax.ShapeDtypeStruct
+    layout: str
+    scale: float | None
+    row_offset: int
+    row_offsets: jax.Array | None
+    cu_seqlens_q: Any
+    cu_seqlens_k: Any
+    tokens: Tokens | None
+    padding_id: int
+    config_words: str
+    tensors: Mapping[str, jax.Array] = field(default_factory=dict)
+    scalars: Mapping[str, Any] = field(default_factory=dict)
+    dropout_p: float | None = None
+
+    @classmethod
+    def checked(
+        cls,
+        op: str,
+        q: Any,
+        k: Any,
+        v: Any,
+        scale: float | None,
+        layout: str,
+        q_offset: Any,
+        cu_seqlens_q: Any,
+        cu_seqlens_k: Any,
+        q_segment_ids: Any,
+        kv_segment_ids: Any,
+        q_positions: Any,
+        kv_positions: Any,
+        kv_lengths: Any,
+        padding_id: int,
+        config: Any,
+        family: Any,
+        deterministic: Any,
+    ) -> "Arguments":
+        """Check all that every op takes."""
+        words = config_text(op, config, family, deterministic)
+        tokens = None
+        scale = host_number(op, "scale", scale)
+        if cu_seqlens_q is not None or cu_seqlens_k is not None:
+            check_alone(op, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+            cu_seqlens_q, cu_seqlens_k = check_packed(op, q, k, v, scale, cu_seqlens_q, cu_seqlens_k)
+            row_offset, row_offsets = packed_offset(op, q_offset, cu_seqlens_q, cu_seqlens_k)
+            q, k, v = canonical(q), canonical(k), canonical(v)
+            layout = PACKED
+            shapes = [x.shape for x in (q, k)]
+        else:
+            q, k, v = check_inputs(op, q, k, v, scale, layout)
+            shapes = [_logical(x, layout) for x in (q, k)]
+            batch, q_len, kv_len = shapes[0][0], shapes[0][2], shapes[1][2]
+            if kv_lengths is not None:
+                kv_lengths = int32_array(op, "kv_lengths", kv_lengths, (batch,))
+            of_rows = (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+            tokens = check_tokens(op, batch, q_len, kv_len, *of_rows, padding_id, q_offset)
+            ends = kv_len if kv_lengths is None else kv_lengths
+            row_offset, row_offsets = query_offset(op, q_offset, batch, q_len, ends)
+        return cls(
+            op=op,
+            arrays=(q, k, v),
+            q=jax.ShapeDtypeStruct(shapes[0], q.dtype),
+            k=jax.ShapeDtypeStruct(shapes[1], k.dtype),
+            layout=layout,
+            scale=scale,
+            row_offset=row_offset,
+            row_offsets=row_offsets,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            tokens=tokens,
+            padding_id=host_number(op, "padding_id", padding_id),
+            config_words=words,
+        )
+
+    @property
+    def packed(self) -> bool:
+        return self.layout == PACKED
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What a schedule for this call must have been made for."""
+        if self.packed:
+            lengths = (self.cu_seqlens_q.shape[0] - 1, self.q.shape[1], self.q.shape[0], self.k.shape[0])
+            return packed_sizes(*lengths, self.row_offset, self.row_offsets)
+        lengths = (*self.q.shape[:3], self.k.shape[2])
+        return call_sizes(*lengths, self.row_offset, self.row_offsets, self.tokens)
+
+
+def _logical(x: jax.Array, layout: str) -> tuple[int, ...]:
+    b, s, h, d = x.shape
+    return (b, h, s, d) if layout == "bshd" else x.shape
+
+
+def _kernels(dense: Kernels, packed: Kernels, segmented: Kernels, arguments: Arguments) -> Kernels:
+    """Those of the mode that a call is in."""
+    return packed if arguments.packed else dense if arguments.tokens is None else segmented
+
+
+def _call(kernels: Kernels, arguments: Arguments) -> tuple[Call, list[jax.Array]]:
+    """What is static of a call, and its arrays."""
+    q, scale = positive_scale(arguments.arrays[0], arguments.scale)
+    operands: dict[str, Any] = {"q": q, "k": arguments.arrays[1], "v": arguments.arrays[2], **arguments.tensors}
+    if "sink" in operands:
+        operands["sink"] = operands["sink"].astype(jnp.float32)
+    scalar_arrays, scalar_numbers = as_arrays(dict(arguments.scalars))
+    optional = {"row_offsets": arguments.row_offsets, **(arguments.tokens._asdict() if arguments.tokens else {})}
+    if arguments.packed:
+        optional |= {"cu_seqlens_q": arguments.cu_seqlens_q, "cu_seqlens_k": arguments.cu_seqlens_k}
+    operands |= {n: x for n, x in (scalar_arrays | optional).items() if x is not None and n in kernels.parameters}
+    numbers = {
+        "scale": scale,
+        "row_offset": arguments.row_offset,
+        "padding_id": arguments.padding_id,
+        "config_words": arguments.config_words,
+        "dropout_p": arguments.dropout_p,
+        **scalar_numbers,
+    }
+    named = tuple((n, x) for n, x in numbers.items() if n in kernels.parameters)
+    call = Call(operands=tuple(operands), layout=arguments.layout, numbers=named)
+    return call, list(operands.values())
+
+
+def attention(
+    dense: Kernels, packed: Kernels, segmented: Kernels, arguments: Arguments, schedule: Schedule | None
+) -> tuple[jax.Array, jax.Array]:
+    """o and lse of a call, in the layout and dtype of q."""
+    kernels = _kernels(dense, packed, segmented, arguments)
+    dtype = arguments.q.dtype
+    if INTERPRET and dtype == jnp.bfloat16:
+        # Triton's interpreter computes bfloat16 wrongly.
+        q, k, v = (x.astype(jnp.float32) for x in arguments.arrays)
+        arguments.arrays = (q, k, v)
+    call, arrays = _call(kernels, arguments)
+    arrays = without_gradients(kernels, call, arrays)
+    if schedule is not None:
+        tables = _checked_tables(kernels, arguments, schedule, call, arrays)
+        call = replace(call, operands=(*call.operands, *(f"table_{i}" for i in range(len(tables)))))
+        arrays += tables
+    if arguments.packed and 0 in (arguments.q.shape[0], arguments.k.shape[0]):
+        # Where there is no key or no query at all, there is nothing for kernels to read.
+        o, lse, *_ = Forward(kernels).plain(call, arrays)
+        return o.astype(dtype), lse
+    order = _order(kernels, arguments)
+    o, lse = attend(kernels, call, arrays)
+    if order is not None:
+        o, lse = o * order.reshape(-1, 1, 1, 1).astype(o.dtype), lse * order.reshape(-1, 1, 1).astype(lse.dtype)
+    return o.astype(dtype), lse
+
+
+def _order(kernels: Kernels, arguments: Arguments) -> jax.Array | None:
+    """What `check_order` says of the call's positions."""
+    if arguments.packed:
+        return None
+    batch, _, q_len, _ = arguments.q.shape
+    lengths = (batch, q_len, arguments.k.shape[2])
+    return check_order(arguments.op, arguments.tokens, *lengths, arguments.padding_id, kernels.by_row)
+
+
+def _launches_on() -> str | None:
+    """The architecture that kernels launched now would be compiled for; None where the reference is computed."""
+    if jax.default_backend() == "gpu":
+        return device_arch("schedule")
+    return INTERPRETER if INTERPRET else None
+
+
+def _checked_tables(
+    kernels: Kernels, arguments: Arguments, schedule: Schedule, call: Call, arrays: Sequence[jax.Array]
+) -> list[jax.Array]:
+    tiles = None
+    if arch := _launches_on():
+        with compiling_for(arch):
+            tiles = kernels.tiles(call, arrays)
+    tables = schedule_tables(arguments.op, schedule, arguments.sizes, tiles)
+    if arguments.packed:
+        check_sequences(arguments.op, schedule, arguments.cu_seqlens_q, arguments.cu_seqlens_k)
+    return tables
+
+
+def schedule_of(dense: Kernels, packed: Kernels, segmented: Kernels, arguments: Arguments, backward: bool) -> Schedule:
+    """The schedule of a call. It holds nothing where the reference is computed."""
+    kernels = _kernels(dense, packed, segmented, arguments)
+    sequences = (arguments.cu_seqlens_q, arguments.cu_seqlens_k) if arguments.packed else ()
+    arch = _launches_on()
+    call, arrays = _call(kernels, arguments)
+    with compiling_for(arch or INTERPRETER):
+        tiles = kernels.tiles(call, arrays)
+        if arch is None:
+            return Schedule(op=arguments.op, call=arguments.sizes, sequences=sequences, tiles={}, tables=())
+        tables = kernels.tables(call, arrays, backward)
+    passes = PASSES if backward else PASSES[:1]
+    blocks = {each: (tiles[each].block_m, tiles[each].block_n) for each in passes}
+    return Schedule(op=arguments.op, call=arguments.sizes, sequences=sequences, tiles=blocks, tables=tables)

@@ -1,0 +1,88 @@
+"""Launches in Triton's interpreter, for tests without a GPU: as callbacks, on arrays of numpy."""
+
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any
+
+import jax
+import numpy as np
+
+from .tensor import Tensor
+
+# The interpreter patches Triton's language while it runs; XLA may call back from several threads.
+_LOCK = Lock()
+
+
+class _Storage:
+    """What the interpreter asks of a tensor's memory, which here is on the host already."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def data_ptr(self) -> int:
+        return int(self.array.ctypes.data)
+
+    def cpu(self) -> "_Storage":
+        return self
+
+    def copy_(self, _other: "_Storage") -> None:
+        """Nothing was moved to the host, so nothing moves back."""
+
+
+class _Pointer:
+    """An array of numpy as the interpreter knows tensors."""
+
+    def __init__(self, array: np.ndarray, element: str) -> None:
+        self.array = array
+        self.dtype = element
+
+    def data_ptr(self) -> int:
+        return int(self.array.ctypes.data)
+
+    def untyped_storage(self) -> _Storage:
+        return _Storage(self.array)
+
+    def new_empty(self, _size: int, device: str) -> "_Pointer":
+        del device
+        return _Pointer(self.array, self.dtype)
+
+    def set_(self, *_where: object) -> None:
+        """The new tensor is the old one: both are on the host."""
+
+    def storage_offset(self) -> int:
+        return 0
+
+    def size(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(step // self.array.itemsize for step in self.array.strides)
+
+
+def interpreted(
+    kernel: Any, grid: tuple[int], args: Sequence[Any], options: dict[str, Any], filled: Sequence[Tensor]
+) -> Sequence[jax.Array]:
+    """The arrays of `filled` from a kernel that Triton's interpreter runs. What it does not write is NaN, or 77."""
+
+    def run(*read: Any) -> list[np.ndarray]:
+        arrays = [np.ascontiguousarray(x) for x in read]
+        made = [_poisoned(x) for x in filled]
+        waiting, results = iter(arrays), iter(made)
+        bound = [
+            x if not isinstance(x, Tensor) else _Pointer(next(results if x in filled else waiting), x.element)
+            for x in args
+        ]
+        with _LOCK:
+            kernel[grid](*bound, **options)
+        return made
+
+    read = [x.array for x in args if isinstance(x, Tensor) and x not in filled]
+    results = [jax.ShapeDtypeStruct(x.memory, x.dtype) for x in filled]
+    called: Sequence[jax.Array] = jax.pure_callback(run, results, *read, vmap_method="sequential")
+    return called
+
+
+def _poisoned(x: Tensor) -> np.ndarray:
+    if x.zeroed:
+        return np.zeros(x.memory, x.dtype)
+    return np.full(x.memory, np.nan if x.dtype.kind == "f" else 77, x.dtype)

@@ -1,0 +1,264 @@
+"""Triton kernels as calls of XLA.
+
+A kernel is compiled once for what it is specialised on, into Triton's own cache on disk, and launched by the handler
+that jaxlib brings for kernels of Triton. What is launched travels in the program as a message of jaxlib's
+`triton.proto`; the handler finds it by its bytes, so that nothing of Python takes part in a run.
+"""
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import Any
+
+import jax
+
+from ..core.configs import INTERPRETER, Tiles, tiles_for
+from ..core.settings import HAS_TRITON as HAS_TRITON
+from ..core.settings import INTERPRET as INTERPRET
+from ..core.tuned import gpu_key
+from .interpreter import interpreted
+from .tensor import Tensor
+
+HANDLER = "triton_kernel_call_ffi"
+"""The handler's name: what `jax.export` is told to allow, as `DisabledSafetyCheck.custom_call(HANDLER)`."""
+
+ARCH_VARIABLE = "ATTENTION_ARCH"
+_arch: ContextVar[str] = ContextVar("arch")
+
+_TYPES = {
+    "bool": "i1",
+    "int16": "i16",
+    "int32": "i32",
+    "int64": "i64",
+    "uint64": "u64",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float32": "fp32",
+    "float64": "fp64",
+}
+
+
+@contextmanager
+def compiling_for(arch: str) -> Iterator[None]:
+    """Kernels launched inside are compiled for this architecture."""
+    token = _arch.set(arch)
+    try:
+        yield
+    finally:
+        _arch.reset(token)
+
+
+def device_arch(op: str) -> str:
+    """The architecture of the GPUs of this process, or that of ATTENTION_ARCH, to compile for where there is none."""
+    if named := os.environ.get(ARCH_VARIABLE):
+        return named
+    try:
+        device = jax.local_devices(backend="gpu")[0]
+    except RuntimeError:
+        remedy = f"name the one to compile for, as {ARCH_VARIABLE}=sm_90"
+        raise RuntimeError(f"{op}: JAX sees no NVIDIA GPU: install jax[cuda13], or {remedy}") from None
+    return _capability(device)
+
+
+def _capability(device: Any) -> str:
+    return f"sm_{str(device.compute_capability).replace('.', '')}"
+
+
+def arch_of(_x: Tensor) -> str:
+    """The architecture that kernels are being compiled for."""
+    return _arch.get()
+
+
+@cache
+def _device_gpu(arch: str) -> str:
+    """The folder of the tuned tiles of this process's GPU; empty where there is none, or another chip is meant."""
+    try:
+        device = jax.local_devices(backend="gpu")[0]
+    except RuntimeError:
+        return ""
+    return gpu_key(device.device_kind) if _capability(device) == arch else ""
+
+
+def call_tiles(op: str, mode: str, q: Tensor, v: Tensor, length: int, config_words: str) -> Tiles:
+    """The tiles of each pass of a call, of sequences of `length` keys, on average where they are packed."""
+    arch = arch_of(q)
+    gpu = "" if arch == INTERPRETER else _device_gpu(arch)
+    dims, heads = (q.shape[3], v.shape[3]), (q.shape[1], v.shape[1])
+    return tiles_for(op, mode, arch, gpu, q.element, dims, heads, length, config_words)
+
+
+@cache
+def _multiprocessors(arch: str) -> int:
+    try:
+        device = jax.local_devices(backend="gpu")[0]
+    except RuntimeError:
+        device = None
+    # Those of an H100 where there is no GPU, or another chip is meant: fewer programs have more to do each.
+    return int(device.core_count) if device is not None and _capability(device) == arch else 132
+
+
+def multiprocessors(x: Tensor) -> int:
+    """How many programs that fill a multiprocessor run at once."""
+    return _multiprocessors(arch_of(x))
+
+
+def is_nvidia(x: Tensor) -> bool:
+    """Whether kernels may hold PTX."""
+    return arch_of(x).startswith("sm_")
+
+
+def has_tanh_instruction(x: Tensor) -> bool:
+    """Whether tanh is one instruction, exact enough for 16-bit inputs: on NVIDIA chips."""
+    return x.element_size() == 2 and is_nvidia(x)
+
+
+def is_loaded(*scalars: Any) -> bool:
+    """Whether a call's scalars come as arrays; all of them do, or none."""
+    return any(isinstance(scalar, Tensor) for scalar in scalars)
+
+
+def launch(kernel: Any, grid: tuple[int], *args: Any, **options: Any) -> None:
+    """Launch a Triton kernel on `args`, as `kernel[grid](*args, **options)` would, and fill those without an array.
+
+    Of `args` those that are filled must come after those that are read: XLA hands buffers over in this order.
+    """
+    tensors = [x for x in args if isinstance(x, Tensor)]
+    num_read = max((i + 1 for i, x in enumerate(tensors) if x.array is not None), default=0)
+    for x in tensors[:num_read]:
+        # What has no elements was filled by no kernel.
+        assert x.array is not None or x.numel() == 0, f"{kernel.__name__}: outputs must follow the inputs"
+        x.array = x.value()
+    filled = tensors[num_read:]
+    if grid[0] == 0:
+        arrays: Sequence[jax.Array] = [x.value() for x in filled]
+    elif _arch.get() == INTERPRETER:
+        arrays = interpreted(kernel, grid, args, options, filled)
+    else:
+        arrays = _compiled_call(kernel, grid, args, options, filled)
+    for tensor, array in zip(filled, arrays, strict=True):
+        tensor.array = array
+
+
+def _compiled_call(
+    kernel: Any, grid: tuple[int], args: Sequence[Any], options: dict[str, Any], filled: Sequence[Tensor]
+) -> Sequence[jax.Array]:
+    num_warps, num_stages = options.pop("num_warps", 4), options.pop("num_stages", 3)
+    signature, constants, divisible, parameters = [], [], [], []
+    for i, param in enumerate(kernel.params):
+        value = args[i] if i < len(args) else options[param.name]
+        kind = "constexpr" if param.is_constexpr or value is None else _type(param, value)
+        if kind != "constexpr" and isinstance(value, int) and value == 1 and not param.do_not_specialize:
+            kind = "constexpr"
+        signature.append((param.name, kind))
+        if kind == "constexpr":
+            constants.append((param.name, value))
+            continue
+        if isinstance(value, Tensor):
+            size = value.numel() * value.element_size() if value.array is None and value.zeroed else 0
+            parameters.append(_array_parameter(size))
+            divisible.append(i)
+        else:
+            parameters.append(_scalar_parameter(kind, value))
+            if isinstance(value, int) and value % 16 == 0 and not param.do_not_specialize:
+                divisible.append(i)
+    found, scratch = _compile(
+        kernel, tuple(signature), tuple(constants), tuple(divisible), num_warps, num_stages, _arch.get()
+    )
+    results = [jax.ShapeDtypeStruct(x.memory, x.dtype) for x in filled]
+    if scratch:
+        # Memory that the kernel works in comes as one more result: the pointer behind the last parameter, which the
+        # handler of older jaxlibs gives none.
+        parameters.append(_array_parameter(0))
+        results.append(jax.ShapeDtypeStruct((grid[0] * scratch,), "int8"))
+    call = _field(1, found) + _field(2, grid[0]) + _field(3, 1) + _field(4, 1)
+    call += b"".join(_field(5, parameter) for parameter in parameters)
+    opaque = zlib.compress(_field(1, call) + _field(4, kernel.__name__.encode()))
+    inputs = [x.array for x in args if isinstance(x, Tensor) and x.array is not None]
+    called: Sequence[jax.Array] = jax.ffi.ffi_call(HANDLER, results)(*inputs, opaque=opaque)
+    return called[: len(filled)]
+
+
+def _type(param: Any, value: Any) -> str:
+    """Triton's type of an argument."""
+    if isinstance(value, Tensor):
+        return f"*{_TYPES[value.element]}"
+    if isinstance(value, float):
+        return "fp32"
+    return param.annotation_type or ("i32" if -(2**31) <= value < 2**31 else "i64")
+
+
+@cache
+def _compile(
+    kernel: Any,
+    signature: tuple[tuple[str, str], ...],
+    constants: tuple[tuple[str, Any], ...],
+    divisible: tuple[int, ...],
+    num_warps: int,
+    num_stages: int,
+    arch: str,
+) -> tuple[bytes, int]:
+    """A kernel compiled for one chip, without asking any device, as the part of a message that its calls share.
+
+    Arguments are multiples of 16 where `divisible`. Beside it how many bytes each program works in.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    capability = int(arch.removeprefix("sm_"))
+    source = (GluonASTSource if kernel.is_gluon() else ASTSource)(
+        fn=kernel,
+        signature=dict(signature),
+        constexprs=dict(constants),
+        attrs={(i,): [["tt.divisibility", 16]] for i in divisible},
+    )
+    options: dict[str, Any] = {"num_warps": num_warps, "num_stages": num_stages}
+    if kernel.debug:
+        options["debug"] = True
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    metadata = compiled.metadata
+    name = metadata.name.encode()
+    # Newer jaxlibs load Triton's machine code as it is; older ones skip the field and assemble the PTX.
+    image = _field(1, compiled.asm["cubin"]) + _field(2, name) + _field(3, metadata.shared)
+    message = (
+        _field(1, name)
+        + _field(2, metadata.num_warps)
+        + _field(10, metadata.num_ctas)
+        + _field(3, metadata.shared)
+        + _field(4, compiled.asm["ptx"].encode())
+        + _field(6, capability)
+        + _field(11, image)
+    )
+    return message, metadata.global_scratch_size
+
+
+def _varint(value: int) -> bytes:
+    """A number as Protocol Buffers write it; negative ones as 64 bits."""
+    value &= 2**64 - 1
+    found = bytearray()
+    while value >= 0x80:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def _field(number: int, value: int | bytes) -> bytes:
+    """A field of a message: a number, or text, bytes or a message."""
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value)
+    return _varint(number << 3 | 2) + _varint(len(value)) + value
+
+
+def _array_parameter(bytes_to_zero: int) -> bytes:
+    return _field(1, (_field(1, bytes_to_zero) if bytes_to_zero else b"") + _field(2, 16))
+
+
+def _scalar_parameter(kind: str, value: float) -> bytes:
+    if kind == "fp32":
+        return _varint(7 << 3 | 5) + struct.pack("<f", value)
+    return _field({"i32": 3, "u32": 4, "i64": 5, "u64": 6}[kind], int(value))

@@ -1,0 +1,241 @@
+"""The forward and the backward of an op in JAX: as launches of its kernels, and as its reference.
+
+A call's arrays are named operands, everything else is one hashable `Call`.
+"""
+
+import inspect
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..core.checks import PACKED
+from ..core.configs import Tiles
+from ..core.sequences import ByRow
+from .tensor import FP32, Tensor
+
+# The axes of q, k, v and o by layout: batch, heads, key heads, rows of queries and of keys, D and Dv.
+_AXES = {
+    "bhsd": {"q": "bhsd", "k": "bktd", "v": "bkte", "o": "bhse", "lse": "bhs", "decay": "bh."},
+    "bshd": {"q": "bshd", "k": "btkd", "v": "btke", "o": "bshe", "lse": "bhs", "decay": "bh."},
+    PACKED: {"q": "shd", "k": "tkd", "v": "tke", "o": "she", "lse": "hs", "decay": ".ht"},
+}
+_LOGICAL = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3)}
+TOKENS = {
+    "q_segment_ids": "bs",
+    "kv_segment_ids": "bt",
+    "q_positions": "bs",
+    "kv_positions": "bt",
+    "kv_lengths": "b",
+    "row_offsets": "b",
+}
+BEGINS = ("cu_seqlens_q", "cu_seqlens_k")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """All of a call but its arrays: names of these, in order, its layout, and its numbers by parameter."""
+
+    operands: tuple[str, ...]
+    layout: str
+    numbers: tuple[tuple[str, Hashable], ...]
+    wanted: tuple[str, ...] = ()
+
+    @property
+    def packed(self) -> bool:
+        return self.layout == PACKED
+
+    def number(self, name: str) -> Any:
+        return dict(self.numbers).get(name)
+
+    def named(self, arrays: Sequence[Any]) -> dict[str, Any]:
+        return dict(zip(self.operands, arrays, strict=True))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Kernels:
+    """The kernels of a variant in one mode of calls, and what else its primitives need.
+
+    `name` is that of the mode, such as `causal_packed`; error messages begin with `op`. `launches` is the module with
+    `forward`, `backward` and `tiles_of`, and `make_tables` where blocks are read from tables; `parameters` are those of
+    `forward`. `dims` are those of the variant's own tensors, as the mode has them; `mask_only` are those that only the
+    mask reads, `gradients` those that have one, and `flags` the parameter that asks for it, if any. Batch rows may be
+    told apart, and heads, by nothing but the elements they read where `splits_batch` and `splits_heads`: then an axis
+    may be folded in, or cut. `by_row`: what is asked of positions.
+    """
+
+    op: str
+    name: str
+    launches: Any
+    reference: Callable[..., Any]
+    parameters: tuple[str, ...]
+    dims: Mapping[str, tuple[str | int, ...]]
+    scalars: tuple[str, ...]
+    mask_only: tuple[str, ...]
+    gradients: tuple[str, ...]
+    flags: Mapping[str, str]
+    splits_batch: bool
+    splits_heads: bool
+    by_row: ByRow | None = None
+
+    @property
+    def has_decay(self) -> bool:
+        return "g" in self.dims
+
+    def axes(self, name: str, call: Call) -> str:
+        """A letter for each axis of an operand; a point for one that nothing else shares."""
+        own = _AXES[call.layout]
+        if name in own:
+            return own[name]
+        if name in ("do", "dlse"):
+            return own[name[1:]]
+        if name in TOKENS:
+            return TOKENS[name]
+        letters = {"b": "b", "h": "h", "hkv": "k", **({"q_idx": "s", "kv_idx": "t"} if call.packed else {})}
+        return "".join(letters.get(str(dim), ".") for dim in self.dims.get(name, ()))
+
+    def tables(self, call: Call, arrays: Sequence[jax.Array], backward: bool) -> tuple[jax.Array, ...]:
+        """The tables of a schedule; those of passes with the same blocks are the same arrays."""
+        if "block_tables" not in self.parameters:
+            return ()
+        made = self._called(self.launches.make_tables, call, arrays, backward=backward)
+        return tuple(table.value() for table in made)
+
+    def tiles(self, call: Call, arrays: Sequence[jax.Array]) -> Tiles:
+        """The tiles of each pass of a call."""
+        found: Tiles = self._called(self.launches.tiles_of, call, arrays)
+        return found
+
+    def _called(self, function: Callable[..., Any], call: Call, arrays: Sequence[jax.Array], **further: Any) -> Any:
+        """A function of the launches with those of a call's arguments that it takes."""
+        given = keywords(self, call, call.named(arrays))
+        names = inspect.signature(function).parameters
+        return function(**{name: x for name, x in given.items() if name in names}, **further)
+
+    def result_axes(self, call: Call, *, backward: bool) -> list[str]:
+        if backward:
+            return [self.axes(name, call) for name in ("q", "k", "v", *call.wanted)]
+        return [self.axes(name, call) for name in ("o", "lse", *(["decay"] if self.has_decay else []))]
+
+    def may_split(self, call: Call) -> tuple[bool, bool]:
+        """Whether batch rows, and heads, may be regrouped: what dropout drops goes by their numbers."""
+        drops = bool(call.number("dropout_p"))
+        return self.splits_batch and not drops, self.splits_heads and not drops
+
+
+class Forward:
+    """The forward as launches and as reference: `(o, lse)`, and the cumulative decay for the backward."""
+
+    backward = False
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
+
+    def shapes(self, call: Call, avals: Mapping[str, Any]) -> list[tuple[tuple[int, ...], Any]]:
+        q, v = avals["q"], avals["v"]
+        o = (*q.shape[:-1], v.shape[-1])
+        b, h, s = _batch_heads_rows(q, call)
+        found = [(o, q.dtype), ((h, s) if call.packed else (b, h, s), FP32)]
+        if self.kernels.has_decay:
+            g = avals["g"]
+            found.append(((1, h, g.shape[0]) if call.packed else (b, h, g.shape[1]), FP32))
+        return found
+
+    def launch(self, call: Call, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        given = keywords(self.kernels, call, call.named(arrays))
+        o, lse, *decay = self.kernels.launches.forward(**given)
+        results = [o.value(), lse.value(), *(x.value() for x in decay)]
+        return [results[0], results[1].reshape(results[1].shape[-2:]) if call.packed else results[1], *results[2:]]
+
+    def reference(self, call: Call, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        # What kernels on the CPU would refuse, such as another chip's family, the reference in their place does too.
+        self.kernels.tiles(call, arrays)
+        return self.plain(call, arrays)
+
+    def plain(self, call: Call, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        """What the reference computes, on any platform."""
+        operands = call.named(arrays)
+        o, lse = _reference(self.kernels, call, operands)
+        shapes = self.shapes(call, operands)
+        return [o, lse.astype(FP32), *(jnp.zeros(shape, dtype) for shape, dtype in shapes[2:])]
+
+
+class Backward:
+    """The backward as launches and as derivative of the reference: dq, dk, dv and the gradients that are wanted."""
+
+    backward = True
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
+
+    def shapes(self, call: Call, avals: Mapping[str, Any]) -> list[tuple[tuple[int, ...], Any]]:
+        return [(avals[name].shape, avals[name].dtype) for name in ("q", "k", "v", *call.wanted)]
+
+    def launch(self, call: Call, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        kernels, operands = self.kernels, call.named(arrays)
+        given = {"dlse": None} | keywords(kernels, call, operands)
+        given |= {flag: name in call.wanted for name, flag in kernels.flags.items()}
+        found = kernels.launches.backward(**given)
+        gradients = [x.value() if isinstance(x, Tensor) else x for x in found]
+        own = dict(zip(kernels.gradients, gradients[3:], strict=True))
+        return [*gradients[:3], *(own[name] for name in call.wanted)]
+
+    def reference(self, call: Call, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        operands = call.named(arrays)
+        names = ("q", "k", "v", *call.wanted)
+        do, dlse = operands.pop("do"), operands.pop("dlse", None)
+
+        def outputs(*trained: jax.Array) -> Any:
+            o, lse = _reference(self.kernels, call, operands | dict(zip(names, trained, strict=True)))
+            return o, lse.astype(FP32)
+
+        (_, lse), pullback = jax.vjp(outputs, *(operands[name] for name in names))
+        return list(pullback((do, jnp.zeros_like(lse) if dlse is None else dlse)))
+
+
+def _batch_heads_rows(q: Any, call: Call) -> tuple[int, int, int]:
+    if call.packed:
+        return 1, q.shape[1], q.shape[0]
+    b, h, s, _ = (q.shape[axis] for axis in _LOGICAL[call.layout])
+    return b, h, s
+
+
+def keywords(kernels: Kernels, call: Call, operands: dict[str, jax.Array]) -> dict[str, Any]:
+    """The arguments of the launches: tensors for a call's arrays, None for what it does not give, and numbers."""
+    b, _, q_len = _batch_heads_rows(operands["q"], call)
+    kv_len = operands["k"].shape[call.layout.find("s") if not call.packed else 0]
+    sizes = {"b": b, "s": q_len, "t": kv_len}
+    found: dict[str, Any] = dict.fromkeys(kernels.parameters)
+    tables = []
+    for name, array in operands.items():
+        if name.startswith("table_"):
+            tables.append(Tensor.of(array))
+        elif name in ("q", "k", "v", "o", "do"):
+            found[name] = Tensor.packed(array) if call.packed else Tensor.of(array, _LOGICAL[call.layout])
+        elif name in ("lse", "dlse") and call.packed:
+            found[name] = Tensor.of(array[None])
+        elif name in TOKENS and name != "row_offsets":
+            found[name] = Tensor.repeated(array, [sizes[axis] for axis in TOKENS[name]])
+        else:
+            found[name] = Tensor.of(array, element="uint64" if name == "seed" else "")
+    found |= dict(call.numbers)
+    if "block_tables" in found:
+        found["block_tables"] = tables
+    return found
+
+
+def _reference(kernels: Kernels, call: Call, operands: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """The reference on a call's arrays, which is called by other names."""
+    numbers: dict[str, Any] = dict(call.numbers)
+    given = {n: x for n, x in {**numbers, **operands}.items() if n in kernels.dims or n in kernels.scalars}
+    tokens: dict[str, Any] = {n: operands[n] for n in (*TOKENS, *BEGINS) if n in operands and n != "row_offsets"}
+    if "padding_id" in numbers:
+        tokens["padding_id"] = numbers["padding_id"]
+    if not call.packed:
+        tokens["layout"] = call.layout
+    offset = operands.get("row_offsets", numbers.get("row_offset", 0))
+    q, k, v = operands["q"], operands["k"], operands["v"]
+    o, lse = kernels.reference(q, k, v, **given, **tokens, scale=numbers["scale"], q_offset=offset, return_lse=True)
+    return o, lse

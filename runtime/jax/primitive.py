@@ -1,0 +1,196 @@
+"""What JAX knows of an attention op: primitives for its forward and its backward, and the rules of its transformations.
+
+On a GPU a primitive lowers to launches of the kernels, elsewhere to the reference, so that one program can be exported
+for both. `jax.vmap` folds its axis into batch rows or, packed, into sequences; under `jax.jit` with sharded arrays
+batch rows and heads stay where they are.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src import dispatch  # JAX offers this set nowhere else
+from jax.ad_checkpoint import checkpoint_name
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ..core.configs import INTERPRETER
+from ..core.settings import require_triton
+from .batching import batched
+from .kernels import INTERPRET, compiling_for, device_arch
+from .passes import Backward, Call, Forward, Kernels
+from .sharding import partitioned
+
+RESIDUALS = "attention_outputs"
+"""The name of o and lse for the policies of `jax.checkpoint`: with them saved, a backward runs no forward again."""
+
+
+@cache
+def _forward_of(kernels: Kernels) -> Primitive:
+    return _primitive(f"{kernels.name}_fwd", Forward(kernels))
+
+
+@cache
+def _backward_of(kernels: Kernels) -> Primitive:
+    return _primitive(f"{kernels.name}_bwd", Backward(kernels))
+
+
+def _primitive(name: str, direction: Forward | Backward) -> Primitive:
+    """A primitive that maps and is partitioned, around one that lowers for each platform."""
+    outer, inner = Primitive(name), Primitive(f"{name}_local")
+    for primitive in (outer, inner):
+        primitive.multiple_results = True
+        primitive.def_abstract_eval(partial(_abstract, direction))
+        primitive.def_impl(partial(_applied, primitive))
+
+    mlir.register_lowering(outer, partial(_lower_cut, inner, direction))
+    mlir.register_lowering(inner, partial(_lower_elsewhere, direction))
+    mlir.register_lowering(inner, partial(_lower_cuda, direction), platform="cuda")
+    mlir.register_lowering(inner, partial(_refuse, direction.kernels.op), platform="rocm")
+    # Lowered without devices, as jit else does where none are given, it could not be cut.
+    dispatch.prim_requires_devices_during_lowering.add(outer)
+    batching.primitive_batchers[outer] = partial(batched, outer, direction)
+    ad.primitive_jvps[outer] = partial(_refuse_derivative, direction.kernels.op)
+    return outer
+
+
+@cache
+def _jitted(primitive: Primitive, call: Call) -> Callable[..., Any]:
+    return jax.jit(partial(primitive.bind, call=call))
+
+
+def _applied(primitive: Primitive, *arrays: jax.Array, call: Call) -> Any:
+    """A call outside of any trace."""
+    # Without jit this would be called again for ever: a primitive has no other way to run than its lowering.
+    with jax.disable_jit(False):
+        return _jitted(primitive, call)(*arrays)
+
+
+def _abstract(direction: Forward | Backward, *avals: Any, call: Call) -> list[Any]:
+    # Made from an operand's type, a result's knows over which axes of a mesh it varies.
+    like, found = avals[0], []
+    for shape, dtype in direction.shapes(call, call.named(avals)):
+        placed = NamedSharding(like.sharding.mesh, PartitionSpec(*[None] * len(shape)))
+        found.append(like.update(shape=shape, dtype=np.dtype(dtype), weak_type=False, sharding=placed))
+    return found
+
+
+def _lower_cut(inner: Primitive, direction: Forward | Backward, ctx: Any, *values: Any, call: Call) -> Any:
+    """On one device the call as it is, on more as XLA cuts it."""
+    one_device = getattr(ctx.module_context.axis_context, "num_devices", 0) == 1
+    function = partial(inner.bind, call=call) if one_device else _partitioned(inner, direction, call)
+    return mlir.lower_fun(function, multiple_results=True)(ctx, *values)
+
+
+def _lower_cuda(direction: Forward | Backward, ctx: Any, *values: Any, call: Call) -> Any:
+    op = direction.kernels.op
+    require_triton(op)
+    if INTERPRET:
+        raise RuntimeError(f"{op}: TRITON_INTERPRET=1 runs kernels on the CPU: unset it, or set JAX_PLATFORMS=cpu")
+    with compiling_for(device_arch(op)):
+        return mlir.lower_fun(lambda *arrays: direction.launch(call, arrays), multiple_results=True)(ctx, *values)
+
+
+def _lower_elsewhere(direction: Forward | Backward, ctx: Any, *values: Any, call: Call) -> Any:
+    run = direction.launch if INTERPRET else direction.reference
+    if INTERPRET:
+        require_triton(direction.kernels.op)
+    with compiling_for(INTERPRETER):
+        return mlir.lower_fun(lambda *arrays: run(call, arrays), multiple_results=True)(ctx, *values)
+
+
+def _refuse_derivative(op: str, *_: Any, **_params: Any) -> Any:
+    raise NotImplementedError(
+        f"{op}: second derivatives, and those in forward mode, are not implemented; "
+        "`reference` in jax_reference.py of the variant is plain JAX, which has them"
+    )
+
+
+def _refuse(op: str, _ctx: Any, *_values: Any, **_params: Any) -> Any:
+    raise NotImplementedError(f"{op}: the JAX ops run on NVIDIA GPUs and on the CPU, not on ROCm")
+
+
+@cache
+def _partitioned(inner: Primitive, direction: Forward | Backward, call: Call) -> Callable[..., Any]:
+    kernels = direction.kernels
+    return partitioned(
+        partial(inner.bind, call=call),
+        [kernels.axes(name, call) for name in call.operands],
+        kernels.result_axes(call, backward=direction.backward),
+        *(False if call.packed else kernels.may_split(call)[0], kernels.may_split(call)[1]),
+    )
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _Wanted:
+    """Own tensors whose gradient is wanted, as part of what a forward leaves for its backward."""
+
+    names: tuple[str, ...]
+
+
+def attend(kernels: Kernels, call: Call, arrays: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """o and lse of a call, differentiable."""
+    # Inside shard_map JAX cannot say which gradients are wanted: there all are.
+    asked = _attend_all if jax.sharding.get_abstract_mesh().manual_axes else _attend
+    found: tuple[jax.Array, jax.Array] = asked(kernels, call, tuple(_varying_alike(arrays)))
+    return found
+
+
+def _varying_alike(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """Inside shard_map, arrays that all vary over the axes that any of them does; gradients are summed outside."""
+    axes = [frozenset(jax.typeof(x).manual_axis_type.varying) for x in arrays]
+    every = frozenset().union(*axes)
+    return [
+        jax.lax.pcast(x, tuple(sorted(every - own)), to="varying") if every - own else x
+        for x, own in zip(arrays, axes, strict=True)
+    ]
+
+
+def _outputs(kernels: Kernels, call: Call, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+    o, lse, *_ = _forward_of(kernels).bind(*arrays, call=call)
+    return o, lse
+
+
+_attend = jax.custom_vjp(_outputs, nondiff_argnums=(0, 1))
+_attend_all = jax.custom_vjp(_outputs, nondiff_argnums=(0, 1))
+
+
+def _forward_where_perturbed(kernels: Kernels, call: Call, primals: Any) -> Any:
+    asked = dict(zip(call.operands, (x.perturbed for x in primals), strict=True))
+    wanted = tuple(name for name in kernels.gradients if asked[name])
+    return _saved(kernels, call, tuple(x.value for x in primals), wanted)
+
+
+def _forward_for_all(kernels: Kernels, call: Call, arrays: tuple[jax.Array, ...]) -> Any:
+    return _saved(kernels, call, arrays, kernels.gradients)
+
+
+def _saved(kernels: Kernels, call: Call, arrays: tuple[jax.Array, ...], wanted: tuple[str, ...]) -> Any:
+    """o and lse, and what the backward needs."""
+    o, lse, *decay = _forward_of(kernels).bind(*arrays, call=call)
+    o, lse = checkpoint_name(o, RESIDUALS), checkpoint_name(lse, RESIDUALS)
+    return (o, lse), (arrays, o, lse, decay, _Wanted(wanted))
+
+
+def _attend_backward(kernels: Kernels, call: Call, residuals: Any, cotangents: Any) -> Any:
+    arrays, o, lse, decay, wanted = residuals
+    do, dlse = cotangents
+    do = jnp.zeros(o.shape, o.dtype) if isinstance(do, SymbolicZero) else do
+    further = {**({"decay": decay[0]} if decay else {}), "o": o, "lse": lse, "do": do}
+    if not isinstance(dlse, SymbolicZero):
+        further["dlse"] = dlse
+    own = replace(call, operands=(*call.operands, *further), wanted=wanted.names)
+    found = _backward_of(kernels).bind(*_varying_alike((*arrays, *further.values())), call=own)
+    gradients = dict(zip(("q", "k", "v", *wanted.names), found, strict=True))
+    return (tuple(gradients.get(name) for name in call.operands),)
+
+
+_attend.defvjp(_forward_where_perturbed, _attend_backward, symbolic_zeros=True)
+_attend_all.defvjp(_forward_for_all, _attend_backward)

@@ -1,0 +1,178 @@
+"""Packed sequences, and batches with segment ids, positions and lengths, of JAX arrays: the checks."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ..core.checks import PACKED, check_padding_id, fail
+from ..core.sequences import ByRow, check_begins, fail_order
+from .support import (
+    as_integers,
+    check_int,
+    check_offset_word,
+    check_qkv,
+    host_number,
+    int32_array,
+    is_array,
+    is_integer,
+    offset_array,
+    values_are_checked,
+)
+
+
+class Tokens(NamedTuple):
+    """What a call says of its queries and keys, int32 `[B, Sq]` and `[B, Skv]`.
+
+    Ids are always there; where none were given they are one for all, `[1, 1]`. Keys behind a row's length have
+    `padding_id`. Positions are None where rows are positions. Lengths are int32 `[B]`, or one for all rows.
+    """
+
+    q_segment_ids: jax.Array
+    kv_segment_ids: jax.Array
+    q_positions: jax.Array | None
+    kv_positions: jax.Array | None
+    kv_lengths: jax.Array
+
+    @property
+    def kind(self) -> str:
+        """The kind of calls a schedule is made for."""
+        return "of rows with segment ids" if self.q_positions is None else "of rows with positions"
+
+
+def check_packed(
+    op: str, q: Any, k: Any, v: Any, scale: object, cu_seqlens_q: Any, cu_seqlens_k: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Check the arguments of a packed call, q, k and v `[total, H, D]`; where the sequences of q and of k begin.
+
+    The values are read only where they are known and on the host, and in debug mode.
+    """
+    check_qkv(op, q, k, v, scale, PACKED)
+    if cu_seqlens_k is None:
+        if k.shape[0] != q.shape[0]:
+            got = f"None for q of {q.shape[0]} rows and k of {k.shape[0]}"
+            fail(op, "cu_seqlens_k", "an integer array [n + 1] where q and k differ in length", got)
+        cu_seqlens_q = _begins(op, "cu_seqlens_q", cu_seqlens_q, "q", q)
+        return cu_seqlens_q, cu_seqlens_q
+    cu_seqlens_q = _begins(op, "cu_seqlens_q", cu_seqlens_q, "q", q)
+    cu_seqlens_k = _begins(op, "cu_seqlens_k", cu_seqlens_k, "k", k)
+    if cu_seqlens_k.shape != cu_seqlens_q.shape:
+        expected = f"{cu_seqlens_q.shape[0]} elements, as many as cu_seqlens_q"
+        fail(op, "cu_seqlens_k", expected, cu_seqlens_k.shape[0])
+    return cu_seqlens_q, cu_seqlens_k
+
+
+def _begins(op: str, name: str, cu_seqlens: Any, packed: str, x: jax.Array) -> jax.Array:
+    """Where the sequences of `x` begin, and its length at the end: checked."""
+    if not is_array(cu_seqlens):
+        fail(op, name, "an integer array [n + 1]", type(cu_seqlens).__name__)
+    if not is_integer(cu_seqlens.dtype) or cu_seqlens.ndim != 1 or cu_seqlens.shape[0] == 0:
+        fail(op, name, "an integer array [n + 1]", f"{cu_seqlens.dtype.name} {list(cu_seqlens.shape)}")
+    if values_are_checked(cu_seqlens):
+        check_begins(op, name, cu_seqlens.tolist(), packed, x.shape[0])
+    return as_integers(op, name, cu_seqlens)
+
+
+def packed_offset(
+    op: str, q_offset: Any, cu_seqlens_q: jax.Array, cu_seqlens_k: jax.Array
+) -> tuple[int, jax.Array | None]:
+    """The offset as (number, None) or (0, one int32 per sequence). `"end"` aligns the last query with the last key."""
+    if is_array(q_offset):
+        return 0, offset_array(op, q_offset, cu_seqlens_q.shape[0] - 1)
+    if isinstance(q_offset, str):
+        check_offset_word(op, q_offset)
+        return (0, None) if cu_seqlens_k is cu_seqlens_q else (0, jnp.diff(cu_seqlens_k - cu_seqlens_q))
+    return check_int(op, "q_offset", q_offset), None
+
+
+def check_tokens(
+    op: str,
+    batch: int,
+    q_len: int,
+    kv_len: int,
+    q_segment_ids: Any,
+    kv_segment_ids: Any,
+    q_positions: Any,
+    kv_positions: Any,
+    kv_lengths: jax.Array | None,
+    padding_id: Any,
+    q_offset: Any,
+) -> Tokens | None:
+    """Check what a call says of its queries and keys, if anything; `kv_lengths` is int32 `[B]` already."""
+    by_ids = q_segment_ids is not None or kv_segment_ids is not None or kv_lengths is not None
+    if not by_ids and q_positions is None and kv_positions is None:
+        return None
+    padding_id = check_padding_id(op, host_number(op, "padding_id", padding_id))
+    shapes = ((batch, q_len), (batch, kv_len))
+    q_ids, kv_ids = _pair(op, "q_segment_ids", q_segment_ids, "kv_segment_ids", kv_segment_ids, *shapes)
+    q_positions, kv_positions = _pair(op, "q_positions", q_positions, "kv_positions", kv_positions, *shapes)
+    if q_positions is not None and (is_array(q_offset) or isinstance(q_offset, bool) or q_offset != 0):
+        got = type(q_offset).__name__ if is_array(q_offset) else repr(q_offset)
+        fail(op, "q_offset", "0 beside q_positions, which say where queries are", got)
+    if q_ids is None or kv_ids is None:
+        q_ids = kv_ids = jnp.full((1, 1), int(padding_id == 0), jnp.int32)
+    lengths = jnp.full(1, kv_len, jnp.int32)
+    if kv_lengths is not None:
+        lengths = kv_lengths
+        kv_ids = jnp.where(jnp.arange(kv_len, dtype=jnp.int32)[None] < lengths[:, None], kv_ids, padding_id)
+    return Tokens(q_ids, kv_ids, q_positions, kv_positions, lengths)
+
+
+def check_order(
+    op: str, tokens: Tokens | None, batch: int, q_len: int, kv_len: int, padding_id: int, by_row: ByRow | None
+) -> jax.Array | None:
+    """Check that positions are what the op asks of them, or, where their values are not known or on a device, of each
+    batch row 1 if they are, else NaN; None where nothing is asked."""
+    if tokens is None or tokens.q_positions is None or tokens.kv_positions is None or by_row is None:
+        return None
+    q_ids, q_positions = (jnp.broadcast_to(x, (batch, q_len)) for x in (tokens.q_segment_ids, tokens.q_positions))
+    kv_ids, kv_positions = (jnp.broadcast_to(x, (batch, kv_len)) for x in (tokens.kv_segment_ids, tokens.kv_positions))
+    wrong = _in_disorder(Tokens(q_ids, kv_ids, q_positions, kv_positions, tokens.kv_lengths), padding_id, by_row)
+    if values_are_checked(wrong):
+        fail_order(op, by_row, wrong.tolist())
+        return None
+    return jnp.where(wrong, jnp.nan, 1.0)
+
+
+def _in_disorder(tokens: Tokens, padding_id: int, by_row: ByRow) -> jax.Array:
+    """Of each batch row whether its positions are not its rows, nor else what the op asks of them."""
+    q_ids, kv_ids, q_positions, kv_positions, _ = tokens
+    assert q_positions is not None
+    assert kv_positions is not None
+    is_row, fine = [], []
+    for ids, positions in ((q_ids, q_positions), (kv_ids, kv_positions)):
+        padding = ids == padding_id
+        is_row.append(((positions == jnp.arange(ids.shape[1])[None]) | padding).all(1))
+        if by_row.in_order:
+            follows = (jnp.diff(positions) == 1) | (jnp.diff(ids) != 0) | padding[:, 1:]
+            fine.append(follows.all(1))
+    if by_row.in_step:
+        both = min(q_ids.shape[1], kv_ids.shape[1])
+        ids, positions = kv_ids[:, :both], kv_positions[:, :both]
+        same = (positions == q_positions[:, :both]) & ((ids == q_ids[:, :both]) | (ids == padding_id))
+        padding = q_ids == padding_id
+        fine += [(same | padding[:, :both]).all(1), padding[:, both:].all(1)]
+    rows = jnp.stack(is_row).all(0)
+    return ~rows if by_row.as_rows else ~(rows | jnp.stack(fine).all(0))
+
+
+def _pair(
+    op: str,
+    q_name: str,
+    of_queries: Any,
+    kv_name: str,
+    of_keys: Any,
+    q_shape: tuple[int, int],
+    kv_shape: tuple[int, int],
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """What a call says of its queries and of its keys, checked; the first serves both where it is alone."""
+    if of_queries is None:
+        if of_keys is not None:
+            fail(op, q_name, f"an integer array {list(q_shape)} beside {kv_name}", None)
+        return None, None
+    queries = int32_array(op, q_name, of_queries, q_shape)
+    if of_keys is None:
+        if q_shape != kv_shape:
+            fail(op, kv_name, f"an integer array {list(kv_shape)} where q and k differ in length", None)
+        return queries, queries
+    return queries, int32_array(op, kv_name, of_keys, kv_shape)

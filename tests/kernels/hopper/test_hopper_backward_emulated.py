@@ -1,0 +1,267 @@
+"""The backward of Hopper's family without a GPU, as `test_hopper_emulated` has the forward."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from codegen.testing import golden
+from emulator import DeadlockError, EmulationError, Kernel, Timing
+from tests.kernels.hopper.test_hopper_emulated import (
+    FEW,
+    KINDS,
+    PACKAGE,
+    VARIANTS,
+    Call,
+    Mutation,
+    calls_of,
+    emulate,
+    kernels,
+)
+from tests.support.cases import Shape
+from tests.support.library_formulas import FORMULAS
+
+FUSED = kernels.FUSED_BACKWARDS
+WIDE = "hopper_bwd_wide"
+PORTABLE_DQ = {"dq": {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 1}}
+"""With a tile of its own dq has a kernel of its own."""
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
+
+# Tiles have 128 keys, and 128 queries at 64 columns, 64 at 128; above that 64 of both, by a kernel of its own.
+CALLS = {
+    "cut blocks": Call(shape=Shape(q_len=200, kv_len=333)),
+    "one query": Call(shape=Shape(q_len=1, kv_len=333, batch=2), q_offset="end"),
+    "rows without keys": Call(shape=Shape(q_len=300, kv_len=256), q_offset=-150),
+    "an offset per row": Call(shape=Shape(q_len=150, kv_len=260, batch=2, group=1), q_offset=(-70, 90)),
+    "six blocks of keys": Call(shape=Shape(q_len=256, kv_len=768), q_offset=500, positions=768),
+    "whole blocks": Call(shape=Shape(q_len=256, kv_len=256, group=3), transposed=True),
+    "a far window": Call(shape=Shape(q_len=200, kv_len=400, group=1), q_offset=4096 - 50, positions=4300),
+    "wide columns": Call(shape=Shape(q_len=256, kv_len=256, kv_heads=2, dim=128)),
+    "padded columns": Call(shape=Shape(q_len=140, kv_len=270, dim=96, dim_v=64)),
+}
+
+WIDE_CALLS = {
+    "wide tiles, cut": Call(shape=Shape(q_len=150, kv_len=140, dim=192, dim_v=128), q_offset="end"),
+    "wide tiles, an offset per row": Call(shape=Shape(q_len=100, kv_len=130, batch=2, dim=256), q_offset=(-70, 30)),
+    "wide values": Call(shape=Shape(q_len=100, kv_len=192, group=1, dim=64, dim_v=256), q_offset=60),
+}
+WIDE_ROWS = Call(shape=Shape(q_len=80, kv_len=140, dim=192, dim_v=128), q_offset="end")
+
+
+def emulate_backward(
+    monkeypatch: pytest.MonkeyPatch,
+    variant: str,
+    timing: Timing,
+    mutate: Callable[[str], str] = lambda source: source,
+    package: str = PACKAGE,
+    stem: str = "hopper_bwd",
+    mode: str = "",
+) -> Kernel:
+    """Calls of `variant` launch the kernel returned in their backward."""
+    emulate(monkeypatch, variant, timing, package=package, mode=mode)
+    folder = f"{package}.{variant}.{mode}".rstrip(".")
+    module = importlib.import_module(f"{folder}.{stem}")
+    assert module.__file__ is not None
+    name = f"{variant}_{mode}".rstrip("_") + f"_{stem}"
+    kernel = Kernel(mutate(Path(module.__file__).read_text(encoding="utf-8")), name, timing)
+    monkeypatch.setattr(module, name, kernel)
+    # The portable dq runs in the interpreter, which has no instructions.
+    for choice in ("is_nvidia", "has_tanh_instruction"):
+        monkeypatch.setattr(f"{folder}.torch_launch.{choice}", lambda _: False, raising=False)
+    return kernel
+
+
+def check(variant: str, call: Call, package: str = PACKAGE, *, positive: bool = False, **options: Any) -> None:
+    """Compare every gradient with float64; `positive`: q and k have no element below zero."""
+    inputs = call.inputs(variant, package)
+    if positive:
+        inputs = replace(inputs, q=inputs.q.abs(), k=inputs.k.abs())
+    for x in (inputs.q, inputs.k, inputs.v):
+        x.requires_grad_()
+    op, reference = golden.load_op(variant, package), golden.load_reference(variant, package=package)
+    # The poison is torch's deterministic mode, in which dq would be computed apart.
+    got = golden.evaluate(op, inputs, family="hopper", deterministic=False, **call.options(), **options)
+    check_gradients(got, golden.evaluate(reference, inputs.double(), **call.options()))
+
+
+def check_gradients(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> None:
+    for name, gradient in got.items():
+        if name in ("o", "lse"):
+            continue
+        assert not gradient.isnan().any(), f"{name}: {int(gradient.isnan().sum())} of {gradient.numel()} are NaN"
+        largest = want[name].abs().max().item()
+        error = (gradient.double() - want[name]).abs().max().item()
+        assert error <= golden.BOUND[torch.float16] * max(largest, 1e-3), (
+            f"{name}: largest error {error:.1e} of {largest:.1e}"
+        )
+
+
+@pytest.mark.parametrize(("variant", "name"), calls_of(CALLS))
+def test_backward(monkeypatch: pytest.MonkeyPatch, variant: str, name: str) -> None:
+    kernel = emulate_backward(monkeypatch, variant, Timing.LATE_PRODUCTS)
+    check(variant, CALLS[name])
+    assert kernel.launches == 1
+
+
+@pytest.mark.parametrize(("variant", "name"), calls_of(WIDE_CALLS))
+def test_wide_backward(monkeypatch: pytest.MonkeyPatch, variant: str, name: str) -> None:
+    kernel = emulate_backward(monkeypatch, variant, Timing.LATE_PRODUCTS, stem=WIDE)
+    check(variant, WIDE_CALLS[name])
+    assert kernel.launches == 1
+
+
+@pytest.mark.parametrize(("stem", "call"), [("hopper_bwd", CALLS["an offset per row"]), (WIDE, WIDE_ROWS)])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_backward_with_early_products(monkeypatch: pytest.MonkeyPatch, variant: str, stem: str, call: Call) -> None:
+    kernel = emulate_backward(monkeypatch, variant, Timing.EARLY_PRODUCTS, stem=stem)
+    check(variant, call)
+    assert kernel.launches == 1
+
+
+@pytest.mark.parametrize("variant", [variant for variant in FEW if variant in FUSED])
+def test_behind_the_portable_dq(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
+    kernel = emulate_backward(monkeypatch, variant, Timing.LATE_PRODUCTS)
+    check(variant, CALLS["cut blocks"], config=PORTABLE_DQ)
+    assert kernel.launches == 1
+
+
+def test_wide_behind_the_portable_dq(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = emulate_backward(monkeypatch, "causal", Timing.LATE_PRODUCTS, stem=WIDE)
+    check("causal", WIDE_CALLS["wide tiles, cut"], config=PORTABLE_DQ)
+    assert kernel.launches == 1
+
+
+ROWS = Call(shape=Shape(q_len=150, kv_len=300), q_offset="end")
+LIBRARY_CALLS = [
+    *((variant, "hopper_bwd", ROWS) for variant in FORMULAS),
+    *((variant, WIDE, WIDE_ROWS) for variant in KINDS),
+]
+
+
+@pytest.mark.parametrize(("variant", "stem", "call"), LIBRARY_CALLS)
+def test_library(monkeypatch: pytest.MonkeyPatch, library: str, variant: str, stem: str, call: Call) -> None:
+    kernel = emulate_backward(monkeypatch, variant, Timing.LATE_PRODUCTS, package=library, stem=stem)
+    check(variant, call, library, positive=FORMULAS[variant].positive)
+    assert kernel.launches == 1
+
+
+MUTATIONS = {
+    "no fence": Mutation(
+        old="        fence_async_shared()\n        mbarrier.arrive(full.index(place), count=1)\n",
+        new="        mbarrier.arrive(full.index(place), count=1)\n",
+        error=EmulationError,
+        message="read without a fence",
+    ),
+    "no fence behind what went through the place of v": Mutation(
+        old="            fence_async_shared()\n            mbarrier.arrive(v_ring[2].index(PART), count=1)\n",
+        new="            mbarrier.arrive(v_ring[2].index(PART), count=1)\n",
+        error=EmulationError,
+        message="copied to without a fence",
+    ),
+    "no wait for the other half of ds": Mutation(
+        old="    mbarrier.wait(full.index(ring_turn & 1), (ring_turn >> 1) & 1)\n",
+        new="",
+        error=EmulationError,
+        message="read without a wait|more than 2 arrivals",
+    ),
+    "one tile for ds": Mutation(
+        old="        mbarrier.wait(empty.index(place), (lap & 1) ^ 1)\n",
+        new="",
+        error=EmulationError,
+        message="is overwritten",
+    ),
+    "dq handed over before it is stored": Mutation(
+        old="mbarrier.wait(dq_full.index(part), q_turn & 1)",
+        new="pass",
+        error=EmulationError,
+        message="is read|is overwritten",
+    ),
+    "no wait for the additions": Mutation(
+        old="tma.store_wait(", new="id(", error=EmulationError, message="is overwritten|before its additions did"
+    ),
+    "q released while it is read": Mutation(
+        old="dk = warpgroup_mma_wait(0, deps=(dk,))\n        mbarrier.arrive(q_ring[3].index(stage), count=1)",
+        new="mbarrier.arrive(q_ring[3].index(stage), count=1)\n        dk = warpgroup_mma_wait(0, deps=(dk,))",
+        error=EmulationError,
+        message="is overwritten",
+    ),
+    "no fence behind the ones": Mutation(
+        variant="forgetting",
+        old="    fence_async_shared()\n    return tiles.index(0)\n",
+        new="    return tiles.index(0)\n",
+        error=EmulationError,
+        message="read without a fence",
+    ),
+    "sums of keys used while they are added": Mutation(
+        variant="forgetting",
+        old="dk, column_sums = warpgroup_mma_wait(0, deps=(dk, column_sums))",
+        new="dk, column_sums = warpgroup_mma_wait(1, deps=(dk, column_sums))",
+        error=EmulationError,
+        message="still run",
+    ),
+    "no mask": Mutation(
+        old="qk = gl.where(keep, qk, ", new="qk = gl.where(True, qk, ", error=AssertionError, message="largest error"
+    ),
+}
+
+SUMS_DONE = "        dv, dq = warpgroup_mma_wait(0, deps=(dv, dq))\n"
+P_READ = (
+    "        mbarrier.arrive(do_ring[3].index(ring_turn % STAGES), count=1)\n"
+    "        mbarrier.arrive(p_ring[2].index(ring_turn & 1), count=1)\n"
+)
+WIDE_MUTATIONS = {
+    "no fence": Mutation(
+        old="    fence_async_shared()\n", new="", error=EmulationError, message="read without a fence"
+    ),
+    "no wait for the reader": Mutation(
+        old="    mbarrier.wait(empty.index(place), lap ^ 1)\n", new="", error=EmulationError, message="is overwritten"
+    ),
+    "no wait for what is handed over": Mutation(
+        old="    mbarrier.wait(ring[1].index(ring_turn & 1), (ring_turn >> 1) & 1)\n",
+        new="",
+        error=EmulationError,
+        message="read without a wait|read before anything|without a fence|more than 1 arrivals",
+    ),
+    "dq added before it is there": Mutation(
+        old="dq = warpgroup_mma_wait(0, deps=(next_dq,))",
+        new="dq = warpgroup_mma_wait(1, deps=(next_dq,))",
+        error=EmulationError,
+        message="still run",
+    ),
+    "p released while it is read": Mutation(
+        old=SUMS_DONE + P_READ, new=P_READ + SUMS_DONE, error=EmulationError, message="is overwritten"
+    ),
+    "q never released by one": Mutation(
+        old="index(stage), count=2)", new="index(stage), count=1)", error=DeadlockError, message="no partition"
+    ),
+    "an addition elsewhere": Mutation(
+        old="(part - 1) * (BLOCK_M * 64)",
+        new="part * (BLOCK_M * 64)",
+        error=AssertionError,
+        message="dq: largest error",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WIDE_MUTATIONS)
+def test_bugs_are_seen_in_wide_tiles(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    mutation = WIDE_MUTATIONS[name]
+    emulate_backward(monkeypatch, mutation.variant, Timing.LATE_PRODUCTS, mutation.of, stem=WIDE)
+    with pytest.raises(mutation.error, match=mutation.message):
+        check(mutation.variant, Call(shape=Shape(q_len=256, kv_len=128, dim=192, dim_v=128), q_offset=128))
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_bugs_are_seen(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    mutation = MUTATIONS[name]
+    emulate_backward(monkeypatch, mutation.variant, Timing.LATE_PRODUCTS, mutation.of)
+    with pytest.raises(mutation.error, match=mutation.message):
+        check(mutation.variant, CALLS[mutation.call])

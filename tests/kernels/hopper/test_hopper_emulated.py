@@ -1,0 +1,336 @@
+"""Hopper's family without a GPU: the ops launch its kernels, which run in the emulation of Gluon of `emulator`.
+
+Everything else of a call is what it is on the device: its tiles, its strides, the kernels that make tables of blocks.
+These run in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from codegen.testing import golden
+from codegen.testing.golden import Inputs
+from emulator import DeadlockError, EmulationError, Kernel, Timing
+from tests.support.cases import Shape, draw, jumping, variants_where
+from tests.support.library_formulas import FORMULAS
+
+PACKAGE = "generated"
+kernels = importlib.import_module(f"{PACKAGE}._runtime.kernels")
+tiles_for = importlib.import_module(f"{PACKAGE}._runtime.core.configs").tiles_for
+VARIANTS = variants_where(lambda variant: importlib.util.find_spec(f"{PACKAGE}.{variant}.hopper_fwd") is not None)
+PROGRAMS = 3
+"""So many run at once here: each takes several blocks, and not all equally many."""
+
+EMPTY = float("-inf")
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A call of an op, whatever the variant."""
+
+    shape: Shape
+    q_offset: int | str | tuple[int, ...] = 0
+    transposed: bool = False
+    jumps: bool = False
+    positions: int = 0
+
+    def inputs(self, variant: str, package: str) -> Inputs:
+        manifest = golden.load_manifest(package)
+        inputs = draw(variant, self.shape, positions=self.positions, manifest=manifest)
+        inputs = jumping(inputs) if self.jumps else inputs
+        axes = (0, 2, 1, 3) if self.transposed else (0, 1, 2, 3)
+        q, k, v = (x.detach().permute(axes).contiguous().permute(axes) for x in (inputs.q, inputs.k, inputs.v))
+        return replace(inputs, q=q, k=k, v=v)
+
+    def options(self) -> dict[str, Any]:
+        offset = self.q_offset
+        return {"q_offset": torch.tensor(offset, dtype=torch.int32) if isinstance(offset, tuple) else offset}
+
+
+# Tiles have 128 rows and keys, or 64 keys where head_dim is above 128.
+CALLS = {
+    "cut blocks": Call(shape=Shape(q_len=200, kv_len=333)),
+    "short keys": Call(shape=Shape(q_len=130, kv_len=40)),
+    "one query": Call(shape=Shape(q_len=1, kv_len=333, batch=2), q_offset="end"),
+    "the end": Call(shape=Shape(q_len=200, kv_len=333, kv_heads=2, group=1), q_offset="end"),
+    "rows without keys": Call(shape=Shape(q_len=300, kv_len=256), q_offset=-150),
+    "an offset per row": Call(shape=Shape(q_len=150, kv_len=260, batch=2, group=1), q_offset=(-70, 90)),
+    "five blocks": Call(shape=Shape(q_len=640, kv_len=640, group=1), transposed=True),
+    "six blocks of keys": Call(shape=Shape(q_len=256, kv_len=768, group=3), q_offset=500, positions=768),
+    "a far window": Call(shape=Shape(q_len=200, kv_len=400, group=1), q_offset=4096 - 50, positions=4300),
+    "jumping scores": Call(shape=Shape(q_len=256, kv_len=768, group=1), q_offset=500, positions=768, jumps=True),
+    "padded columns": Call(shape=Shape(q_len=140, kv_len=270, dim=96, dim_v=64)),
+    "wide columns": Call(shape=Shape(q_len=130, kv_len=200, group=1, dim=64, dim_v=256)),
+}
+
+FAR = "a far window"
+"""Of 4096 keys: without one it is a call of rows without keys, or of rows that see all."""
+
+
+def calls_of(calls: Iterable[str], variants: Iterable[str] = VARIANTS) -> list[tuple[str, str]]:
+    """Each variant with each call that tells something of it."""
+    return [(v, name) for v in variants for name in calls if name != FAR or v in ("gemma2_local", "full")]
+
+
+FEW = ("causal", "window", "relative_bias", "forgetting")
+"""For tests of how a kernel finds its work and its rows: one with few keys, and those with most of their own."""
+
+KINDS = (
+    *("permutation_lm", "transfusion", "block_sparse", "tensor_mask"),  # masks from tensors
+    *("symmetric_window", "alternating_directions", "head_windows"),
+    *("bigbird", "sasa", "longnet"),  # blocks between which there are others
+    "forgetting_window",  # a decay
+    *("kerple", "key_temperature", "pair_bias", "toeplitz_bias", "t5_bias", "temperature", "graphormer"),  # gradients
+    "reciprocal",  # infinite where nothing is kept
+)
+"""Formulas that differ in what a kernel does, not only in its expressions."""
+
+with_timings = pytest.mark.parametrize("timing", list(Timing), ids=lambda timing: timing.name.lower())
+
+
+def emulate(
+    monkeypatch: pytest.MonkeyPatch,
+    variant: str,
+    timing: Timing,
+    mutate: Callable[[str], str] = lambda source: source,
+    package: str = PACKAGE,
+    mode: str = "",
+    programs: int = PROGRAMS,
+) -> Kernel:
+    """Calls of `variant` launch the kernel returned, as on an sm_90 of so many multiprocessors."""
+    folder = f"{package}.{variant}.{mode}".rstrip(".")
+    module = importlib.import_module(f"{folder}.hopper_fwd")
+    assert module.__file__ is not None
+    name = f"{variant}_{mode}".rstrip("_") + "_hopper_fwd"
+    kernel = Kernel(mutate(Path(module.__file__).read_text(encoding="utf-8")), name, timing)
+    monkeypatch.setattr(module, name, kernel)
+    monkeypatch.setattr(f"{folder}.torch_launch.multiprocessors", lambda _: programs)
+    monkeypatch.setattr(f"{package}._runtime.torch.support.arch_of", lambda _: "sm_90")
+    return kernel
+
+
+def check(variant: str, call: Call, package: str = PACKAGE, *, positive: bool = False) -> None:
+    """Compare o and lse with float64; `positive`: q and k have no element below zero."""
+    inputs = call.inputs(variant, package)
+    if positive:
+        inputs = replace(inputs, q=inputs.q.abs(), k=inputs.k.abs())
+    op, reference = golden.load_op(variant, package), golden.load_reference(variant, package=package)
+    with torch.no_grad():
+        o, lse = inputs.call(op, return_lse=True, family="hopper", **call.options())
+        want, want_lse = inputs.double().call(reference, return_lse=True, **call.options())
+    check_lse(lse, want_lse)
+    check_output(o, want, want_lse)
+
+
+def check_output(o: Tensor, want: Tensor, lse: Tensor) -> None:
+    assert not o.isnan().any(), f"o: {int(o.isnan().sum())} of {o.numel()} are NaN"
+    assert (o[lse == EMPTY] == 0).all(), "o: not 0 in a row without keys"
+    error = (o.double() - want).abs().max().item()
+    assert error <= golden.BOUND[torch.float16] * want.abs().max().item(), f"o: largest error {error:.1e}"
+
+
+def check_lse(lse: Tensor, want: Tensor) -> None:
+    assert torch.equal(lse == EMPTY, want == EMPTY), "lse: -inf in the wrong rows"
+    finite = want != EMPTY
+    error = (lse.double() - want)[finite].abs()
+    assert (error <= golden.BOUND[torch.float32] * want[finite].abs().clamp(min=1)).all(), "lse: too far off"
+
+
+@pytest.mark.parametrize(("variant", "name"), calls_of(CALLS))
+def test_forward(monkeypatch: pytest.MonkeyPatch, variant: str, name: str) -> None:
+    kernel = emulate(monkeypatch, variant, Timing.LATE_PRODUCTS)
+    check(variant, CALLS[name])
+    assert kernel.launches == 1
+
+
+@pytest.mark.parametrize(("variant", "name"), calls_of(("an offset per row", "six blocks of keys")))
+def test_forward_with_early_products(monkeypatch: pytest.MonkeyPatch, variant: str, name: str) -> None:
+    kernel = emulate(monkeypatch, variant, Timing.EARLY_PRODUCTS)
+    check(variant, CALLS[name])
+    assert kernel.launches == 1
+
+
+@pytest.mark.parametrize("name", ["cut blocks", "rows without keys", "five blocks"])
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name in kernels.LONG_RUNS & kernels.LINEAR])
+def test_three_warpgroups(monkeypatch: pytest.MonkeyPatch, variant: str, name: str) -> None:
+    """As long sequences of 64 columns have them."""
+    for name_of_length in ("HOPPER_LONG_FROM", "HOPPER_ALIKE_FROM"):
+        monkeypatch.setattr(f"{PACKAGE}._runtime.core.families.{name_of_length}", 0)
+    kernel = emulate(monkeypatch, variant, Timing.LATE_PRODUCTS)
+    tiles_for.cache_clear()
+    try:
+        check(variant, CALLS[name])
+    finally:
+        tiles_for.cache_clear()
+    assert kernel.launches == 1
+
+
+@pytest.mark.parametrize("variant", FORMULAS)
+def test_library(monkeypatch: pytest.MonkeyPatch, library: str, variant: str) -> None:
+    """Rows that see nothing, cut blocks, and whole ones far from the diagonal."""
+    call = Call(shape=Shape(q_len=150, kv_len=400, batch=2), q_offset=(-70, 230))
+    kernel = emulate(monkeypatch, variant, Timing.LATE_PRODUCTS, package=library)
+    check(variant, call, library, positive=FORMULAS[variant].positive)
+    assert kernel.launches == 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutation:
+    """A bug: text of a kernel's source that is replaced, everywhere, and the error that this gives."""
+
+    old: str
+    new: str
+    error: type[Exception]
+    message: str
+    variant: str = "causal"
+    call: str = "six blocks of keys"
+    programs: int = PROGRAMS
+
+    def of(self, source: str) -> str:
+        assert self.old in source, "the kernel has changed: so must this mutation"
+        return source.replace(self.old, self.new)
+
+
+ARRIVE_FOR_V = "    mbarrier.arrive(v_ring[2].index(ring_turn % STAGES), count=1)\n"
+WAIT_FOR_SUMS = "    acc = warpgroup_mma_wait(0, deps=(acc,))\n"
+MUTATIONS = {
+    "no wait for v": Mutation(
+        old="receive_tile(v_ring, ring_turn, BLOCK_N, BLOCK_DV, STAGES)",
+        new="v_ring[0].index(ring_turn % STAGES).reshape([BLOCK_N, BLOCK_DV])",
+        error=EmulationError,
+        message="read without a wait|read before anything is copied",
+    ),
+    "no wait for q": Mutation(
+        old="mbarrier.wait(q_ring[1].index(q_place), (q_turn // Q_BLOCKS) & 1)",
+        new="pass",
+        error=EmulationError,
+        message="read without a wait|read before anything is copied",
+    ),
+    "consumers wait for the other phase": Mutation(
+        old="(ring_turn // STAGES) & 1)",
+        new="((ring_turn // STAGES) & 1) ^ 1)",
+        error=EmulationError,
+        message="read|go on",
+    ),
+    "the producer waits for the other phase": Mutation(
+        old="(lap & 1) ^ 1)", new="lap & 1)", error=DeadlockError, message=r"produce_keys\) .* send_turn:\d+"
+    ),
+    "the producer does not wait": Mutation(
+        old="mbarrier.wait(empty.index(stage), (lap & 1) ^ 1)\n    mbarrier.expect",
+        new="mbarrier.expect",
+        error=EmulationError,
+        message="is overwritten|more than 1 arrivals",
+    ),
+    "v released while it is read": Mutation(
+        old=WAIT_FOR_SUMS + ARRIVE_FOR_V,
+        new=ARRIVE_FOR_V + WAIT_FOR_SUMS,
+        error=EmulationError,
+        message="is overwritten",
+    ),
+    "v sent once k is read": Mutation(
+        old="values[2], v_ring, ring_turn, STAGES)",
+        new="values[2], (v_ring[0], v_ring[1], k_ring[2]), ring_turn, STAGES)",
+        error=EmulationError,
+        message="overwritten|more than 1 arrivals|no partition",
+    ),
+    "q never released": Mutation(
+        old="mbarrier.arrive(q_ring[2].index(q_place), count=1)",
+        new="pass",
+        error=DeadlockError,
+        message="no partition",
+        call="five blocks",
+        programs=1,
+    ),
+    "q released twice": Mutation(
+        old="mbarrier.arrive(q_ring[2].index(q_place), count=1)",
+        new="mbarrier.arrive(q_ring[2].index(q_place), count=2)",
+        error=EmulationError,
+        message="more than 1 arrivals",
+    ),
+    "too few bytes expected": Mutation(
+        old="desc.block_type.nbytes", new="desc.block_type.nbytes // 2", error=DeadlockError, message="bytes short"
+    ),
+    "scores used before they are there": Mutation(
+        old="warpgroup_mma_wait(1, deps=(qk,))",
+        new="warpgroup_mma_wait(2, deps=(qk,))",
+        error=EmulationError,
+        message="may still run",
+    ),
+    "sums not rescaled": Mutation(
+        old="mul.f32 ${i}, ${i}, ${2 * COUNT + i};",
+        new="mov.b32 ${i}, ${i};",
+        error=AssertionError,
+        message="largest error",
+        call="jumping scores",
+    ),
+    "a maximum that never rises": Mutation(
+        old="@p mov.b32 $0, $6;", new="", error=AssertionError, message="too far off"
+    ),
+    "a turn that is not passed on": Mutation(
+        old='change_turns("arrive", (PART + 1) % PARTS)',
+        new='change_turns("arrive", PART)',
+        error=EmulationError,
+        message="named barrier|waits for",
+    ),
+    "a factor in the layout of scores": Mutation(
+        old="alpha = gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]",
+        new="alpha = alpha[:, None]",
+        error=EmulationError,
+        message="two layouts",
+    ),
+    "sums of the rows before": Mutation(
+        old="acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)\n            else:",
+        new="pass\n            else:",
+        error=AssertionError,
+        message="largest error",
+        call="five blocks",
+        programs=1,
+    ),
+    "which block of keys told too early": Mutation(
+        old="    mbarrier.wait(k_ring[2].index(stage), (lap & 1) ^ 1)\n",
+        new="",
+        error=EmulationError,
+        message="overwritten|more than 2 arrivals|no partition",
+        call="five blocks",
+        variant="document",
+    ),
+    "a block of rows not waited for": Mutation(
+        old="    mbarrier.wait(full.index(stage), (ring_turn // 2) & 1)\n    h = ",
+        new="    h = ",
+        error=EmulationError,
+        message="read before anything|read without a wait",
+    ),
+    "no mask": Mutation(
+        old="qk = gl.where(keep, qk, ", new="qk = gl.where(True, qk, ", error=AssertionError, message="lse"
+    ),
+    "keys beyond the last": Mutation(
+        old="if RAGGED:", new="if False:", error=AssertionError, message="lse", variant="full", call="cut blocks"
+    ),
+    "rows beyond the last": Mutation(
+        old="gl.store(lse_ptr + (b * num_heads + h) * q_len + rows, lse, mask=rows < q_len)",
+        new="gl.store(lse_ptr + (b * num_heads + h) * q_len + rows, lse)",
+        error=EmulationError,
+        message="is accessed of a tensor",
+        call="cut blocks",
+    ),
+}
+
+
+@with_timings
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_bugs_are_seen(monkeypatch: pytest.MonkeyPatch, name: str, timing: Timing) -> None:
+    mutation = MUTATIONS[name]
+    emulate(monkeypatch, mutation.variant, timing, mutation.of, programs=mutation.programs)
+    with pytest.raises(mutation.error, match=mutation.message):
+        check(mutation.variant, CALLS[mutation.call])

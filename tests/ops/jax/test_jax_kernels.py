@@ -1,0 +1,253 @@
+"""How kernels travel to jaxlib: what is compiled, and the message that says how to launch it. Needs no GPU."""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from generated._runtime.jax import kernels as jax_kernels
+from generated._runtime.jax.kernels import INTERPRET
+
+from codegen.testing import golden
+from generated import jax as ops
+from tests.support.compiling import compile_call
+
+pytestmark = pytest.mark.skipif(INTERPRET, reason="compiles kernels, which are interpreted here")
+
+Message = dict[int, list[Any]]
+
+
+def numbers(data: bytes) -> Iterator[tuple[int, int, Any]]:
+    """Field, kind and value of each entry of a message of Protocol Buffers, read as the format's page describes it."""
+    at = 0
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while at < len(data):
+        tag = varint()
+        kind = tag & 7
+        if kind == 0:
+            yield tag >> 3, kind, varint()
+            continue
+        size = 4 if kind == 5 else varint()
+        yield tag >> 3, kind, data[at : at + size]
+        at += size
+
+
+def fields(data: bytes) -> Message:
+    found: Message = {}
+    for field, _, value in numbers(data):
+        found.setdefault(field, []).append(value)
+    return found
+
+
+def messages(monkeypatch: pytest.MonkeyPatch, function: Any, *given: Any) -> list[Message]:
+    """The kernel calls of a function lowered for an H100, as jaxlib would read them."""
+    monkeypatch.setenv(jax_kernels.ARCH_VARIABLE, "sm_90")
+    found = []
+    call = jax.ffi.ffi_call
+
+    def noted(name: str, results: Any, **options: Any) -> Any:
+        launched = call(name, results, **options)
+
+        def with_opaque(*arrays: Any, opaque: bytes) -> Any:
+            assert name == ops.HANDLER
+            found.append(fields(zlib.decompress(opaque)))
+            return launched(*arrays, opaque=opaque)
+
+        return with_opaque
+
+    monkeypatch.setattr(jax.ffi, "ffi_call", noted)
+    allowed = [jax.export.DisabledSafetyCheck.custom_call(ops.HANDLER)]
+    jax.export.export(jax.jit(function), platforms=["cuda"], disabled_checks=allowed)(*given)
+    return found
+
+
+SHAPE = golden.Shape(batch=1, heads=4, kv_heads=2, seq=256, dim=64)
+
+
+def arrays(dtype: Any = jnp.bfloat16) -> list[jax.Array]:
+    heads = (SHAPE.heads, SHAPE.kv_heads, SHAPE.kv_heads)
+    return [jnp.zeros((SHAPE.batch, SHAPE.seq, h, SHAPE.dim), dtype) for h in heads]
+
+
+def kernel_of(message: Message) -> Message:
+    return fields(fields(message[1][0])[1][0])
+
+
+def test_a_call_names_its_kernel_and_what_it_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    (message,) = messages(monkeypatch, ops.causal, *arrays())
+    assert message[4] == [b"causal_fwd"]
+    call = fields(message[1][0])
+    kernel = kernel_of(message)
+    assert kernel[1] == [b"causal_fwd"]
+    assert kernel[6] == [90]
+    blocks, warps = call[2][0] / SHAPE.heads, kernel[2][0]
+    assert (call[3], call[4]) == ([1], [1])
+    assert blocks in (2, 4)
+    assert warps in (4, 8)
+    image = fields(kernel[11][0])
+    assert image[1][0].startswith(b"\x7fELF")
+    assert (image[2], image[3]) == (kernel[1], kernel[3])
+
+
+def test_parameters_are_those_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pointers that divide by 16, integers of 32 bits, the scale as a float32."""
+    (message,) = messages(monkeypatch, lambda *x: ops.causal(*x, scale=0.25), *arrays())
+    parameters = [fields(p) for p in fields(message[1][0])[5]]
+    pointers = [p for p in parameters if 1 in p]
+    assert len(pointers) == 5  # q, k, v, o, lse
+    assert all(fields(p[1][0])[2] == [16] for p in pointers)
+    assert [struct.unpack("<f", p[7][0])[0] for p in parameters if 7 in p] == [0.25]
+    text = kernel_of(message)[4][0].decode()
+    entry = re.search(r"\.entry causal_fwd\((.*?)\)", text, re.DOTALL)
+    assert entry is not None
+    # Behind them Triton's kernels have two pointers to scratch memory, which jaxlib adds.
+    assert entry[1].count(".param") == len(parameters) + 2
+
+
+def test_a_kernel_of_hopper_gets_the_memory_it_works_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the pointer behind its parameters, to a result of its own; jaxlib adds two more, of which one is not read."""
+    made: list[Any] = []
+    call = jax.ffi.ffi_call
+
+    def noted(name: str, results: Any) -> Any:
+        made.append(results)
+        return call(name, results)
+
+    monkeypatch.setattr(jax.ffi, "ffi_call", noted)
+    (message,) = messages(monkeypatch, lambda *x: ops.causal(*x, family="hopper"), *arrays())
+    assert message[4] == [b"causal_hopper_fwd"]
+    launched, kernel = fields(message[1][0]), kernel_of(message)
+    programs = launched[2][0]
+    assert programs == SHAPE.batch * SHAPE.heads * SHAPE.seq // 128
+    assert kernel[2] == [12]
+    (results,) = made
+    assert [x.dtype for x in results] == [jnp.bfloat16, jnp.float32, jnp.int8]
+    assert results[-1].size % (programs * 128) == 0
+    parameters = [fields(p) for p in launched[5]]
+    assert 1 in parameters[-1]
+    text = kernel[4][0].decode()
+    entry = re.search(r"\.entry causal_hopper_fwd\((.*?)\)", text, re.DOTALL)
+    assert entry is not None
+    assert entry[1].count(".param") == len(parameters) + 1
+    assert "cp.async.bulk.tensor" in text
+    assert "setmaxnreg" in text
+
+
+def as_tokens(entry: dict[str, Any], name: str, x: jax.Array) -> jax.Array:
+    """A tensor of a dense call as a packed one takes it."""
+    per_key = name == "g" or "kv_idx" in entry["tensors"].get(name, {"dims": []})["dims"]
+    return x.reshape(-1, *x.shape[2:]) if per_key else x
+
+
+def gradient_kernels(
+    monkeypatch: pytest.MonkeyPatch, variant: str, *, mode: str = "dense", **options: Any
+) -> list[str]:
+    """The kernels that a call and its gradients launch on an H100, in order; none is compiled."""
+    # Any image does, of a kernel with no scratch.
+    monkeypatch.setattr(jax_kernels, "_compile", lambda *_: (b"", 0))
+    entry = golden.load_manifest()[variant]
+    import torch
+
+    inputs = golden.draw_inputs(entry, SHAPE, dtype=torch.bfloat16, device="cpu")
+    tensors = {name: jnp.asarray(x.detach().numpy()) for name, x in inputs.tensors.items()}
+    qkv = arrays()
+    if mode == "packed":
+        tensors = {name: as_tokens(entry, name, x) for name, x in tensors.items()}
+        qkv = [x.reshape(-1, *x.shape[2:]) for x in qkv]
+        options["cu_seqlens_q"] = jnp.arange(SHAPE.batch + 1, dtype=jnp.int32) * SHAPE.seq
+    if mode == "segmented":
+        places = jnp.arange(SHAPE.seq, dtype=jnp.int32)[None]
+        options |= {"q_segment_ids": places // 100, "q_positions": places % 100}
+    own = tensors | inputs.scalars
+
+    def gradients(*x: jax.Array) -> Any:
+        trained = {n: a for n, a in own.items() if hasattr(a, "dtype") and a.dtype == jnp.float32}
+        fixed = {n: a for n, a in own.items() if n not in trained}
+        op = getattr(ops, variant)
+        results, pullback = jax.vjp(lambda own, *x: op(*x, **own, **fixed, return_lse=True, **options), trained, *x)
+        return pullback(results)
+
+    prefix = f"{variant}_" if mode == "dense" else f"{variant}_{mode}_"
+    return [m[4][0].decode().removeprefix(prefix) for m in messages(monkeypatch, gradients, *qkv)]
+
+
+@pytest.mark.parametrize("mode", ["dense", "packed", "segmented"])
+@pytest.mark.parametrize("variant", golden.load_manifest())
+def test_kernels_of_hopper_are_launched(variant: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each argument at its place: what a kernel fills behind what it reads."""
+    found = gradient_kernels(monkeypatch, variant, mode=mode, family="hopper", deterministic=False)
+    backward = ["hopper_delta", "hopper_bwd"]
+    is_fused = "bwd_dq" not in found
+    assert is_fused == (variant != "relative_bias")
+    backward = [*backward, "hopper_dq_rows"] if is_fused else ["bwd_dq", *backward]
+    assert [name for name in found if name.startswith(("hopper", "bwd"))] == ["hopper_fwd", *backward]
+    if variant != "relative_bias":
+        found = gradient_kernels(monkeypatch, variant, mode=mode, family="hopper", deterministic=True)
+        backward = ["hopper_fwd", "bwd_dq", "hopper_delta", "hopper_bwd"]
+        assert [name for name in found if name.startswith(("hopper", "bwd"))] == backward
+
+
+def test_a_packed_call_of_hopper_gets_a_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the work that its programs share: 4 bytes that XLA sets to zero, behind o and lse."""
+    q, k, v = (x.reshape(-1, *x.shape[2:]) for x in arrays())
+    begins = jnp.array([0, 100, q.shape[0]], jnp.int32)
+    found = messages(monkeypatch, lambda *x: ops.causal(*x, cu_seqlens_q=begins, family="hopper"), q, k, v)
+    (message,) = (m for m in found if m[4] == [b"causal_packed_hopper_fwd"])
+    parameters = [fields(p) for p in fields(message[1][0])[5]]
+    zeroed = [fields(p[1][0])[1][0] for p in parameters if 1 in p and 1 in fields(p[1][0])]
+    assert zeroed == [4]
+    text = kernel_of(message)[4][0].decode()
+    assert "atom.global.gpu.relaxed.add.u32" in text
+
+
+@pytest.mark.parametrize("variant", ["causal", "forgetting"])
+def test_the_machine_code_is_that_of_torch(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layout, strides and hints are the same, so that the compiler sees the same kernel."""
+    entry = golden.load_manifest()[variant]
+    import torch
+
+    inputs = golden.draw_inputs(entry, SHAPE, dtype=torch.bfloat16, device="cpu")
+    compiled = compile_call(variant, "sm_90", inputs, layout="bhsd", family="portable")
+    q, k, v = (x.transpose(0, 2, 1, 3) for x in arrays())
+    own = {"g": jnp.zeros((SHAPE.batch, SHAPE.seq, SHAPE.heads))} if entry["decay"] else {}
+
+    def both(q: jax.Array, k: jax.Array, v: jax.Array, own: Any) -> Any:
+        results, pullback = jax.vjp(
+            lambda *x: getattr(ops, variant)(*x[:3], **x[3], layout="bhsd", family="portable", return_lse=True),
+            q,
+            k,
+            v,
+            own,
+        )
+        return pullback(results)
+
+    found = {m[4][0].decode(): kernel_of(m)[4][0].decode() for m in messages(monkeypatch, both, q, k, v, own)}
+    assert set(found) == set(compiled)
+    for name, text in found.items():
+        assert code(text) == code(compiled[name].asm["ptx"]), name
+        if name.endswith("_fwd"):
+            assert "cp.async" in text
+            assert "wgmma" in text
+
+
+def code(ptx: str) -> list[str]:
+    """The instructions, without what tells where they came from."""
+    lines = (line.strip() for line in ptx.splitlines())
+    return [line for line in lines if line and not line.startswith(("//", ".loc", ".file", "$L__tmp", "$L__func"))]

@@ -1,0 +1,577 @@
+"""The interfaces of `generated.jax_nn` against what they stand for: `jax.nn`, and the attention of Flax's modules."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.paths import ROOT
+
+pytest.importorskip("jax")
+pytest.importorskip("flax")
+pytest.importorskip("optax")
+
+import jax
+import jax.numpy as jnp
+from flax import linen, nnx
+from generated._runtime.core.checks import ArgumentError
+from jax import Array
+
+from examples.demo import CPU_SIZE
+from examples.train_jax import train
+from generated import jax as ops
+from generated import jax_nn
+from generated.jax_nn import attention_fn, dot_product_attention
+from tests.support.rendering import importable
+
+B, T, S, N, K, H = 3, 13, 17, 4, 2, 16
+CLOSE = {"rtol": 2e-5, "atol": 2e-5}
+"""float32: sums of at most 17 terms around 1 and exps of scores around 1, rounded in another order; measured 2e-6."""
+
+ours: Callable[..., Any] = dot_product_attention
+theirs: Callable[..., Any] = jax.nn.dot_product_attention
+
+
+def normal(seed: int, *shape: int, dtype: Any = np.float32) -> Array:
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+def drawn(*, query_len: int = T, key_len: int = S, kv_heads: int = K, dtype: Any = np.float32) -> tuple[Array, ...]:
+    q = normal(1, B, query_len, N, H, dtype=dtype)
+    return q, normal(2, B, key_len, kv_heads, H, dtype=dtype), normal(3, B, key_len, kv_heads, H, dtype=dtype)
+
+
+def assert_close(got: Any, want: Any, **tolerance: float) -> None:
+    """Trees of arrays, of equal shapes and dtypes."""
+    bounds: Any = {**CLOSE, **tolerance}
+    (found, structure), (wanted, like) = jax.tree.flatten(got), jax.tree.flatten(want)
+    assert str(structure) == str(like)
+    for x, y in zip(found, wanted, strict=True):
+        assert (x.shape, x.dtype) == (y.shape, y.dtype)
+        np.testing.assert_allclose(np.asarray(x, np.float32), np.asarray(y, np.float32), **bounds)
+
+
+# -------------------------------------------------------------------------------------------------------------- jax.nn
+
+
+def keys_seen(
+    is_causal: bool = False,
+    query_seq_lengths: Any = None,
+    key_value_seq_lengths: Any = None,
+    local_window_size: Any = None,
+    **_: Any,
+) -> np.ndarray:
+    """`[B, T]`: how many keys each query may attend to, as the documentation of jax.nn says it."""
+    t, s = np.arange(T)[:, None], np.arange(S)
+    keep = np.ones((B, T, S), bool)
+    if is_causal:
+        keep &= s <= t
+    if local_window_size is not None:
+        pair = isinstance(local_window_size, tuple)
+        left, right = local_window_size if pair else (local_window_size, local_window_size)
+        keep &= (t - left <= s) & (s <= t + right)
+    if query_seq_lengths is not None:
+        keep &= t < np.asarray(query_seq_lengths)[:, None, None]
+    if key_value_seq_lengths is not None:
+        keep &= s < np.asarray(key_value_seq_lengths)[:, None, None]
+    counts: np.ndarray = keep.sum(2)
+    return counts
+
+
+QUERY_LENGTHS, KEY_LENGTHS = np.array([13, 7, 0], np.int32), np.array([17, 4, 30], np.int32)
+LENGTHS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "queries": {"query_seq_lengths": QUERY_LENGTHS},
+    "keys": {"key_value_seq_lengths": KEY_LENGTHS},
+    "both": {"query_seq_lengths": QUERY_LENGTHS, "key_value_seq_lengths": KEY_LENGTHS},
+}
+WINDOWS = (None, 0, 3, (4, 0), (0, 2), (2, 5), (100, 1), (2**30, 2**30))
+MASKS = [
+    pytest.param(window, lengths, id=f"{window}-{name}")
+    for window in WINDOWS
+    for name, lengths in LENGTHS.items()
+    if window is None or name in ("none", "both")
+]
+
+
+def check_drop_in(q: Array, k: Array, v: Array, **options: Any) -> None:
+    """Output, residual and gradients are those of jax.nn, but for queries that see no key."""
+    seen = jnp.asarray(keys_seen(**options)[: q.shape[0], : q.shape[1]] > 0)
+    weights = normal(4, *q.shape) * seen[:, :, None, None]
+
+    def results(attend: Callable[..., Any]) -> Any:
+        def loss(q: Array, k: Array, v: Array) -> Any:
+            o, residual = attend(q, k, v, return_residual=True, **options)
+            return (o * weights).sum(), (o, residual)
+
+        (_, (o, residual)), gradients = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(q, k, v)
+        return o, residual, gradients
+
+    o, residual, gradients = results(ours)
+    want, want_residual, want_gradients = results(theirs)
+    unseen = ~seen[:, :, None]
+    assert not np.asarray(o)[~np.asarray(seen)].any()
+    assert_close(residual, jnp.where(unseen, -jnp.inf, want_residual))
+    assert_close(o, jnp.where(unseen[..., None], 0, want))
+    assert_close(gradients, want_gradients)
+    assert_close(ours(q, k, v, **options), o)
+
+
+@pytest.mark.parametrize(("window", "lengths"), MASKS)
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+def test_masks_are_those_of_jax_nn(is_causal: bool, window: Any, lengths: dict[str, Any]) -> None:
+    check_drop_in(*drawn(), is_causal=is_causal, local_window_size=window, **lengths)
+
+
+@pytest.mark.parametrize(("query_len", "key_len"), [(13, 9), (1, 17), (9, 9)])
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_shapes(kv_heads: int, query_len: int, key_len: int) -> None:
+    arrays = drawn(query_len=query_len, key_len=key_len, kv_heads=kv_heads)
+    check_drop_in(*arrays, is_causal=True, scale=0.3)
+
+
+def test_queries_past_the_last_key_of_a_window() -> None:
+    """Query 12 of 13 sees none of nine keys through a window of two: zeros, where jax.nn has the mean of all values."""
+    q, k, v = drawn(key_len=9)
+    o, residual = ours(q, k, v, local_window_size=(2, 0), return_residual=True)
+    want = theirs(q, k, v, local_window_size=(2, 0))
+    assert_close(o[:, :11], want[:, :11])
+    assert not o[:, 11:].any()
+    assert np.isneginf(residual[:, 11:]).all()
+    assert_close(want[:, 12], jnp.repeat(v.mean(1), N // K, 1))
+
+
+def test_a_window_without_an_end() -> None:
+    """Where jax.nn adds positions to it in 32 bits."""
+    q, k, v = drawn()
+    assert_close(ours(q, k, v, local_window_size=(2**40, 0)), theirs(q, k, v, is_causal=True))
+    assert_close(ours(q, k, v, local_window_size=2**40), theirs(q, k, v))
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"local_window_size": (2, 1)}], ids=str)
+def test_arrays_without_a_batch(options: dict[str, Any]) -> None:
+    q, k, v = (x[0] for x in drawn())
+    got = ours(q, k, v, return_residual=True, **options)
+    assert_close(got, theirs(q, k, v, return_residual=True, **options))
+    assert [x.shape for x in got] == [(T, N, H), (T, N)]
+    lengths = {"query_seq_lengths": np.array([7], np.int32), "key_value_seq_lengths": np.array([5], np.int32)}
+    assert_close(
+        ours(q, k, v, **options, **lengths)[:4],
+        theirs(q, k, v, **options, **lengths)[:4],
+    )
+    # An array with a batch axis of one goes with arrays without.
+    assert_close(ours(q[None], k, v, **options), got[0][None], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision(dtype: Any) -> None:
+    arrays = drawn(dtype=dtype)
+    options: dict[str, Any] = {"is_causal": True, "return_residual": True}
+    # Both round the result once, and jax.nn its probabilities too: 2 eps of elements around 1.
+    tolerance = 2 * float(jnp.finfo(dtype).eps)
+    want = theirs(*arrays, **options)
+    assert_close(ours(*arrays, **options), want, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("scale", [2, np.float32(0.5), np.array(0.5), jnp.array([0.5])], ids=lambda x: type(x).__name__)
+def test_scales(scale: Any) -> None:
+    q, k, v = drawn()
+    # Only jax.nn multiplies by an array of one axis as it is.
+    with jax.numpy_rank_promotion("allow"):
+        want = theirs(q, k, v, scale=scale)
+    assert_close(ours(q, k, v, scale=scale), want)
+
+
+def test_numpy_arrays_and_traced_lengths() -> None:
+    q, k, v = drawn()
+    options: dict[str, Any] = {"is_causal": True, **LENGTHS["keys"]}
+    want = ours(q, k, v, **options)
+    assert_close(ours(*(np.asarray(x) for x in (q, k, v)), **options), want, rtol=0, atol=0)
+
+    @jax.jit
+    def traced(q: Array, lengths: Array) -> Any:
+        return ours(q, k, v, is_causal=True, key_value_seq_lengths=lengths)
+
+    assert_close(traced(q, jnp.asarray(KEY_LENGTHS)), want)
+    over_rows = jax.vmap(lambda q, k, v: ours(q, k, v, is_causal=True))
+    assert_close(over_rows(q, k, v), ours(q, k, v, is_causal=True))
+
+
+def test_64_bit_numbers_elsewhere() -> None:
+    """Where JAX makes int64 of Python's ints."""
+    options: dict[str, Any] = {"local_window_size": (3, np.int64(1)), "return_residual": True, **LENGTHS["both"]}
+    q, k, v = drawn()
+    want = ours(q, k, v, **options)
+    with jax.enable_x64(True):
+        assert_close(ours(q, k, v, **options), want)
+
+
+def test_values_of_another_depth() -> None:
+    """More than jax.nn takes."""
+    q, k, v = drawn()
+    wide = jnp.concatenate([v, 2 * v], -1)
+    o = ours(q, k, wide, is_causal=True)
+    assert_close(o, jnp.concatenate([x := ours(q, k, v, is_causal=True), 2 * x], -1))
+
+
+def test_the_residual_has_no_gradient() -> None:
+    q, k, v = drawn()
+    gradient = jax.grad(lambda q: jnp.sum(ours(q, k, v, return_residual=True)[1]))(q)
+    assert not gradient.any()
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "mask": (
+        {"mask": jnp.ones((1, 1, T, S), bool)},
+        "mask: expected None: a mask is written in the spec, as a variant",
+    ),
+    "bias": ({"bias": jnp.ones((1, N, T, S))}, "bias: expected None: a bias is written in the spec, as a variant"),
+    "cudnn": ({"implementation": "cudnn"}, "implementation: expected None, .*jax.nn.dot_product.* got 'cudnn'"),
+    "negative window": ({"local_window_size": (3, -1)}, r"local_window_size: expected an int or .*, got \(3, -1\)"),
+    "long window": ({"local_window_size": (1, 2, 3)}, r"local_window_size: expected .*, got \(1, 2, 3\)"),
+    "no window": ({"local_window_size": 2.0}, r"local_window_size: expected .*, got 2\.0"),
+    "a flag": ({"local_window_size": True}, "local_window_size: expected .*, got True"),
+    "lengths": (
+        {"key_value_seq_lengths": [1, 2]},
+        r"key_value_seq_lengths: expected an integer array \[3\], got int32",
+    ),
+    "kind": (
+        {"query_seq_lengths": np.ones(3)},
+        r"query_seq_lengths: expected an integer array \[3\], got float64 \[3\]",
+    ),
+    "scale": ({"scale": math.inf}, "scale: expected a finite number or None, got inf"),
+    "axes": ({"query": jnp.ones((T, H))}, r"query: expected shape \[B, T, N, H\] or \[T, N, H\], got \[13, 16\]"),
+    "heads": ({"query": jnp.ones((B, T, 3, H))}, "q: expected a head count that is a multiple of k's 2, got 3"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_does_not_fit_is_refused(name: str) -> None:
+    options, message = BAD[name]
+    q, k, v = drawn()
+    with pytest.raises(ArgumentError, match=message):
+        ours(**{"query": q, "key": k, "value": v, **options})
+
+
+def test_a_traced_scale_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="scale: expected a Python number, known while tracing: multiply q"):
+        jax.jit(lambda scale: ours(*drawn(), scale=scale))(0.5)
+
+
+# ----------------------------------------------------------------------------------------------------- another package
+
+
+def variant_of_message(call: Callable[[], Any]) -> str:
+    """The entry that an error says to write."""
+    with pytest.raises(ArgumentError) as caught:
+        call()
+    found = re.search(r"`(\w+: \{.*\})`", str(caught.value))
+    assert found
+    return found[1]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """A package of another spec: what the errors say to write, a `causal` that is more than causal, no `window`."""
+    array = np.ones((1, 1, 2, 2), bool)
+    q, k, v = drawn()
+    entries = [
+        variant_of_message(lambda: ours(q, k, v, mask=array)),
+        variant_of_message(lambda: ours(q, k, v, bias=array)),
+        "causal: {mask: causal, score: softcap(30.0)}",
+        "band: {mask: q_idx - kv_idx < 5 and q_idx >= kv_idx}",
+        "full: {doc: All.}",
+    ]
+    spec = "variants:\n" + "".join(f"  {entry}\n" for entry in entries)
+    with importable(tmp_path_factory.mktemp("package"), "nn_of_another_spec", spec) as package:
+        return importlib.import_module(f"{package.name}.jax_nn")
+
+
+def test_the_variants_that_errors_propose(package: ModuleType) -> None:
+    q, k, v = drawn()
+    mask = normal(5, B, T, S) > 0
+    want = theirs(q, k, v, mask=mask[:, None])
+    assert_close(package.ops.masked(q, k, v, seen=mask), want)
+    bias = normal(6, B, N, T, S)
+
+    def gradient(attend: Callable[..., Any]) -> Array:
+        found: Array = jax.grad(lambda bias: jnp.sum(attend(bias) * q))(bias)
+        return found
+
+    assert_close(
+        gradient(lambda bias: package.ops.biased(q, k, v, bias=bias)),
+        gradient(lambda bias: theirs(q, k, v, bias)),
+    )
+
+
+def test_a_package_without_the_variant(package: ModuleType) -> None:
+    q, k, v = drawn()
+    assert_close(package.dot_product_attention(q, k, v), theirs(q, k, v))
+    # Its errors are another package's class.
+    with pytest.raises(
+        ValueError, match=r"is_causal: expected the variant `causal: .*` in .*, got another one of that"
+    ):
+        package.dot_product_attention(q, k, v, is_causal=True)
+    with pytest.raises(ValueError, match=r"local_window_size: expected the variant `window: .* again, got no such var"):
+        package.dot_product_attention(q, k, v, local_window_size=(3, 0))
+
+
+@pytest.mark.parametrize(("name", "options"), [("full", {}), ("causal", {"is_causal": True})])
+def test_a_missing_variant_is_named(name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    others = {other: entry for other, entry in jax_nn._variants().items() if other != name}
+    monkeypatch.setattr(jax_nn, "_variants", lambda: others)
+    with pytest.raises(ArgumentError, match=f"is_causal: expected the variant `{name}: .*: add it and render again"):
+        ours(*drawn(), **options)
+
+
+@pytest.mark.parametrize(
+    ("mask", "parts"),
+    [
+        ("", set()),
+        ("kv_idx <= q_idx", {"causal"}),
+        ("window(size) and (causal)", {"causal", "window(size)"}),
+        ("q_idx >= kv_idx and q_idx - kv_idx<size", {"causal", "window(size)"}),
+        ("causal or prefix(n)", {"causal or prefix(n)"}),
+        ("causal and prefix(n) if x else y", {"causal and prefix(n) if x else y"}),
+        ("not causal", {"not causal"}),
+    ],
+)
+def test_parts_of_a_mask(mask: str, parts: set[str]) -> None:
+    assert jax_nn._mask_parts(mask) == parts
+
+
+# ---------------------------------------------------------------------------------------------------------------- Flax
+
+
+FEATURES = 64
+
+
+def linen_results(attend: Callable[..., Any], x: Array, y: Array | None, mask: Array | None, **options: Any) -> Any:
+    """Outputs and the gradients of inputs and parameters."""
+    module = linen.MultiHeadDotProductAttention(num_heads=N, attention_fn=attend, **options)
+    variables = module.init(jax.random.key(0), x, y)
+
+    def loss(variables: Any, x: Array) -> Any:
+        o: Any = module.apply(variables, x, y, mask=mask)
+        return (o.astype(jnp.float32) * normal(7, *o.shape)).sum(), o
+
+    (_, o), gradients = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(variables, x)
+    return o, gradients
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 1, 3)], ids=str)
+def test_linen(lead: tuple[int, ...]) -> None:
+    x = normal(1, *lead, T, FEATURES)
+    mask = linen.make_causal_mask(jnp.ones((*lead, T)))
+    want = linen_results(linen.dot_product_attention, x, None, mask)
+    assert_close(linen_results(attention_fn(ops.causal), x, None, None), want, rtol=1e-4, atol=1e-4)
+
+
+def test_linen_between_two_sequences() -> None:
+    x, y = normal(1, B, T, FEATURES), normal(2, B, S, FEATURES)
+    want = linen_results(linen.dot_product_attention, x, y, None)
+    assert_close(linen_results(attention_fn(ops.full), x, y, None), want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("kv_heads", "lead"), [(N, ()), (K, (3,)), (1, (2, 3))], ids=str)
+def test_nnx(kv_heads: int, lead: tuple[int, ...]) -> None:
+    x = normal(1, *lead, T, FEATURES)
+
+    def results(attend: Callable[..., Any], is_causal: bool) -> Any:
+        rngs = nnx.Rngs(0)
+        module = nnx.MultiHeadAttention(
+            N, FEATURES, num_kv_heads=kv_heads, attention_fn=attend, decode=False, rngs=rngs
+        )
+
+        def loss(module: nnx.MultiHeadAttention, x: Array) -> Any:
+            o = module(x, is_causal=is_causal)
+            return (o * normal(7, *o.shape)).sum(), o
+
+        (_, o), gradients = nnx.jit(nnx.value_and_grad(loss, argnums=(0, 1), has_aux=True))(module, x)
+        return o, gradients[1], nnx.to_pure_dict(gradients[0])
+
+    want = results(nnx.dot_product_attention, True)
+    for is_causal in (False, True):
+        assert_close(results(attention_fn(ops.causal), is_causal), want, rtol=1e-4, atol=1e-4)
+
+
+def test_dtypes() -> None:
+    """The module's dtype is the attention's; without one, that which inputs are promoted to."""
+    q, k, v = drawn()
+    mixed = attention_fn(ops.full)(q.astype(jnp.bfloat16), k, v)
+    assert_close(mixed, ops.full(q.astype(jnp.bfloat16).astype(jnp.float32), k, v), rtol=0, atol=0)
+    assert attention_fn(ops.full)(q, k, v, dtype=jnp.bfloat16).dtype == jnp.bfloat16
+    x = normal(1, B, T, FEATURES)
+    mask = linen.make_causal_mask(jnp.ones((B, T)))
+    got, _ = linen_results(attention_fn(ops.causal), x, None, None, dtype=jnp.bfloat16)
+    want, _ = linen_results(linen.dot_product_attention, x, None, mask, dtype=jnp.bfloat16)
+    # Flax rounds scores and probabilities of its own attention to bfloat16: errors of eps 2**-8 in each of the terms.
+    assert_close(got, want, rtol=0, atol=0.03)
+
+
+def test_own_tensors_and_scalars() -> None:
+    q, k, v = drawn(key_len=T)
+    lead = (1, B)
+    folded = [x[None] for x in (q, k, v)]
+    doc = jnp.asarray(np.arange(T) // 4 + np.zeros((B, 1)), jnp.int32)
+    got = attention_fn(ops.document, doc=doc)(*folded)
+    assert got.shape == (*lead, T, N, H)
+    assert_close(got[0], ops.document(q, k, v, doc=doc), rtol=0, atol=0)
+    got = attention_fn(ops.window, size=3, scale=0.5, q_offset=1)(q, k, v)
+    assert_close(got, ops.window(q, k, v, size=3, scale=0.5, q_offset=1), rtol=0, atol=0)
+
+    @jax.grad
+    def gradient(slope: Array, attend: Callable[..., Array]) -> Array:
+        return (attend(slope) * q).sum()
+
+    slope = normal(8, N)
+    got = gradient(slope, jax.tree_util.Partial(lambda slope: attention_fn(ops.alibi, slope=slope)(q, k, v)))
+    want = gradient(slope, jax.tree_util.Partial(lambda slope: ops.alibi(q, k, v, slope=slope)))
+    assert_close(got, want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_dropout(impl: str) -> None:
+    """The rate and the key are those that Flax gives; no other kind of key is without a seed."""
+    q, k, v = drawn(key_len=T)
+    attend = attention_fn(ops.causal_dropout)
+    whole = ops.causal(q, k, v)
+    assert_close(attend(q, k, v, dropout_rate=0.5, deterministic=True), whole)
+    assert_close(attend(q, k, v, dropout_rate=0.0, dropout_rng=jax.random.key(1)), whole)
+    keys = jax.random.split(jax.random.key(1, impl=impl), 400)
+    first, again, other = (attend(q, k, v, dropout_rate=0.5, dropout_rng=keys[i]) for i in (0, 0, 1))
+    assert_close(first, again, rtol=0, atol=0)
+    assert (first != other).any()
+    # A query's first key is its only one: kept and doubled, or dropped, with o of row 0 twice v or zero.
+    assert set(np.unique(np.asarray(first[:, 0] / jnp.repeat(v[:, 0], N // K, 1)).round(4))) <= {0, 2}
+    mean = jax.jit(
+        lambda keys: jax.lax.map(lambda key: attend(q, k, v, dropout_rate=0.5, dropout_rng=key), keys).mean(0)
+    )
+    # An element's standard deviation is at most the largest |v|, that of a mean of 400 draws a 20th: five of these.
+    assert_close(mean(keys), whole, rtol=0, atol=5 * float(jnp.abs(v).max()) / math.sqrt(400))
+
+
+@pytest.mark.parametrize("library", ["linen", "nnx"])
+def test_dropout_in_a_module(library: str) -> None:
+    x = normal(1, B, T, FEATURES)
+    attend = attention_fn(ops.causal_dropout)
+    if library == "linen":
+        module = linen.MultiHeadDotProductAttention(num_heads=N, dropout_rate=0.5, attention_fn=attend)
+        variables = module.init(jax.random.key(0), x, deterministic=True)
+
+        def apply(key: int, deterministic: bool) -> Any:
+            return module.apply(variables, x, deterministic=deterministic, rngs={"dropout": jax.random.key(key)})
+    else:
+
+        def apply(key: int, deterministic: bool) -> Any:
+            rngs = nnx.Rngs(0, dropout=key)
+            module = nnx.MultiHeadAttention(N, FEATURES, dropout_rate=0.5, attention_fn=attend, decode=False, rngs=rngs)
+            return module(x, deterministic=deterministic)
+
+    assert_close(apply(1, False), apply(1, False), rtol=0, atol=0)
+    assert (apply(1, False) != apply(2, False)).any()
+    assert_close(apply(1, True), apply(2, True), rtol=0, atol=0)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "mask": (
+        {"mask": jnp.ones((B, 1, T, T), bool)},
+        "mask: expected None: .* or is what full has anyhow.*bool \\[3, 1",
+    ),
+    "bias": (
+        {"bias": jnp.ones((B, 1, T, T))},
+        "bias: expected None: a bias is written in the spec, as a variant of its",
+    ),
+    "dropout": ({"dropout_rate": 0.1}, "dropout_rate: expected 0, or deterministic=True: .*`dropout: true`"),
+    "weights": ({"module": linen.Dense(1)}, "module: expected None, without sow_weights: .*, got Dense"),
+    "products": ({"einsum_dot_general": jax.lax.dot_general}, "einsum_dot_general: expected None: .* own products"),
+    "quantised": ({"qk_attn_weights_einsum": jnp.einsum}, "qk_attn_weights_einsum: expected None"),
+    "causal": ({"is_causal": True}, "is_causal: expected False: who attends to whom is the op's own mask"),
+    "keys": ({"key": jnp.ones((2, T, N, H))}, r"key: expected shape \[3, length, heads, depth\], got \[2, 13, 4, 16\]"),
+    "axes": ({"query": jnp.ones((N, H))}, r"query: expected shape \[length, heads, depth\], got \[4, 16\]"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_an_op_cannot_do_for_flax_is_refused(name: str) -> None:
+    options, message = REFUSED[name]
+    q, k, v = drawn(key_len=T)
+    with pytest.raises(ArgumentError, match=rf"attention_fn\(full\): {message}"):
+        attention_fn(ops.full)(**{"query": q, "key": k, "value": v, **options})
+
+
+def test_dropout_needs_a_key() -> None:
+    q, k, v = drawn(key_len=T)
+    with pytest.raises(ArgumentError, match=r"dropout_rng: expected a key of jax.random beside dropout_rate, got None"):
+        attention_fn(ops.causal_dropout)(q, k, v, dropout_rate=0.1)
+
+
+@pytest.mark.parametrize("argument", ["slope", "layout", "dropout_p", "q", "cu_seqlens_q"])
+def test_only_arguments_of_the_op_are_fixed(argument: str) -> None:
+    with pytest.raises(
+        ArgumentError, match=rf"attention_fn\(causal\): {argument}: expected an argument of causal to fix"
+    ):
+        attention_fn(ops.causal, **{argument: 1})
+
+
+def test_modules_pass_on_what_they_are_asked_for() -> None:
+    """Flax's filters of arguments hide none of these."""
+    x = normal(1, B, T, FEATURES)
+    module = linen.MultiHeadDotProductAttention(num_heads=N, attention_fn=attention_fn(ops.full))
+    variables = module.init(jax.random.key(0), x)
+    with pytest.raises(ArgumentError, match=r"attention_fn\(full\): module"):
+        module.apply(variables, x, sow_weights=True, mutable=["intermediates"])
+    with pytest.raises(ArgumentError, match=r"attention_fn\(full\): mask"):
+        module.apply(variables, x, mask=linen.make_causal_mask(jnp.ones((B, T))))
+    other = nnx.MultiHeadAttention(N, FEATURES, attention_fn=attention_fn(ops.full), decode=True, rngs=nnx.Rngs(0))
+    other.init_cache((B, T, FEATURES))
+    with pytest.raises(ArgumentError, match=r"attention_fn\(full\): mask"):
+        other(x[:, :1])
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "document", "gpt_oss", "forgetting"])
+def test_ops_that_are_causal(name: str) -> None:
+    assert jax_nn._is_causal(getattr(ops, name))
+
+
+@pytest.mark.parametrize("op", [ops.full, ops.prefix_lm, ops.natten, lambda q, k, v: q], ids=lambda op: op.__name__)
+def test_ops_that_are_not_causal(op: Callable[..., Any]) -> None:
+    assert not jax_nn._is_causal(op)
+
+
+# ---------------------------------------------------------------------------------------------------------------- whole
+
+
+def test_importing_it_imports_no_flax() -> None:
+    code = "import sys, generated.jax_nn; print(sorted({'flax', 'torch', 'triton', 'optax'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_examples_of_its_docstrings() -> None:
+    assert doctest.testmod(jax_nn, raise_on_error=True).attempted > 0
+
+
+def test_training_with_either_attention() -> None:
+    size = replace(CPU_SIZE, layers=1, seq=32, batch=4, steps=6)
+    reports: list[tuple[int, float]] = []
+    run = train(size, attention_fn(ops.causal), lambda *report: reports.append(report), 3)
+    flax = train(size, nnx.dot_product_attention, lambda *_: None, 3)
+    np.testing.assert_allclose(run.losses, flax.losses, atol=1e-4)
+    assert run.held_out == pytest.approx(flax.held_out, abs=1e-4)
+    # An untrained model knows nothing, up to what its first logits make of the text; each Python has another.
+    assert run.losses[0] == pytest.approx(math.log(256), abs=1.0)
+    assert run.losses[-1] < run.losses[0]
+    assert [step for step, _ in reports] == [3, 6]
+    assert reports[0][1] == pytest.approx(sum(run.losses[:3]) / 3, abs=1e-5)

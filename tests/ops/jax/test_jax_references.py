@@ -1,0 +1,73 @@
+"""What a JAX op computes on the CPU, beside what the torch op computes there: two spellings of one expression."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from generated._runtime.torch.support import INTERPRET
+from torch import Tensor
+
+from codegen.testing import golden, golden_jax
+from codegen.testing.golden import Inputs, Shape
+
+pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 the ops run their kernels")
+
+MANIFEST = golden.load_manifest()
+LENGTH = 50
+SHAPE = Shape(batch=2, heads=4, kv_heads=2, seq=LENGTH, dim=16)
+
+
+def ints(values: Any) -> Tensor:
+    return torch.as_tensor(values, dtype=torch.int32)
+
+
+MODES: dict[str, Callable[[], dict[str, Any]]] = {
+    "dense": lambda: {"q_offset": -7},
+    "offsets": lambda: {"q_offset": ints([0, -9])},
+    "segments": lambda: {"q_segment_ids": ints([[0] * 20 + [1] * 20 + [-1] * 10, [3] * 50])},
+    "positions": lambda: {
+        "q_segment_ids": ints([[0] * 30 + [1] * 20, [0] * 50]),
+        "q_positions": ints([[*range(30), *range(20)], [*range(50)]]),
+    },
+    "lengths": lambda: {"kv_lengths": ints([50, 33]), "q_offset": "end"},
+    "packed": lambda: {"cu_seqlens_q": ints([0, 9, 9, 50]), "cu_seqlens_k": ints([0, 20, 30, 50]), "q_offset": "end"},
+}
+
+
+def packed(variant: str, inputs: Inputs) -> Inputs:
+    """The first batch row as sequences: a tensor with an element per token has no batch rows, others have three."""
+
+    def rows(x: Tensor) -> Tensor:
+        return x.detach()[0].transpose(0, 1).contiguous()
+
+    def own(name: str, x: Tensor) -> Tensor:
+        dims = MANIFEST[variant]["tensors"].get(name, {"dims": ["b", "kv_idx", "h"] if name == "g" else ["h"]})["dims"]
+        if "b" not in dims:
+            return x
+        y = x.detach().select(dims.index("b"), 0) if {"q_idx", "kv_idx"} & set(dims) else x.detach()[[0, 1, 0]]
+        return y.contiguous().requires_grad_(x.requires_grad)
+
+    return replace(
+        inputs,
+        q=rows(inputs.q).requires_grad_(),
+        k=rows(inputs.k).requires_grad_(),
+        v=rows(inputs.v).requires_grad_(),
+        do=rows(inputs.do),
+        dlse=inputs.dlse[0].contiguous(),
+        tensors={name: own(name, x) for name, x in inputs.tensors.items()},
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("variant", MANIFEST)
+def test_the_same_on_the_cpu(variant: str, mode: str) -> None:
+    inputs = golden.draw_inputs(MANIFEST[variant], SHAPE, dtype=torch.float32, device="cpu")
+    inputs = packed(variant, inputs) if mode == "packed" else inputs
+    options = MODES[mode]()
+    want = golden.evaluate(golden.load_op(variant), inputs, **options)
+    got = golden_jax.evaluate(variant, inputs, **options)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,158 @@
+"""What a replayed call hands to the launchers of compiled kernels is what Triton hands them; no GPU is needed."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+from unittest import mock
+
+import pytest
+
+pytest.importorskip("triton", reason="what is replayed are Triton's launches")
+
+import torch
+from generated._runtime.torch import replay as torch_replay
+from torch import Tensor
+from triton.compiler import CompiledKernel
+from triton.runtime import driver
+
+from codegen.compile.offline import AbsentGPU
+from codegen.testing.golden import Shape, draw_inputs, load_manifest, load_op
+
+pytestmark = pytest.mark.skipif(not torch_replay.ENABLED, reason="nothing is replayed here")
+ARCH = "sm_90"
+
+
+def _plainly(x: Any) -> Any:
+    return x.data_ptr() if isinstance(x, Tensor) else x
+
+
+@pytest.fixture
+def launches() -> Iterator[list[list[Any]]]:
+    """The launches of `causal` and `document`: grid, stream, function, metadata, and the arguments of the kernel."""
+    noted: list[list[Any]] = []
+
+    def launcher(*arguments: Any) -> None:
+        # Between them come the hooks and what these are told.
+        noted.append([_plainly(x) for x in (*arguments[:6], *arguments[9:])])
+
+    def load(kernel: Any) -> None:
+        kernel.module, kernel.function, kernel._run = 1, hash(kernel.name), launcher
+
+    with ExitStack() as patches:
+
+        def patch(where: Any, name: str, value: Any) -> None:
+            patches.enter_context(mock.patch.object(where, name, value))
+
+        for variant in ("causal", "document"):
+            patch(importlib.import_module(f"generated.{variant}.torch_op"), "runs_reference", lambda _q: False)
+        patch(importlib.import_module("generated._runtime.torch.support"), "arch_of", lambda _x: ARCH)
+        patch(driver, "_active", AbsentGPU(ARCH))
+        patch(CompiledKernel, "_init_handles", load)
+        patch(torch_replay, "_is_current", lambda _x: True)
+        patch(torch_replay, "_stream", lambda _device: 0)
+        yield noted
+
+
+@pytest.mark.parametrize(("variant", "count"), [("causal", 1), ("document", 3)])
+def test_launchers_get_what_triton_gives_them(variant: str, count: int, launches: list[list[Any]]) -> None:
+    shape = Shape(batch=2, heads=2, kv_heads=1, seq=200, dim=80)
+    inputs = draw_inputs(load_manifest()[variant], shape, dtype=torch.bfloat16, device="cpu")
+    op = load_op(variant)
+    kept = []  # What is allocated is kept, so that all of it is told apart.
+    empty = torch.empty_strided
+    made: list[Tensor] = []
+
+    def noted_empty(*args: Any, **kwargs: Any) -> Tensor:
+        made.append(empty(*args, **kwargs))
+        return made[-1]
+
+    with torch.no_grad():
+        for _ in range(2):
+            kept.append(inputs.call(op))
+        assert len(launches) == 2 * count
+        ordinary = launches[count:]
+        launches.clear()
+        with mock.patch.object(torch, "empty_strided", noted_empty):
+            kept.append(inputs.call(op))
+    assert made, "the call was not replayed"
+    given = {_plainly(x) for x in (inputs.q, inputs.k, inputs.v, *inputs.tensors.values())}
+    fresh = {_plainly(x) for x in made}
+    assert len(launches) == count
+    for got, want in zip(launches, ordinary, strict=True):
+        assert len(got) == len(want)
+        for x, wanted in zip(got, want, strict=True):
+            assert x == wanted or (x in fresh and wanted not in given)
+            assert type(x) is type(wanted)
+        assert got[6] in given | fresh
+
+
+def test_a_hook_makes_triton_launch(launches: list[list[Any]]) -> None:
+    from triton import knobs
+
+    shape = Shape(batch=1, heads=1, kv_heads=1, seq=64, dim=64)
+    inputs = draw_inputs(load_manifest()["causal"], shape, dtype=torch.bfloat16, device="cpu")
+    op = load_op("causal")
+
+    def hook(_metadata: Any) -> None:
+        """What the launcher would call."""
+
+    with torch.no_grad(), mock.patch.object(torch_replay._Plan, "__call__") as replay:
+        for _ in range(2):
+            inputs.call(op)
+        knobs.runtime.launch_enter_hook.add(hook)
+        try:
+            inputs.call(op)
+        finally:
+            knobs.runtime.launch_enter_hook.remove(hook)
+        assert len(launches) == 3
+        replay.assert_not_called()
+        inputs.call(op)
+        replay.assert_called_once()
+
+
+@pytest.mark.usefixtures("launches")
+@pytest.mark.parametrize("layout", ["bhsd", "bshd", "packed"])
+def test_a_call_with_gradients_is_replayed(layout: str) -> None:
+    """From the third on, only its launches are done; what autograd sees of it, and may change, is the same."""
+    ends = torch.tensor([0, 24, 64], dtype=torch.int32)
+    options: dict[str, Any] = {"cu_seqlens_q": ends} if layout == "packed" else {"layout": layout}
+    shape = {"bhsd": (1, 4, 64, 32), "bshd": (1, 64, 4, 32), "packed": (64, 4, 32)}[layout]
+    op = load_op("causal")
+    # Nothing reads the values, which no launch fills.
+    with (
+        mock.patch("generated._runtime.torch.sequences.values_are_checked", return_value=False),
+        mock.patch.object(
+            torch_replay._Step, "__call__", autospec=True, side_effect=torch_replay._Step.__call__
+        ) as step,
+    ):
+        seen = []
+        for _ in range(4):
+            q, k, v = (x.requires_grad_() for x in torch.randn(3, *shape, dtype=torch.bfloat16))
+            o, lse = op(q, k, v, return_lse=True, **options)
+            grads = torch.autograd.grad((o, lse), (q, k, v), (o.detach(), lse.detach()))
+            nodes = [o.grad_fn.name(), lse.grad_fn.name(), *(x[0].name() for x in o.grad_fn.next_functions if x[0])]
+            seen.append((nodes, [(x.shape, x.stride(), x.dtype) for x in (o, lse, *grads)]))
+            changed = op(q, k, v, **options)
+            changed.mul_(2)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                changed.backward(o.detach())
+            detached = op(q, k, v.detach(), **options)
+            assert torch.autograd.grad(detached, v, o.detach(), allow_unused=True) == (None,)
+    assert all(each == seen[0] for each in seen)
+    assert step.call_count == 2 + 2 + 2
+
+
+@pytest.mark.usefixtures("launches")
+def test_a_tensor_and_its_detached_self_are_told_apart() -> None:
+    q = torch.randn(1, 2, 64, 32, dtype=torch.bfloat16, requires_grad=True)
+    op = load_op("causal")
+    for _ in range(4):
+        for k, v in ((q, q.detach()), (q.detach(), q), (q, q.view_as(q)), (q.view_as(q), q)):
+            o = op(q, k, v)  # torch 2.11 frees the node's C++ half with its output
+            edges = [edge[0] for edge in o.grad_fn.next_functions[:3]]
+            for x, edge in zip((q, k, v), edges, strict=True):
+                assert (edge is not None) == x.requires_grad
+                assert not x.requires_grad or "AccumulateGrad" in edge.name() or edge is x.grad_fn

@@ -1,0 +1,101 @@
+"""The checks of the set-up themselves: what they ask pip for, what they make of its answer, and what they never do."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.setup import check_pythons, newest_triton, pythons, resolution
+from tests.support.paths import ROOT
+
+
+def report(**versions: str) -> list[dict[str, Any]]:
+    """What pip's report lists of some packages."""
+    return [{"metadata": {"name": name, "version": version}} for name, version in versions.items()]
+
+
+def test_requirements_are_those_of_the_project_with_its_own_extras_resolved() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    found = resolution.requirements("test", "dev")
+    optional = project["optional-dependencies"]
+    assert {*project["dependencies"], *optional["dev"], *optional["show"]} <= set(found)
+    assert not [line for line in found if line.startswith(project["name"])]
+
+
+@pytest.mark.parametrize("triton", ["3.6.0", "3.7.1", "3.9.0"])
+def test_a_triton_that_serves_is_accepted(triton: str) -> None:
+    assert resolution.judged(report(Torch="2.13.0", triton=triton)) == (
+        True,
+        f"torch 2.13.0, triton {triton} and 2 packages in all",
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has Triton")
+@pytest.mark.parametrize("versions", [{"triton": "3.5.1"}, {"triton": "3.10.0"}, {"triton": "4.0.0"}, {}])
+def test_a_triton_that_does_not_serve_is_refused(versions: dict[str, str]) -> None:
+    serves, text = resolution.judged(report(torch="2.13.0", **versions))
+    assert not serves
+    assert text.endswith("; expected Triton 3.6 to 3.9")
+
+
+def test_pip_is_asked_without_local_wheels_and_other_indices(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    for name in ("FIND_LINKS", "INDEX_URL", "EXTRA_INDEX_URL", "CONSTRAINT", "NO_INDEX", "CERT", "PROXY"):
+        monkeypatch.setenv(f"PIP_{name}", "x")
+    given = {name for name in resolution.public_environment() if name.startswith("PIP_")}
+    assert given == {"PIP_CERT", "PIP_PROXY", "PIP_CONFIG_FILE", "PIP_DISABLE_PIP_VERSION_CHECK"}
+    assert resolution.public_environment()["PIP_CONFIG_FILE"] == os.devnull
+
+
+@pytest.mark.parametrize(
+    ("stderr", "expected"),
+    [
+        ("ERROR: ResolutionImpossible: for help visit https://pip.pypa.io", False),
+        ("ERROR: No matching distribution found for torch==2.13.0 (from versions: none)", False),
+        ("WARNING: Retrying after connection broken by 'NewConnectionError(...)': torch", None),
+    ],
+)
+def test_an_index_that_does_not_answer_is_no_verdict(
+    stderr: str, expected: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failed(*command: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 1, "", stderr)
+
+    monkeypatch.setattr(resolution, "run_pip", failed)
+    assert resolution.resolve(Path("pip"), "3.12", None, ["torch==2.13.0"]) == (expected, stderr)
+
+
+def test_the_python_that_runs_this_is_found() -> None:
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    if version not in pythons.SUPPORTED:
+        pytest.skip(f"Python {version} is not among {', '.join(pythons.SUPPORTED)}")
+    assert version in pythons.found()
+    assert version in pythons.summary()
+
+
+def test_a_python_whose_packages_cannot_be_installed_is_said_not_to_be_checked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(check_pythons, "FOLDER", tmp_path)
+    monkeypatch.setattr(pythons, "found", lambda: {"3.11": Path("no such interpreter")})
+    monkeypatch.setattr(check_pythons, "environment", lambda *_: "no network")
+    assert check_pythons.main() == 0
+    assert "Python 3.11: NOT CHECKED: its packages could not be installed: no network" in capsys.readouterr().out
+
+
+def test_a_torch_that_brings_its_triton_is_tested_with_that_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _name: ["triton==3.7.1; platform_system == 'Linux'"])
+    monkeypatch.setattr(newest_triton, "install", lambda: pytest.fail("nothing is to be installed"))
+    assert newest_triton.main() == 0
+    assert "brings its own" in capsys.readouterr().out

@@ -1,0 +1,134 @@
+"""Ops whose calls are replayed, also in Triton's interpreter, which compiles nothing that could be launched again."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from codegen.testing import golden
+from generated._runtime.torch import replay as torch_replay
+from tests.support.cases import INTERPRET
+
+
+@dataclass
+class Replays:
+    """How many calls were replayed."""
+
+    count: int = 0
+
+
+class _Memory:
+    """Tensors by pointer, kept alive."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[int, Tensor] = {}
+
+    def keep(self, values: Sequence[Any]) -> None:
+        for x in values:
+            if isinstance(x, list):
+                self.keep(x)
+            elif type(x) is Tensor:
+                self.tensors[x.data_ptr()] = x
+
+
+class _Interpreted:
+    """What stands for a compiled kernel: its interpreter, called as a launcher is, with pointers for tensors."""
+
+    function = packed_metadata = None
+    metadata = SimpleNamespace(global_scratch_size=0)
+
+    def __init__(self, call: Callable[..., Any], pointers: Sequence[bool], memory: _Memory) -> None:
+        self._call, self._pointers, self._memory = call, pointers, memory
+
+    def run(self, *arguments: Any) -> None:
+        grid, values = arguments[:3], arguments[9:]
+        assert arguments[3:9] == (0, None, None, None, None, None)
+        known = self._memory.tensors
+        self._call(
+            *(known[x] if is_pointer else x for x, is_pointer in zip(values, self._pointers, strict=True)), grid=grid
+        )
+
+
+@contextmanager
+def _interpreter_compiles(variant: str, memory: _Memory) -> Iterator[None]:
+    from triton.runtime.interpreter import InterpretedFunction
+
+    run, kind_of, empty = InterpretedFunction.run, torch_replay._kind_of, torch.empty_strided
+    modes = ("", ".packed", ".segmented")
+    # Imported before anything is patched, as they are everywhere else.
+    every_launch = [importlib.import_module(f"generated.{variant}{mode}.torch_launch") for mode in modes]
+
+    def launched(kernel: Any, *args: Any, grid: Any, warmup: bool, **constants: Any) -> _Interpreted:
+        with _disable_current_modes():  # The interpreter copies tensors, which no launch does.
+            run(kernel, *args, grid=grid, warmup=warmup, **constants)
+        values = dict(zip(kernel.arg_names, args, strict=False)) | constants
+        pointers = [isinstance(values[name], Tensor) for name in kernel.arg_names]
+        return _Interpreted(lambda *values, grid: run(kernel, *values, grid=grid, warmup=False), pointers, memory)
+
+    def kept_kind(values: Sequence[Any], *others: Any) -> Any:
+        memory.keep(values)
+        return kind_of(values, *others)
+
+    def kept_empty(*args: Any, **kwargs: Any) -> Tensor:
+        made = empty(*args, **kwargs)
+        memory.keep([made])
+        return made
+
+    with ExitStack() as patches:
+
+        def patch(where: Any, name: str, value: Any) -> None:
+            patches.enter_context(mock.patch.object(where, name, value))
+
+        patch(InterpretedFunction, "run", launched)
+        patch(torch, "empty_strided", kept_empty)
+        patch(torch_replay, "ENABLED", True)
+        patch(torch_replay, "CompiledKernel", _Interpreted)
+        patch(torch_replay, "_kind_of", kept_kind)
+        patch(torch_replay, "_is_current", lambda _x: True)
+        patch(torch_replay, "_stream", lambda _device: 0)
+        for launches in every_launch:
+            for name in ("_forward", "_backward"):
+                patch(launches, name, torch_replay.replayed(getattr(launches, name)))
+        yield
+
+
+@contextmanager
+def replaying(variant: str) -> Iterator[tuple[Any, Replays]]:
+    """The op of a variant, which replays its calls from the third of a kind on, and how many it has."""
+    replays, op = Replays(), golden.load_op(variant)
+    replay = torch_replay._Plan.__call__
+
+    def counted(plan: Any, pointers: list[int]) -> Any:
+        replays.count += 1
+        return replay(plan, pointers)
+
+    with ExitStack() as patches:
+        patches.enter_context(mock.patch.object(torch_replay._Plan, "__call__", counted))
+        if INTERPRET:
+            patches.enter_context(_interpreter_compiles(variant, _Memory()))
+            yield torch_replay.replayed_op("doc")(op), replays
+        else:
+            yield op, replays
+
+
+def kinds_of(function: Any) -> dict[Any, Any]:
+    """What a function remembers of its calls."""
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
+    plans: dict[Any, Any] = cells["plans"].cell_contents
+    return plans
+
+
+@contextmanager
+def never_replaying() -> Iterator[None]:
+    """Calls are launched by Triton, as where a profiler watches."""
+    with mock.patch.object(torch_replay, "_launches_are_watched", return_value=True):
+        yield

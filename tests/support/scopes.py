@@ -1,0 +1,87 @@
+"""Names of kernels as Triton has them: those of a loop's body are its own, and a branch defines what both sides do."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+from collections.abc import Iterator, Sequence
+
+_MADE = re.compile(r"(term|\w+_(val|q|kv|qk|pos))(_\d+)?")
+"""Names that `codegen.plan.lower` makes for parts of a variant's expressions."""
+
+
+def scope_problems(source: str) -> list[str]:
+    """Where a function reads a name ahead of its definition, or a loop overwrites an expression found outside of it."""
+    tree = ast.parse(source)
+    known = {*dir(builtins), *_module_names(tree)}
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return [problem for function in functions for problem in _Function(known).problems(function)]
+
+
+def _module_names(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((alias.asname or alias.name).split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign):
+            yield from (name for target in node.targets for name in _names(target, ast.Store))
+
+
+def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, context)}
+
+
+class _Function:
+    """One function, statement by statement."""
+
+    def __init__(self, known: set[str]) -> None:
+        self.known = known
+        self.found: list[str] = []
+
+    def problems(self, function: ast.FunctionDef) -> list[str]:
+        arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+        self.name = function.name
+        self._block(function.body, {argument.arg for argument in arguments}, set())
+        return self.found
+
+    def _block(self, statements: Sequence[ast.stmt], defined: set[str], outside: set[str]) -> None:
+        """`defined` grows; `outside` is what the loops around have defined ahead of them."""
+        for statement in statements:
+            if isinstance(statement, ast.For | ast.While):
+                head = statement.iter if isinstance(statement, ast.For) else statement.test
+                self._read(head, defined)
+                own = _names(statement.target, ast.Store) if isinstance(statement, ast.For) else set()
+                self._block(statement.body, defined | own, set(defined))
+            elif isinstance(statement, ast.If):
+                self._read(statement.test, defined)
+                sides = [set(defined), set(defined)]
+                for side, body in zip(sides, (statement.body, statement.orelse), strict=True):
+                    self._block(body, side, outside)
+                # What is compiled in decides once, and only one of the sides is there.
+                compiled_in = all(name.isupper() for name in _names(statement.test, ast.Load))
+                defined |= sides[0] | sides[1] if compiled_in else sides[0] & sides[1]
+            else:
+                self._simple(statement, defined, outside)
+
+    def _simple(self, statement: ast.stmt, defined: set[str], outside: set[str]) -> None:
+        stored = _names(statement, ast.Store)
+        if isinstance(statement, ast.AugAssign):
+            self._note(statement, stored - defined)
+            stored = set()
+        self._read(statement, defined)
+        for name in sorted(stored & outside):
+            if _MADE.fullmatch(name):
+                self.found.append(f"{self.name}:{statement.lineno}: {name} of outside the loop is overwritten")
+        defined |= stored
+
+    def _read(self, node: ast.AST, defined: set[str]) -> None:
+        inner = {
+            name for n in ast.walk(node) if isinstance(n, ast.comprehension) for name in _names(n.target, ast.Store)
+        }
+        self._note(node, _names(node, ast.Load) - defined - self.known - inner)
+
+    def _note(self, node: ast.AST, names: set[str]) -> None:
+        line = getattr(node, "lineno", 0)
+        self.found += [f"{self.name}:{line}: {name} is not defined" for name in sorted(names)]

@@ -1,0 +1,354 @@
+"""How the benchmark measures, and keeps what it found: rounds, failing peers, limits of time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the benchmark needs torch")
+pytest.importorskip("triton", reason="the benchmark needs Triton")
+
+import torch
+
+from bench import __main__ as command
+from bench.cases.case import Case
+from bench.options import parser
+from bench.peers import torch_peers as peers
+from bench.peers.installed import PACKAGES, is_installed, missing
+from bench.report import record
+from bench.report.record import Cost, Measurement, Results
+from bench.runs import speed
+from bench.timing import measure
+from bench.timing import warm_compile as beforehand
+from bench.timing.clock import Clock
+from bench.timing.measure import GpuLostError
+from codegen.cli.main import main as codegen
+from codegen.testing import golden
+from codegen.testing.golden import Shape
+from codegen.tune import timing
+from tests.support.measured import rows_of
+
+CASE = Case(variant="causal", shape=Shape(batch=1, heads=2, kv_heads=2, seq=32, dim=16), peers=("flex", "cudnn", "fa2"))
+
+
+# -------------------------------------------------------------------------------------------------------------- rounds
+
+
+def sampled(log: list[str], ms: dict[str, float]) -> timing.Sample:
+    """A sample of calls that only say their names."""
+
+    def sample(call: Callable[[], Any], count: int) -> list[float]:
+        name = call()
+        log.extend([name] * count)
+        return [ms[name]] * count
+
+    return sample
+
+
+def test_rounds_are_taken_in_turn_and_each_begins_with_another() -> None:
+    log: list[str] = []
+    calls = {name: partial(str, name) for name in ("a", "b")}
+    found, failed = timing.in_turn(calls, 50.0, sampled(log, {"a": 5.0, "b": 10.0}))
+    assert not failed
+    assert {name: x.ms for name, x in found.items()} == {"a": 5.0, "b": 10.0}
+    assert found["a"].spread == 0.0
+    # Estimated first: four calls each. Then ten milliseconds a round, and one call to warm up.
+    rounds = log[8:]
+    assert rounds == ["a"] * 3 + ["b"] * 2 + ["b"] * 2 + ["a"] * 3 + (["a"] * 3 + ["b"] * 2 + ["b"] * 2 + ["a"] * 3) + (
+        ["a"] * 3 + ["b"] * 2
+    )
+
+
+def test_what_is_slow_is_called_but_a_few_times() -> None:
+    log: list[str] = []
+    timing.in_turn({"a": partial(str, "a")}, 150.0, sampled(log, {"a": 5000.0}))
+    assert len(log) == 2
+
+
+def test_what_fails_does_not_end_the_others() -> None:
+    def bad() -> str:
+        raise RuntimeError("no such kernel")
+
+    log: list[str] = []
+    found, failed = timing.in_turn({"bad": bad, "a": partial(str, "a")}, 50.0, sampled(log, {"a": 5.0}))
+    assert set(found) == {"a"}
+    assert str(failed["bad"]) == "no such kernel"
+
+
+# ------------------------------------------------------------------------------------------------------------- measure
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measuring without a GPU: ours computes its reference, and flex is a peer that is the same."""
+
+    def draw(case: Case) -> golden.Inputs:
+        return golden.draw_inputs(
+            golden.load_manifest()[case.variant], case.shape, dtype=torch.bfloat16, device="cpu", scalars=case.scalars
+        )
+
+    for name in ("synchronize", "reset_peak_memory_stats", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    for name in ("memory_allocated", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda: 2**20)
+    monkeypatch.setattr(measure, "draw", draw)
+    monkeypatch.setattr(measure, "verify", lambda case: "")
+    monkeypatch.setattr(measure, "forget", lambda: None)
+    monkeypatch.setattr(measure.wall_ms, "__defaults__", (lambda: None,))
+
+    def sample(call: Callable[[], Any], count: int) -> list[float]:
+        call()
+        return [2.0] * count
+
+    monkeypatch.setattr(timing.in_turn, "__defaults__", (sample,))
+
+    def absent(case: Case, inputs: golden.Inputs) -> peers.Runner:  # noqa: ARG001 -- as all builders
+        raise ImportError("no module named cudnn\nsecond line")
+
+    def broken_backward(case: Case, inputs: golden.Inputs) -> peers.Runner:
+        runner = peers.BUILDERS["ours"](case, inputs)
+        calls = iter(range(100))
+
+        def forward() -> torch.Tensor:
+            if next(calls) >= 2:  # once for its results, once for its memory
+                raise RuntimeError("out of memory")
+            return runner.forward()
+
+        return peers.Runner(forward=forward, do=runner.do, leaves=runner.leaves)
+
+    monkeypatch.setitem(peers.BUILDERS, "flex", peers.BUILDERS["ours"])
+    monkeypatch.setitem(peers.BUILDERS, "cudnn", absent)
+    monkeypatch.setitem(peers.BUILDERS, "fa2", broken_backward)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_case_is_measured_past_peers_that_fail() -> None:
+    rows, costs = measure.measure(CASE, 10.0)
+    assert [(m.implementation, m.which) for m in rows[:4]] == [
+        ("ours", "fwd"),
+        ("ours", "bwd"),
+        ("flex", "fwd"),
+        ("flex", "bwd"),
+    ]
+    assert all(m.ms == 2.0 and m.tflops == CASE.flops(m.which) / 2e9 and not m.note for m in rows[:4])
+    assert {m.note for m in rows[4:]} == {"ImportError: no module named cudnn", "RuntimeError: out of memory"}
+    assert all(m.ms is None for m in rows[4:])
+    assert [(cost.implementation, cost.peak_mib, cost.setup_ms) for cost in costs][:2] == [
+        ("ours", 0.0, None),
+        ("flex", 0.0, None),
+    ]
+    assert all(cost.first_s is not None and cost.first_s > 0 for cost in costs)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_peer_that_differs_makes_ours_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(case: Case, inputs: golden.Inputs) -> peers.Runner:
+        return peers.BUILDERS["ours"](Case(variant="full", shape=case.shape), inputs)
+
+    monkeypatch.setitem(peers.BUILDERS, "flex", other)
+    rows, _ = measure.measure(CASE, 10.0)
+    assert rows[0].note.startswith("differs from Flex: ")
+    assert rows[2].note == ""
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_ours_is_not_timed_where_it_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "verify", lambda case: "WRONG against float64: dq is off by 1.0e+00")
+    rows, _ = measure.measure(CASE, 10.0)
+    assert (rows[0].ms, rows[0].note) == (None, "WRONG against float64: dq is off by 1.0e+00")
+    assert rows[2].ms == 2.0
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_lost_gpu_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost() -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    def bad(case: Case, inputs: golden.Inputs) -> peers.Runner:  # noqa: ARG001 -- as all builders
+        monkeypatch.setattr(torch.cuda, "synchronize", lost)
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setitem(peers.BUILDERS, "flex", bad)
+    with pytest.raises(GpuLostError, match="Flex: RuntimeError: an illegal memory access") as caught:
+        measure.measure(CASE, 10.0)
+    assert caught.value.rows[2].note == "RuntimeError: an illegal memory access was encountered"
+
+
+def test_preparing_is_timed_until_it_is_done() -> None:
+    calls: list[str] = []
+    assert measure.wall_ms(partial(calls.append, "made"), partial(calls.append, "waited")) > 0
+    assert calls == ["waited", "made", "waited"] * measure.PREPARATIONS
+
+
+# ---------------------------------------------------------------------------------------------------------- beforehand
+
+
+def test_tuning_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        log.append("mine")
+        yield
+        log.append("yours")
+
+    monkeypatch.setattr(beforehand, "my_turn", turn)
+
+    def timed(x: int, y: int) -> int:
+        log.append("timed")
+        return x + y
+
+    assert beforehand.one_at_a_time(timed)(1, y=2) == 3
+    assert log == ["mine", "timed", "yours"]
+    with beforehand._timed_alone():
+        pass  # inductor has what it changes
+
+
+def test_triton_caches_where_it_would_without_inductor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from triton import knobs
+
+    monkeypatch.setenv("TRITON_HOME", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    default = knobs.cache.dir
+    beforehand.share_caches()
+    assert os.environ["TRITON_CACHE_DIR"] == knobs.cache.dir == default
+
+
+def test_missing_peers_are_named_with_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PACKAGES, "fa4", ("no_such_package.cute", "flash-attn-4"))
+    assert missing(["flex", "fa4"]) == {"fa4": "flash-attn-4"}
+    assert is_installed("torch.nn")
+
+
+# ----------------------------------------------------------------------------------------------------------------- run
+
+
+def planned(*names: str) -> speed.Plan:
+    cases = [Case(variant=name, shape=CASE.shape) for name in names]
+    return speed.Plan(suites={"fa3": [case.name for case in cases]}, cases=cases, missing={"fa4": "flash-attn-4"})
+
+
+def test_every_case_is_kept_before_the_next_begins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "r.json"
+    options = parser().parse_args(["--jobs", "0", "--json", str(path)])
+    seen: list[int] = []
+
+    def fake(case: Case, _: float) -> tuple[list[Measurement], list[Cost]]:
+        seen.append(len(json.loads(path.read_text())["measurements"]))
+        if case.variant == "alibi":
+            raise SystemExit
+        return rows_of(case), [Cost(case=case.name, implementation="ours", first_s=1.0)]
+
+    monkeypatch.setattr(speed, "measure", fake)
+    results = Results(machine={"gpu": "a test"})
+    keep = partial(command._keep, options, results)
+    with pytest.raises(SystemExit):
+        speed.run(options, planned("causal", "full", "alibi"), results, keep, Clock())
+    assert seen == [0, 4, 8]
+    stored = record.load(path)
+    assert stored.cases() == [f"{name} {CASE.shape}" for name in ("causal", "full")]
+    assert stored.skipped == [f"alibi {CASE.shape}"]
+    assert stored == results
+    assert [each.name for each in path.parent.iterdir()] == ["r.json"]
+
+
+def test_no_case_begins_when_time_is_over(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(speed, "measure", lambda case, _: (rows_of(case), []))
+    results = Results()
+    over = Clock(minutes=1.0, start=time.monotonic() - 61)
+    speed.run(parser().parse_args(["--jobs", "0"]), planned("causal"), results, lambda: None, over)
+    assert results.skipped == [CASE.name]
+    assert "out of time: 1 cases are skipped" in capsys.readouterr().out
+    later = Clock(minutes=1.0).at(0.5)
+    assert later is not None
+    assert 25 < later - time.monotonic() <= 30
+
+
+def test_a_case_that_crashes_is_wrong_and_the_next_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fake(case: Case, _: float) -> tuple[list[Measurement], list[Cost]]:
+        if case.variant == "causal":
+            raise MemoryError("too large")
+        return rows_of(case), []
+
+    monkeypatch.setattr(speed, "measure", fake)
+    results = Results()
+    speed.run(parser().parse_args(["--jobs", "0"]), planned("causal", "full"), results, lambda: None, Clock())
+    assert not results.right()
+    assert [m.note for m in results.measurements[:3]] == ["MemoryError: too large"] * 2 + [""]
+
+
+def test_a_suite_that_crashes_does_not_end_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[str] = []
+
+    def run(name: str) -> bool:
+        ran.append(name)
+        if name == "schedules":
+            raise ValueError("broken")
+        return True
+
+    monkeypatch.setattr(command, "_printed", run)
+    options = parser().parse_args(["--suite", "schedules,memory"])
+    assert not command._run_all(options, Results(), lambda: None, Clock())
+    assert ran == ["schedules", "memory"]
+    assert "ValueError: broken" in capsys.readouterr().err
+
+
+def test_what_was_known_is_kept_when_the_gpu_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(case: Case, _: float) -> Any:
+        raise GpuLostError("gone", rows_of(case)[:1])
+
+    monkeypatch.setattr(speed, "measure", lose)
+    results, kept = Results(), []
+    with pytest.raises(GpuLostError):
+        speed.run(parser().parse_args(["--jobs", "0"]), planned("causal"), results, lambda: kept.append(1), Clock())
+    assert (len(results.measurements), results.settings, len(kept)) == (1, {"lost": "gone"}, 2)
+
+
+# ------------------------------------------------------------------------------------------------------------- command
+
+
+def test_cases_are_listed_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert codegen(["bench", "--suite", "fla", "--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["forgetting", "B1", "H32/8", "S16384", "D128", "fla"]
+    assert lines[-1].startswith("6 cases: about ")
+
+
+def test_help_is_that_of_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        codegen(["bench", "--help"])
+    assert "--minutes N" in capsys.readouterr().out
+
+
+def test_a_run_ends_with_its_tables(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also one that is interrupted, whose file is whole."""
+
+    def fake(case: Case, _: float) -> tuple[list[Measurement], list[Cost]]:
+        if case.shape.dim == 64:
+            raise KeyboardInterrupt
+        return rows_of(case), []
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a test")
+    monkeypatch.setattr(speed, "measure", fake)
+    path = tmp_path / "r.json"
+    argv = ["--suite", "fla", "--jobs", "0", "--json", str(path)]
+    assert command.main(argv) == 130
+    assert record.load(path).cases() == ["forgetting B1 H32/8 S16384 D128"]
+    assert "the project's bars, which are for an H100, on a test" in capsys.readouterr().out
+    assert command.main([*argv, "--only", "D128"]) == 0
+    assert command.main([*argv, "--only", "nothing"]) == 1

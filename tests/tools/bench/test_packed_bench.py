@@ -1,0 +1,67 @@
+"""The packed benchmark's own logic: what its cases are, and that it takes what the ops compute for right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch", reason="the benchmark needs torch")
+
+from bench.runs import packed
+from bench.timing.clock import Clock
+
+CASES = {case.name: case for case in packed.cases()}
+
+
+def test_every_case_has_all_tokens_in_rows_of_one_length() -> None:
+    for case in CASES.values():
+        assert {sum(row) for row in case.rows} == {case.shape.seq}
+        assert case.shape.batch * case.shape.seq == packed.TOKENS
+        assert min(length for row in case.rows for length in row) >= 1
+
+
+def test_work_is_that_of_unmasked_scores() -> None:
+    case = packed.PackedCase(name="", rows=((1, 2), (3, 0)), implementations=(), heads=(4, 2), dim=16)
+    assert case.flops("fwd") == 4 * 16 * 4 * (1 + 3 + 6)
+    assert case.flops("bwd") == 2.5 * case.flops("fwd")
+
+
+@pytest.mark.parametrize("name", packed.OURS)
+@pytest.mark.parametrize("case", ["documents B2 S65536", "forgetting B8 S16384"])
+def test_ours_is_taken_for_right(case: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "CHECK_TOKENS", 256)
+    small = replace(CASES[case].small(), heads=(4, 2), dim=16)
+    if name == "dense":
+        small = replace(small, rows=tuple((sum(row),) for row in small.rows))
+    assert packed.fault(small, name, "cpu") == ""
+
+
+def test_what_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Documents that see each other."""
+    monkeypatch.setattr(packed, "CHECK_TOKENS", 256)
+    monkeypatch.setitem(packed.BUILDERS, "segments", packed.BUILDERS["dense"])
+    small = replace(CASES["documents B2 S65536"].small(), heads=(2, 1), dim=16)
+    assert packed.fault(small, "segments", "cpu").startswith("WRONG against float64: ")
+
+
+def test_peers_can_be_chosen_and_be_absent() -> None:
+    case = CASES["documents B2 S65536"]
+    assert packed.with_peers(case, None, []) == case
+    assert packed.with_peers(case, ("fla",), []).implementations == ("packed", "segments")
+    assert packed.with_peers(case, None, ["flex"]).implementations == ("packed", "segments")
+
+
+def test_every_case_is_kept_until_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[int] = []
+    clock = Clock(minutes=1.0)
+
+    def measure(case: packed.PackedCase, _: int) -> Iterator[packed.PackedMeasurement]:
+        if kept:
+            monkeypatch.setattr(Clock, "over", True)
+        yield packed.PackedMeasurement(case=case.name, implementation="packed", ms={"fwd": 1.0}, tflops={"fwd": 1.0})
+
+    monkeypatch.setattr(packed, "measure", measure)
+    assert packed.run(10, 0, list(CASES.values())[:3], lambda found: kept.append(len(found)), clock)
+    assert kept == [1, 2]

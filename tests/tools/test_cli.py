@@ -1,0 +1,420 @@
+"""The command line: exit codes, messages, and packages rendered to other places under other names."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from codegen import __version__
+from codegen.cli import places
+from codegen.cli.main import COMMANDS, main
+from codegen.render import files
+from codegen.render import package as render
+from tests.support.paths import ROOT
+
+SPEC = """\
+variants:
+  causal: {mask: causal}
+  alibi:
+    doc: Each key counts less by its distance, times a learned slope per head, so that this text takes several lines.
+    mask: causal
+    score: alibi
+    tensors: {slope: {dims: [h], grad: true}}
+  window: {mask: causal and window(size), scalars: {size: int}}
+  t5: {score: "score + t[q_idx - kv_idx]", tensors: {t: {dims: [n], grad: true}}}
+  gpt_oss: {mask: causal and window(128), sink: true}
+  dropped: {decay: true, dropout: true}
+"""
+
+LIST = """\
+causal
+  mask     causal
+
+alibi
+  Each key counts less by its distance, times a learned slope per head, so that
+  this text takes several lines.
+  mask     causal
+  score    alibi
+  tensors  slope[h] float32 (grad)
+
+window
+  mask     causal and window(size)
+  scalars  size: int
+
+t5
+  score    score + t[q_idx - kv_idx]
+  tensors  t[n] float32 (grad)
+  extras   atomic
+
+gpt_oss
+  mask     causal and window(128)
+  extras   sink
+
+dropped
+  extras   decay, dropout
+"""
+
+
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `variants.yaml` and the package rendered from it; tests that change it take a copy."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "variants.yaml").write_text(SPEC)
+    assert main(["render", "--variants", str(folder / "variants.yaml")]) == 0
+    return folder
+
+
+@pytest.fixture
+def project(rendered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fresh copy of `rendered`, as the current folder."""
+    folder = tmp_path / "project"
+    shutil.copytree(rendered, folder)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def python(*args: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    # A hash seed of its own, so that iteration over a set would show in the output.
+    env = {**os.environ, "PYTHONHASHSEED": "7"}
+    return subprocess.run([sys.executable, *args], cwd=cwd, env=env, capture_output=True, text=True, check=False)
+
+
+# --------------------------------------------------------------------------------------------------------------- usage
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["--version"])
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out == f"codegen {__version__}\n"
+
+
+def test_help_names_every_command_with_its_purpose(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["--help"])
+    assert exit_.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for name, entry in COMMANDS.items():
+        assert f"{name} {entry.run.__doc__}" in shown
+
+
+@pytest.mark.parametrize("argv", [[], ["rendre"], ["render", "--fast"], ["schema", "--out", "x"]], ids=" ".join)
+def test_bad_usage_exits_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(argv)
+    assert exit_.value.code == 2
+    assert "usage: codegen" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["render", "check"])
+def test_without_a_spec_the_remedy_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([name]) == 2
+    assert capsys.readouterr().err == (
+        "error: no variants.yaml in this folder: write one, or name a spec with --variants FILE\n"
+    )
+    assert contents(tmp_path) == {}
+
+
+@pytest.mark.parametrize("name", ["render", "check", "list"])
+def test_a_bad_spec_prints_a_line_per_problem_and_writes_nothing(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = tmp_path / "mine.yaml"
+    spec.write_text("variants:\n  one: {mask: causl}\n  two: {score: scor + 1}\n")
+    assert main([name, "--variants", str(spec)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    first, second = captured.err.splitlines()
+    assert first.startswith(f"error: {spec}:2: variants.one.mask: ")
+    assert "causal" in first
+    assert second.startswith(f"error: {spec}:3: variants.two.score: ")
+    assert contents(tmp_path).keys() == {"mine.yaml"}
+
+
+def test_a_spec_that_is_not_there_is_one_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", "--variants", str(tmp_path / "none.yaml")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert "none.yaml" in line
+
+
+def test_an_error_of_the_file_system_is_one_line(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = project / "variants.yaml" / "generated"
+    assert main(["render", "--out", str(out)]) == 2
+    assert capsys.readouterr().err == f"error: {out}: Not a directory\n"
+
+
+def test_an_interrupt_leaves_no_traceback(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_args: object, **_kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "write", interrupt)
+    assert main(["render", "--out", str(project / "other")]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+# ---------------------------------------------------------------------------------------------------- render and check
+
+
+def test_rendering_again_touches_nothing(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in project.rglob("*")}
+    assert main(["render"]) == 0
+    assert {path: path.stat().st_mtime_ns for path in project.rglob("*")} == before
+    count = len(contents(project / "generated"))
+    assert capsys.readouterr().out == f"generated: up to date ({count} files)\n"
+    assert main(["check"]) == 0
+    assert capsys.readouterr().out == f"generated: up to date ({count} files)\n"
+
+
+def test_another_process_renders_the_same_bytes(rendered: Path, tmp_path: Path) -> None:
+    spec = rendered / "variants.yaml"
+    result = python("-m", "codegen", "render", "--variants", str(spec), "--out", str(tmp_path / "generated"))
+    assert result.returncode == 0, result.stderr
+    assert contents(tmp_path / "generated") == contents(rendered / "generated")
+
+
+def test_check_reports_each_difference_and_the_remedy(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "generated" / "causal" / "fwd.py").write_text("by hand\n")
+    (project / "generated" / "__init__.py").unlink()
+    (project / "generated" / "old.py").write_text("")
+    assert main(["check"]) == 1
+    assert capsys.readouterr().out == (
+        "MISSING  __init__.py\n"
+        "EDITED   causal/fwd.py\n"
+        "ORPHAN   old.py\n"
+        "generated: 3 of its files differ; run `python -m codegen render`\n"
+        f"EDITED files were changed by hand: {files.KEEP_EDITS}\n"
+    )
+
+
+def test_the_remedy_repeats_the_options(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--variants", str(project / "variants.yaml"), "--out", "my ops"]
+    assert main(["check", *options]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.endswith(f"run `python -m codegen render --variants {project / 'variants.yaml'} --out 'my ops'`")
+
+
+def test_a_hand_edit_survives_until_forced(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edited = project / "generated" / "causal" / "fwd.py"
+    original = edited.read_text()
+    edited.write_text("by hand\n")
+    assert main(["render"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: generated: nothing was written")
+    assert "  causal/fwd.py (edited by hand)\n" in error
+    assert edited.read_text() == "by hand\n"
+    assert main(["render", "--force"]) == 0
+    assert edited.read_text() == original
+
+
+def test_a_variant_that_is_gone_takes_its_folder_along(project: Path) -> None:
+    spec = project / "variants.yaml"
+    spec.write_text(SPEC.replace("  gpt_oss: {mask: causal and window(128), sink: true}\n", ""))
+    assert main(["render"]) == 0
+    assert not (project / "generated" / "gpt_oss").exists()
+    assert main(["check"]) == 0
+
+
+# ----------------------------------------------------------------------------------------------------- list and schema
+
+
+def test_list_prints_a_paragraph_per_variant(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert project == Path.cwd()
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["list"]) == 0
+    assert capsys.readouterr().out == LIST
+
+
+@pytest.mark.parametrize("columns", [50, 80, 200])
+def test_list_wraps_to_the_terminal(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["list", "--variants", "library.yaml"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= min(columns, 120)
+
+
+def test_list_json_is_what_the_manifest_says(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--json"]) == 0
+    manifest = json.loads((project / "generated" / files.MANIFEST).read_text())
+    assert json.loads(capsys.readouterr().out) == manifest["variants"]
+
+
+def test_library_yaml_is_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["list", "--variants", "library.yaml"]) == 0
+    assert "\nlongformer\n" in capsys.readouterr().out
+
+
+def test_list_without_a_spec_shows_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["list"]) == 0
+    assert "gemma2_local" in capsys.readouterr().out
+
+
+def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema"]) == 0
+    assert "variants" in json.loads(capsys.readouterr().out)["properties"]
+
+
+def test_a_reader_that_stops_early_is_no_error() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "codegen", "schema"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, error = process.communicate()
+    assert (process.returncode, error) == (0, b"")
+
+
+# ---------------------------------------------------------------------------------------------------- names of packages
+
+
+@pytest.mark.parametrize("name", ["my-ops", "1ops", "my ops", "class", "ops.v2"])
+def test_render_refuses_a_folder_that_no_python_can_import(
+    name: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["render", "--out", name]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: --out: no Python can import a package from {name!r}: ")
+    assert not (project / name).exists()
+
+
+def test_render_takes_a_private_name(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", "--out", "_ops"]) == 0
+    assert (project / "_ops" / files.MANIFEST).is_file()
+    assert capsys.readouterr().err == ""
+
+
+def test_render_hints_at_a_dim_that_is_read_at_the_other_position(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(
+        "variants:\n"
+        "  both: {mask: 'doc[q_idx] == doc[kv_idx]', tensors: {doc: {dims: [q_idx], dtype: int32}}}\n"
+        "  slip: {score: 'score + w[h, kv_idx]', tensors: {w: {dims: [h, q_idx]}}}\n"
+        "  table: {score: 'score + w[q_idx - kv_idx]', tensors: {w: {dims: [n]}}}\n"
+    )
+    assert main(["render", "--variants", str(spec)]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        f"hint: {spec}:3: variants.slip.tensors.w: its dim q_idx has the size of that axis, but is only read at "
+        "kv_idx; if it has an element for each kv_idx, declare the dim kv_idx"
+    )
+
+
+def test_explain_finds_a_package_by_its_import_name(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(project / "generated", tmp_path / "site" / "vendored_ops")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["explain", "causal", "--gpu", "a100", "--package", "vendored_ops"]) == 0
+    assert capsys.readouterr().out.startswith("causal on a100 (sm_80)")
+
+
+@pytest.mark.parametrize("name", ["nowhere_to_be_found", "json"])
+def test_a_package_that_is_none_is_named(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "causal", "--gpu", "a100", "--package", name]) == 2
+    assert f"--package: expected the name of a generated package, got '{name}'" in capsys.readouterr().err
+
+
+def test_package_and_out_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "causal", "--package", "generated", "--out", "generated"]) == 2
+    assert capsys.readouterr().err == "error: --package and --out both name a package: leave one out\n"
+
+
+# In processes of their own: each imports the package, by the name that the checkout's has.
+
+
+def test_tune_names_an_unknown_variant_before_it_asks_for_a_gpu(project: Path) -> None:
+    spec, out = str(project / "variants.yaml"), str(project / "generated")
+    result = python("-m", "codegen", "tune", "causl", "--variants", spec, "--out", out)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: variant: expected one of ")
+    assert result.stderr.endswith("got 'causl'; did you mean 'causal'?\n")
+
+
+def test_tune_names_a_spec_that_is_not_the_packages_own(project: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text("variants: {full: {}}\n")
+    result = python("-m", "codegen", "tune", "t5", "--variants", str(other), "--out", str(project / "generated"))
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error: {other} has no variant 't5', which the package in ")
+
+
+def test_the_collection_is_rendered_into_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not beside the file, which is inside the generator where that is installed."""
+    monkeypatch.chdir(tmp_path)
+    args = argparse.Namespace(variants=Path("library.yaml"), out=None)
+    assert places.variants_path(args).samefile(ROOT / "library.yaml")
+    assert places.out_path(args) == Path("generated")
+
+
+# ------------------------------------------------------------------------------------------------------------ formatter
+
+
+def test_the_formatter_is_the_one_that_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"ruff=={render.RUFF}" in project["dependencies"]
+
+
+def test_another_formatter_is_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(render, "version", lambda _name: "0.1.0")
+    assert main(["render", "--out", str(project / "other")]) == 2
+    assert capsys.readouterr().err == (
+        "error: ruff, which formats rendered files, is here as version 0.1.0, which may write other bytes: "
+        f"run `pip install ruff=={render.RUFF}`\n"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- imports
+
+
+def test_the_generator_imports_no_framework(project: Path) -> None:
+    code = (
+        "import sys; from codegen.cli.main import main; assert not {'yaml', 'jinja2'} & sys.modules.keys();"
+        "assert main(sys.argv[1:]) == 0; print(sorted({'torch', 'jax', 'triton'} & sys.modules.keys()))"
+    )
+    result = python("-c", code, "check", "--variants", str(project / "variants.yaml"))
+    assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "[]"), result.stderr
+
+
+def test_a_package_under_another_name_works_alone(project: Path, tmp_path: Path) -> None:
+    """A copy of the folder is all it takes: neither the generator nor the name `generated` is needed."""
+    shutil.copytree(project / "generated", tmp_path / "elsewhere" / "my_ops")
+    code = (
+        "import sys; sys.modules['codegen'] = sys.modules['generated'] = None\n"
+        "import my_ops; assert not {'torch', 'jax', 'triton'} & sys.modules.keys()\n"
+        "import torch; from my_ops.torch import causal\n"
+        "q = torch.ones(1, 2, 3, 16); print(tuple(causal(q, q, q).shape))"
+    )
+    result = python("-c", code, cwd=tmp_path / "elsewhere")
+    assert (result.returncode, result.stdout) == (0, "(1, 2, 3, 16)\n"), result.stderr

@@ -1,0 +1,523 @@
+"""`show`: what it prints of a variant, and the error each bad argument gets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from codegen.cli.main import main
+from codegen.inspect.block_status import Status, block_diagonal, pairs
+from codegen.inspect.call import make_packed_calls
+from codegen.inspect.show import coarsened
+from codegen.load.spec_file import load
+from tests.support.paths import ROOT
+
+CAUSAL = """\
+causal: A query attends to itself and to what came before (Vaswani et al., 2017, section 3.2.3).
+
+mask      q_idx >= kv_idx
+score     score
+tensors   -
+scalars   -
+extras    -
+schedule  closed_form
+
+512 queries (down) by 512 keys (across), blocks of 64 by 64, b = 0, h = 0
+
+▒▒..............
+██▒▒............
+████▒▒..........
+██████▒▒........
+████████▒▒......
+██████████▒▒....
+████████████▒▒..
+██████████████▒▒
+
+. empty  ▒ partial  █ full
+
+                      empty   partial      full
+evaluated             43.8%     12.5%     43.8%
+by block analysis     43.8%     12.5%     43.8%
+
+pairs kept        50.1%
+work skipped      43.8%
+"""
+
+WINDOW = """\
+window: Causal with a window of `size` keys, the query's own included (Mistral 7B, arXiv:2310.06825).
+
+mask      q_idx >= kv_idx and q_idx - kv_idx < size
+score     score
+tensors   -
+scalars   size: int = 100
+extras    -
+schedule  closed_form
+
+256 queries (down, from position 256 on) by 512 keys (across), blocks of 64 by 32, b = 1, h = 3
+
+........++++++##++++............
+............++++++##++++........
+................++++++##++++....
+....................++++++##++++
+
+. empty  + partial  # full
+
+                      empty   partial      full
+evaluated             62.5%     31.2%      6.2%
+by block analysis     62.5%     31.2%      6.2%
+
+pairs kept        19.5%
+work skipped      62.5%
+"""
+
+GEMMA2_LOCAL = """\
+mask      q_idx >= kv_idx and q_idx - kv_idx < 4096
+score     50.0 * tanh(0.02 * score)
+tensors   -
+scalars   -
+extras    -
+schedule  closed_form
+
+8192 queries (down) by 8192 keys (across), blocks of 256 by 256, b = 0, h = 0
+
+▒▒..............
+██▒▒............
+████▒▒..........
+██████▒▒........
+▒▒██████▒▒......
+..▒▒██████▒▒....
+....▒▒██████▒▒..
+......▒▒██████▒▒
+
+. empty  ▒ partial  █ full  (each for 4 by 4 blocks)
+
+                      empty   partial      full
+"""
+
+PACKED = """\
+causal: A query attends to itself and to what came before (Vaswani et al., 2017, section 3.2.3).
+
+mask      q_idx >= kv_idx
+score     score
+tensors   -
+scalars   -
+extras    -
+schedule  closed_form
+
+17 queries (down) by 17 keys (across), pair by pair, h = 0
+sequences of 5, 3, 9; b is their number, on the margins; positions restart in each
+
+  0         1     2
+0 ██................................
+  ████..............................
+  ██████............................
+  ████████..........................
+  ██████████........................
+1 ..........██......................
+  ..........████....................
+  ..........██████..................
+2 ................██................
+  ................████..............
+  ................██████............
+  ................████████..........
+  ................██████████........
+  ................████████████......
+  ................██████████████....
+  ................████████████████..
+  ................██████████████████
+
+. empty  ▒ partial  █ full
+
+                      empty   partial      full
+evaluated             77.2%      0.0%     22.8%
+by block analysis     77.2%      0.0%     22.8%
+
+pairs kept        22.8%, 57.4% of those within a sequence
+work skipped      77.2%, blocks between sequences included; each sequence is analysed alone
+"""
+
+PACKED_BLOCKS = """\
+550 queries (down) by 550 keys (across), blocks of 64 by 32 from each sequence's start, h = 0
+sequences of 300, 0, 60, 190; b is their number, on the margins; positions restart in each
+
+  0                   2   3
+0 ▒▒▒▒................................
+  ▒▒██▒▒▒▒............................
+  ▒▒▒▒▒▒██▒▒▒▒........................
+  ....▒▒▒▒▒▒██▒▒▒▒....................
+  ........▒▒▒▒▒▒██▒▒▒▒................
+  ....................▒▒▒▒............
+  ........................▒▒▒▒........
+  ........................▒▒██▒▒▒▒....
+  ........................▒▒▒▒▒▒██▒▒▒▒
+
+. empty  ▒ partial  █ full
+
+                      empty   partial      full
+evaluated             76.5%     19.8%      3.7%
+by block analysis     76.5%     19.8%      3.7%
+
+pairs kept        13.5%, 31.6% of those within a sequence
+work skipped      76.5%, blocks between sequences included; each sequence is analysed alone
+"""
+
+OWN = """\
+variants:
+  odd:
+    mask: tanh(w[h, kv_idx]) + q_idx >= kv_idx or not seen[hkv]
+    tensors: {w: {dims: [h, kv_idx]}, seen: {dims: [hkv], dtype: bool}}
+  readers:
+    mask: >-
+      x[h, kv_idx] + y[q_idx, b] + z[b] > w[b, q_idx, kv_idx] + x[h, q_idx - 1] + y[kv_idx + 1, b] - table[kv_idx, b]
+    tensors:
+      {x: {dims: [h, kv_idx], dtype: int32}, y: {dims: [q_idx, b], dtype: int32}, z: {dims: [b], dtype: int32},
+       w: {dims: [b, q_idx, kv_idx], dtype: int32}, table: {dims: [rows, b], dtype: int32}}
+  sunk: {mask: causal, sink: true, decay: true, score: score + bias, tensors: {bias: {dims: [], grad: true}}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    spec = tmp_path / "own.yaml"
+    spec.write_text(OWN, encoding="utf-8")
+    return spec
+
+
+def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(["show", *argv]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def error(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(["show", *argv]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err
+
+
+# --------------------------------------------------------------------------------------------------------- the picture
+
+
+def test_causal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, "causal", "--q-len", "512") == CAUSAL
+
+
+def test_a_window_at_the_end_on_an_ascii_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = "--q-len 256 --kv-len 512 --q-offset end --set size=100 --block 64x32 --batch 1 --head 3"
+    monkeypatch.setattr(type(sys.stdout), "encoding", "ascii", raising=False)
+    assert shown(capsys, "window", *options.split()) == WINDOW
+
+
+def test_gemma2_local_is_coarsened_to_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "16")
+    out = shown(capsys, "gemma2_local", "--q-len", "8192", "--block", "256")
+    assert GEMMA2_LOCAL in out
+
+
+def test_without_a_mask_nothing_is_skipped(capsys: pytest.CaptureFixture[str]) -> None:
+    out = shown(capsys, "full", "--q-len", "100", "--kv-len", "70", "--block", "32")
+    assert "mask      -\n" in out
+    assert "schedule  dense\n" in out
+    assert "\n██████\n" in out
+    assert out.endswith("pairs kept        100.0%\nwork skipped      0.0%\n")
+
+
+def test_a_picture_of_too_many_pairs_is_by_block_analysis(capsys: pytest.CaptureFixture[str]) -> None:
+    out = shown(capsys, "causal", "--q-len", "131072")
+    assert "blocks of 4096 by 4096" in out
+    assert "evaluated" not in out
+    assert "pairs kept        not counted, there are 17179869184\nwork skipped      48.4%\n" in out
+
+
+def test_examples_of_the_spec_stand_in(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "scalars   length: int = 128\n" in shown(capsys, "prefix_lm")
+    out = shown(capsys, "document", "--q-len", "900", "--block", "300")  # documents of 300
+    assert "\n▒▒....\n..▒▒..\n....▒▒\n" in out
+
+
+def test_what_block_analysis_cannot_see_is_drawn_beside(capsys: pytest.CaptureFixture[str], own: Path) -> None:
+    out = shown(capsys, "odd", "--variants", str(own), "--q-len", "128")
+    assert "tensors   w[h, kv_idx] float32\n          seen[hkv] bool\n" in out
+    assert "evaluated:" in out
+    assert "by block analysis:" in out
+
+
+def test_arguments_besides_the_mask_are_named(capsys: pytest.CaptureFixture[str], own: Path) -> None:
+    out = shown(capsys, "sunk", "--variants", str(own), "--q-len", "64")
+    assert "score     score + bias\ntensors   bias[] float32 (grad)\n" in out
+    assert "\nextras    decay: log-decay g [B, S, Hq]; " in out
+    assert "\n          sink: a logit per head" in out
+
+
+def test_tensors_are_read_from_files_and_decide_the_heads(
+    capsys: pytest.CaptureFixture[str], own: Path, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "w.npy", np.full((4, 128), 1e9))
+    np.save(tmp_path / "seen.npy", np.array([True, False]))
+    files = [f"--tensor={name}={tmp_path / name}.npy" for name in ("w", "seen")]
+    options = ["odd", "--variants", str(own), "--q-len", "128", "--block", "64"]
+    out = shown(capsys, *options, *files, "--head", "1")
+    assert "h = 1, hkv = 0\n" in out
+    assert "\n██▒▒\n" not in out
+    assert "pairs kept        51.2%" in out  # tanh(1e9) is 1: causal, and one key more
+    out = shown(capsys, *options, *files, "--head", "2")
+    assert "h = 2, hkv = 1\n" in out
+    assert "pairs kept        100.0%" in out
+
+
+def test_a_coarse_block_is_partial_where_its_blocks_differ() -> None:
+    e, p, f = Status.EMPTY, Status.PARTIAL, Status.FULL
+    fine = np.array([[e, e, f, f, e], [e, e, f, f, f], [p, e, e, f, p]])
+    np.testing.assert_array_equal(coarsened(fine, 2), [[e, f, p], [p, p, p]])
+
+
+def test_an_image_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for name, length in (("small", 200), ("large", 4096)):
+        shown(capsys, "window", "--q-len", str(length), "--png", str(tmp_path / f"{name}.png"))
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+# ----------------------------------------------------------------------------------------------------- packed sequences
+
+
+def test_short_packed_sequences_are_drawn_pair_by_pair(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, "causal", "--segments", "5,3,9") == PACKED
+
+
+def test_packed_sequences_in_blocks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    options = "--segments 300,0,60,190 --set size=100 --block 64x32"
+    assert shown(capsys, "window", *options.split()).endswith(PACKED_BLOCKS)
+    monkeypatch.setenv("COLUMNS", "10")
+    assert "(each for 5 by 5 blocks)" in shown(capsys, "window", *options.split())
+
+
+def test_numbers_of_sequences_stand_where_there_is_room(capsys: pytest.CaptureFixture[str]) -> None:
+    out = shown(capsys, "full", "--segments", ",".join(["1"] * 12))
+    assert "\n   0 1 2 3 4 5 6 7 8 9 10\n0  ██......" in out
+    assert "\n11 ......................██\n" in out
+    out = shown(capsys, "full", "--segments", ",".join(["1"] * 100))
+    assert "\n   0 4 8 12  20  28" in out
+    assert "\n4  ..▒▒" in out
+
+
+def test_the_default_block_of_packed_sequences_holds_each_where_they_are_many(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert "blocks of 8 by 8 from" in shown(capsys, "causal", "--segments", "100,100")
+    assert "blocks of 16 by 16 from" in shown(capsys, "causal", "--segments", ",".join(["9"] * 40))
+
+
+def test_too_many_packed_pairs_are_judged_by_block_analysis(capsys: pytest.CaptureFixture[str]) -> None:
+    out = shown(capsys, "causal", "--segments", "16384,1024")
+    assert "evaluated" not in out
+    assert "pairs kept        not counted, there are 303038464, 269484032 within a sequence\n" in out
+    # Far more pairs, but few of them within a sequence.
+    assert "evaluated" in shown(capsys, "causal", "--segments", ",".join(["512"] * 64))
+
+
+def test_examples_are_those_of_each_sequence(capsys: pytest.CaptureFixture[str]) -> None:
+    out = shown(capsys, "document", "--segments", "600,300", "--block", "300")  # documents of 300 in each
+    assert "\n0 ▒▒....\n  ..▒▒..\n1 ....▒▒\n" in out
+    out = shown(capsys, "padding", "--segments", "1000,1000")  # its example: 1000 keys, and 900 of the second row
+    assert "pairs kept        47.5%, 95.0% of those within a sequence\n" in out
+
+
+@pytest.mark.parametrize("q_offset", [0, 3, -2, -9])
+def test_own_tensors_of_packed_sequences_are_read_by_row(own: Path, tmp_path: Path, q_offset: int) -> None:
+    """Each read is that of the packed call's definition, written out for one pair at a time."""
+    lengths = [4, 0, 5, 1]
+    starts, total = np.cumsum([0, *lengths]), sum(lengths)
+    rng = np.random.default_rng(0)
+    sizes = {"x": (2, total), "y": (total,), "z": (4,), "w": (total, total), "table": (3, 4)}
+    x, y, z, w, table = tensors = [rng.integers(-9, 9, size) for size in sizes.values()]
+    for name, tensor in zip(sizes, tensors, strict=True):
+        np.save(tmp_path / f"{name}.npy", tensor)
+    calls = make_packed_calls(
+        load(own).variants["readers"],
+        lengths=lengths,
+        q_offset=q_offset,
+        head=1,
+        scalars={},
+        files={name: tmp_path / f"{name}.npy" for name in sizes},
+    )
+    assert [(call.b, call.q_len, call.kv_len) for call in calls] == [(0, 4, 4), (2, 5, 5), (3, 1, 1)]
+    mask = load(own).variants["readers"].mask
+    assert mask is not None
+    got = block_diagonal([pairs(mask, call) for call in calls])
+    want = np.zeros((total, total), dtype=bool)
+    for b, (start, length) in enumerate(zip(starts[:-1], lengths, strict=True)):
+
+        def key(i: int, start: int = start, length: int = length) -> int:
+            return start + min(max(i, 0), length - 1)
+
+        def query(i: int, start: int = start, length: int = length) -> int:
+            return start + min(max(max(i, 0) - q_offset, 0), length - 1)
+
+        for row in range(length):
+            for kv_idx in range(length):
+                q_idx = row + q_offset
+                left = x[1, key(kv_idx)] + y[query(q_idx)] + z[b]
+                right = w[query(q_idx), key(kv_idx)] + x[1, key(q_idx - 1)] + y[query(kv_idx + 1)]
+                want[start + row, start + kv_idx] = left > right - table[min(kv_idx, 2), b]
+    np.testing.assert_array_equal(got, want)
+    assert want.any()
+
+
+def test_tensors_of_a_packed_call_are_read_from_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    np.save(tmp_path / "doc.npy", np.array([7, 7, 1, 1, 1, 1, 1, 2]))
+    out = shown(capsys, "document", "--segments", "4,4", "--tensor", f"doc={tmp_path / 'doc.npy'}")
+    assert "pairs kept        20.3%, 40.6% of those within a sequence\n" in out  # 3 + 3 and 6 + 1 of 64
+
+
+def test_an_image_of_packed_sequences_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for segments in ("300,0,50", "3000,200", "7"):
+        shown(capsys, "window", "--segments", segments, "--png", str(tmp_path / "x.png"))
+        assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+# ---------------------------------------------------------------------------------------------------------- bad inputs
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["causl"], " has no variant 'causl'; did you mean 'causal'?"),
+        (["window", "--set", "sise=3"], "the variant has no scalar 'sise'; did you mean 'size'?"),
+        (["causal", "--set", "size=3"], "the variant has no scalar 'size'; it has none"),
+        (["window", "--set", "size=1.5"], "--set size: expected int, got '1.5'"),
+        (["window", "--set", "size=0"], "--set size: expected at least 1, got 0"),
+        (["document", "--tensor", "docs=x.npy"], "the variant has no tensor 'docs'; did you mean 'doc'?"),
+        (["document", "--tensor", "doc=none.npy"], "none.npy: No such file or directory"),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
+)
+def test_a_bad_name_or_value_is_one_error(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where there is no spec, the library is shown
+    (line,) = error(capsys, *argv).splitlines()
+    assert line.startswith("error: ")
+    assert line.endswith(message)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (np.zeros((1, 10), np.int32), "expected shape [b, kv_idx] with kv_idx of at least 1024, got [1, 10]"),
+        (np.zeros(1024, np.int32), "expected shape [b, kv_idx], got [1024]"),
+        (np.zeros((1, 1024)), "expected dtype int32 or another int, got float64"),
+        (np.array([{}]), "Object arrays cannot be loaded when allow_pickle=False"),
+        (None, "expected a .npy file, as numpy.save writes it"),
+    ],
+    ids=["short", "rank", "dtype", "objects", "text"],
+)
+def test_a_bad_tensor_is_one_error(
+    tensor: Any, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "doc.npy"
+    if tensor is None:
+        path.write_text("0 0 1 1")
+    else:
+        np.save(path, tensor)
+    (line,) = error(capsys, "document", "--tensor", f"doc={path}").splitlines()
+    assert line.startswith("error: --tensor doc: ")
+    assert line.endswith(message)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("doc", np.zeros(18, np.int32), "expected shape [kv_idx] with kv_idx of 17, got [18]"),
+        ("doc", np.zeros((1, 17), np.int32), "expected shape [kv_idx], got [1, 17]"),
+        ("length", np.zeros(2, np.int32), "expected shape [b] with b of 3, got [2]"),
+    ],
+    ids=["long", "rank", "sequences"],
+)
+def test_a_bad_tensor_of_a_packed_call_is_one_error(
+    name: str, tensor: Any, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    np.save(tmp_path / "x.npy", tensor)
+    variant = {"doc": "document", "length": "padding"}[name]
+    options = ["--segments", "5,3,9", "--tensor", f"{name}={tmp_path / 'x.npy'}"]
+    (line,) = error(capsys, variant, *options).splitlines()
+    assert line.startswith(f"error: --tensor {name}: ")
+    assert line.endswith(message)
+
+
+@pytest.mark.parametrize("option", ["--q-len", "--kv-len", "--batch"])
+def test_lengths_and_a_batch_row_are_no_options_of_a_packed_call(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = f"error: {option} is no option of a packed call: leave it out, or --segments\n"
+    assert error(capsys, "causal", "--segments", "5,3,9", option, "1") == message
+
+
+def test_a_head_that_the_tensors_lack_is_an_error(
+    capsys: pytest.CaptureFixture[str], own: Path, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "w.npy", np.zeros((3, 1024)))
+    np.save(tmp_path / "seen.npy", np.ones(2, dtype=bool))
+    options = ["odd", "--variants", str(own), "--tensor", f"w={tmp_path / 'w.npy'}"]
+    assert error(capsys, *options, "--head", "3") == (
+        "error: --head must be below 3, the size of the given tensors, got 3\n"
+    )
+    assert error(capsys, *options, "--tensor", f"seen={tmp_path / 'seen.npy'}") == (
+        "error: query heads must be a multiple of key heads, got tensors for 3 and 2\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--block", "0", "expected a positive size such as 128 or 128x64, got '0'"),
+        ("--block", "64x0", "expected a positive size such as 128 or 128x64, got '64x0'"),
+        ("--q-len", "0", "expected an integer of at least 1, got '0'"),
+        ("--head", "x", "expected an integer of at least 0, got 'x'"),
+        ("--q-offset", "start", "expected an integer or 'end', got 'start'"),
+        ("--segments", "5,-3", "expected lengths such as 5,3,9, not all of them 0, got '5,-3'"),
+        ("--segments", "a,b", "expected lengths such as 5,3,9, not all of them 0, got 'a,b'"),
+        ("--segments", "", "expected lengths such as 5,3,9, not all of them 0, got ''"),
+        ("--segments", "5,,9", "expected lengths such as 5,3,9, not all of them 0, got '5,,9'"),
+        ("--segments", "0,0", "expected lengths such as 5,3,9, not all of them 0, got '0,0'"),
+        ("--set", "size", "expected NAME=VALUE, got 'size'"),
+    ],
+)
+def test_a_bad_option_is_one_error(option: str, value: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["show", "causal", option, value])
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err.endswith(f"codegen show: error: argument {option}: {message}\n")
+
+
+@pytest.mark.parametrize(("package", "options"), [("matplotlib", ["--png", "x.png"]), ("numpy", [])])
+def test_a_missing_package_is_one_error_that_names_what_to_install(package: str, options: list[str]) -> None:
+    code = (
+        f"import sys; sys.modules[{package!r}] = None; from codegen.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, "show", "causal", *options]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    message = f"error: {package} is not installed: pip install {package}\n"
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", message)
+
+
+def test_numpy_is_imported_by_show_alone() -> None:
+    code = "import sys; from codegen.cli.main import main; main(['list']); sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False).returncode == 0

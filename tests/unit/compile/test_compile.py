@@ -1,0 +1,169 @@
+"""Kernels compile, without a GPU, and fit the chip: those of specs that use what the library's variants do not.
+
+The library's own are compiled by `codegen lint --fast`, a part of `make test`; here it is seen that it leaves out none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from generated._runtime.torch.support import INTERPRET
+
+from codegen.analysis.call_modes import Mode
+from codegen.compile.offline import compile_launches
+from codegen.lint.calls import run_call
+from codegen.lint.jobs import Job, Selection, jobs
+from codegen.lint.look import Task, look_at
+from codegen.load.spec_file import load
+from codegen.spec.model import Spec
+from tests.support.paths import ROOT
+from tests.support.rendering import importable
+
+pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 nothing is compiled")
+
+LIBRARY = load(ROOT / "variants.yaml")
+
+
+def kernels_of(package: Path, variant: str, mode: Mode) -> set[str]:
+    """The names of a variant's kernels in a mode: the jitted functions that carry its name."""
+    folder = package / variant / ("" if mode is Mode.DENSE else mode)
+    source = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py")))
+    return set(re.findall(rf"^def ({variant}_\w+)\(", source, re.MULTILINE))
+
+
+def own(names: set[str]) -> set[str]:
+    """Without what a mode shares: the sums of a log-decay with dense calls, the table of packed blocks with all packed
+    ones, the mark of disorder with all that have positions.
+
+    Nor what head_dims of these tests do not run, Hopper's backward for more than 128.
+    """
+    shared = {"packed_blocks", "mark_disorder"}
+    return {name for name in names - shared if "decay" not in name and not name.endswith("_wide")}
+
+
+def jobs_of(spec: Spec, variant: str, mode: Mode, head_dim: int = 64, arch: str = "sm_90") -> list[Job]:
+    """A call with the first config of each pass, and those of Hopper's family where there are any."""
+    selection = Selection(variants=[variant], archs=[arch], dtypes=["bfloat16"], modes=[mode], head_dims=[head_dim])
+    first, *others = jobs(spec, selection)
+    return [first, *(job for job in others if job.family)]
+
+
+def job_of(spec: Spec, variant: str, mode: Mode, head_dim: int = 64, arch: str = "sm_90") -> Job:
+    return jobs_of(spec, variant, mode, head_dim, arch)[0]
+
+
+def check(package: Path, variant: str, mode: Mode = Mode.DENSE, head_dim: int = 64) -> None:
+    spec = load(package.parent / "spec.yaml")
+    tasks = [
+        Task(job=job, variant=spec.variants[variant], package=package) for job in jobs_of(spec, variant, mode, head_dim)
+    ]
+    findings = [finding for task in tasks for finding in look_at(task)]
+    assert own({finding.kernel for finding in findings}) == own(kernels_of(package, variant, mode))
+    assert [finding for finding in findings if finding.errors] == []
+
+
+GATHERING = """
+variants:
+  vectors:
+    score: score + t[h, q_idx // 2] * u[b, kv_idx % 3]
+    tensors: {t: {dims: [h, n], grad: true}, u: {dims: [b, n], grad: true}}
+  pairs:
+    mask: causal
+    score: score + t[b, h, q_idx, kv_idx]
+    tensors: {t: {dims: [b, h, q_idx, kv_idx], grad: true}}
+  diagonals: {mask: causal, score: "score + t[h, q_idx - kv_idx]", tensors: {t: {dims: [h, n], grad: true}}}
+  scatter:
+    mask: causal
+    score: score + t[h, i[q_idx, kv_idx]]
+    tensors: {t: {dims: [h, n], grad: true}, i: {dims: [q_idx, kv_idx], dtype: int32}}
+"""
+
+TABLES = """
+variants:
+  integers:
+    mask: causal and ids[b, q_idx] == ids[b, kv_idx] and ids[b, kv_idx] != 1
+    tensors: {ids: {dims: [b, kv_idx], dtype: int64}}
+  floats:
+    mask: time[hkv, kv_idx] <= time[hkv, q_idx] and kv_idx < limit[h, q_idx]
+    tensors: {time: {dims: [hkv, kv_idx]}, limit: {dims: [h, q_idx], dtype: int32}}
+  positions: {mask: causal and chunk(size), scalars: {size: {type: int, example: 48}}}
+  holes:
+    mask: weight[h, q_idx] > 0 and seen[b, kv_idx]
+    tensors: {weight: {dims: [h, q_idx]}, seen: {dims: [b, kv_idx], dtype: bool}}
+"""
+
+BOUNDS = """
+variants:
+  heads: {mask: "kv_idx >= 128 and h < q_idx"}
+  longs:
+    mask: q_idx - kv_idx < reach[h] and kv_idx <= q_idx + ahead[b]
+    tensors: {reach: {dims: [h], dtype: int64}, ahead: {dims: [b], dtype: int64}}
+  apart: {mask: "chunk(40) or q_idx - kv_idx >= 16"}
+"""
+
+
+@pytest.fixture(scope="module")
+def gathering(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A package with a variant for each way to gather a gradient that the library's variants do not use."""
+    with importable(tmp_path_factory.mktemp("gathering"), "gathering", GATHERING) as package:
+        yield package
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A package with variants whose blocks depend on values of every type, or on none."""
+    with importable(tmp_path_factory.mktemp("tables"), "tables", TABLES) as package:
+        yield package
+
+
+@pytest.fixture(scope="module")
+def bounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A package with variants whose loops have bounds of 64-bit values, or of two ranges."""
+    with importable(tmp_path_factory.mktemp("bounds"), "bounds", BOUNDS) as package:
+        yield package
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("variant", ["vectors", "pairs", "diagonals", "scatter"])
+def test_every_way_to_gather_a_gradient(gathering: Path, variant: str, head_dim: int) -> None:
+    check(gathering, variant, head_dim=head_dim)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("variant", ["integers", "floats", "positions", "holes"])
+def test_every_kind_of_table_in_every_mode(tables: Path, variant: str, mode: Mode) -> None:
+    check(tables, variant, mode)
+
+
+@pytest.mark.parametrize(("variant", "mode"), [("heads", Mode.PACKED), ("longs", Mode.DENSE), ("apart", Mode.DENSE)])
+def test_bounds_are_coordinates_of_tma_copies(bounds: Path, variant: str, mode: Mode) -> None:
+    check(bounds, variant, mode)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("variant", list(LIBRARY.variants))
+def test_a_linted_call_launches_every_kernel(variant: str, mode: Mode) -> None:
+    launched: set[str] = set()
+
+    def note(name: str) -> bool:
+        launched.add(name)
+        return False
+
+    for job in jobs_of(LIBRARY, variant, mode):
+        call = partial(run_call, LIBRARY.variants[variant], job, "generated")
+        assert compile_launches(call, variant, "sm_90", only=note) == {}
+    assert own(launched) == own(kernels_of(ROOT / "generated", variant, mode))
+
+
+@pytest.mark.parametrize(
+    ("arch", "head_dim", "variant"),
+    [("sm_90", 80, "alibi"), ("sm_90", 192, "gpt_oss"), ("sm_80", 72, "forgetting"), ("gfx942", 96, "relative_bias")],
+)
+def test_head_dims_in_parts(arch: str, head_dim: int, variant: str) -> None:
+    job = job_of(LIBRARY, variant, Mode.DENSE, head_dim, arch)
+    findings = look_at(Task(job=job, variant=LIBRARY.variants[variant], package=ROOT / "generated"))
+    assert [finding for finding in findings if finding.errors] == []

@@ -1,0 +1,66 @@
+"""library.yaml as a document: every entry says what it is and where it comes from, and `list` shows them all."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from ruff import find_ruff_bin
+
+from codegen.cli.main import main
+from codegen.load.spec_file import default_spec_path, load
+from codegen.spec.model import Variant
+from tests.support.paths import ROOT
+
+LIBRARY = ROOT / "library.yaml"
+VARIANTS = load(LIBRARY).variants
+SOURCE = re.compile(r"arXiv:\d{4}\.\d{5}|PyTorch|torch|attention-gym|transformers|OpenFold|mesh-tensorflow")
+TRAINED = {"bias", "gain", "r1", "r2", "reach", "slope", "strength", "temperature"}
+"""Names that only trained tensors have, wherever they are tensors."""
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=lambda variant: variant.name)
+def test_an_entry_says_where_it_comes_from(variant: Variant) -> None:
+    assert SOURCE.search(variant.doc)
+    assert variant.doc.endswith((").", "."))
+
+
+def test_an_entry_trains_what_is_learned() -> None:
+    for variant in VARIANTS.values():
+        for tensor in variant.tensors.values():
+            assert tensor.grad == (tensor.name in TRAINED), f"{variant.name}.{tensor.name}"
+
+
+def test_the_rendered_library_is_clean(tmp_path: Path) -> None:
+    """In every mode, by the linter's rules for this repository."""
+    folder = tmp_path / "rendered"
+    assert main(["render", "--variants", str(LIBRARY), "--out", str(folder)]) == 0
+    settings = LIBRARY.with_name("pyproject.toml")
+    command = [find_ruff_bin(), "check", "--no-cache", "--config", str(settings), str(folder)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout
+
+
+def test_nothing_is_written_twice() -> None:
+    """Neither a name nor a variant: mask, score and extras of all entries of both files differ."""
+    entries = [*load(default_spec_path()).variants.values(), *VARIANTS.values()]
+    assert len({variant.name for variant in entries}) == len(entries) >= 46
+    kinds = {(variant.mask, variant.score, variant.sink, variant.decay, variant.dropout) for variant in entries}
+    assert len(kinds) == len(entries)
+
+
+def test_list_prints_the_library(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--variants", str(LIBRARY)]) == 0
+    paragraphs = capsys.readouterr().out.split("\n\n")
+    assert [words[0] for words in map(str.split, paragraphs) if words and words[0] in VARIANTS] == list(VARIANTS)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_examples_of_an_entry_show_its_mask(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", name, "--variants", str(LIBRARY)]) == 0
+    kept = re.search(r"pairs kept +([0-9.]+)%", capsys.readouterr().out)
+    assert kept is not None
+    assert float(kept[1]) > 1
+    assert (float(kept[1]) == 100) == (VARIANTS[name].mask is None)

@@ -1,0 +1,74 @@
+"""What every rendered file states, and what a failed render says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+
+from codegen.load.spec_file import load
+from codegen.render import package as render
+from codegen.util.errors import CodegenError
+
+pytest.importorskip("ruff", reason="rendering needs ruff, the formatter")
+
+
+@pytest.fixture
+def filled(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Template -> the text by which its first `def` is replaced."""
+    replaced: dict[str, str] = {}
+    fill = render._fill
+
+    def broken(env: jinja2.Environment, template: str, **context: Any) -> str:
+        return fill(env, template, **context).replace("def ", replaced.get(template, "def "), 1)
+
+    monkeypatch.setattr(render, "_fill", broken)
+    return replaced
+
+
+def test_a_file_that_the_formatter_refuses_is_named_with_its_variant_template_and_line(
+    tmp_path: Path, filled: dict[str, str]
+) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("variants:\n  early: {mask: causal}\n")
+    filled["portable/decay.py.jinja"] = "def ("  # of another variant
+    filled["host/torch_launch.py.jinja"] = "def ("
+    with pytest.raises(CodegenError) as raised:
+        render.render(load(spec))
+    lines = str(raised.value).splitlines()
+    assert lines[0] == "the formatter refused rendered files, a fault of the generator:"
+    refused = [line for line in lines if line.endswith("(variant early, template host/torch_launch.py.jinja)")]
+    assert {line.partition(":")[0] for line in refused} == {
+        "early/torch_launch.py",
+        "early/packed/torch_launch.py",
+        "early/segmented/torch_launch.py",
+    }
+    assert any("Expected" in line for line in refused)  # the formatter's own words
+    assert any(line.strip().startswith("def (") for line in lines)
+
+
+def test_an_error_of_a_template_names_template_and_variant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("variants:\n  early: {mask: causal}\n")
+    monkeypatch.setitem(render.KERNELS, "fwd", "lists")  # of which this variant has none
+    with pytest.raises(jinja2.UndefinedError) as raised:
+        render.render(load(spec))
+    (note,) = raised.value.__notes__
+    assert note == "while filling the template portable/fwd.py.jinja for variant: early: {mask: causal}"
+
+
+def test_every_rendered_module_begins_with_its_licence(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("variants:\n  early: {mask: causal, decay: true}\n")
+    texts = render.render(load(spec))
+    modules = {path for path in texts if path.endswith((".py", ".pyi"))}
+    assert modules > {
+        "__init__.py",
+        "packing.py",
+        "_runtime/core/tuned.py",
+        "early/fwd.py",
+        "early/packed/jax_launch.py",
+    }
+    assert all(texts[path].startswith("# SPDX-License-Identifier: Apache-2.0\n") for path in modules)

@@ -1,0 +1,108 @@
+"""No name that generated code uses is a variant's own argument there, which would be overwritten, or hide it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from functools import reduce
+from typing import Any
+
+import pytest
+
+from codegen.ir import expr
+from codegen.ir.expr import Expr, Load, TensorSpec, Type
+from codegen.spec.model import Variant
+from codegen.spec.names import OP_ARGUMENTS, argument_problem
+from codegen.spec.symbols import is_used, symbolised
+from tests.support.paths import ROOT
+
+GENERATED = ROOT / "generated"
+VARIANTS: dict[str, Any] = json.loads((GENERATED / "MANIFEST.json").read_text(encoding="utf-8"))["variants"]
+
+# The files that see a variant's own tensors and scalars; decay does not.
+KERNELS = ("fwd.py", "bwd_dq.py", "bwd_dkdv.py", "torch_launch.py", "jax_launch.py")
+MODES = [f"{mode}/{file}" for mode in ("packed", "segmented") for file in KERNELS]
+FILES = (
+    *KERNELS,
+    *MODES,
+    "hopper_fwd.py",
+    "hopper_bwd.py",
+    "hopper_bwd_wide.py",
+    "packed/hopper_fwd.py",
+    "packed/hopper_bwd.py",
+    "segmented/hopper_fwd.py",
+    "segmented/hopper_bwd.py",
+    "segmented/hopper_bwd_wide.py",
+    "torch_op.py",
+    "torch_reference.py",
+    "jax_op.py",
+    "jax_reference.py",
+)
+
+
+def module_names(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((alias.asname or alias.name).split(".")[0] for alias in node.names)
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+
+
+def local_names(tree: ast.Module, own: list[str]) -> Iterator[str]:
+    """Parameters and variables of the functions that take the variant's own arguments, or could."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and {"k", "k_ring"} & {
+            a.arg.removesuffix("_ptr").strip("_") for a in node.args.args
+        }:
+            yield from (a.arg for a in [*node.args.args, *node.args.kwonlyargs] if a.arg not in own)
+            stored = (n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+            yield from (name.id for name in stored if name.id not in own)
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_names_of_generated_code_are_known(variant: str, file: str) -> None:
+    entry = VARIANTS[variant]
+    own = [*entry["tensors"], *entry["scalars"], "g", "sink"]
+    tree = ast.parse((GENERATED / variant / file).read_text(encoding="utf-8"))
+    used = {*module_names(tree), *local_names(tree, own)}
+    derived = re.compile(rf"(.*_)?d?({'|'.join(own)})(_.*)?|{variant}_\w+|{variant}|_.*")
+    known = [name for name in used if is_used(name) or argument_problem(name, {}) is not None]
+    free = sorted(name for name in used if not derived.fullmatch(name) and name not in known)
+    assert not free, f"an argument could have these names in generated code; add them to codegen/reserved.py: {free}"
+    assert len(used) > 10
+
+
+def variant_of(*names: str) -> Variant:
+    tensors = {name: TensorSpec(name=name, dims=("h",), grad=True) for name in names}
+    reads: list[Expr] = [Load(Type.FLOAT, name, (expr.int_var("h"),)) for name in names]
+    score = reduce(expr.add, reads)
+    return Variant(name="x", line=1, entry="", score=score, tensors=tensors)
+
+
+@pytest.mark.parametrize(
+    ("names", "symbols"),
+    [
+        (("slope",), ("slope",)),
+        (("span",), ("own_span",)),
+        (("span", "own_span"), ("own_span_arg", "own_span")),
+        (("part",), ("own_part_arg",)),
+        (("x_ptr", "x"), ("own_x_ptr_arg", "x")),
+        (("w", "dw", "dw_heads"), ("w", "own_dw", "own_dw_heads")),
+        (("dsink",), ("own_dsink",)),
+        (("len", "torch", "term_12"), ("own_len_arg", "own_torch", "own_term_12")),
+    ],
+)
+def test_arguments_get_symbols_of_their_own(names: tuple[str, ...], symbols: tuple[str, ...]) -> None:
+    found = symbolised(variant_of(*names))
+    assert tuple(found.tensors) == symbols
+    assert tuple(tensor.name for tensor in found.tensors.values()) == symbols
+    assert found.score is not None
+    assert tuple(load.tensor for load in expr.loads(found.score)) == symbols
+    assert tuple(found.keywords.get(symbol, symbol) for symbol in symbols) == names
+    assert not any(name in OP_ARGUMENTS for name in symbols)
