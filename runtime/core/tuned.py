@@ -13,7 +13,7 @@ from ..kernels import KERNEL_HASHES
 
 # Files without `families` are of this format, too.
 FORMAT = 1
-PACKAGE = Path(__file__).resolve().parent.parent
+PACKAGE = Path(__file__).resolve().parents[2]
 COMMAND = "codegen tune"
 
 CONTENDERS = PORTABLE, HOPPER_DKDV, HOPPER = ("portable", "hopper_dkdv", "hopper")
