@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from generated._runtime.core import configs, tuned
 
 from codegen.cli import main as cli
 from codegen.compile.packages import Package
@@ -25,6 +24,7 @@ from codegen.tune.record import Group, Machine, Outcome, TunedFile, Winner, Work
 from codegen.tune.space import Kernel, Work, candidates, fits, shared_bytes
 from codegen.tune.tuner import Context, Request, Tuner
 from generated._runtime import kernels
+from generated._runtime.core import configs, tuned
 from tests.support.inline_pool import InlinePool
 from tests.support.paths import ROOT
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from generated._runtime.core import configs, families, tuned
 
 from codegen.cli import main as cli
 from codegen.compile.packages import Package
@@ -31,6 +30,7 @@ from codegen.tune.record import Comparison, Group, Judgement, Machine, Outcome, 
 from codegen.tune.tuner import Context
 from codegen.util.errors import CodegenError
 from generated._runtime import kernels
+from generated._runtime.core import configs, families, tuned
 from tests.support.inline_pool import InlinePool
 from tests.support.paths import ROOT
 
