@@ -1,4 +1,4 @@
-"""What was measured on a GPU: `tuned/<gpu>/<variant>.json` beside the variants, written by `python -m codegen tune`."""
+"""What was measured on a GPU: `tuned/<gpu>/<variant>.json` beside the variants, written by `codegen tune`."""
 
 import json
 import math
@@ -14,8 +14,8 @@ from .tiles import HOPPER, PORTABLE, Tile
 
 # Files without `families` are of this format, too.
 FORMAT = 1
-PACKAGE = Path(__file__).resolve().parent.parent
-COMMAND = "python -m codegen tune"
+PACKAGE = Path(__file__).resolve().parents[2]
+COMMAND = "codegen tune"
 
 HOPPER_DKDV = "hopper_dkdv"
 CONTENDERS = (PORTABLE, HOPPER_DKDV, HOPPER)
