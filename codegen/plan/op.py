@@ -187,6 +187,11 @@ class OpPlan(InMode):
         return [f"{name}: Tensor" for name in CU_SEQLENS] if self.packed else []
 
     @property
+    def takes_row_strides(self) -> bool:
+        """Whether its launches pass the strides between batch rows of tables, ids or positions."""
+        return self.layout.gives_positions or (self.lists is not None and not self.layout.has_sequences)
+
+    @property
     def counts_sequences(self) -> bool:
         """Whether the backward names the number of packed sequences."""
         return self.packed and (self.decay or "num_seqs" in self._gradient_reads)
