@@ -24,7 +24,8 @@ from codegen.ir.printers import FormulaPrinter
 from codegen.plan import dialects, hopper
 from codegen.plan.frameworks import Framework
 from codegen.plan.hopper_text import KernelText
-from codegen.plan.op import OpPlan, op_plan
+from codegen.plan.op import op_plan
+from codegen.plan.op_source import OpSource
 from codegen.plan.torch_modules import module_plans
 from codegen.plan.traits import VariantTraits, variant_traits
 from codegen.plan.variant import VariantPlan, plan
@@ -152,7 +153,7 @@ def _variant_files(env: jinja2.Environment, name: str, plans: Mapping[Mode, Vari
     for mode, planned in plans.items():
         files.update(_kernel_files(env, _mode_folder(name, mode), planned))
     for framework in Framework:
-        ops = {mode: op_plan(planned, framework) for mode, planned in plans.items()}
+        ops = {mode: OpSource.of(op_plan(planned, framework)) for mode, planned in plans.items()}
         for mode, planned in plans.items():
             path = f"{_mode_folder(name, mode)}/{framework}_launch.py"
             files[path] = _launch_file(env, planned, ops[mode])
@@ -174,7 +175,7 @@ def _context(planned: VariantPlan) -> dict[str, Any]:
     return {"variant": planned.variant, "symbol": planned.symbol, "title": _TITLES[planned.mode], "entry": entry}
 
 
-def _launch_file(env: jinja2.Environment, planned: VariantPlan, op: OpPlan) -> str:
+def _launch_file(env: jinja2.Environment, planned: VariantPlan, op: OpSource) -> str:
     """The launches of one mode's kernels in a framework."""
     runtime = ".._runtime" if planned.mode is Mode.DENSE else "..._runtime"
     given = {"op": op, "plan": planned, "framework": op.framework, "runtime": runtime}
