@@ -282,12 +282,7 @@ class _VariantReader:
                 problem = f"'{name}' is declared under tensors already; choose another name"
             if problem is not None:
                 self.doc.note(item, problem)
-        trained: dict[str, str] = {}
         for tensor in tensors.values():
-            twin = trained.setdefault(tensor.name.upper(), tensor.name) if tensor.grad else tensor.name
-            if twin != tensor.name:
-                message = f"differs from '{twin}' in case only, and trained tensors share a flag GRAD_NAME"
-                self.doc.note(self.tensor_items[tensor.name], f"{message}; choose another name")
             for dim in tensor.dims:
                 if dim in self.tensor_items:
                     message = f"the free size '{dim}' has the name of a declared argument; choose another name"

@@ -23,11 +23,11 @@ from codegen.spec.model import ScalarSpec, Variant
 class Argument:
     """One of the variant's own arguments: a tensor, the sink, the log-decay, or a scalar.
 
-    `public` is what the op's callers know it as, where generated code calls it otherwise.
-    `shape` is a tuple of expected sizes, an entry `at_least(n)` where longer is fine, `packed_shape` the same in a
-    packed call; `limits` are further arguments of a scalar's check; `doc` is its line in the op's docstring. Of a `trained` one the backward is told whether a call wants the gradient; `no_gradient` is why a float
-    tensor has none, as the runtime's `refuse_gradient` has it. Each pair of a query and a key
-    may have an index of its own into one of the `tile_axes`.
+    `public` is the name that the op's callers know, where generated code calls it otherwise. `shape` is a tuple of
+    expected sizes, an entry `at_least(n)` where longer is fine, `packed_shape` the same in a packed call; `limits` are
+    further arguments of a scalar's check; `doc` is its line in the op's docstring. A `trained` tensor has a flag that
+    tells the backward whether a call wants its gradient; `no_gradient` is why a float tensor has none, by the name that
+    the runtime's `refuse_gradient` knows. An index into one of the `tile_axes` differs between pairs of query and key.
     """
 
     name: str

@@ -1,5 +1,5 @@
-"""The expressions that a kernel evaluates for each pair: its logit, the derivatives of the score, and what rows and keys
-share of a logit."""
+"""The expressions that a kernel evaluates for each pair: the logit, the derivatives of the score, and the terms of a
+logit that rows or keys share."""
 
 from __future__ import annotations
 

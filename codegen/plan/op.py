@@ -1,4 +1,4 @@
-"""The plan of a variant's op in one framework: arguments, launches, gradients and the reference. `op_source` prints it."""
+"""The plan of a variant's op in one framework: arguments, launches, gradients, reference. `op_source` prints it."""
 
 from __future__ import annotations
 

@@ -209,8 +209,7 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
         stem = planned.lists.module
         files[f"{folder}/{stem}.py"] = _fill(env, f"portable/{stem}.py.jinja", lists=planned.lists, **context)
     if planned.variant.decay and planned.mode is not Mode.SEGMENTED:
-        packed = planned.mode is Mode.PACKED
-        files[f"{folder}/decay.py"] = _fill(env, "portable/decay.py.jinja", packed=packed, **context)
+        files[f"{folder}/decay.py"] = _fill(env, "portable/decay.py.jinja", layout=planned.layout, **context)
     files[f"{folder}/__init__.py"] = _fill(env, "host/variant_init.py.jinja", **context)
     return files
 
