@@ -47,8 +47,9 @@ class Logits:
         sides = split_sides(self.logit, PRODUCT, in_order=in_order)
         if sides is None:
             return self
-        shared = {"row_term": sides.rows, "key_term": sides.keys, "block_term": sides.block}
-        return replace(self, logit=PRODUCT, linear=True, **shared)
+        return replace(
+            self, logit=PRODUCT, linear=True, row_term=sides.rows, key_term=sides.keys, block_term=sides.block
+        )
 
 
 def logits(variant: Variant, mode: Mode) -> Logits:
