@@ -126,7 +126,7 @@ def split_mask(mask: Expr) -> tuple[Expr, Expr]:
 
 
 def by_row(index: Expr) -> Expr:
-    """An index by row instead of by position. Indices inside a nested tensor read stay: that tensor's dims decide them."""
+    """An index by row instead of by position. Indices inside a nested read stay: its tensor's dims decide them."""
     rows = {"q_idx": int_var("q_row"), "kv_idx": int_var("cols")}
 
     def replaced(e: Expr) -> Expr | None:

@@ -50,8 +50,8 @@ class GradientKind(StrEnum):
 class GradientTerm:
     """The gradient through one read of a tensor: `local` is d score / d element.
 
-    `dims` are the tensor's dims; `number` counts its terms of one kind. Sums are stored by head, row or key. The sums of
-    a `direct` term are the tensor's own elements. The gradient of a `trained` tensor is gathered only if a call asks
+    `dims` are the tensor's dims; `number` counts its terms of one kind. Sums are stored by head, row or key. The sums
+    of a `direct` term are the tensor's own elements. The gradient of a `trained` tensor is gathered only if a call asks
     for it.
     """
 
@@ -87,7 +87,7 @@ class GradientTerm:
 
     @property
     def is_sum(self) -> bool:
-        """True if the term is a plain sum of ds over a row or a key in every call: an MMA with a vector of ones computes it.
+        """True if the term is a plain sum of ds over a row or a key in every call: an MMA with ones computes it.
 
         A term that only some calls ask for stays apart, so that it costs the other calls nothing.
         """

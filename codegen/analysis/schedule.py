@@ -29,7 +29,7 @@ class Schedule(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """What one block of an axis visits along the other: `[first, end)`, of which `[full_first, full_end)` needs no mask.
+    """What a block of an axis visits along the other: `[first, end)`, of which `[full_first, full_end)` needs no mask.
 
     A bound that is None is the start or end of the axis. Bounds along the queries count rows, not positions. `first` is
     at least 0; `end` and `full_end` are at most the length. If `first` lies beyond the length, or `end` below 0,
@@ -210,7 +210,7 @@ def _monotone(e: Expr) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Piece:
-    """The range of one term. `starts` and `ends` are its inequalities; None after terms with different ones were merged.
+    """The range of one term. `starts` and `ends` are its inequalities, None once different ones were merged.
 
     Nothing is visited unless `condition` holds; every visited block needs the mask unless `full_condition` holds.
     """
@@ -266,7 +266,7 @@ class _Axis:
         return _Axis(keys=keys, low=int_var(f"{block}_first"), high=int_var(f"{block}_last"), length=int_var(length))
 
     def piece(self, term: Iterable[Expr]) -> _Piece:
-        """The range of a term: the most permissive element of the block decides what is visited, the least what is full."""
+        """The range of a term. The block's most permissive element decides what is visited, the least what is full."""
         first, end, full_first, full_end, conditions, full_conditions = (list[Expr]() for _ in range(6))
         starts, ends = [], []
         for atom in term:
@@ -319,7 +319,7 @@ def _at(form: Form, x: Expr) -> Expr:
 
 
 def _extreme(bounds: Sequence[Expr], *, largest: bool, other: Expr | None = None) -> Expr:
-    """The tightest of the bounds and `other`; 0 if there is none. Of two that differ by a literal the looser is dropped."""
+    """The tightest of the bounds and `other`; 0 if there is none. Bounds that differ by a literal become one."""
     pick = expr.maximum if largest else expr.minimum
     kept: list[Expr] = []
     for bound in dict.fromkeys(bounds):

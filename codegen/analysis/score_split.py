@@ -1,4 +1,4 @@
-"""Splits a logit into terms per pair, per row, per key and per block, so that a kernel computes each as seldom as it can."""
+"""Splits a logit into terms per pair, row, key and block, so that a kernel computes each as seldom as it can."""
 
 from __future__ import annotations
 
