@@ -1,4 +1,4 @@
-"""What a compiled kernel takes of its chip, read from what the compiler left, and whether the chip has it."""
+"""The resources that a compiled kernel uses, read from the compiler's output, against the limits of its chip."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Usage:
 
 
 def usage(kernel: Compiled, arch: str) -> Usage:
-    """What a kernel compiled for `arch` takes."""
+    """The resources of a kernel compiled for `arch`."""
     return _nvidia_usage(kernel) if CHIPS[arch].is_nvidia else _amd_usage(kernel)
 
 
@@ -111,7 +111,7 @@ def _instructions(pattern: re.Pattern[str], code: str) -> dict[str, int]:
 
 
 def errors(used: Usage, arch: str) -> list[str]:
-    """Why the chip cannot launch a program that takes so much; empty if it can."""
+    """Why the chip cannot launch a program with such resources; empty if it can."""
     chip, found = CHIPS[arch], []
     if used.shared > chip.shared_memory:
         found.append(f"{used.shared} bytes of shared memory, {arch} has {chip.shared_memory}")
