@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from pathlib import Path
 
 from bench.report.record import OURS, TITLES
-from bench.timing.pool import DEFAULT_JOBS
 
 SPEED = ("core", "fa3", "paper", "fla", "gqa", "dims", "variants")
 """Suites of `bench.cases.suites`."""
@@ -15,6 +15,9 @@ SPEED = ("core", "fa3", "paper", "fla", "gqa", "dims", "variants")
 SUITES = (*SPEED, "packed", "jax", "schedules", "host", "memory")
 JAX_CASES = ("same", "cudnn", "pallas", "kvax", "first")
 PEERS = (*(name for name in TITLES if name != OURS), "pallas", "kvax")
+
+DEFAULT_JOBS = min(12, max(1, (os.cpu_count() or 2) * 3 // 4))
+"""Processes that compile at once. Each has a CUDA context and a case's tensors, a few GiB, on the same GPU."""
 
 DESCRIPTION = """Measures the generated ops beside their peers on this machine's GPU.
 

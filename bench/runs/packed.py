@@ -24,7 +24,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from bench.cases.case import BACKWARD_FLOPS
 from bench.peers.torch_peers import Runner
 from bench.timing.clock import Clock
-from bench.timing.pool import spread
+from codegen.compile.pool import spread
 from codegen.testing import golden
 from codegen.testing.calls import packed
 from codegen.testing.golden import BOUND, Inputs, Shape
@@ -381,7 +381,7 @@ def run(
     """Print the tables, and `keep` what there is after each case; whether ours is right and keeps the bar."""
     start = time.perf_counter()
     if jobs > 0:
-        for done, _ in enumerate(spread(rehearse, chosen, min(jobs, MOST_JOBS), clock.at(0.5)), start=1):
+        for done, _ in enumerate(spread(rehearse, chosen, min(jobs, MOST_JOBS), until=clock.at(0.5)), start=1):
             seconds = time.perf_counter() - start
             print(f"\rpacked: compiling, {done}/{len(chosen)} cases, {seconds:.0f} s", end="", flush=True)
         print(flush=True)

@@ -21,7 +21,7 @@ from bench.cases.case import Case
 from bench.peers.torch_peers import build
 from bench.report.record import OURS
 from bench.timing.measure import draw, verify
-from bench.timing.pool import my_turn, spread
+from codegen.compile.pool import my_turn, spread
 
 TUNED = ("flex-max",)
 """Peers that choose among kernels by timing them."""
@@ -104,7 +104,7 @@ def compile_all(cases: Sequence[Case], jobs: int, until: float | None) -> None:
     start = time.perf_counter()
     for title, chosen in zip(("compiling", "tuning peers"), tasks(cases), strict=True):
         done = 0
-        for done, _ in enumerate(spread(rehearse, chosen, jobs, until) if chosen else (), start=1):
+        for done, _ in enumerate(spread(rehearse, chosen, jobs, until=until), start=1):
             seconds = time.perf_counter() - start
             print(f"\r{title}, {jobs} processes: {done}/{len(chosen)}, {seconds:.0f} s ", end="", flush=True)
         if chosen:
