@@ -15,8 +15,9 @@ from typing import Any
 from bench import record
 from bench.options import SPEED, SUITES, parser
 from bench.record import Results
-from bench.report.tables import report
+from bench.report.tables import STYLES, report
 from bench.timing.clock import Clock
+from codegen.util.terminal import print_coloured
 
 EXIT_OK, EXIT_WRONG, EXIT_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -203,7 +204,7 @@ def _keep(options: argparse.Namespace, results: Results) -> None:
 def _present(options: argparse.Namespace, results: Results) -> None:
     """Print the tables, and write the files that the options name."""
     if results.measurements:
-        print(f"\n{report(results)}", flush=True)
+        print_coloured(f"\n{report(results)}", STYLES)
     if options.csv:
         record.write_csv(options.csv, results)
     if options.plots:

@@ -12,6 +12,9 @@ COLUMNS = 120
 UNSTEADY = 0.05
 """The spread of rounds above which the report warns."""
 
+STYLES = {r"\d+\.\d+<": "red", r"\bMISSED\b": "bold red", r"\bmet\b": "green", r"\bWRONG\b": "bold red"}
+"""Styles of a terminal, by regular expression."""
+
 PASS_TITLES = {"fwd": "forward", "bwd": "backward"}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from bench.cases.packed import DIM, HEADS, KV_HEADS, OURS, TOKENS, PackedCase
 from bench.peers.packed_peers import BUILDERS, draw, fault
 from bench.timing.clock import Clock
-from codegen.compile.pool import spread
+from bench.timing.warm_compile import compile_in_parallel
 from codegen.testing.golden import Inputs
 
 DENSE_SHARE = 0.85
@@ -123,10 +123,7 @@ def run(
     """Measure, call `keep` after each case, and print the tables. True if ours is right and fast enough."""
     start = time.perf_counter()
     if jobs > 0:
-        for done, _ in enumerate(spread(rehearse, chosen, min(jobs, MOST_JOBS), until=clock.at(0.5)), start=1):
-            seconds = time.perf_counter() - start
-            print(f"\rpacked: compiling, {done}/{len(chosen)} cases, {seconds:.0f} s", end="", flush=True)
-        print(flush=True)
+        compile_in_parallel(rehearse, chosen, min(jobs, MOST_JOBS), clock.at(0.5), "packed: compiling")
     measurements: list[PackedMeasurement] = []
     for number, case in enumerate(chosen, start=1):
         if clock.over:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
@@ -22,6 +22,9 @@ from bench.peers.torch_peers import build
 from bench.record import OURS
 from bench.timing.measure import draw, verify
 from codegen.compile.pool import my_turn, spread
+from codegen.util.terminal import Status
+
+Item = TypeVar("Item")
 
 TUNED = ("flex-max",)
 """Peers that choose a kernel by timing candidates."""
@@ -101,13 +104,21 @@ def _compilation(task: Task) -> tuple[str, str]:
 
 def compile_all(cases: Sequence[Case], jobs: int, until: float | None) -> None:
     """Rehearse all cases; stop at the time `until` of `time.monotonic`."""
-    start = time.perf_counter()
     for title, chosen in zip(("compiling", "tuning peers"), tasks(cases), strict=True):
-        done = 0
-        for done, _ in enumerate(spread(rehearse, chosen, jobs, until=until), start=1):
-            seconds = time.perf_counter() - start
-            print(f"\r{title}, {jobs} processes: {done}/{len(chosen)}, {seconds:.0f} s ", end="", flush=True)
-        if chosen:
-            print(
-                "" if done == len(chosen) else "\n  out of time: the others compile when they are measured", flush=True
-            )
+        compile_in_parallel(rehearse, chosen, jobs, until, title)
+
+
+def compile_in_parallel(
+    task: Callable[[Item], None], items: Sequence[Item], jobs: int, until: float | None, title: str
+) -> None:
+    """Run a task that fills the caches for each item, with progress on a terminal and a line at the end."""
+    start = time.perf_counter()
+    with Status(len(items)) as status:
+        status.show(f"{title}, {jobs} processes")
+        for _ in spread(task, items, jobs, until=until):
+            status.done += 1
+            status.show(f"{title}, {jobs} processes")
+    if items:
+        late = "" if status.done == len(items) else "; out of time: the others compile when they are measured"
+        seconds = time.perf_counter() - start
+        print(f"{title}, {jobs} processes: {status.done}/{len(items)}, {seconds:.0f} s{late}", flush=True)
