@@ -15,7 +15,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -82,7 +82,7 @@ def spread(
     *,
     limit: float | None = None,
     until: float | None = None,
-) -> Iterator[tuple[Item, Result | Exception]]:
+) -> Generator[tuple[Item, Result | Exception], None, None]:
     """Yield each item with its result, or with its error, in the order in which they finish.
 
     `limit`: seconds after which one task is killed. `until`: the time by `time.monotonic` at which all unfinished work
