@@ -9,7 +9,7 @@ from types import MappingProxyType
 from codegen.analysis.call_modes import PADDING, has_tokens, packed_axes
 from codegen.analysis.gradients import GradientTerm
 from codegen.ir import expr
-from codegen.ir.expr import Expr, Level, TensorSpec, Var, level
+from codegen.ir.expr import Expr, Level, TensorSpec, Type, Var, level
 from codegen.ir.printers import FormulaPrinter
 from codegen.plan.frameworks import Framework
 from codegen.plan.host_code import NONE, HostCode, host, listed
@@ -31,12 +31,12 @@ class Argument:
     """
 
     name: str
-    kind: str  # tensor | scalar
-    annotation: str
+    required: str  # the annotation where the argument is there: Tensor, int or float
     dims: tuple[str | int, ...] = ()
     shape: HostCode = NONE
     packed_shape: HostCode = NONE
-    dtypes: str = ""
+    dtype: str = ""  # the element type of a tensor; empty where any float serves
+    is_float: bool = False  # a tensor of floats, which kernels and references widen to what they compute in
     limits: str = ""
     trained: bool = False
     no_gradient: str = ""
@@ -51,17 +51,17 @@ class Argument:
 
     @property
     def is_tensor(self) -> bool:
-        return self.kind == "tensor"
+        return self.required == "Tensor"
 
     @property
-    def is_float(self) -> bool:
-        """Whether it is a tensor of floats, which kernels and references widen to what they compute in."""
-        return "float" in self.dtypes.lower()
+    def dtypes(self) -> HostCode:
+        """The element types that its check admits."""
+        return HostCode(f'("{self.dtype}",)') if self.dtype else host("{}", "FLOAT_DTYPES")
 
     @property
-    def required(self) -> str:
-        """The annotation where the argument is there."""
-        return self.annotation.split(" ")[0]
+    def annotation(self) -> str:
+        """The annotation of the op's keyword argument, None by default."""
+        return f"{self.required} | None"
 
     def parameter(self, framework: Framework) -> Parameter:
         """The parameter of a launch that it is passed as."""
@@ -107,7 +107,7 @@ class Argument:
         """What its checks take from the runtime, besides the check of a tensor."""
         if not self.is_tensor:
             return frozenset((f"check_{self.required}",))
-        return self.shape.names | self.packed_shape.names | {self.dtypes}
+        return self.shape.names | self.packed_shape.names | self.dtypes.names
 
     @property
     def jax_annotation(self) -> str:
@@ -180,12 +180,12 @@ def own_arguments(variant: Variant, terms: Sequence[GradientTerm]) -> list[Argum
         found.append(
             Argument(
                 name=spec.name,
-                kind="tensor",
-                annotation="Tensor | None",
+                required="Tensor",
                 dims=spec.dims,
                 shape=_tuple(sizes),
                 packed_shape=_packed_shape(spec.dims, _computed(variant, spec, packed=True)),
-                dtypes=f'("{spec.dtype}",)',
+                dtype=spec.dtype,
+                is_float=spec.element is Type.FLOAT,
                 trained=spec.grad,
                 no_gradient=_no_gradient(variant, spec),
                 tile_axes=_tile_axes(variant, spec.name),
@@ -212,16 +212,13 @@ def own_arguments(variant: Variant, terms: Sequence[GradientTerm]) -> list[Argum
         )
         doc = f"{kind}{_range_text(scalar)}."
         public = variant.keywords.get(scalar.name, "")
-        annotation = f"{kind} | None"
-        found.append(
-            Argument(name=scalar.name, kind="scalar", annotation=annotation, limits=limits, doc=doc, public=public)
-        )
+        found.append(Argument(name=scalar.name, required=kind, limits=limits, doc=doc, public=public))
     return found
 
 
 def _no_gradient(variant: Variant, spec: TensorSpec) -> str:
     """Why a float tensor has no gradient, by the runtime's name; empty where it has one, or could have none."""
-    if spec.grad or "float" not in spec.dtype:
+    if spec.grad or spec.element is not Type.FLOAT:
         return ""
     in_score = variant.score is not None and any(load.tensor == spec.name for load in expr.loads(variant.score))
     return "undeclared" if in_score else "mask"
@@ -239,12 +236,11 @@ def _range_text(scalar: ScalarSpec) -> str:
 def _float_argument(name: str, own_dims: tuple[str | int, ...], shape: HostCode, doc: str) -> Argument:
     return Argument(
         name=name,
-        kind="tensor",
-        annotation="Tensor | None",
+        required="Tensor",
         dims=own_dims,
         shape=shape,
         packed_shape=_packed_shape(own_dims),
-        dtypes="FLOAT_DTYPES",
+        is_float=True,
         doc=doc,
     )
 

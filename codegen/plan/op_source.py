@@ -173,7 +173,7 @@ class OpSource(OpPlan):
     @property
     def integer_names(self) -> str:
         """Source of the names of its own tensors that the kernels read as int32."""
-        return ", ".join(f'"{a.name}"' for a in self.tensors if a.dtypes == '("int32",)' and a.name not in TOKEN_IDS)
+        return ", ".join(f'"{a.name}"' for a in self.tensors if a.dtype == "int32" and a.name not in TOKEN_IDS)
 
     @property
     def reductions(self) -> list[str]:
