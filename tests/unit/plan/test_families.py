@@ -14,10 +14,9 @@ from generated._runtime.core.checks import ArgumentError
 from generated._runtime.core.configs import Tile, config_text, tiles_for
 from generated._runtime.core.families import HopperTile, hopper_tile, is_faster
 from generated._runtime.torch.support import call_words
-from tests.support.paths import ROOT
+from tests.support.paths import LIBRARY
 
 LENGTH = 4096
-LIBRARY = ROOT / "library.yaml"
 
 
 def forward(
