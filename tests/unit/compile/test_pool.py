@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import time
@@ -83,7 +84,7 @@ def test_all_processes_end_when_the_caller_is_interrupted() -> None:
 def test_one_worker_at_a_time_has_its_turn() -> None:
     times = sorted(result for _, result in spread(in_turn, [1, 2, 3], 3) if isinstance(result, tuple))
     assert len(times) == 3
-    assert all(left <= entered for (_, left), (entered, _) in zip(times, times[1:], strict=False))
+    assert all(left <= entered for (_, left), (entered, _) in itertools.pairwise(times))
     assert pool._turn is None
     with my_turn():
         pass  # outside a pool it does nothing
