@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from codegen.arch.tile_rules import MAX_HEAD_DIM, TileConfig
 from codegen.load.grammar import (
     ARCH,
     ARCH_TABLE,
@@ -20,7 +21,7 @@ from codegen.load.grammar import (
 )
 from codegen.load.shapes import NumberedTable
 from codegen.load.yaml_tree import Document, Item
-from codegen.spec.model import MAX_HEAD_DIM, ArchSpec, Defaults, Pass, PassConfigs, TileConfig
+from codegen.spec.model import ArchSpec, Defaults, Pass, PassConfigs
 
 
 def read_defaults(doc: Document, item: Item, inherited: Defaults) -> Defaults:

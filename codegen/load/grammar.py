@@ -6,7 +6,8 @@ business; rules between entries are those of the readers.
 
 from __future__ import annotations
 
-from codegen.arch.tile_rules import TILE_FIELDS
+from codegen.arch.chips import ARCHS
+from codegen.arch.tile_rules import MAX_HEAD_DIM, MIN_HEAD_DIM, TILE_FIELDS
 from codegen.ir.expr import INDEX_NAMES, ScalarType
 from codegen.load.shapes import (
     AnyOf,
@@ -25,7 +26,7 @@ from codegen.load.shapes import (
     TileField,
     UniqueList,
 )
-from codegen.spec.model import ARCHS, DTYPES, MAX_HEAD_DIM, MIN_HEAD_DIM, TENSOR_DTYPES, Pass
+from codegen.spec.model import DTYPES, TENSOR_DTYPES, Pass
 from codegen.spec.names import IDENTIFIER
 
 # ------------------------------------------------------------------------------------------------ `defaults:`, `archs:`
