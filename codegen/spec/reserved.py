@@ -79,7 +79,7 @@ _WORDS = """
     MOST_COUNT MOST_ROWS WRAP_STRIDE hear_work next_work num_work seq_end seq_len sequence_work take_work told_work
     head_seqs num_row_blocks row_first row_seqs work_counter work_ring work_turn
 
-    Attention PASSES make_tables tables tiles_of
+    Attention PASSES dense kernels make_tables namespace_of segmented tables tiles_of
 
     computed key_lengths round_even size_of
 
