@@ -1,0 +1,1 @@
+"""What the ops of every framework share. No framework is imported."""
