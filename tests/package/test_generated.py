@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from generated._runtime.torch.support import INTERPRET
 from torch import Tensor
 
 from codegen.testing import golden
 from codegen.testing.golden import Inputs, Shape, draw_inputs, evaluate, load_manifest, load_op, load_reference
+from generated._runtime.torch.support import INTERPRET
 from tests.support.fresh import python
 from tests.support.paths import ROOT
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 import pytest
 
 from codegen.analysis.call_modes import Mode
-from codegen.cli import main
+from codegen.cli.main import main
 from codegen.compare.calls import DEFAULT_ARCHS
 from codegen.compare.launches import Launch, Level, Request, launches
 from codegen.compare.machine import first_difference
@@ -202,7 +202,7 @@ def test_device_functions_are_no_kernels_but_parts_of_them(old: Path) -> None:
 
 def test_a_variant_is_unchanged_if_nothing_that_it_shares_changed(old: Path) -> None:
     comment = edited(old, ("band/torch_op.py", "from torch import Tensor\n", "from torch import Tensor  # a class\n"))
-    shared = edited(old, ("_runtime/configs.py", "import math\n", "import math\n\nx = 1\n"))
+    shared = edited(old, ("_runtime/core/configs.py", "import math\n", "import math\n\nx = 1\n"))
     assert unchanged_variants(read_sources(old), read_sources(comment), ["band"]) == {"band"}
     assert not unchanged_variants(read_sources(old), read_sources(shared), ["band"])
 
