@@ -107,17 +107,7 @@ def render(spec: Spec) -> dict[str, str]:
     files["__init__.py"] = _fill(env, "host/package_init.py.jinja", variants=names)
     for framework in Framework:
         files[INIT_FILES[framework]] = _fill(env, f"host/{framework}_init.py.jinja", variants=names)
-    modules = module_plans(spec.variants.values())
-    files["torch/nn.py"] = _fill(env, "host/torch_nn.py.jinja", modules=modules)
-    for module, variant in zip(modules, spec.variants.values(), strict=True):
-        files[f"{variant.name}/torch_module.py"] = _fill(
-            env, "host/torch_module.py.jinja", module=module, variant=variant, entry=_entry(variant)
-        )
-    own = {name: arch_tables(v.archs) for name, v in spec.variants.items() if v.archs}
-    files["_runtime/archs.py"] = _fill(
-        env, "host/archs.py.jinja", archs=arch_tables(spec.archs), variant_archs=own, hopper=hopper
-    )
-    files["torch/nn.py"] = _fill(env, "host/torch_nn.py.jinja", modules=module_plans(spec.variants.values()))
+    files |= _module_files(env, spec)
     files["_runtime/archs.py"] = _archs_file(env, spec)
     files |= _runtime_files()
     files["py.typed"] = ""
@@ -128,6 +118,19 @@ def render(spec: Spec) -> dict[str, str]:
     fields = {name: list(asdict(of_variant).items()) for name, of_variant in traits.items()}
     formatted |= _format({KERNELS_FILE: _fill(env, "host/kernels.py.jinja", hashes=hashes, traits=fields)})
     return {path: _sign(formatted[path]) for path in sorted(formatted)}
+
+
+def _module_files(env: jinja2.Environment, spec: Spec) -> dict[str, str]:
+    """The variants as modules of `torch.nn`: a file for each, and the module that imports them when they are read."""
+    variants = list(spec.variants.values())
+    plans = module_plans(variants)
+    files = {
+        f"{variant.name}/torch_module.py": _fill(
+            env, "host/torch_module.py.jinja", module=module, variant=variant, entry=_entry(variant)
+        )
+        for module, variant in zip(plans, variants, strict=True)
+    }
+    return files | {"torch/nn.py": _fill(env, "host/torch_nn.py.jinja", modules=plans)}
 
 
 def _archs_file(env: jinja2.Environment, spec: Spec) -> str:

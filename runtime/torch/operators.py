@@ -1,51 +1,32 @@
-"""The custom operators of the package, each registered when its name is first read.
+"""Launches as custom operators: what torch.compile, torch.export and fake tensors see in place of them."""
 
-The launch module of a variant defines `torch.ops.<package>.<variant>_fwd` and `_bwd`; importing the package imports no
-launch module. Whoever reads an operator of `torch.ops` gets it, in a fresh process too: `torch.export.load`, compiled
-code from a cache on disk, a graph from a pickle. A program that finds operators by name in C++, as an AOTInductor
-package does, must read `torch.ops.<package>.<variant>_fwd` before.
-"""
-
-import importlib
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable
 from typing import Any
 
-import torch
+from torch.library import custom_op
 
-PASSES = ("fwd", "bwd")
-MODES = {"": "", "_packed": ".packed", "_segmented": ".segmented"}
-"""What a mode of calls adds to the name of an operator -> its package in that of the variant."""
+from ..core.options import CallOptions
+from .lazy_operators import namespace_of as namespace_of
 
 
-def namespace_of(package: str) -> str:
-    """The namespace of the operators of a package: two packages can live in one process.
+def register_operator(name: str, launch: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Register a custom operator that calls `launch`; return a function with the parameters of `launch` that calls it.
 
-    >>> namespace_of("generated"), namespace_of("model.attention")
-    ('generated', 'model_attention')
+    `fake` allocates what `launch` returns. An operator takes no `CallOptions`: they pass as their text.
     """
-    return package.replace(".", "_")
+    signature = inspect.signature(launch)
+    place = list(signature.parameters).index("options")
 
+    def run(*args: Any) -> Any:
+        return launch(*args[:place], CallOptions.parsed(args[place]), *args[place + 1 :])
 
-def register_when_read(package: str, variants: Sequence[str]) -> None:
-    """Make `torch.ops.<package>` import the launch module that defines an operator when the operator is first read."""
-    modules = {
-        f"{variant}{mode}_{name}": f"{package}.{variant}{folder}.torch_launch"
-        for variant in variants
-        for mode, folder in MODES.items()
-        for name in PASSES
-    }
-    namespace: Any = getattr(torch.ops, namespace_of(package))
-    kind = type(namespace)
+    parameters = [x.replace(annotation=str) if x.name == "options" else x for x in signature.parameters.values()]
+    run.__dict__["__signature__"] = signature.replace(parameters=parameters)
+    registered = custom_op(name, run, mutates_args=())
+    registered.register_fake(fake)
 
-    class LazyOperators(kind):  # type: ignore[misc, valid-type]
-        """A namespace of operators that are registered when they are first read."""
+    def call(*args: Any) -> Any:
+        return registered(*args[:place], args[place].text, *args[place + 1 :])
 
-        # torch takes from here under which module an operator is saved.
-        __module__ = kind.__module__
-
-        def __getattr__(self, name: str) -> Any:
-            if name in modules:
-                importlib.import_module(modules[name])
-            return super().__getattr__(name)
-
-    namespace.__class__ = LazyOperators
+    return call
