@@ -181,7 +181,7 @@ def tiles_for(
     head_dims: tuple[int, int],
     heads: tuple[int, int],
     length: int,
-    options: CallOptions,
+    options: CallOptions = NO_OPTIONS,
 ) -> Tiles:
     """The tiles of each pass of a call.
 
