@@ -1,1 +1,1 @@
-"""What the ops of every framework share. No framework is imported."""
+"""What ops of both frameworks share; imports no framework."""
