@@ -12,7 +12,7 @@ Hooks = tuple[Callable[[str], Any], Callable[[], list[str]]]
 """`__getattr__` and `__dir__` of a module."""
 
 
-def lazy(module: str, sources: Mapping[str, str], eager: tuple[str, ...] = ()) -> Hooks:
+def lazy(module: str, sources: Mapping[str, str]) -> Hooks:
     """The hooks of a module whose attributes are defined in other modules.
 
     An attribute is imported when it is first read, and set: from then on it is an ordinary attribute of the module,
@@ -22,9 +22,7 @@ def lazy(module: str, sources: Mapping[str, str], eager: tuple[str, ...] = ()) -
         module: the `__name__` of the module.
         sources: attribute -> its source, such as `"..causal.torch_op:causal"`, or `".nn"` for a module itself. Leading
             dots count from the module's package, as in a relative import.
-        eager: attributes that the module has from the start, for `__dir__`.
     """
-    names = sorted({*sources, *eager})
 
     def read(name: str) -> Any:
         source = sources.get(name)
@@ -37,7 +35,7 @@ def lazy(module: str, sources: Mapping[str, str], eager: tuple[str, ...] = ()) -
         setattr(own, name, value)
         return value
 
-    return read, lambda: names
+    return read, lambda: sorted(sources)
 
 
 def lazy_modules(package: str, *sources: str) -> Hooks:

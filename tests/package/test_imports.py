@@ -65,6 +65,10 @@ def test_importing_the_jax_ops_loads_no_variant(module: str) -> None:
     assert outside_runtime(loaded_by(f"import generated.{module}")) == {"", "jax", module}
 
 
+def test_importing_the_jax_ops_loads_nothing_but_the_check_of_jax() -> None:
+    assert loaded_by("import generated.jax") == {"", "jax", *RUNTIME, "_runtime.jax", "_runtime.jax.versions"}
+
+
 @with_frameworks
 def test_an_import_loads_as_many_modules_whatever_the_number_of_variants(framework: str, small: Path) -> None:
     code = "import {0}.{1}; {0}.{1}.causal"
