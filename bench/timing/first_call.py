@@ -4,7 +4,7 @@ python -m bench.timing.first_call                # one process, in JAX: a line o
 python -m bench.timing.first_call imports        # a table of what each import takes, of fresh processes, with its bar
 python -m bench.timing.first_call imports torch  # one process: a line of JSON with the seconds of each import
 
-It imports nothing beforehand of what it times.
+This module imports nothing at its top that it times.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _in_process(arguments: list[str], changed: dict[str, str]) -> dict[str, floa
 
 
 def measured() -> Iterator[tuple[str, dict[str, float]]]:
-    """The phases of two processes, of which the second finds the first one's kernels in Triton's cache on disk."""
+    """The phases of two processes; the second finds the first one's kernels in Triton's cache on disk."""
     with tempfile.TemporaryDirectory() as cache:
         changed = {"TRITON_CACHE_DIR": cache, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         for state in STATES:

@@ -64,7 +64,7 @@ class CallOptions:
 
 
 NO_OPTIONS = CallOptions()
-"""Those of a call that asks for nothing."""
+"""The options of a call that asks for nothing."""
 
 
 def checked_options(op: str, config: Any, family: Any = None, deterministic: Any = None) -> CallOptions:
@@ -79,11 +79,12 @@ def checked_options(op: str, config: Any, family: Any = None, deterministic: Any
         config = {}
     if not isinstance(config, dict):
         fail(op, "config", "None or a dict of pass name -> tile", repr(config))
-    tiles = tuple([(name, _checked_tile(op, name, entry)) for name, entry in config.items()])
+    tiles = tuple([(name, checked_tile(op, name, entry)) for name, entry in config.items()])
     return CallOptions(family=family, fixed_order=bool(deterministic), tiles=tiles)
 
 
-def _checked_tile(op: str, name: str, entry: Any) -> Tile:
+def checked_tile(op: str, name: str, entry: Any) -> Tile:
+    """Check one entry of the argument `config` of a call."""
     if name not in PASSES:
         fail(op, "config", f"passes among {', '.join(PASSES)}", repr(name))
     if not isinstance(entry, Mapping) or set(entry) != set(Tile._fields):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from generated._runtime.core.options import NO_OPTIONS, checked_options
 
 from codegen.load.spec_file import load
 from codegen.plan.traits import keys_start_at_zero, rows_are_alike
@@ -13,7 +14,6 @@ from codegen.plan.variant import plan
 from generated._runtime.core.checks import ArgumentError
 from generated._runtime.core.configs import Tile, tiles_for
 from generated._runtime.core.families import HopperTile, hopper_tile, is_faster
-from generated._runtime.core.options import NO_OPTIONS, checked_options
 from generated._runtime.torch.support import call_options
 from tests.support.paths import ROOT
 
@@ -247,7 +247,7 @@ def test_a_call_may_ask_for_hopper_where_it_is_not_the_default() -> None:
     [
         ({"arch": "sm_100"}, "its kernels run on sm_90, not on sm_100"),
         ({"dtype": "float32"}, "float16 and bfloat16, not float32"),
-        ({"head_dims": (80, 80)}, "less than three quarters"),
+        ({"head_dims": (80, 80)}, "tiles of 128 columns need a head_dim of at least 96, not 80"),
         ({"length": 0}, "at least one key"),
     ],
     ids=str,
