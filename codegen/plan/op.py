@@ -112,7 +112,7 @@ class OpPlan(InMode):
         seed = Parameter("seed", self.framework.number("int"))
         dropout = [Parameter("dropout_p", "float"), seed] if self.dropout else []
         own = [a.parameter(self.framework) for a in self.scalars]
-        last = [Parameter("scale", "float"), Parameter("config_words", "str")]
+        last = [Parameter("scale", "float"), Parameter("options", "CallOptions")]
         return [*own, *dropout, *self._cu_seqlens, *positions, *offset, *last]
 
     @property

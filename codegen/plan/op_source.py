@@ -43,7 +43,7 @@ class OpSource(OpPlan):
     @property
     def tiles_call(self) -> str:
         """The call for the tiles of each pass."""
-        return f"tiles_of({', '.join(filter(None, ('q', 'v', self.tiles_tokens, 'config_words')))})"
+        return f"tiles_of({', '.join(filter(None, ('q', 'v', self.tiles_tokens, 'options')))})"
 
     @property
     def parameters(self) -> str:
@@ -154,7 +154,7 @@ class OpSource(OpPlan):
     @property
     def reference_parameters(self) -> str:
         """The parameters of the forward, for the reference, which takes no notice of tiles and tables."""
-        unread = {"config_words", "block_tables", *self.unread_positions}
+        unread = {"options", "block_tables", *self.unread_positions}
         if not self.has_offset:
             unread |= {"row_offset", "row_offsets"}
         return partial_signature(self.forward_parameters, set(self.parameter_names) - unread)
