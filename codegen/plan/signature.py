@@ -145,8 +145,8 @@ class Signatures:
     def read_only(
         self, args: Sequence[ArgGroup], constants: Sequence[str], read: Set[str]
     ) -> tuple[list[ArgGroup], list[str]]:
-        """A kernel's arguments and constants, without those of the variant's own arguments that are not read, and without
-        the dropout factor, which the kernel of the row terms applies."""
+        """A kernel's arguments and constants, without those of the variant's own that are not read, and without the
+        dropout factor, which the kernel of the row terms applies."""
         own = [*self._tensors(), *self._tensor_strides()]
         offset = "q_shift" in read
         kept = [g for g in args if (read & set(g.names) if g in own else offset or "q_offset" not in g.names)]
