@@ -25,7 +25,7 @@ from codegen.plan.op import OpPlan, op_plan
 from codegen.plan.torch_modules import module_plans
 from codegen.plan.variant import VariantPlan, plan
 from codegen.render.arch_tables import arch_tables
-from codegen.render.code_hash import HASH_LENGTH, code_hash
+from codegen.render.code_hash import HASH_LENGTH, kernel_hash
 from codegen.spec import symbols
 from codegen.spec.model import Spec, Variant
 from codegen.util.errors import CodegenError
@@ -217,11 +217,11 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
 
 
 def _kernel_hashes(files: Mapping[str, str], folder: str) -> dict[str, str]:
-    """Pass -> hash of its kernel's code, of those of one mode."""
+    """Pass -> hash of its kernel's code and of what it imports, for the kernels of one mode."""
     own = (hopper.FORWARD, hopper.BACKWARD, hopper.WIDE_BACKWARD, hopper.DELTA)
     stems = KERNELS | {stem: stem for stem in own}
-    found = {pass_name: files.get(f"{folder}/{stem}.py") for stem, pass_name in stems.items()}
-    return {pass_name: code_hash(text) for pass_name, text in found.items() if text is not None}
+    paths = {pass_name: f"{folder}/{stem}.py" for stem, pass_name in stems.items()}
+    return {pass_name: kernel_hash(path, files) for pass_name, path in paths.items() if path in files}
 
 
 def _fill(env: jinja2.Environment, template: str, **context: Any) -> str:
