@@ -20,6 +20,7 @@ from codegen.analysis.gradients import is_deterministic
 from codegen.ir.expr import TensorSpec
 from codegen.ir.printers import FormulaPrinter
 from codegen.plan import hopper
+from codegen.plan.device import device_functions
 from codegen.plan.frameworks import Framework
 from codegen.plan.op import OpPlan, op_plan
 from codegen.plan.torch_modules import module_plans
@@ -61,7 +62,7 @@ def make_environment(folder: Path) -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    env.filters["docstring"] = docstring
+    env.filters |= {"docstring": docstring, "device_functions": device_functions}
     env.filters |= hopper.FILTERS | symbols.FILTERS
     env.tests["renamed_op"] = symbols.is_renamed
     return env
@@ -172,6 +173,11 @@ def _mode_folder(name: str, mode: Mode) -> str:
     return name if mode is Mode.DENSE else f"{name}/{mode.value}"
 
 
+def _runtime_of(mode: Mode) -> str:
+    """The package that the files of a mode's folder import shared code from."""
+    return f".{'.' if mode is Mode.DENSE else '..'}{RUNTIME}"
+
+
 _TITLES = {Mode.DENSE: "", Mode.PACKED: ", packed sequences", Mode.SEGMENTED: ", with segment ids"}
 
 
@@ -182,14 +188,13 @@ def _context(planned: VariantPlan) -> dict[str, Any]:
 
 def _launch_file(env: jinja2.Environment, planned: VariantPlan, op: OpPlan) -> str:
     """The launches of one mode's kernels in a framework."""
-    runtime = ".._runtime" if planned.mode is Mode.DENSE else "..._runtime"
-    given = {"op": op, "plan": planned, "framework": op.framework, "runtime": runtime}
+    given = {"op": op, "plan": planned, "framework": op.framework, "runtime": _runtime_of(planned.mode)}
     return _fill(env, f"host/{op.framework}_launch.py.jinja", **given, **_context(planned))
 
 
 def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) -> dict[str, str]:
     """The kernels of one mode."""
-    context = _context(planned)
+    context = _context(planned) | {"runtime": _runtime_of(planned.mode)}
     files = {
         f"{folder}/{stem}.py": _fill(env, f"portable/{stem}.py.jinja", kernel=getattr(planned, attribute), **context)
         for stem, attribute in KERNELS.items()
