@@ -19,6 +19,8 @@ from functools import cache, partial
 from itertools import count
 from typing import Any
 
+from codegen import PACKAGE
+from codegen.arch.chips import CHIPS
 from codegen.util.errors import CodegenError
 
 Compiled = Any
@@ -35,16 +37,17 @@ def target_of(arch: str) -> Any:
     """`sm_90` or `gfx942` as Triton's compiler calls it."""
     from triton.backends.compiler import GPUTarget
 
-    if arch.startswith("sm_"):
-        return GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
-    return GPUTarget("hip", arch, 64)
+    chip = CHIPS[arch]
+    if chip.is_nvidia:
+        return GPUTarget("cuda", int(arch.removeprefix("sm_")), chip.lanes)
+    return GPUTarget("hip", arch, chip.lanes)
 
 
 def compile_launches(
     call: Callable[[], object],
     variant: str,
     arch: str,
-    package: str = "generated",
+    package: str = PACKAGE,
     *,
     only: Callable[[str], bool] | None = None,
     on_failure: OnFailure | None = None,

@@ -15,6 +15,7 @@ from typing import Any, Self
 import pytest
 
 from codegen.analysis.call_modes import Mode
+from codegen.arch.tile_rules import TileConfig
 from codegen.cli.main import main
 from codegen.compare.calls import DEFAULT_ARCHS
 from codegen.compare.launches import Launch, Level, Request, launches
@@ -25,7 +26,7 @@ from codegen.compare.sources import kernel_hashes, read_sources, unchanged_kerne
 from codegen.lint.jobs import Job
 from codegen.load.spec_file import load
 from codegen.render.code_hash import code_hash
-from codegen.spec.model import Pass, TileConfig, Variant
+from codegen.spec.model import Pass, Variant
 from generated._runtime.torch.support import INTERPRET
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 nothing is compiled")
@@ -202,7 +203,7 @@ def test_device_functions_are_no_kernels_but_parts_of_them(old: Path) -> None:
 
 def test_a_variant_is_unchanged_if_nothing_that_it_shares_changed(old: Path) -> None:
     comment = edited(old, ("band/torch_op.py", "from torch import Tensor\n", "from torch import Tensor  # a class\n"))
-    shared = edited(old, ("_runtime/configs.py", "import math\n", "import math\n\nx = 1\n"))
+    shared = edited(old, ("_runtime/core/configs.py", "import math\n", "import math\n\nx = 1\n"))
     assert unchanged_variants(read_sources(old), read_sources(comment), ["band"]) == {"band"}
     assert not unchanged_variants(read_sources(old), read_sources(shared), ["band"])
 
