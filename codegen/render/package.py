@@ -109,9 +109,7 @@ def render(spec: Spec) -> dict[str, str]:
     files |= _runtime_files()
     files["py.typed"] = ""
     formatted = _format(files)
-    hashes = {
-        name: {mode.value: _kernel_hashes(formatted, _mode_folder(name, mode)) for mode in Mode} for name in names
-    }
+    hashes = {name: {mode.value: _kernel_hashes(formatted, name, mode) for mode in Mode} for name in names}
     fields = {name: list(asdict(of_variant).items()) for name, of_variant in traits.items()}
     formatted |= _format({KERNELS_FILE: _fill(env, "host/kernels.py.jinja", hashes=hashes, traits=fields)})
     return {path: _sign(formatted[path]) for path in sorted(formatted)}
@@ -151,15 +149,32 @@ def _variant_files(env: jinja2.Environment, name: str, plans: Mapping[Mode, Vari
     context = _context(plans[Mode.DENSE])
     for mode, planned in plans.items():
         files.update(_kernel_files(env, _mode_folder(name, mode), planned))
+    for path in _copies(files, plans):
+        del files[path]
     for framework in Framework:
         ops = {mode: op_plan(planned, framework) for mode, planned in plans.items()}
         for mode, planned in plans.items():
             path = f"{_mode_folder(name, mode)}/{framework}_launch.py"
-            files[path] = _launch_file(env, planned, ops[mode])
+            shares_delta = _delta_path(name, mode) not in files
+            files[path] = _launch_file(env, planned, ops[mode], plans[Mode.DENSE] if shares_delta else planned)
         given = {"op": ops[Mode.DENSE], **{f"{mode}_op": ops[mode] for mode in (Mode.PACKED, Mode.SEGMENTED)}}
         for stem in (f"{framework}_op", f"{framework}_reference"):
             files[f"{name}/{stem}.py"] = _fill(env, f"host/{stem}.py.jinja", **given, **context)
     return files
+
+
+def _copies(files: Mapping[str, str], plans: Mapping[Mode, VariantPlan]) -> list[str]:
+    """The kernel files of segmented calls that differ from the file of dense calls in their kernels' names alone."""
+    dense, segmented = plans[Mode.DENSE], plans[Mode.SEGMENTED]
+    path = _delta_path(segmented.variant.name, Mode.SEGMENTED)
+    renamed = files[path].replace(f"def {segmented.symbol}_", f"def {dense.symbol}_")
+    renamed = renamed.replace(f"from {_runtime_of(Mode.SEGMENTED)}.", f"from {_runtime_of(Mode.DENSE)}.")
+    renamed = renamed.replace(f"`{_TITLES[Mode.SEGMENTED]}", "`")
+    return [path] if renamed == files[_delta_path(dense.variant.name, Mode.DENSE)] else []
+
+
+def _delta_path(name: str, mode: Mode) -> str:
+    return f"{_mode_folder(name, mode)}/hopper_delta.py"
 
 
 def _mode_folder(name: str, mode: Mode) -> str:
@@ -179,9 +194,10 @@ def _context(planned: VariantPlan) -> dict[str, Any]:
     return {"variant": planned.variant, "symbol": planned.symbol, "title": _TITLES[planned.mode], "entry": entry}
 
 
-def _launch_file(env: jinja2.Environment, planned: VariantPlan, op: OpPlan) -> str:
-    """The launches of one mode's kernels in a framework."""
+def _launch_file(env: jinja2.Environment, planned: VariantPlan, op: OpPlan, delta: VariantPlan) -> str:
+    """The launches of one mode's kernels in a framework. `delta`: of which mode the kernel `hopper_delta` is."""
     given = {"op": op, "plan": planned, "framework": op.framework, "runtime": _runtime_of(planned.mode)}
+    given |= {"delta_symbol": delta.symbol, "shares_delta": delta.mode is not planned.mode}
     return _fill(env, f"host/{op.framework}_launch.py.jinja", **given, **_context(planned))
 
 
@@ -214,12 +230,15 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
     return files
 
 
-def _kernel_hashes(files: Mapping[str, str], folder: str) -> dict[str, str]:
+def _kernel_hashes(files: Mapping[str, str], name: str, mode: Mode) -> dict[str, str]:
     """Pass -> hash of its kernel's code and of what it imports, for the kernels of one mode."""
     own = (hopper.FORWARD, hopper.BACKWARD, hopper.WIDE_BACKWARD, hopper.DELTA)
     stems = KERNELS | {stem: stem for stem in own}
-    paths = {pass_name: f"{folder}/{stem}.py" for stem, pass_name in stems.items()}
-    return {pass_name: kernel_hash(path, files) for pass_name, path in paths.items() if path in files}
+    # A file that the mode lacks is the dense mode's.
+    folders = (_mode_folder(name, mode), _mode_folder(name, Mode.DENSE))
+    paths = {pass_name: [f"{folder}/{stem}.py" for folder in folders] for stem, pass_name in stems.items()}
+    found = {pass_name: next(filter(files.__contains__, each), "") for pass_name, each in paths.items()}
+    return {pass_name: kernel_hash(path, files) for pass_name, path in found.items() if path}
 
 
 def _fill(env: jinja2.Environment, template: str, **context: Any) -> str:
