@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from generated._runtime.core.options import NO_OPTIONS, CallOptions, checked_options
 
 from codegen.arch.tile_rules import TileConfig
 from codegen.cli import main as cli
@@ -33,6 +32,7 @@ from codegen.tune.tuner import Context
 from codegen.util.errors import CodegenError
 from generated._runtime import kernels
 from generated._runtime.core import configs, families, tuned
+from generated._runtime.core.options import NO_OPTIONS, CallOptions, checked_options
 from tests.support.inline_pool import InlinePool
 from tests.support.paths import ROOT
 
