@@ -19,8 +19,9 @@ from codegen.analysis.call_modes import Mode
 from codegen.analysis.gradients import is_deterministic
 from codegen.ir.expr import TensorSpec
 from codegen.ir.printers import FormulaPrinter
-from codegen.plan import hopper
+from codegen.plan import gluon_source, hopper
 from codegen.plan.frameworks import Framework
+from codegen.plan.hopper_forward import ForwardPlan
 from codegen.plan.op import OpPlan, op_plan
 from codegen.plan.torch_modules import module_plans
 from codegen.plan.variant import VariantPlan, plan
@@ -62,7 +63,8 @@ def make_environment(folder: Path) -> jinja2.Environment:
         autoescape=False,
     )
     env.filters["docstring"] = docstring
-    env.filters |= hopper.FILTERS | symbols.FILTERS
+    env.filters |= {name: getattr(gluon_source, name) for name in ('row_order','by_distance','gluon','names','used','needed','by_vectors','read_apart','exchanged','given','targets','without')}
+    env.filters |= symbols.FILTERS
     env.tests["renamed_op"] = symbols.is_renamed
     return env
 
@@ -200,9 +202,10 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
         "bwd_wide": planned.hopper_bwd_wide,
         "delta": planned.hopper_delta,
     }
+    hopper_plans = {"forward": ForwardPlan(planned.hopper_fwd, planned.variant)}
     files |= {
         f"{folder}/hopper_{stem}.py": _fill(
-            env, f"hopper/{stem}.py.jinja", kernel=kernel, fuses_backward=hopper.fuses_backward(planned), **context
+            env, f"hopper/{stem}.py.jinja", kernel=kernel, fuses_backward=hopper.fuses_backward(planned), **hopper_plans, **context
         )
         for stem, kernel in plans.items()
     }
