@@ -1,7 +1,6 @@
-"""IR to source text in the dialects the package speaks: Triton, torch, jnp.
+"""IR to source text of plain broadcasting mathematics: torch, jnp, and the expression language itself.
 
-The torch and jnp texts are plain broadcasting mathematics. The Triton text knows the shape of a value: one number, a
-vector over query rows or keys, or a tile; vectors are broadcast where a tile is computed, never earlier.
+Kernels are printed from the typed statements that `plan.lower` makes of expressions.
 """
 
 from __future__ import annotations
@@ -12,22 +11,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from codegen.ir.expr import (
-    COMPARISONS,
     FLOAT_FUNCTIONS,
     ROUNDINGS,
     Const,
     Expr,
-    Level,
     Load,
     Op,
     Type,
     Var,
     compare,
-    level,
     loads,
     logical_or,
     names,
-    walk,
 )
 
 # Binding strength of Python's operators, loosest first.
@@ -319,100 +314,6 @@ def jnp_printer(exact_dims: Callable[[str, int, Expr], bool], **options: Any) ->
     return ArrayPrinter(module="jnp", exact_dims=exact_dims, **(dialect | options))
 
 
-TRITON_HELPERS = {"floordiv": "floor_div", "mod": "floor_mod", "round": "round_even", "log1p": "log1p", "tan": "tan"}
-"""Operation -> the helper that a kernel file defines where it uses it; so it does with `tanh`."""
-
-TRITON_FUNCTIONS = {
-    **{name: f"tl.{name}" for name in (*sorted((FLOAT_FUNCTIONS | ROUNDINGS) - {"tanh"}), "abs", "where")},
-    "min": "tl.minimum",
-    "max": "tl.maximum",
-    **TRITON_HELPERS,
-}
-
-
 WIDE_INDICES = ("b", "h", "hkv")
 """Index names that kernels hold in 64 bits, for the offsets they are part of. As a value each has 32 bits, as positions
 have: a bound that one made wider could not be a coordinate of a TMA copy."""
-
-
-@dataclass
-class TritonPrinter(Printer):
-    """Triton source. `query_axis` is the axis of query rows in a tile: 0 in the forward and dq, 1 in dkdv, whose tiles
-    are transposed. `named` holds the subexpressions that already live in a local variable; `vectors` are names of
-    values that count as uniform and are none: the extremes of several blocks."""
-
-    query_axis: int = 0
-    vectors: frozenset[str] = frozenset()
-    named: dict[Expr, str] = field(default_factory=dict)
-    in_tile: bool = False
-    address: Callable[[Load, TritonPrinter], str] = lambda e, p: ""
-
-    def __post_init__(self) -> None:
-        self.functions = TRITON_FUNCTIONS
-
-    def shaped(self, e: Expr, *, tile: bool) -> str:
-        """The text of `e` where a tile is wanted, or where its own shape is."""
-        outer, self.in_tile = self.in_tile, tile
-        try:
-            return self._condition(e, 0) if self._compares_numbers(e) else self.text(e)
-        finally:
-            self.in_tile = outer
-
-    def _print(self, e: Expr) -> tuple[str, int]:
-        own = level(e)
-        if self.in_tile and own in (Level.QUERY, Level.KEY):
-            self.in_tile = False
-            vector = self.operand(e, ATOM)
-            self.in_tile = True
-            leading = (own is Level.QUERY) == (self.query_axis == 0)
-            return f"{vector}{'[:, None]' if leading else '[None, :]'}", ATOM
-        if e in self.named:
-            return self.named[e], ATOM
-        if isinstance(e, Var) and e.name in WIDE_INDICES:
-            return f"{e.name}.to(tl.int32)", ATOM
-        return super()._print(e)
-
-    def operation(self, e: Op) -> tuple[str, int]:
-        if e.op == "not" and level(e) is Level.UNIFORM:
-            # A comparison of scalars is a Python bool in Triton's interpreter: `~` would make an integer of it.
-            return f"{self.operand(e.args[0], SUM)} == 0", COMPARE
-        if e.op in ("and", "or") and any(map(self._compares_numbers, e.args)):
-            symbol, strength = ("&", AND) if e.op == "and" else ("|", OR)
-            return f" {symbol} ".join(self._condition(a, strength + 1) for a in e.args), strength
-        if e.op == "where" and any(map(self._compares_numbers, e.args[1:])):
-            return f"tl.where({', '.join(self._condition(a, 0) for a in e.args)})", ATOM
-        return super().operation(e)
-
-    def _condition(self, e: Expr, strength: int) -> str:
-        """A boolean that others meet. Triton's interpreter takes a comparison of two floats for a float where it makes
-        a tile of it; `!= 0` makes it an integer."""
-        if not self._compares_numbers(e):
-            return self.operand(e, strength)
-        text = f"{self.operand(e, SUM)} != 0"
-        return text if strength <= COMPARE else f"({text})"
-
-    def call(self, e: Op) -> str:
-        if e.op == "float":
-            return f"{self.operand(e.args[0], ATOM)}.to(tl.float32)"
-        if e.op == "int":
-            # A scalar is a plain number in Triton's interpreter: no `.to`.
-            return f"tl.cast({self.text(e.args[0])}, tl.int32)"
-        if e.op == "tanh":
-            return f"tanh({self.text(e.args[0])}, HARDWARE_TANH)"
-        if e.op == "relu":
-            return f"tl.maximum({self.text(e.args[0])}, 0.0)"
-        if e.op == "clamp":
-            x, low, high = (self.text(a) for a in e.args)
-            return f"tl.minimum(tl.maximum({x}, {low}), {high})"
-        return super().call(e)
-
-    def load(self, e: Load) -> str:
-        return self.address(e, self)
-
-    def _compares_numbers(self, e: Expr) -> bool:
-        """True if a boolean is one for the whole program and comes of a comparison of floats."""
-        if not isinstance(e, Op) or e.type is not Type.BOOL or e.op in ("and", "or", "not"):
-            return False
-        if level(e) is not Level.UNIFORM or self.vectors & names(e):
-            return False
-        return any(isinstance(n, Op) and n.op in COMPARISONS and n.args[0].type is Type.FLOAT for n in walk(e))

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from codegen.plan.kernel import ArgGroup, BlockText
+from codegen.plan.hopper_text import BlockText
+from codegen.plan.kernel import ArgGroup
 from codegen.util.text import words
 
 
@@ -211,3 +212,20 @@ def _read_ahead(vectors: Sequence[str], again: Sequence[str]) -> tuple[list[str]
     exchanged_names = [name for name in targets(lines) if name not in {*_OWN.values(), *names.values()}]
     # A row's place is for what is read there.
     return needed(lines, " ".join(n for n in targets(lines) if n != "own_q_row")), exchanged_names
+
+
+FILTERS = {
+    "row_order": row_order,
+    "by_distance": by_distance,
+    "gluon": gluon,
+    "names": names,
+    "used": used,
+    "needed": needed,
+    "by_vectors": by_vectors,
+    "read_apart": read_apart,
+    "exchanged": exchanged,
+    "given": given,
+    "targets": targets,
+    "without": without,
+}
+"""Filters of the templates under `hopper/`."""

@@ -77,7 +77,7 @@ def visits_long_runs(planned: VariantPlan) -> bool:
     than the portable ones do behind each other.
     """
     bounds = planned.fwd.bounds
-    return bounds is not None and bounds.begin == "0" and not bounds.jumps and not bounds.lists
+    return bounds is not None and bounds.begins_at_zero and not bounds.jumps and not bounds.lists
 
 
 def rows_are_alike(planned: VariantPlan) -> bool:

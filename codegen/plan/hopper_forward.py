@@ -6,50 +6,70 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from codegen.plan.gluon_source import (
-    by_distance,
-    by_vectors,
-    exchanged,
-    given,
-    gluon,
-    names,
+from codegen.ir.expr import Level
+from codegen.plan.code import (
+    Arange,
+    Broadcast,
+    Choice,
+    Code,
+    Infix,
+    Literal,
+    Name,
+    Prefix,
+    added,
+    builtin,
+    call,
+    product,
+    rebuilt,
+)
+from codegen.plan.hopper_roles import Role, math_imports, role
+from codegen.plan.hopper_visits import full_start, partial_start, visit_counts
+from codegen.plan.kernel import Block, KernelPlan
+from codegen.plan.loop_bounds import LoopBounds
+from codegen.plan.statements import (
+    Assign,
+    Part,
+    Statement,
+    assign,
+    defines,
     needed,
-    read_apart,
-    targets,
+    of_tokens,
+    rewritten,
+    tiles,
+    uses,
+    vectors,
+    with_key_vector,
     without,
 )
-from codegen.plan.hopper_visits import counts, full_start, partial_start
-from codegen.plan.kernel import BlockText, KernelPlan, LimitsText
-from codegen.plan.loop_bounds import BoundsText
+from codegen.plan.thread_reads import by_distance, exchanged, thread_reads
 from codegen.spec.model import Variant
-from codegen.util.text import words
-
-MATH = ("clamp_index", "floor_div", "floor_mod", "load_pairs", "log1p", "round_even", "sigmoid", "tan", "tanh")
-"""The functions of `runtime/device/gl_math.py`."""
 
 _EXCHANGED_WHERE_USED = ("own_key", "own_col", "own_segment")
 """Vectors of one element a thread that each reader exchanges for itself."""
 
+_ROWS, _KEYS = Arange("ROWS", "ROW"), Arange("BLOCK_N", "KEY")
+_OWN_KEYS = Arange("BLOCK_N", "OWN_KEY")
+_START_N = Name("start_n")
+_FIRST_ROW = Infix("+", Name("start_m"), product(Name("PART"), Name("ROWS")))
+
 
 @dataclass(frozen=True, kw_only=True)
-class Role:
-    """A function of a warp-specialised kernel: `reads` are the names that its variant-dependent statements read, `args`
-    and `constants` those of the kernel's arguments that it takes."""
+class RunStatements:
+    """Statements that find `keep`, of the run of keys that the mask leaves to each row. `ragged` is for a cut last block,
+    and stands between the others."""
 
-    reads: frozenset[str]
-    args: Sequence[str]
-    constants: Sequence[str]
-    compiled: Sequence[str]
-
-    @property
-    def tensors(self) -> list[str]:
-        """The arguments that are numbers and pointers at run time."""
-        return [name for name in self.args if name not in self.compiled]
+    before: Sequence[Assign]
+    ragged: Assign
+    after: Sequence[Assign]
 
     @property
-    def literals(self) -> list[str]:
-        """The arguments and constants that are compiled in."""
-        return [name for name in self.args if name in self.compiled] + list(self.constants)
+    def parts(self) -> list[Part]:
+        return [*self.before, self.ragged, *self.after]
+
+    @property
+    def reads_zeros(self) -> bool:
+        """True if a limit that is the same for all rows is made a vector."""
+        return "row_zeros" in uses(self.parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,26 +78,27 @@ class ScoreStep:
 
     `ahead`: of keys alone, computed ahead of the product; of these, threads then exchange the `exchanged`. Behind it,
     `score` leads to the scores, in the variable `tile`. `of_score`, `of_mask` and `of_segments` are what the call gives
-    of tokens, each read ahead of its use. `keep` and `same` are the conditions of the mask, of which `run` finds the
-    part that keeps one run of columns in each row.
+    of tokens, each read ahead of its use. `keep` and `same` are the conditions of the mask; of a mask that leaves each
+    row one run of keys, `run` finds `keep`.
     """
 
     tile: str
-    ahead: Sequence[str]
+    ahead: Sequence[Assign]
     exchanged: Sequence[str]
-    of_score: Sequence[str]
-    score: Sequence[str]
-    of_mask: Sequence[str]
-    keep: str
-    of_segments: Sequence[str]
-    same: str
-    run: Sequence[str]
+    of_score: Sequence[Assign]
+    score: Sequence[Assign]
+    of_mask: Sequence[Assign]
+    keep: Code | None
+    of_segments: Sequence[Assign]
+    same: Code | None
+    run: RunStatements | None
 
     @property
-    def lines(self) -> list[str]:
-        """All source of it."""
-        lists = (self.ahead, self.of_score, self.score, self.of_mask, self.of_segments, self.run)
-        return [line for lines in lists for line in lines] + [self.keep, self.same]
+    def parts(self) -> list[Part]:
+        """All code of it."""
+        statements = (self.ahead, self.of_score, self.score, self.of_mask, self.of_segments)
+        run = [] if self.run is None else self.run.parts
+        return [*(s for each in statements for s in each), self.keep, self.same, *run]
 
 
 @dataclass(frozen=True)
@@ -87,31 +108,27 @@ class ForwardPlan:
     kernel: KernelPlan
     variant: Variant
 
-    # -- the blocks of keys that a block of rows visits
-
     @property
-    def bounds(self) -> BoundsText:
+    def bounds(self) -> LoopBounds:
         assert self.kernel.bounds is not None
         return self.kernel.bounds
 
     @property
-    def full(self) -> BlockText:
+    def _full(self) -> Block:
         assert self.kernel.full is not None
         return self.kernel.full
 
     @property
-    def partial(self) -> BlockText:
+    def _partial(self) -> Block:
         assert self.kernel.partial is not None
         return self.kernel.partial
 
-    @property
-    def limits(self) -> LimitsText | None:
-        return self.partial.limits
+    # -- the blocks of keys that a block of rows visits
 
     @property
-    def visits(self) -> list[str]:
+    def visits(self) -> list[Statement]:
         """Statements that count the blocks of keys."""
-        return counts(self.bounds, "BLOCK_N", always=True)
+        return visit_counts(self.bounds, "BLOCK_N", always=True)
 
     @property
     def may_see_nothing(self) -> bool:
@@ -119,23 +136,42 @@ class ForwardPlan:
         return self.bounds.masked or self.kernel.packed
 
     @property
-    def masked_start(self) -> list[str]:
-        """Where the nth block with a mask starts; without any, the first one of those without is taken with it."""
+    def masked_start(self) -> list[Assign]:
+        """Where the nth block with a mask starts."""
         bounds = self.bounds
-        lines = partial_start(bounds, "start_n", "BLOCK_N", "nth")
+        found = partial_start(bounds, "start_n", "BLOCK_N")
         if bounds.jumps or bounds.two_sided or bounds.begins_partial:
-            lines.append("start_n = gl.where(start_n < kv_len, start_n, 0)")
-        if bounds.has_full and bounds.full_begin == "0" and not bounds.full_jumps and not bounds.lists:
-            lines.append("start_n = gl.where(num_partial > 0, start_n, 0)")
-        elif bounds.has_full:
-            first = full_start(bounds, "start_n", "BLOCK_N", "0")
-            lines += ["if num_partial == 0:", *(f"    {line}" for line in first)]
-        return lines
+            inside = Infix("<", _START_N, Name("kv_len"))
+            found.append(assign("start_n", builtin("where", inside, _START_N, Literal(0))))
+        if self._first_full_is_zero:
+            exists = Infix(">", Name("num_partial"), Literal(0))
+            found.append(assign("start_n", builtin("where", exists, _START_N, Literal(0))))
+        return found
 
     @property
-    def plain_start(self) -> list[str]:
+    def start_without_masked(self) -> list[Assign]:
+        """Where the first block starts if none needs a mask, unless `masked_start` has that."""
+        if not self.bounds.has_full or self._first_full_is_zero:
+            return []
+        return full_start(self.bounds, "start_n", "BLOCK_N", Literal(0))
+
+    @property
+    def _first_full_is_zero(self) -> bool:
+        bounds = self.bounds
+        return bounds.has_full and bounds.full_from_zero and not bounds.full_jumps and not bounds.lists
+
+    @property
+    def plain_start(self) -> list[Assign]:
         """Where the nth block without a mask starts."""
-        return full_start(self.bounds, "start_n", "BLOCK_N", "nth")
+        return full_start(self.bounds, "start_n", "BLOCK_N")
+
+    @property
+    def first_plain(self) -> Code:
+        """The number of the first block that is visited without the mask."""
+        taken = Infix("-", Name("num_masked"), Name("num_partial"))
+        if self.bounds.full_from_zero:
+            return taken
+        return added(Infix("//", self.bounds.full_begin, Name("BLOCK_N")), taken)
 
     # -- the work descriptor
 
@@ -150,18 +186,18 @@ class ForwardPlan:
         if kernel.packed:
             fields += ["q_start", "q_len", *(["kv_start"] if "kv_start" in reads else []), "kv_len"]
         fields += ["num_masked"] + (["num_plain"] if self.bounds.has_full else [])
-        return fields + (["first_plain"] if self._plain_blocks_are_counted else [])
+        return fields + (["first_plain"] if self.counts_plain_blocks else [])
 
     @property
     def unpacked_fields(self) -> list[str]:
-        """The fields that the statements of a block of rows read by name; the batch row, head and places in 64 bits."""
+        """The fields that the statements of a block of rows read by name."""
         return [f for f in self.work_fields if f not in ("item", "block", "num_masked", "num_plain", "first_plain")]
 
     @property
-    def _plain_blocks_are_counted(self) -> bool:
+    def counts_plain_blocks(self) -> bool:
         """True if consumers count the blocks without a mask from the first on, instead of reading each one's number."""
-        needs = {"start_n", "kv_idx"} & words(" ".join([*self.full.statements, self.full.logit, self.kernel.row_term]))
-        return self._is_steady and self.bounds.has_full and (self.variant.dropout or bool(needs))
+        read = {"start_n", "kv_idx"} & uses(self._full.statements, self._full.logit, self.kernel.row_term)
+        return self._is_steady and self.bounds.has_full and (self.variant.dropout or bool(read))
 
     @property
     def _is_steady(self) -> bool:
@@ -171,158 +207,183 @@ class ForwardPlan:
     @property
     def reads_plain_number(self) -> bool:
         """True if consumers read the number of each block without a mask."""
-        needs = bool(self.full.statements) or self.variant.dropout
-        return not self._plain_blocks_are_counted and not self._is_steady and needs
+        return not self._is_steady and (bool(self._full.statements) or self.variant.dropout)
 
     # -- consumers
 
     @cached_property
-    def first_row(self) -> str:
-        """The position of a warpgroup's first row, where the call gives none."""
-        lines = needed(self.kernel.prologue, "q_idx")
-        line = lines[-1].replace("q_idx = ", "") if lines else ""
-        return line.split(" else ")[-1].replace("rows", "start_m + PART * ROWS")
+    def _first_position(self) -> Code | None:
+        """The position of a warpgroup's first row, if the call gives no positions."""
+        found = needed(self.kernel.prologue, {"q_idx"})
+        if not found:
+            return None
+        value = found[-1].value
+        value = value.otherwise if isinstance(value, Choice) else value
+        return rebuilt(value, lambda node: _FIRST_ROW if node == Name("rows") else None)
 
     @cached_property
-    def _folds(self) -> str:
-        """What consumers do with the scores of a block."""
-        kernel, full, partial = self.kernel, self.full, self.partial
-        texts = [*full.statements, *partial.statements, full.logit, partial.logit]
-        limits = self.limits.texts if self.limits else []
-        folds = by_distance(" ".join([*texts])) + " " + " ".join([kernel.row_term, partial.keep, partial.same, *limits])
-        if "apart" in words(folds):
-            folds += f" {self.first_row}" + (" q_idx" if kernel.segmented else "")
-        return folds
+    def _block_reads(self) -> frozenset[str]:
+        """The names that consumers read for a block of scores."""
+        full, partial = self._full, self._partial
+        statements = [rewritten(s, by_distance) for s in (*full.statements, *partial.statements)]
+        reads = uses(statements, by_distance(full.logit), by_distance(partial.logit), self.kernel.row_term)
+        reads |= uses(partial.keep, partial.same, [] if partial.run is None else partial.run.parts)
+        if "apart" in reads:
+            reads |= uses(self._first_position) | ({"q_idx"} if self.kernel.segmented else set())
+        return reads
 
     @cached_property
-    def prologue(self) -> list[str]:
+    def prologue(self) -> list[Assign]:
         """Statements of a block of rows."""
-        return needed(self.kernel.prologue, self._folds)
+        return needed(self.kernel.prologue, self._block_reads)
 
     @cached_property
     def _reads(self) -> frozenset[str]:
-        return words(" ".join([self._folds, *self.prologue]))
+        return self._block_reads | uses(self.prologue)
 
     @property
     def reads_key_head(self) -> bool:
         return "hkv" in self._reads
 
-    def step(self, block: BlockText) -> ScoreStep:
-        """The scores of a block with the mask (`partial`), or without (`full`)."""
-        kernel, is_partial = self.kernel, block is self.partial
-        keys = by_vectors(block.statements)
-        lines = [by_distance(gluon(line)) for line in block.statements if line not in keys]
-        logit = by_distance(gluon(block.logit))
-        scoring = [*lines, *([] if kernel.linear else [f"logit = {logit}"])]
-        if "apart" in words(" ".join(scoring)):
-            scoring = [self._distance(), *scoring]
-        of_tokens = [gluon(line) for line in exchanged(given(keys))]
-        of_score = needed(of_tokens, "\n".join(scoring))
-        of_mask = [line for line in needed(of_tokens, block.keep) if line not in of_score]
-        known = [*of_score, *of_mask]
-        later = words(" ".join([*lines, logit, block.keep]))
-        own = [name for name in targets(read_apart(keys)) if name not in _EXCHANGED_WHERE_USED]
+    @cached_property
+    def masked(self) -> ScoreStep:
+        """The scores of a block with the mask."""
+        return self._step(self._partial, is_masked=True)
+
+    @cached_property
+    def plain(self) -> ScoreStep:
+        """The scores of a block without the mask."""
+        return self._step(self._full, is_masked=False)
+
+    def _step(self, block: Block, *, is_masked: bool) -> ScoreStep:
+        kernel = self.kernel
+        keys = vectors(block.statements)
+        own = [rewritten(statement, by_distance) for statement in tiles(block.statements)]
+        logit = by_distance(block.logit)
+        score = own if kernel.linear else [*own, assign("logit", logit, level=Level.TILE)]
+        if "apart" in uses(score):
+            score = [self._distance(), *score]
+        tokens = [exchanged(statement) for statement in of_tokens(keys)]
+        of_score = needed(tokens, uses(score))
+        of_mask = [s for s in needed(tokens, uses(block.keep)) if s not in of_score]
+        of_segments = [s for s in needed(tokens, uses(block.same)) if s not in of_score and s not in of_mask]
+        later = uses(own, logit, block.keep)
+        read = [name for name in defines(thread_reads(keys)) if name not in _EXCHANGED_WHERE_USED]
         return ScoreStep(
             tile=kernel.tile,
-            ahead=self._ahead(block, keys, is_partial=is_partial),
-            exchanged=[name for name in own if name in later],
+            ahead=self._ahead(block, keys, is_masked=is_masked),
+            exchanged=[name for name in read if name in later],
             of_score=of_score,
-            score=scoring,
+            score=score,
             of_mask=of_mask,
-            keep=gluon(block.keep),
-            of_segments=[line for line in needed(of_tokens, block.same) if line not in known],
-            same=gluon(block.same),
-            run=self._run() if is_partial and self.limits else [],
+            keep=block.keep,
+            of_segments=of_segments,
+            same=block.same,
+            run=self._run() if is_masked and block.run is not None else None,
         )
 
-    def _distance(self) -> str:
-        """How far the row of each pair is behind its key: by places in the block, which diagonals share."""
-        by_places = (
-            "gl.arange(0, ROWS, layout=ROW)[:, None] - gl.arange(0, BLOCK_N, layout=KEY)[None, :] + "
-            f"({self.first_row} - start_n)"
-        )
-        given_positions = "q_idx[:, None] - kv_idx[None, :] if POSITIONS else " if self.kernel.segmented else ""
-        return f"apart = {given_positions}{by_places}"
+    def _distance(self) -> Assign:
+        """How far each pair's row is behind its key: from places in the block, which are the same along a diagonal."""
+        assert self._first_position is not None
+        places = Infix("-", Broadcast(_ROWS, 0), Broadcast(_KEYS, 1))
+        value: Code = Infix("+", places, Infix("-", self._first_position, _START_N))
+        if self.kernel.segmented:
+            positions = Infix("-", Broadcast(Name("q_idx"), 0), Broadcast(Name("kv_idx"), 1))
+            value = Choice(positions, Name("POSITIONS"), value)
+        return assign("apart", value, level=Level.TILE)
 
-    def _ahead(self, block: BlockText, keys: Sequence[str], *, is_partial: bool) -> list[str]:
-        """What is computed of keys ahead of the product, which takes as long: a thread reads an element of each vector."""
+    def _ahead(self, block: Block, keys: Sequence[Assign], *, is_masked: bool) -> list[Assign]:
+        """What is computed of keys ahead of the product, which takes as long: a thread reads one element of a vector."""
         kernel = self.kernel
-        apart = read_apart(keys)
-        others = [line for line in block.statements if line not in keys]
-        later = by_distance(" ".join([*others, block.logit])) + f" {block.keep}"
-        if is_partial and not self.limits:
-            later += f" {kernel.key}"
-        if kernel.segmented and "apart" in words(later):
-            later += " kv_idx"
-        if not apart:
-            later += " " + " ".join(without(keys, [kernel.key]))
-        needs_key = bool({kernel.key, "kv_idx"} & words(later))
-        found = [x for x in keys if (needs_key if x.startswith(f"{kernel.key} = ") else not apart)]
-        return [gluon(x) for x in found] + [gluon(x, "gl.arange(0, BLOCK_N, layout=OWN_KEY)") for x in apart]
+        read = thread_reads(keys)
+        later = uses([rewritten(s, by_distance) for s in tiles(block.statements)], by_distance(block.logit), block.keep)
+        if is_masked and block.run is None:
+            later |= {kernel.key}
+        if kernel.segmented and "apart" in later:
+            later |= {"kv_idx"}
+        if not read:
+            later |= uses(without(keys, [kernel.key])) | set(defines(without(keys, [kernel.key])))
+        needs_key = bool({kernel.key, "kv_idx"} & later)
+        found = [s for s in keys if (needs_key if kernel.key in s.defines else not read)]
+        return found + [rewritten(s, lambda value: with_key_vector(value, _OWN_KEYS)) for s in read]
 
-    def _run(self) -> list[str]:
-        """Statements for `keep`: the run of columns of each row that the mask's limits leave, and the rest of the mask."""
-        limits, keep = self.limits, self.partial.keep
-        assert limits is not None
-        of_rows = "gl.zeros([ROWS], gl.int32, ROW) + "
-        lines = []
-        if limits.first:
-            lines.append(f"run_first = {'' if limits.first_is_vector else of_rows}{gluon(limits.first)}")
-        if limits.end:
-            lines.append(f"run_end = {'' if limits.end_is_vector else of_rows}{gluon(limits.end)}")
-            lines += self.if_ragged("run_end = gl.minimum(run_end, kv_len)")
-        if limits.own:
-            side, nowhere = ("run_end", "start_n") if limits.end else ("run_first", "start_n + BLOCK_N")
-            lines.append(f"{side} = gl.where({gluon(limits.own)}, {side}, {nowhere})")
-        ends = ["columns_before(run_end - start_n, KEY, BLOCK_N)"] if limits.end else []
-        begins = ["~columns_before(run_first - start_n, KEY, BLOCK_N)"] if limits.first else []
-        lines.append(f"run_bits = {' & '.join(ends + begins)}")
-        if not limits.end:
-            lines += self.if_ragged(f"run_bits = run_bits & columns_before({of_rows}kv_len - start_n, KEY, BLOCK_N)")
-        return [*lines, "keep = at_columns(run_bits, KEY, BLOCK_N)" + (f" & ({gluon(keep)})" if keep else "")]
+    def _run(self) -> RunStatements:
+        run, keep = self._partial.run, self._partial.keep
+        assert run is not None
+        zeros = Name("row_zeros")
+        first, end, kv_len = Name("run_first"), Name("run_end"), Name("kv_len")
 
-    def if_ragged(self, statement: str) -> list[str]:
-        """A statement for a cut last block: packed sequences may end anywhere, otherwise the call knows."""
-        return [statement] if self.kernel.packed else ["if RAGGED:", f"    {statement}"]
+        def of_rows(value: Code, *, is_vector: bool) -> Code:
+            return value if is_vector else added(zeros, value)
+
+        before = []
+        if run.first is not None:
+            before.append(_of_rows("run_first", of_rows(run.first, is_vector=run.first_is_vector)))
+        if run.end is not None:
+            before.append(_of_rows("run_end", of_rows(run.end, is_vector=run.end_is_vector)))
+        own = []
+        if run.own is not None:
+            behind = Infix("+", _START_N, Name("BLOCK_N"))
+            side, nowhere = (end, _START_N) if run.end is not None else (first, behind)
+            own.append(_of_rows(side.name, builtin("where", run.own, side, nowhere)))
+        columns = []
+        if run.end is not None:
+            columns.append(_columns_before(Infix("-", end, _START_N)))
+        if run.first is not None:
+            columns.append(Prefix("~", _columns_before(Infix("-", first, _START_N))))
+        bits = columns[0] if len(columns) == 1 else Infix("&", *columns)
+        run_bits = _of_rows("run_bits", bits)
+        kept: Code = call("at_columns", Name("run_bits"), Name("KEY"), Name("BLOCK_N"))
+        result = assign("keep", kept if keep is None else Infix("&", kept, keep), level=Level.TILE)
+        if run.end is not None:
+            ragged = _of_rows("run_end", builtin("minimum", end, kv_len))
+            return RunStatements(before=before, ragged=ragged, after=[*own, run_bits, result])
+        inside = _columns_before(Infix("-", added(zeros, kv_len), _START_N))
+        ragged = _of_rows("run_bits", Infix("&", Name("run_bits"), inside))
+        return RunStatements(before=[*before, *own, run_bits], ragged=ragged, after=[result])
+
+    @property
+    def row_term_is_name(self) -> bool:
+        """True if what all keys of a row share is a vector that has a name."""
+        return isinstance(self.kernel.row_term, Name)
+
+    @property
+    def row_term_name(self) -> str:
+        """The variable of what all keys of a row share."""
+        return self.kernel.row_term.name if isinstance(self.kernel.row_term, Name) else "row_term"
 
     @property
     def reads_own_keys(self) -> bool:
         """True if threads read an element of each vector of keys ahead of the product."""
-        return any("OWN_KEY" in line for block in (self.full, self.partial) for line in self.step(block).ahead)
+        steps = (self.plain, self.masked)
+        return any(node == _OWN_KEYS for s in steps for a in s.ahead for v in a.values for node in v.walk())
 
     @property
     def imports(self) -> dict[str, list[str]]:
         """Module of the device library -> the names that the kernel takes from it."""
-        kernel, packed = self.kernel, self.kernel.packed
         shared = ["LN2", "make_ring", "make_work_ring", "product_layout"]
-        shared += ["SequenceRows", "describe_packed_rows"] if packed else ["HeadRows", "describe_rows"]
-        shared += ["LOG2E"] if "LOG2E" in self._every_word else []
-        shared += ["at_columns", "columns_before"] if self.limits else []
+        shared += ["SequenceRows", "describe_packed_rows"] if self.kernel.packed else ["HeadRows", "describe_rows"]
+        shared += ["at_columns", "columns_before"] if self._partial.run is not None else []
+        parts: list[Part] = [*self.visits, *self._producer_prologue, *self.prologue, self.kernel.row_term]
+        parts += [*self.masked.parts, *self.plain.parts]
+        shared += ["LOG2E"] if self.kernel.linear or self.variant.sink or "LOG2E" in uses(parts) else []
         forward = ["ROWS", "add_lanes", "begin_block", "begin_pv", "change_turns", "end_pv", "lane_layout"]
         forward += ["make_key_ring", "pack_pairs", "query_stages", "raise_maximum", "rescale", "store_rows"]
         found = {"gl": shared, "gl_forward": [*forward, "unpack_pairs"], "gl_versions": ["aggregate"]}
         if self.variant.dropout:
             found["gl_dropout"] = ["without_dropped"]
-        if math := [name for name in MATH if name in self._every_word]:
+        if math := math_imports(parts):
             found["gl_math"] = math
         return {module: sorted(found[module]) for module in sorted(found)}
-
-    @cached_property
-    def _every_word(self) -> frozenset[str]:
-        """The names in the statements of the kernel that depend on the variant."""
-        steps = [self.step(self.full), self.step(self.partial)]
-        lines = [*self.visits, *self.producer_prologue, *map(gluon, self.prologue), gluon(self.kernel.row_term)]
-        lines += [line for step in steps for line in step.lines]
-        lines += ["LOG2E"] if self.kernel.linear or self.variant.sink else []
-        return words(" ".join(lines))
 
     # -- roles
 
     @property
-    def args(self) -> list[str]:
-        """The kernel's arguments that may be passed on to a role."""
-        inputs = ["q_ptr", "k_ptr", "v_ptr", *names(self.kernel.args, "stride_[qkv][bhs]")]
-        return [name for name in names(self.kernel.args) if name not in inputs] + self.extra
+    def _args(self) -> list[str]:
+        """The kernel's arguments that may be passed on to a role: not those that describe q, k and v."""
+        described = {f"{x}_ptr" for x in "qkv"} | {f"stride_{x}{axis}" for x in "qkv" for axis in "bhs"}
+        names = [name for group in self.kernel.args for name in group.names]
+        return [name for name in names if name not in described] + self.extra
 
     @property
     def extra(self) -> list[str]:
@@ -333,41 +394,36 @@ class ForwardPlan:
     def constants(self) -> list[str]:
         return [*self.kernel.constants, "STAGES"]
 
-    def _role(self, own: str, reads: frozenset[str], *, is_producer: bool = True) -> Role:
-        """`own`: the names that the template's own text of the role reads. Producers find where a block of rows is."""
-        every = {*own.split(), *reads}
-        if is_producer and "q_shift" in reads and self.kernel.has_offset:
-            every |= {"q_offset", "Q_OFFSET_PER_BATCH"}
-        if "hkv" in every:
-            every.add("group_size")
-        args = [name for name in self.args if name in every]
-        args.sort(key=lambda name: name in self.kernel.compiled)
-        constants = [name for name in self.constants if name in every]
-        return Role(reads=reads, args=args, constants=constants, compiled=self.kernel.compiled)
-
     @cached_property
-    def producer_prologue(self) -> list[str]:
+    def _producer_prologue(self) -> list[Assign]:
+        return needed(self.kernel.prologue, uses(self.visits) | set(defines(self.visits)))
+
+    @property
+    def producer_prologue(self) -> list[Assign]:
         """What the number of visited blocks is computed of."""
-        return [gluon(line) for line in needed(self.kernel.prologue, "\n".join(self.visits))]
+        return self._producer_prologue
+
+    def _producer(self, reads: frozenset[str], own: str) -> Role:
+        """A producer computes where a block of rows is, and which blocks of keys it visits."""
+        reads |= uses(self.visits, self._producer_prologue)
+        own += " BLOCK_M num_heads q_len batch block_seqs_ptr"
+        own += " group_size" if "hkv" in reads else ""
+        own += " q_offset Q_OFFSET_PER_BATCH" if "q_shift" in reads and self.kernel.has_offset else ""
+        return role(self.kernel, self._args, self.constants, reads, own)
 
     @cached_property
     def rows(self) -> Role:
         """The producer of query rows, which schedules the work."""
-        own = "BLOCK_M BLOCK_N num_heads q_len batch block_seqs_ptr"
-        own += " work_counter_ptr" if self.kernel.shares_work else ""
-        if self.bounds.lists and "first_plain" not in self.work_fields:
-            own = own.replace("BLOCK_N", "")
-        reads = words(" ".join([*self.visits, *self.producer_prologue, "start_m", *self.work_fields]))
-        return self._role(own, reads)
+        own = "work_counter_ptr" if self.kernel.shares_work else ""
+        own += " BLOCK_N" if self.counts_plain_blocks and not self.bounds.full_from_zero else ""
+        return self._producer(frozenset({"start_m", *self.work_fields}), own)
 
     @cached_property
     def keys(self) -> Role:
         """The producer of keys and values."""
-        own = "BLOCK_M BLOCK_N num_heads q_len kv_len batch block_seqs_ptr hkv"
-        starts = words(" ".join(self.masked_start + (self.plain_start if self.bounds.has_full else [])))
-        reads = words(" ".join([*self.visits, *self.producer_prologue, "hkv", "kv_start"]))
-        role = self._role(own, reads | (starts & {"block_list_ptr"}))
-        return role
+        starts = [*self.masked_start, *self.start_without_masked, *(self.plain_start if self.bounds.has_full else [])]
+        tables = uses(starts) & {"block_list_ptr"}
+        return self._producer(tables | {"hkv", "kv_start"}, "kv_len BLOCK_N")
 
     @cached_property
     def consumer(self) -> Role:
@@ -378,6 +434,14 @@ class ForwardPlan:
         own += " scale" if kernel.linear else ""
         own += " sink_ptr" if variant.sink else ""
         own += " seed threshold keep_scale num_heads DROPOUT" if variant.dropout else ""
-        steps = [self.step(self.full), self.step(self.partial)]
-        lines = [line for step in steps for line in step.lines]
-        return self._role(own, self._reads | words(" ".join(lines)), is_producer=False)
+        own += " group_size" if self.reads_key_head else ""
+        reads = self._reads | uses(self.masked.parts, self.plain.parts)
+        return role(kernel, self._args, self.constants, reads, own)
+
+
+def _of_rows(target: str, value: Code) -> Assign:
+    return assign(target, value, level=Level.QUERY)
+
+
+def _columns_before(end: Code) -> Code:
+    return call("columns_before", end, Name("KEY"), Name("BLOCK_N"))

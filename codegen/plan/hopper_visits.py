@@ -1,85 +1,109 @@
 """The blocks that a program of a Hopper kernel visits, as two loops whose lengths are known ahead.
 
-The warps of a program walk over the same blocks side by side, so each computes the lengths, and where a block starts, for
-itself.
+The warps of a program walk over the same blocks side by side, so each computes for itself how many there are and where
+each one starts.
 """
 
 from __future__ import annotations
 
-from codegen.plan.gluon_source import gluon
-from codegen.plan.loop_bounds import BoundsText
+from collections.abc import Sequence
+
+from codegen.ir.expr import Level, Type
+from codegen.plan.code import ZERO, Builtin, Cast, Code, Infix, Name, builtin, is_zero, product
+from codegen.plan.loop_bounds import Jump, LoopBounds
+from codegen.plan.statements import Assign, Statement, assign
+
+NTH = Name("nth")
+"""The counter of a loop over blocks."""
 
 
-def counts(bounds: BoundsText, block: str, *, always: bool = False) -> list[str]:
+def visit_counts(bounds: LoopBounds, block: str, *, always: bool = False) -> list[Statement]:
     """Statements that compute `num_partial` and `num_full`: how many blocks are visited with the mask, and without.
 
-    `block` is the name of the block size. `always`: `num_full` is defined even where no block is full.
+    `block` is the name of the block size. `always`: `num_full` is defined even if no block is full.
     """
-    lines = [gluon(line) for line in bounds.statements]
+    found, size = list(bounds.statements), Name(block)
     if bounds.lists:
-        lengths = f"{bounds.end} - {bounds.begin}, {bounds.full_end} - {bounds.full_begin}"
-        return [*lines, f"num_partial, num_full = {lengths}"]
-    lines += [f"gap_{i} = {jump.by}" for i, jump in enumerate(bounds.jumps, 1)]
-    end = gluon(bounds.end)
+        lengths = (_difference(bounds.end, bounds.begin), _difference(bounds.full_end, bounds.full_begin))
+        both = Assign(targets=("num_partial", "num_full"), values=lengths, level=Level.UNIFORM, type=Type.INT)
+        return [*found, both]
+    found += [assign(f"gap_{i}", jump.by) for i, jump in enumerate(bounds.jumps, 1)]
     if bounds.jumps:
-        gaps = "".join(f" - gap_{i}" for i, _ in enumerate(bounds.jumps, 1))
-        lines += [f"last = {end}{gaps}", _rounded_up(f"last - {bounds.begin}", block)]
+        found.append(assign("last", _without_gaps(bounds.end, "gap", len(bounds.jumps))))
+        length = _difference(Name("last"), bounds.begin)
     elif bounds.two_sided or bounds.begins_partial:
-        lines += [f"gap = {bounds.full_end} - {bounds.full_begin}"]
-        lines += [_rounded_up(f"{end} - gap - {bounds.begin}", block)]
+        found.append(assign("gap", _difference(bounds.full_end, bounds.full_begin)))
+        length = _difference(_difference(bounds.end, Name("gap")), bounds.begin)
     else:
-        lines += [_rounded_up(f"{end} - {bounds.full_end if bounds.has_full else bounds.begin}", block)]
-    return lines + _full_count(bounds, block, always=always)
+        length = _difference(bounds.end, bounds.full_end if bounds.has_full else bounds.begin)
+    found.append(assign("num_partial", builtin("maximum", builtin("cdiv", length, size), ZERO)))
+    return found + _full_count(bounds, size, always=always)
 
 
-def _rounded_up(length: str, block: str) -> str:
-    return f"num_partial = gl.maximum(gl.cdiv({length}, {block}), 0)"
-
-
-def _full_count(bounds: BoundsText, block: str, *, always: bool) -> list[str]:
-    lines = [f"full_gap_{i} = {jump.by}" for i, jump in enumerate(bounds.full_jumps, 1)]
+def _full_count(bounds: LoopBounds, size: Code, *, always: bool) -> list[Statement]:
+    found: list[Statement] = [assign(f"full_gap_{i}", jump.by) for i, jump in enumerate(bounds.full_jumps, 1)]
     if bounds.full_jumps:
-        gaps = "".join(f" - full_gap_{i}" for i, _ in enumerate(bounds.full_jumps, 1))
-        lines.append(f"last_full = {bounds.full_end}{gaps}")
-        return [*lines, f"num_full = gl.cdiv(last_full - {bounds.full_begin}, {block})"]
+        found.append(assign("last_full", _without_gaps(bounds.full_end, "full_gap", len(bounds.full_jumps))))
+        length = _difference(Name("last_full"), bounds.full_begin)
+        return [*found, assign("num_full", builtin("cdiv", length, size))]
     if bounds.has_full:
-        length = bounds.full_end if bounds.full_begin == "0" else f"({bounds.full_end} - {bounds.full_begin})"
-        return [*lines, f"num_full = {length} // {block}"]
-    return [*lines, "num_full = 0"] if always else lines
+        length = bounds.full_end if bounds.full_from_zero else _difference(bounds.full_end, bounds.full_begin)
+        return [assign("num_full", Infix("//", length, size))]
+    return [assign("num_full", ZERO)] if always else []
 
 
-def partial_start(bounds: BoundsText, start: str, block: str, i: str) -> list[str]:
+def partial_start(bounds: LoopBounds, start: str, block: str, i: Code = NTH) -> list[Assign]:
     """Statements that set `start` to where the i-th block with the mask starts."""
     if bounds.lists:
         return _listed(bounds.begin, bounds.end, start, block, i)
     if bounds.jumps:
-        lines = [_step(bounds.begin, start, block, i)]
-        jumps = enumerate(bounds.jumps, 1)
-        return lines + [f"{start} += gl.where({start} >= {jump.at}, gap_{n}, 0)" for n, jump in jumps]
+        return [_step(bounds.begin, start, block, i), *_skips(bounds.jumps, start, "gap")]
     if bounds.two_sided or bounds.begins_partial:
-        skip = f"{start} = gl.where({start} < {bounds.full_begin}, {start}, {start} + gap)"
+        here = Name(start)
+        behind = Infix("+", here, Name("gap"))
+        skip = assign(start, builtin("where", Infix("<", here, bounds.full_begin), here, behind))
         return [_step(bounds.begin, start, block, i), skip]
     return [_step(bounds.full_end if bounds.has_full else bounds.begin, start, block, i)]
 
 
-def full_start(bounds: BoundsText, start: str, block: str, i: str) -> list[str]:
+def full_start(bounds: LoopBounds, start: str, block: str, i: Code = NTH) -> list[Assign]:
     """Statements that set `start` to where the i-th block without the mask starts."""
     if bounds.lists:
-        lines = _listed(bounds.full_begin, bounds.full_end, start, block, i)
-    elif bounds.full_begin == "0":
-        lines = [f"{start} = {f'{i} * {block}' if i != '0' else '0'}"]
+        found = _listed(bounds.full_begin, bounds.full_end, start, block, i)
+    elif bounds.full_from_zero:
+        found = [assign(start, ZERO if is_zero(i) else product(i, Name(block)))]
     else:
-        lines = [_step(bounds.full_begin, start, block, i)]
-    jumps = enumerate(bounds.full_jumps, 1)
-    return lines + [f"{start} += gl.where({start} >= {jump.at}, full_gap_{n}, 0)" for n, jump in jumps]
+        found = [_step(bounds.full_begin, start, block, i)]
+    return [*found, *_skips(bounds.full_jumps, start, "full_gap")]
 
 
-def _step(begin: str, start: str, block: str, i: str) -> str:
-    return f"{start} = {begin}" + (f" + {i} * {block}" if i != "0" else "")
+def _difference(a: Code, b: Code) -> Code:
+    return Infix("-", a, b)
 
 
-def _listed(begin: str, end: str, start: str, block: str, i: str) -> list[str]:
-    """The i-th entry of a list; beyond its end, where no block is visited, 0."""
-    entry = f"list_entry = {begin}" + (f" + {i}" if i != "0" else "")
-    load = f"gl.load(block_list_ptr + list_entry, mask=list_entry < {end}, other=0).to(gl.int32)"
-    return [entry, f"{start} = {load} * {block}"]
+def _without_gaps(end: Code, gap: str, count: int) -> Code:
+    for i in range(1, count + 1):
+        end = _difference(end, Name(f"{gap}_{i}"))
+    return end
+
+
+def _step(begin: Code, start: str, block: str, i: Code) -> Assign:
+    return assign(start, begin if is_zero(i) else Infix("+", begin, product(i, Name(block))))
+
+
+def _skips(jumps: Sequence[Jump], start: str, gap: str) -> list[Assign]:
+    """Statements that step over the gaps ahead of a block."""
+    found, here = [], Name(start)
+    for i, jump in enumerate(jumps, 1):
+        by = builtin("where", Infix(">=", here, jump.at), Name(f"{gap}_{i}"), ZERO)
+        found.append(assign(start, Infix("+", here, by)))
+    return found
+
+
+def _listed(begin: Code, end: Code, start: str, block: str, i: Code) -> list[Assign]:
+    """The i-th entry of a list; behind its end, which is read if it is empty, block 0."""
+    entry = Name("list_entry")
+    pointer = Infix("+", Name("block_list_ptr"), entry)
+    load = Builtin("load", (pointer,), (("mask", Infix("<", entry, end)), ("other", ZERO)))
+    place = begin if is_zero(i) else Infix("+", begin, i)
+    return [assign("list_entry", place), assign(start, product(Cast(load, "int32"), Name(block)))]

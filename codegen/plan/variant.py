@@ -16,15 +16,30 @@ from codegen.analysis.mask_runs import Limits, split_limits
 from codegen.analysis.score_split import NOTHING, Sides, split_rows, split_sides
 from codegen.ir import expr
 from codegen.ir.derive import derivative
-from codegen.ir.expr import Expr, const, float_var
+from codegen.ir.expr import Expr, Level, Type, const, float_var
 from codegen.plan.block_tables import ListsPlan, lists_plan
-from codegen.plan.kernel import BlockText, GradientText, KernelPlan, LimitsText
+from codegen.plan.code import (
+    ZERO,
+    Arange,
+    Choice,
+    Code,
+    Group,
+    Infix,
+    Literal,
+    Name,
+    Prefix,
+    added,
+    builtin,
+    product,
+    total,
+)
+from codegen.plan.kernel import Block, BlockGradient, KernelPlan, MaskRun
 from codegen.plan.loop_bounds import key_bounds, query_bounds
-from codegen.plan.lower import Emitter
+from codegen.plan.lower import Lowering
 from codegen.plan.signature import TABLES, Signatures, legend
+from codegen.plan.statements import Assign, uses
 from codegen.spec.model import Variant
 from codegen.spec.symbols import symbolised
-from codegen.util.text import words
 
 LOG2E = const(1.4426950408889634)
 
@@ -59,12 +74,11 @@ def logits(variant: Variant, mode: Mode) -> Logits:
     return Logits(logit=logit, dscore=None if expr.is_const(dscore, 1) else dscore, linear=linear, terms=terms)
 
 
-_LIES = {"q": ("start_m", "BLOCK_M", "rows", "q_len"), "kv": ("start_n", "BLOCK_N", "cols", "kv_len")}
-"""Of each axis where a block starts, its size, the vector of its rows or keys, and the length."""
+_ROWS, _KEYS, _Q_SHIFT, _DS = Name("rows"), Name("cols"), Name("q_shift"), Name("ds")
 
 
 class KernelBuilder:
-    """Builds the variant-dependent text of one kernel."""
+    """Builds the variant-dependent code of one kernel."""
 
     def __init__(
         self,
@@ -92,46 +106,47 @@ class KernelBuilder:
             self.logits = replace(self.logits, logit=PRODUCT, linear=True)
         self.key = "cols" if mode is Mode.SEGMENTED else "kv_idx"
         self.reads: frozenset[str] = frozenset()
-        self.emitter = Emitter(tensors=tensors, query_axis=query_axis, mode=mode, walks_heads=walks_heads)
+        self.lowering = Lowering(tensors=tensors, query_axis=query_axis, mode=mode, walks_heads=walks_heads)
         self.transposed = query_axis == 1
         self.splits_mask = splits_mask
 
-    def block(self, *, partial: bool, terms: Sequence[GradientTerm], backward: bool) -> BlockText:
+    def block(self, *, partial: bool, terms: Sequence[GradientTerm], backward: bool) -> Block:
         dscore = self.logits.dscore if backward else None
         keep, same, limits = self._masks() if partial else (None, None, Limits())
-        limits_text = self._limits_text(limits)
+        run = self._run(limits)
         locals_ = [t.local for t in terms]
         roots = (self.logits.logit, dscore, keep, same, *locals_)
-        statements, texts = self.emitter.block(*roots, whole=not partial)
-        logit, dscore_text, keep_text, same_text, *local_texts = texts
-        places = [self._places(t) for t in terms]
+        statements, codes = self.lowering.block(*roots, whole=not partial)
+        logit, dscore_code, keep_code, same_code, *local_codes = codes
+        assert logit is not None
+        offsets = [self._offsets(t) for t in terms]
         read = frozenset().union(*(expr.names(e) for e in roots if e is not None))
         self.reads |= read
-        if partial and not self.transposed and limits_text is None:
+        if partial and not self.transposed and run is None:
             read |= {self.key}  # for the bound of a cut block
         if self.logits.linear:
-            logit = "qk * qk_scale"
-        elif expr.level(self.logits.logit) is not expr.Level.TILE:
-            logit = f"tl.zeros_like(qk) + {logit}"  # of a score that reads neither the product nor both positions
+            logit = product(Name("qk"), Name("qk_scale"))
+        elif expr.level(self.logits.logit) is not Level.TILE:
+            # A score that reads neither the product nor both positions.
+            logit = added(builtin("zeros_like", Name("qk")), logit)
         # An infinite derivative on a masked lane times its zero ds is NaN: such lanes are cleared once more.
-        guard = partial and dscore is not None
-        product = f"ds * {_factor(dscore_text)}" if dscore is not None else ""
-        return BlockText(
+        product_of_ds = None if dscore_code is None else product(_DS, _factor(dscore_code))
+        return Block(
             statements=[*self.index_statements("q" if self.transposed else "kv", read), *statements],
             logit=logit,
-            keep=keep_text,
-            same=same_text,
-            dscore=f"tl.where(keep, {product}, 0.0)" if guard else product,
+            keep=keep_code,
+            same=same_code,
+            dscore=_where_kept(product_of_ds) if partial and product_of_ds is not None else product_of_ds,
             gradients=[
-                GradientText(term=t, text=_gradient_text(t, text, partial), place=place, scattered=scattered)
-                for t, text, (place, scattered) in zip(terms, local_texts, places, strict=True)
+                BlockGradient(term=t, value=_gradient(t, code, partial), offset=offset, pair_offset=pair_offset)
+                for t, code, (offset, pair_offset) in zip(terms, local_codes, offsets, strict=True)
             ],
-            limits=limits_text,
+            run=run,
         )
 
     def _masks(self) -> tuple[Expr | None, Expr | None, Limits]:
-        """Which pairs are kept; and of what else keeps them, apart from that, whether their segments are the same, or
-        the run of positions."""
+        """The mask in the parts that the kernel evaluates apart: which pairs it keeps, whether their segments are equal
+        or else the limits of a run of positions."""
         mask = self.variant.mask if self.variant.mask is not None else expr.TRUE
         if not self.splits_mask:
             return _unless_true(mask), None, Limits()
@@ -144,75 +159,97 @@ class KernelBuilder:
             return _unless_true(same), None, Limits()
         return own, _unless_true(same), Limits()
 
-    def _limits_text(self, limits: Limits) -> LimitsText | None:
+    def _run(self, limits: Limits) -> MaskRun | None:
         if not limits.found:
             return None
         self.reads |= frozenset().union(*(expr.names(e) for e in limits.all))
-        texts = dict(zip(limits.all, self.emitter.own_shape(limits.all), strict=True))
-        # Rows of a block count from the call's offset on.
-        shift = " - q_shift" if self.transposed else ""
-        first, end = ("" if e is None else texts[e] + shift for e in (limits.first, limits.end))
-        own = "" if limits.own == expr.TRUE else texts[limits.own]
-        vectors = [e is not None and expr.level(e) is not expr.Level.UNIFORM for e in (limits.first, limits.end)]
-        return LimitsText(first=first, end=end, own=own, first_is_vector=vectors[0], end_is_vector=vectors[1])
+        codes = dict(zip(limits.all, self.lowering.own_shape(limits.all), strict=True))
 
-    def term_text(self, term: Expr) -> str:
-        """What the logits of a row, a key or a block share, in the shape that it has; empty if that is nothing."""
+        def along(e: Expr | None) -> Code | None:
+            """A limit along the loop, whose rows count from the call's offset on."""
+            if e is None:
+                return None
+            return Infix("-", codes[e], _Q_SHIFT) if self.transposed else codes[e]
+
+        vectors = [e is not None and expr.level(e) is not Level.UNIFORM for e in (limits.first, limits.end)]
+        return MaskRun(
+            first=along(limits.first),
+            end=along(limits.end),
+            own=None if limits.own == expr.TRUE else codes[limits.own],
+            first_is_vector=vectors[0],
+            end_is_vector=vectors[1],
+        )
+
+    def term(self, term: Expr) -> Code | None:
+        """What the logits of a row, a key or a block share, in the shape that it has; None if that is nothing."""
         if expr.is_const(term, 0):
-            return ""
+            return None
         self.reads |= expr.names(term)
-        return self.emitter.own_shape([term])[0]
+        return self.lowering.own_shape([term])[0]
 
-    def index_statements(self, axis: str, reads: Set[str]) -> list[str]:
-        """Where the rows (or keys) of a block lie and which positions they have, of that what `reads` names."""
-        start, size, lies, length = _LIES[axis]
-        found = []
+    def index_statements(self, axis: str, reads: Set[str]) -> list[Assign]:
+        """The rows (or keys) of a block and their positions, as far as `reads` names them."""
         if axis == "q":
-            lines = {"q_row": "q_row = rows + q_shift", "q_idx": "q_idx = rows + q_shift"}
+            row = Infix("+", _ROWS, _Q_SHIFT)
+            codes: dict[str, Code] = {"q_row": row, "q_idx": row}
         else:
-            vector = f"{start} + tl.arange(0, {size})"
-            lines = {"cols": f"cols = {vector}", "kv_idx": f"kv_idx = {vector if self.by_position else 'cols'}"}
+            keys = Infix("+", Name("start_n"), Arange("BLOCK_N"))
+            codes = {"cols": keys, "kv_idx": keys if self.by_position else _KEYS}
             if "kv_idx" in reads and not self.by_position:
                 reads = {*reads, "cols"}
-        for name, line in lines.items():
-            if name in reads and name.endswith("_idx") and not self.by_position:
-                given = f"{axis}_positions_ptr + b * stride_{axis}_positions_b + {lies}"
-                load = f"tl.load({given}, mask={lies} < {length}, other=0)"
-                found.append(f"{name} = {load} if POSITIONS else {line.partition(' = ')[2]}")
-            elif name in reads:
-                found.append(line)
+        own = Level.QUERY if axis == "q" else Level.KEY
+        found = []
+        for name, code in codes.items():
+            if name in reads:
+                given = name.endswith("_idx") and not self.by_position
+                value = _given_position(axis, code) if given else code
+                found.append(Assign(targets=(name,), values=(value,), level=own, type=Type.INT, of_tokens=given))
         return found
 
-    def _places(self, term: GradientTerm) -> tuple[str, str]:
-        """The offset of a term in its buffer, in the names of the block's statements, and where it is summed along
-        diagonals the same pair by pair, for positions that are not one after the other; empty without atomics."""
+    def _offsets(self, term: GradientTerm) -> tuple[Code | None, Code | None]:
+        """The offset of a term with atomics in its buffer, and of one along diagonals the same pair by pair where
+        positions may not follow each other; None without atomics."""
         if not term.atomic:
-            return "", ""
-        by_pair = self.emitter.place(term.load, term.accumulator, tile=True)
+            return None, None
+        by_pair = self.lowering.offset(term.load, term.accumulator, tile=True)
         if term.kind is GradientKind.SCATTER:
-            return by_pair, ""
-        self.emitter.helpers.add("diagonals")
+            return by_pair, None
+        self.lowering.helpers.add("diagonals")
         along = by_lag(term.load)
         assert along is not None
-        return self.emitter.place(along, term.accumulator, tile=False), "" if self.by_position else by_pair
+        return self.lowering.offset(along, term.accumulator, tile=False), None if self.by_position else by_pair
+
+
+def _given_position(axis: str, otherwise: Code) -> Code:
+    """The position of each row or key where a segmented call gives it, else `otherwise`."""
+    lies, length = (_ROWS, Name("q_len")) if axis == "q" else (_KEYS, Name("kv_len"))
+    batch = product(Name("b"), Name(f"stride_{axis}_positions_b"))
+    pointers = total([Name(f"{axis}_positions_ptr"), batch, lies])
+    given = builtin("load", pointers, mask=Infix("<", lies, length), other=ZERO)
+    return Choice(given, Name("POSITIONS"), otherwise)
 
 
 def _unless_true(mask: Expr) -> Expr | None:
     return None if mask == expr.TRUE else mask
 
 
-def _factor(text: str) -> str:
-    return text if text.replace("_", "").isalnum() else f"({text})"
+def _factor(code: Code) -> Code:
+    """A factor of ds: in parentheses, unless it is a name or an integer."""
+    plain = isinstance(code, Name) or (isinstance(code, Literal) and isinstance(code.value, int))
+    return code if plain else Group(code)
 
 
-def _gradient_text(term: GradientTerm, local: str, partial: bool) -> str:
+def _where_kept(code: Code) -> Code:
+    return builtin("where", Name("keep"), code, Literal(0.0))
+
+
+def _gradient(term: GradientTerm, local: Code | None, partial: bool) -> Code:
     """The gradient of each pair, 0 where the mask keeps none."""
-    if expr.is_const(term.local, 1):
-        return "ds"
-    if expr.is_const(term.local, -1):
-        return "-ds"
-    text = f"ds * {_factor(local)}"
-    return f"tl.where(keep, {text}, 0.0)" if partial else text
+    if term.sign:
+        return _DS if term.sign > 0 else Prefix("-", _DS)
+    assert local is not None
+    code = product(_DS, _factor(local))
+    return _where_kept(code) if partial else code
 
 
 # ------------------------------------------------------------------------------------------------------------ kernels
@@ -283,10 +320,10 @@ def _query_kernel(
     terms = [t for t in builder.logits.terms if backward and t.kind is not GradientKind.COLUMN]
     full = builder.block(partial=False, terms=terms, backward=backward)
     partial = builder.block(partial=True, terms=terms, backward=backward)
-    row_term = builder.term_text(builder.row_term)
-    bounds = key_bounds(analysis, builder.emitter)
-    emitter = builder.emitter
-    hoisted = " ".join([*emitter.prologue, *bounds.statements])
+    row_term = builder.term(builder.row_term)
+    bounds = key_bounds(analysis, builder.lowering)
+    lowering = builder.lowering
+    hoisted = uses(lowering.prologue, bounds.statements)
     args = sign.dq() if backward else sign.fwd()
     return KernelPlan(
         name=f"{sign.symbol}_{'bwd_dq' if backward else 'hopper_fwd' if hopper else 'fwd'}",
@@ -297,8 +334,8 @@ def _query_kernel(
         also=_also(terms),
         linear=builder.logits.linear,
         longest_first=analysis.keys.main.end is not None and analysis.keys.main.first is None,
-        helpers=frozenset(emitter.helpers),
-        prologue=[*builder.index_statements("q", builder.reads | words(hoisted)), *emitter.prologue],
+        helpers=frozenset(lowering.helpers),
+        prologue=[*builder.index_statements("q", builder.reads | hoisted), *lowering.prologue],
         bounds=bounds,
         full=full,
         partial=partial,
@@ -326,27 +363,19 @@ def _key_kernel(
     by_pairs = [t for t in terms if t.kind is not GradientKind.ROW]
     full = builder.block(partial=False, terms=by_pairs, backward=True)
     partial = builder.block(partial=True, terms=by_pairs, backward=True)
-    key_term, block_term = builder.term_text(builder.sides.keys), builder.term_text(builder.sides.block)
-    bounds = query_bounds(analysis, builder.emitter)
-    emitter = builder.emitter
-    reads = builder.reads | words(" ".join([*emitter.prologue, *emitter.head_prologue]))
+    key_term, block_term = builder.term(builder.sides.keys), builder.term(builder.sides.block)
+    bounds = query_bounds(analysis, builder.lowering)
+    lowering = builder.lowering
+    reads = builder.reads | uses(lowering.prologue, lowering.head_prologue)
     if terms or hopper:
         reads |= {builder.key}  # for the place of the sums, and for the bound of a cut block
-    prologue = [*builder.index_statements("kv", reads), *emitter.prologue]
+    prologue = [*builder.index_statements("kv", reads), *lowering.prologue]
     args, constants = sign.dkdv(terms), sign.dkdv_constants(terms)
     if hopper:
         # What a row alone adds to a score is found ahead of it, and with it perhaps what nothing here reads.
-        texts = [
-            *prologue,
-            *emitter.head_prologue,
-            *bounds.statements,
-            *full.texts,
-            *partial.texts,
-            key_term,
-            block_term,
-        ]
-        in_rows = ["q_shift"] if "row_start" in words(block_term) else []
-        args, constants = sign.read_only(args, constants, {*words(" ".join(texts)), *in_rows})
+        parts = [prologue, lowering.head_prologue, bounds.statements, full.parts, partial.parts, key_term, block_term]
+        in_rows = ["q_shift"] if "row_start" in uses(block_term) else []
+        args, constants = sign.read_only(args, constants, {*uses(*parts), *in_rows})
     return KernelPlan(
         name=f"{sign.symbol}_{'hopper_bwd' if hopper else 'bwd_dkdv'}",
         mode=sign.mode,
@@ -356,9 +385,9 @@ def _key_kernel(
         also=_also(terms),
         linear=builder.logits.linear,
         longest_first=bounds.begins_partial and not bounds.two_sided and not bounds.jumps,
-        helpers=frozenset(emitter.helpers),
+        helpers=frozenset(lowering.helpers),
         prologue=prologue,
-        head_prologue=emitter.head_prologue,
+        head_prologue=lowering.head_prologue,
         bounds=bounds,
         bounds_per_head=analysis.tables_per_head or _any_reads_head(analysis.queries),
         full=full,
@@ -373,18 +402,18 @@ def _key_kernel(
 def _delta_kernel(variant: Variant, sign: Signatures) -> KernelPlan:
     """What runs before the backward of Hopper's family: beside delta it finds what the keys of a row share."""
     builder = KernelBuilder(variant, sign.mode, query_axis=0, splits_sides=True)
-    row_term = builder.term_text(builder.sides.rows)
-    emitter = builder.emitter
-    hoisted = " ".join([row_term, *emitter.prologue])
-    prologue = [*builder.index_statements("q", builder.reads | words(hoisted)), *emitter.prologue]
-    args, constants = sign.row_terms(words(" ".join([hoisted, *prologue])))
+    row_term = builder.term(builder.sides.rows)
+    lowering = builder.lowering
+    hoisted = uses(row_term, lowering.prologue)
+    prologue = [*builder.index_statements("q", builder.reads | hoisted), *lowering.prologue]
+    args, constants = sign.row_terms(hoisted | uses(prologue))
     return KernelPlan(
         name=f"{sign.symbol}_hopper_delta",
         mode=sign.mode,
         args=args,
         constants=constants,
         linear=builder.logits.linear,
-        helpers=frozenset(emitter.helpers),
+        helpers=frozenset(lowering.helpers),
         prologue=prologue,
         row_term=row_term,
     )

@@ -19,9 +19,10 @@ from codegen.analysis.call_modes import Mode
 from codegen.analysis.gradients import is_deterministic
 from codegen.ir.expr import TensorSpec
 from codegen.ir.printers import FormulaPrinter
-from codegen.plan import gluon_source, hopper
+from codegen.plan import dialects, gluon_source, hopper
 from codegen.plan.frameworks import Framework
 from codegen.plan.hopper_forward import ForwardPlan
+from codegen.plan.hopper_text import KernelText
 from codegen.plan.op import OpPlan, op_plan
 from codegen.plan.torch_modules import module_plans
 from codegen.plan.variant import VariantPlan, plan
@@ -63,8 +64,7 @@ def make_environment(folder: Path) -> jinja2.Environment:
         autoescape=False,
     )
     env.filters["docstring"] = docstring
-    env.filters |= {name: getattr(gluon_source, name) for name in ('row_order','by_distance','gluon','names','used','needed','by_vectors','read_apart','exchanged','given','targets','without')}
-    env.filters |= symbols.FILTERS
+    env.filters |= dialects.FILTERS | gluon_source.FILTERS | symbols.FILTERS
     env.tests["renamed_op"] = symbols.is_renamed
     return env
 
@@ -205,7 +205,12 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
     hopper_plans = {"forward": ForwardPlan(planned.hopper_fwd, planned.variant)}
     files |= {
         f"{folder}/hopper_{stem}.py": _fill(
-            env, f"hopper/{stem}.py.jinja", kernel=kernel, fuses_backward=hopper.fuses_backward(planned), **hopper_plans, **context
+            env,
+            f"hopper/{stem}.py.jinja",
+            kernel=kernel if stem == "fwd" else KernelText(kernel),
+            fuses_backward=hopper.fuses_backward(planned),
+            **hopper_plans,
+            **context,
         )
         for stem, kernel in plans.items()
     }

@@ -18,8 +18,8 @@ import numpy as np
 from codegen.analysis.schedule import analyse
 from codegen.ir.evaluate import Array
 from codegen.ir.expr import Expr, TensorSpec
-from codegen.plan.loop_bounds import BoundsText, key_bounds, query_bounds
-from codegen.plan.lower import Emitter
+from codegen.plan.loop_bounds import LoopBounds, key_bounds, query_bounds
+from codegen.plan.lower import Lowering
 from codegen.render.package import make_environment, templates_path
 
 
@@ -164,11 +164,11 @@ class Loops:
 
     @staticmethod
     def of(mask: Expr, tensors: Mapping[str, TensorSpec], *, keys: bool) -> Loops:
-        emitter = Emitter(tensors=tensors, query_axis=0 if keys else 1)
-        bounds: BoundsText = (key_bounds if keys else query_bounds)(analyse(mask), emitter)
+        lowering = Lowering(tensors=tensors, query_axis=0 if keys else 1)
+        bounds: LoopBounds = (key_bounds if keys else query_bounds)(analyse(mask), lowering)
         start, block = ("start_n", "BLOCK_N") if keys else ("start_m", "BLOCK_M")
         kernel = SimpleNamespace(bounds=bounds, packed=False)
-        return Loops(_template().render(kernel=kernel, prologue=emitter.prologue, start=start, block=block))
+        return Loops(_template().render(kernel=kernel, prologue=lowering.prologue, start=start, block=block))
 
     def __post_init__(self) -> None:
         self._code = compile(self.text, "<loops>", "exec")
