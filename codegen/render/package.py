@@ -21,6 +21,7 @@ from codegen.ir.expr import TensorSpec
 from codegen.ir.printers import FormulaPrinter
 from codegen.plan import dialects, gluon_source, hopper
 from codegen.plan.frameworks import Framework
+from codegen.plan.hopper_backward import BackwardPlan
 from codegen.plan.hopper_forward import ForwardPlan
 from codegen.plan.hopper_text import KernelText
 from codegen.plan.op import OpPlan, op_plan
@@ -202,14 +203,19 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
         "bwd_wide": planned.hopper_bwd_wide,
         "delta": planned.hopper_delta,
     }
-    hopper_plans = {"forward": ForwardPlan(planned.hopper_fwd, planned.variant)}
+    hopper_plans = {
+        "fwd": {"forward": ForwardPlan(planned.hopper_fwd, planned.variant)},
+        "bwd": {"backward": BackwardPlan(planned.hopper_bwd, planned.variant, is_wide=False)},
+        "bwd_wide": {"backward": BackwardPlan(planned.hopper_bwd_wide, planned.variant, is_wide=True)},
+        "delta": {},
+    }
     files |= {
         f"{folder}/hopper_{stem}.py": _fill(
             env,
             f"hopper/{stem}.py.jinja",
-            kernel=kernel if stem == "fwd" else KernelText(kernel),
+            kernel=KernelText(kernel) if stem == "delta" else kernel,
             fuses_backward=hopper.fuses_backward(planned),
-            **hopper_plans,
+            **hopper_plans[stem],
             **context,
         )
         for stem, kernel in plans.items()

@@ -160,6 +160,13 @@ class Ring:
         async_load(desc, rows.coords(row), self.full.index(stage), self.tiles.index(stage))
 
     @gluon.jit
+    def fill(self, desc, rows, row, stage, phase):
+        """Copy the tile that begins at `row` to a stage, whose turns the caller counts: `phase` is that of this turn."""
+        mbarrier.wait(self.empty.index(stage), phase ^ 1)
+        mbarrier.expect(self.full.index(stage), desc.block_type.nbytes)
+        async_load(desc, rows.coords(row), self.full.index(stage), self.tiles.index(stage))
+
+    @gluon.jit
     def receive(self, turn):
         """Wait for the tile of `turn`, `[ROWS, COLS]`."""
         mbarrier.wait(self.full.index(turn % self.stages), (turn // self.stages) & 1)
@@ -195,6 +202,27 @@ class WorkRing:
         mbarrier.arrive(self.full.index(stage), count=1)
 
     @gluon.jit
+    def fetch(self, counter_ptr, turn):
+        """Take the next work item that no program has taken, and publish its number."""
+        stage = turn % 2
+        mbarrier.wait(self.empty.index(stage), ((turn // 2) & 1) ^ 1)
+        item = gl.num_programs(0) + gl.atomic_add(counter_ptr, 1, sem="relaxed")
+        put_number(self.numbers, stage, item)
+        mbarrier.arrive(self.full.index(stage), count=1)
+        return item
+
+    @gluon.jit
+    def fetch_longest_first(self, counter_ptr, turn, num_items, num_blocks, near_heads):
+        """The same, where the items are blocks in the order of `longest_first`."""
+        stage = turn % 2
+        mbarrier.wait(self.empty.index(stage), ((turn // 2) & 1) ^ 1)
+        item = gl.num_programs(0) + gl.atomic_add(counter_ptr, 1, sem="relaxed")
+        item = longest_first(item, num_items, num_blocks, near_heads)
+        put_number(self.numbers, stage, item)
+        mbarrier.arrive(self.full.index(stage), count=1)
+        return item
+
+    @gluon.jit
     def receive(self, turn, WARPS: gl.constexpr):
         """Wait for the work descriptor of `turn`; every receiver has WARPS warps."""
         stage = turn % 2
@@ -210,6 +238,19 @@ class WorkRing:
 def make_work_ring(SIZE: gl.constexpr, READERS: gl.constexpr):
     """A ring of work descriptors of SIZE numbers, read by READERS partitions."""
     return WorkRing(make_numbers(2 * SIZE), make_barriers(2, 1), make_barriers(2, READERS), SIZE)
+
+
+@gluon.jit
+def longest_first(turn, num_items, num_blocks, near_heads):
+    """Which block is taken as number `turn`: of so many heads at a time the longest ones first, then the next heads.
+
+    The short ones are then left for the end, where no program works on while all others have ended.
+    """
+    first_head = turn // (near_heads * num_blocks) * near_heads
+    own_heads = gl.maximum(gl.minimum(num_items // num_blocks - first_head, near_heads), 1)
+    place = turn - first_head * num_blocks
+    item = (first_head + place % own_heads) * num_blocks + place // own_heads
+    return gl.where(turn < num_items, item, num_items)
 
 
 @gluon.jit
