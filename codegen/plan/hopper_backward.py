@@ -248,11 +248,17 @@ class BackwardPlan:
         kernel = self.kernel
         if not kernel.linear or kernel.row_adds or any(step.exchanged for step in self._steps):
             return True
-        if not self.one_loop:  # the mask, or `rows < q_len`
+        if not self.one_loop and self.masked.run is None and self.masked.keep is None:
             return True
-        return "ROW" in uses([step.parts for step in self._steps]) or any(
-            GradientStep.reads_rows([*s.shared, *s.score, *s.segments, *s.again]) for s in self._steps
+        return any(
+            "ROW" in uses(s.parts) or GradientStep.reads_rows([*s.shared, *s.score, *s.segments, *s.again])
+            for s in self._steps
         )
+
+    @property
+    def products_read_rows(self) -> bool:
+        """True if the start of a block's products reads how many rows it has."""
+        return not self.kernel.linear or self.variant.dropout
 
     def plain_reads_rows(self, name: str) -> bool:
         """True if the step without a mask of a role reads where its block of rows starts."""

@@ -406,7 +406,7 @@ class ForwardPlan:
     def _producer(self, reads: frozenset[str], own: str) -> Role:
         """A producer computes where a block of rows is, and which blocks of keys it visits."""
         reads |= uses(self.visits, self._producer_prologue)
-        own += " BLOCK_M num_heads q_len batch block_seqs_ptr"
+        own += " BLOCK_M num_heads q_len block_seqs_ptr"
         own += " group_size" if "hkv" in reads else ""
         own += " q_offset Q_OFFSET_PER_BATCH" if "q_shift" in reads and self.kernel.has_offset else ""
         return role(self.kernel, self._args, self.constants, reads, own)
@@ -414,7 +414,7 @@ class ForwardPlan:
     @cached_property
     def rows(self) -> Role:
         """The producer of query rows, which schedules the work."""
-        own = "work_counter_ptr" if self.kernel.shares_work else ""
+        own = "work_counter_ptr batch" if self.kernel.shares_work else "batch"
         own += " BLOCK_N" if self.counts_plain_blocks and not self.bounds.full_from_zero else ""
         return self._producer(frozenset({"start_m", *self.work_fields}), own)
 
@@ -423,7 +423,7 @@ class ForwardPlan:
         """The producer of keys and values."""
         starts = [*self.masked_start, *self.start_without_masked, *(self.plain_start if self.bounds.has_full else [])]
         tables = uses(starts) & {"block_list_ptr"}
-        return self._producer(tables | {"hkv", "kv_start"}, "kv_len BLOCK_N")
+        return self._producer(tables | {"hkv", "kv_start"}, "kv_len BLOCK_N" if self.kernel.shares_work else "kv_len BLOCK_N batch")
 
     @cached_property
     def consumer(self) -> Role:
