@@ -7,7 +7,7 @@ tokens have segment ids and perhaps positions of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 
 from codegen.ir import expr
@@ -21,21 +21,6 @@ class Mode(StrEnum):
     DENSE = "dense"
     PACKED = "packed"
     SEGMENTED = "segmented"
-
-
-@dataclass(frozen=True, kw_only=True)
-class InMode:
-    """What belongs to one mode: the base of the plans that templates ask for it."""
-
-    mode: Mode
-
-    @property
-    def packed(self) -> bool:
-        return self.mode is Mode.PACKED
-
-    @property
-    def segmented(self) -> bool:
-        return self.mode is Mode.SEGMENTED
 
 
 POSITIONAL = ("q_idx", "kv_idx")

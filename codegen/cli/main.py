@@ -1,10 +1,10 @@
-"""The command line: `python -m codegen render | check | list | show | lint | tune | explain | bench | schema`.
+"""The command line: `python -m codegen COMMAND`; `--help` lists the commands.
 
 A subcommand is one function with the `@command` decorator; its docstring is its help. Modules that take time to import
 are imported by the command that needs them.
 
-Exit codes: 0 done, 1 `check` found differences, or `lint` kernels that cannot run, 2 bad usage or bad input,
-130 interrupted.
+Exit codes: 0 done, 1 `check` found differences, `lint` kernels that cannot run, or `compare` kernels that differ,
+2 bad usage or bad input, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codegen import __version__
+from codegen import PACKAGE, PROGRAM, __version__
 from codegen.cli.options import (
     Option,
     call_options,
+    compare_options,
     explain_options,
     force_option,
     json_option,
@@ -217,6 +218,25 @@ def lint(args: argparse.Namespace) -> int:
     return EXIT_DIFFERENT if any(finding.errors for finding in findings) else EXIT_OK
 
 
+@command("compare", compare_options, variants_option)
+def compare(args: argparse.Namespace) -> int:
+    """Prove that two packages have the same machine code; compile what differs for chips that need not be there.
+
+    A kernel is equal if its source with all imports is equal and it is specialised for the same arguments; or if
+    Triton's IR after inlining is equal; or if its PTX or its machine code is. OLD is for instance the package that an
+    older revision renders into a temporary folder. --rekey rewrites the kernel hashes in NEW's tuned files where every
+    kernel, dtype, head_dim and tile of an entry is proven equal, so that these entries hold for NEW's kernels.
+    """
+    from codegen.load.spec_file import load
+
+    spec = load(spec_path(args))
+    with _extra():
+        from codegen.compare import command as comparison
+    options = comparison.options_of(args)
+    is_equal = comparison.run_rekey(spec, options) if args.rekey else comparison.run(spec, options)
+    return EXIT_OK if is_equal else EXIT_DIFFERENT
+
+
 @command("schema")
 def schema(_args: argparse.Namespace) -> int:
     """Print the JSON Schema of spec files, for editors."""
@@ -231,12 +251,12 @@ def schema(_args: argparse.Namespace) -> int:
 @command("bench", passed_on)
 def bench(args: argparse.Namespace) -> int:
     """Measure the generated ops beside their peers on a GPU; takes the options of `python -m bench`."""
+    if PACKAGE != "generated":
+        raise CodegenError("the benchmark is not installed: run `python -m bench` in a checkout of the repository")
     try:
         # By name: the generator does not depend on its benchmark, which only a checkout has.
         measure = importlib.import_module("bench.__main__").main
     except ModuleNotFoundError as error:
-        if error.name == "bench" or (error.name or "").startswith("bench."):
-            raise CodegenError("the benchmark is not installed: run this in a checkout of the repository") from None
         raise CodegenError(f"the benchmark needs {error.name}, which is not installed") from None
     return int(measure(args.arguments))
 
@@ -280,7 +300,7 @@ def _extra() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
-        if package == "codegen":
+        if package in ("codegen", __name__.split(".")[0]):
             raise
         raise CodegenError(not_installed(package)) from None
 
@@ -302,7 +322,7 @@ def _rendered(variants: Path) -> tuple[Spec, dict[str, str]]:
 
 def _render_command(args: argparse.Namespace) -> str:
     """The `render` that mends what `check`, called with `args`, found."""
-    words = ["python", "-m", "codegen", "render"]
+    words = [*PROGRAM.split(), "render"]
     for flag, value in (("--variants", args.variants), ("--out", args.out)):
         words += [] if value is None else [flag, str(value)]
     return shlex.join(words)

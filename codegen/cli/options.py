@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from codegen import PACKAGE
+
 DEFAULT_VARIANTS = Path("variants.yaml")
 DEFAULT_OUT = "generated"
 COLLECTION = "library.yaml"
@@ -28,7 +30,7 @@ def out_option(parser: argparse.ArgumentParser) -> None:
 
 
 def package_option(parser: argparse.ArgumentParser) -> None:
-    what = f"the package by the name that Python imports it by, in the place of --out (default: {DEFAULT_OUT})"
+    what = f"the package by the name that Python imports it by, in the place of --out (default: {PACKAGE})"
     parser.add_argument("--package", metavar="NAME", help=what)
 
 
@@ -131,6 +133,23 @@ def lint_options(parser: argparse.ArgumentParser) -> None:
     add("--tuned", action="store_true", help="also what is tuned, for the chips of those GPUs")
     add("--jobs", type=_at_least(1), default=os.cpu_count() or 1, metavar="N", help="processes (default: a core each)")
     add("--json", type=Path, metavar="FILE", help="also write everything that was found")
+
+
+def compare_options(parser: argparse.ArgumentParser) -> None:
+    """Two packages, and which of their kernels to compare."""
+    add = parser.add_argument
+    add("old", type=Path, metavar="OLD", help="the folder of a package, such as one rendered from an older revision")
+    add("new", type=Path, metavar="NEW", help="the folder of the other package")
+    add("names", nargs="*", metavar="VARIANT", help="a variant of the spec (default: all)")
+    add("--arch", metavar="NAME,...", help="chips (default: sm_80, sm_90 and those of tuned files)")
+    add("--modes", metavar="NAME,...", help="among dense,packed,segmented (default: all)")
+    add("--fast", action="store_true", help="each kernel with one config a chip (default: every default and tuned one)")
+    add("--all", action="store_true", help="compile also kernels whose code and imports are equal")
+    add("--machine-code", action="store_true", help="compile to machine code also where Triton's IR is equal")
+    add("--rekey", action="store_true", help="compare what tuned files of NEW hold; rewrite their hashes where equal")
+    add(
+        "--jobs", type=_at_least(2), default=max(2, os.cpu_count() or 2), metavar="N", help="processes (default: cores)"
+    )
 
 
 def _at_least(least: int) -> Callable[[str], int]:

@@ -10,28 +10,14 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+from codegen import PROGRAM
 from codegen.analysis.call_modes import Mode
+from codegen.arch.chips import ARCHS, CHIPS, GPU_CHIPS
+from codegen.arch.tile_rules import MAX_HEAD_DIM, MIN_HEAD_DIM
 from codegen.compile.packages import chosen, find_package
-from codegen.spec.model import ARCHS, DTYPES, MAX_HEAD_DIM, MIN_HEAD_DIM
+from codegen.spec.model import DTYPES
 from codegen.util.errors import CodegenError, did_you_mean
 from codegen.util.text import aligned
-
-# Chips of well-known GPUs, for those that no file is there of.
-_ARCH_OF = {
-    "a100": "sm_80",
-    "a10": "sm_86",
-    "l4": "sm_89",
-    "l40s": "sm_89",
-    "rtx_4090": "sm_89",
-    "h100": "sm_90",
-    "h100_pcie": "sm_90",
-    "h200": "sm_90",
-    "gh200": "sm_90",
-    "b200": "sm_100",
-    "gb200": "sm_100",
-    "rtx_5090": "sm_120",
-    "mi300x": "gfx942",
-}
 
 DTYPE_NAMES = {**{name: name for name in DTYPES}, "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """What an option may call a dtype."""
@@ -62,7 +48,7 @@ def answer(out: Path, question: Question) -> list[str]:
     if question.head_dim > MAX_HEAD_DIM:
         raise CodegenError(f"--head-dim: expected {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, got {question.head_dim}")
     named = question.gpu or _this_gpu(tuned)
-    arch = _arch(out, named, configs)
+    arch = _arch(out, named)
     gpu = "" if named == arch else named
     problem = tuned.Problem(mode, dtype, question.head_dim, question.group, question.seq)
     choices = configs.ladder(variant, arch, gpu, problem)
@@ -155,7 +141,7 @@ def gains(out: Path, gpu: str) -> list[str]:
         for name in passes:
             every[name] += ratios[name]
     if len(rows) == 1:
-        raise CodegenError(f"{folder}: no tuned files there; `python -m codegen tune` on that GPU makes them")
+        raise CodegenError(f"{folder}: no tuned files there; `{PROGRAM} tune` on that GPU makes them")
     rows.append(_gain_row("all", every))
     heading = f"defaults' time over that of the tuned tiles on {folder.name}, geometric means over lengths and dtypes"
     return [heading, "", *aligned(rows)]
@@ -196,21 +182,21 @@ def _ladder_text(path: Path, gpu: str, *, has_families: bool) -> Iterator[str]:
     if has_families:
         yield "family: a call's family=, config= or deterministic=, then what was measured nearest, then the rule"
     if gpu and not path.is_file():
-        yield f"{path} is not there; `python -m codegen tune {path.stem}` on that GPU makes it"
+        yield f"{path} is not there; `{PROGRAM} tune {path.stem}` on that GPU makes it"
 
 
-def _arch(out: Path, gpu: str, configs: Any) -> str:
+def _arch(out: Path, gpu: str) -> str:
     """The architecture of a GPU: what its tuned files say, else what is known of its name."""
-    if gpu in ARCHS or gpu in configs.SAME_TILES:
+    if gpu in CHIPS:
         return gpu
     for path in sorted((out / "tuned" / gpu).glob("*.json")):
         try:
             return str(json.loads(path.read_text(encoding="utf-8"))["arch"])
         except (OSError, ValueError, KeyError, TypeError):
             continue
-    if gpu not in _ARCH_OF:
+    if gpu not in GPU_CHIPS:
         tuned = sorted(folder.name for folder in (out / "tuned").glob("*") if folder.is_dir())
-        known = list(dict.fromkeys([*tuned, *_ARCH_OF, *ARCHS]))
+        known = list(dict.fromkeys([*tuned, *GPU_CHIPS, *ARCHS]))
         hint = did_you_mean(gpu, known)
         raise CodegenError(f"--gpu: expected one of {', '.join(known)}, got '{gpu}'{hint}")
-    return _ARCH_OF[gpu]
+    return GPU_CHIPS[gpu]

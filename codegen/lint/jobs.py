@@ -9,9 +9,11 @@ from itertools import product
 from pathlib import Path
 
 from codegen.analysis.call_modes import Mode
-from codegen.plan import hopper
+from codegen.arch import hopper
+from codegen.arch.tile_rules import TileConfig
+from codegen.plan.traits import hopper_backward_tile, hopper_forward_tile, hopper_long_forward_tile
 from codegen.plan.variant import plan
-from codegen.spec.model import ArchSpec, Pass, PassConfigs, Spec, TileConfig, Variant
+from codegen.spec.model import ArchSpec, Pass, PassConfigs, Spec, Variant
 
 HALF_DTYPE = "bfloat16"
 """Stands for both types of 16 bits: their kernels differ in the names of instructions alone."""
@@ -134,16 +136,16 @@ def _hopper_calls(
     variant: Variant, mode: Mode, arch: ArchSpec, dtype: str, head_dim: int, passes: Sequence[Pass]
 ) -> list[Job]:
     """Calls in Hopper's family, where the variant has it: forward, backward, and the forward of long sequences."""
-    runs = arch.name == hopper.ARCH and dtype != "float32" and hopper.serves_head_dim(head_dim)
+    runs = arch.name == hopper.ARCH and dtype != "float32" and hopper.FAMILY.serves_head_dim(head_dim)
     if not runs:
         return []
     planned = plan(variant, mode)
     tiles: list[tuple[Pass, TileConfig, int | None]] = [
-        (Pass.FWD, hopper.forward_tile(head_dim), None),
-        (Pass.DKDV, hopper.backward_tile(planned, head_dim), None),
+        (Pass.FWD, hopper_forward_tile(head_dim), None),
+        (Pass.DKDV, hopper_backward_tile(planned, head_dim), None),
     ]
-    if long := hopper.long_forward_tile(planned, head_dim):
-        tiles.append((Pass.FWD, long, hopper.LONG_FROM))
+    if long := hopper_long_forward_tile(planned, head_dim):
+        tiles.append((Pass.FWD, long, hopper.FAMILY.long_forward_from))
     return [
         Job(
             variant=variant.name,
@@ -152,7 +154,7 @@ def _hopper_calls(
             dtype=dtype,
             head_dim=head_dim,
             configs=((each, tile),),
-            family=hopper.FAMILY,
+            family=hopper.NAME,
             length=length,
         )
         for each, tile, length in tiles

@@ -9,17 +9,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from codegen.arch.chips import CHIPS, SIMDS, Chip
 from codegen.compile.offline import Compiled
-from codegen.spec.model import REGISTER_FILE, SMEM_LIMIT
-
-AMD_VECTOR_REGISTERS = 512
-"""Vector registers of a lane that the wavefronts on one SIMD share, accumulation registers included (CDNA 3 instruction
-set architecture guide); a compute unit has AMD_SIMDS of them."""
-
-AMD_SIMDS = 4
-
-TENSOR_COLUMNS = 512
-"""Columns of tensor memory of an sm_100 multiprocessor (PTX ISA, tensor memory)."""
 
 MOST_SPILLED = 128
 """More bytes per thread than this, written to and read from local memory, are a warning. Fewer are mostly values that
@@ -52,7 +43,7 @@ class Usage:
 
 def usage(kernel: Compiled, arch: str) -> Usage:
     """What a kernel compiled for `arch` takes."""
-    return _nvidia_usage(kernel) if arch.startswith("sm_") else _amd_usage(kernel)
+    return _nvidia_usage(kernel) if CHIPS[arch].is_nvidia else _amd_usage(kernel)
 
 
 def _nvidia_usage(kernel: Compiled) -> Usage:
@@ -121,25 +112,26 @@ def _instructions(pattern: re.Pattern[str], code: str) -> dict[str, int]:
 
 def errors(used: Usage, arch: str) -> list[str]:
     """Why the chip cannot launch a program that takes so much; empty if it can."""
-    found = []
-    if used.shared > SMEM_LIMIT[arch]:
-        found.append(f"{used.shared} bytes of shared memory, {arch} has {SMEM_LIMIT[arch]}")
-    if used.tensor_columns > TENSOR_COLUMNS:
-        found.append(f"{used.tensor_columns} columns of tensor memory, {arch} has {TENSOR_COLUMNS}")
-    registers, file = _register_need(used, arch)
-    if registers > file:
-        found.append(f"{registers} registers of {'a program' if arch.startswith('sm_') else 'a SIMD'}, it has {file}")
+    chip, found = CHIPS[arch], []
+    if used.shared > chip.shared_memory:
+        found.append(f"{used.shared} bytes of shared memory, {arch} has {chip.shared_memory}")
+    if used.tensor_columns > chip.tensor_columns:
+        found.append(f"{used.tensor_columns} columns of tensor memory, {arch} has {chip.tensor_columns}")
+    registers, limit = _register_need(used, chip)
+    if registers > limit:
+        found.append(f"{registers} registers of {'a program' if chip.is_nvidia else 'a SIMD'}, it has {limit}")
     return found
 
 
-def _register_need(used: Usage, arch: str) -> tuple[int, int]:
-    """Registers one program takes, and how many there are: of a multiprocessor, on AMD of a lane of a SIMD."""
+def _register_need(used: Usage, chip: Chip) -> tuple[int, int]:
+    """Registers that one program takes, and how many there are: of a multiprocessor, on AMD of one lane of a SIMD,
+    where accumulation registers count too."""
     granule = 8  # registers per thread are allotted in eights
     each = -(-used.registers // granule) * granule
-    if arch.startswith("sm_"):
-        return each * used.threads, REGISTER_FILE
-    wavefronts = -(-used.threads // 64 // AMD_SIMDS)
-    return each * max(wavefronts, 1), AMD_VECTOR_REGISTERS
+    if chip.is_nvidia:
+        return each * used.threads, chip.registers
+    wavefronts = -(-used.threads // chip.lanes // SIMDS)
+    return each * max(wavefronts, 1), chip.registers // SIMDS // chip.lanes
 
 
 def warnings(used: Usage, *, multiplies_halves: bool) -> list[str]:

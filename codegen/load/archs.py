@@ -5,19 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from codegen.arch.tile_rules import TILE_FIELDS, tile_problems
+from codegen.arch.chips import ARCHS
+from codegen.arch.tile_rules import MAX_HEAD_DIM, MIN_HEAD_DIM, TILE_FIELDS, TileConfig, tile_problems
 from codegen.load.yaml_tree import Document, Item
-from codegen.spec.model import (
-    ARCHS,
-    DTYPES,
-    MAX_HEAD_DIM,
-    MIN_HEAD_DIM,
-    ArchSpec,
-    Defaults,
-    Pass,
-    PassConfigs,
-    TileConfig,
-)
+from codegen.spec.model import DTYPES, ArchSpec, Defaults, Pass, PassConfigs
 
 FLOAT32 = "float32"
 """The key of an arch under which the configs for 4-byte inputs stand."""

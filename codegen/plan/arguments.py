@@ -13,7 +13,7 @@ from codegen.ir import expr
 from codegen.ir.expr import Level, TensorSpec, Var, level
 from codegen.ir.printers import FormulaPrinter
 from codegen.plan.frameworks import Framework
-from codegen.plan.signature import tensor_reads
+from codegen.plan.variant_reads import tensor_reads
 from codegen.spec import dims
 from codegen.spec.model import ScalarSpec, Variant
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,8 +9,10 @@ from codegen.analysis.schedule import Schedule
 from codegen.plan.arguments import Argument
 from codegen.plan.block_tables import ListsPlan
 from codegen.plan.frameworks import Framework
+from codegen.plan.host_code import HostCode, listed
 from codegen.plan.kernel import KernelPlan
-from codegen.plan.signature import CU_SEQLENS, TABLES, positions_read
+from codegen.plan.signature import CU_SEQLENS, TABLES
+from codegen.plan.variant_reads import positions_read
 from codegen.spec.model import Variant
 
 
@@ -19,8 +20,9 @@ def parameter_name(parameter: str) -> str:
     return parameter.partition(":")[0]
 
 
-def launch_arguments(kernel: KernelPlan) -> str:
-    return ", ".join(group.host for group in kernel.args)
+def launch_arguments(kernel: KernelPlan) -> HostCode:
+    """The arguments of a launch, in the order of the kernel's signature."""
+    return listed(group.host for group in kernel.args)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +30,7 @@ class ExtremesLaunch:
     """The launch of the kernel that reduces tensors to the extremes of parts, and the buffers it fills."""
 
     kernel: str
-    args: str
+    args: HostCode
     has_offset: bool
     loads: Sequence[str]
     of_queries: bool
@@ -52,7 +54,7 @@ class ListsOp:
     extremes: ExtremesLaunch | None
     query_kernel: str
     key_kernel: str
-    kernel_args: str
+    kernel_args: HostCode
     loads: Sequence[str]
     per_batch: bool
     per_head: bool
@@ -84,11 +86,10 @@ class ListsOp:
         rows = ["row_offsets: Tensor | None"] if self.has_offset and (used or not self.by_batch) else []
         return ["row_offset: int", *rows] if used else rows
 
-    def _parameters(self, launched: str, others: Sequence[str], offset: Sequence[str]) -> list[str]:
-        """The parameters of a function that makes a launch: of the variant's arguments and others those it names."""
-        named = set(re.findall(r"(?<![.\w])\w+", launched))  # not the attributes
+    def _parameters(self, launched: HostCode, others: Sequence[str], offset: Sequence[str]) -> list[str]:
+        """The parameters of a function that makes a launch: of the variant's arguments and others those it reads."""
         own = [a.parameter(self.framework) for a in self.arguments]
-        return [*(p for p in (*own, *others) if parameter_name(p) in named), *offset]
+        return [*(p for p in (*own, *others) if parameter_name(p) in launched.names), *offset]
 
     @property
     def values(self) -> list[str]:

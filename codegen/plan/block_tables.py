@@ -5,26 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from codegen.analysis.call_modes import InMode, Mode
+from codegen.analysis.call_modes import Mode
 from codegen.analysis.intervals import Extreme
 from codegen.analysis.schedule import BlockAnalysis, Schedule
 from codegen.ir import expr
 from codegen.ir.expr import TRUE, Expr, Load, Type
 from codegen.ir.printers import FormulaPrinter
 from codegen.plan.code import Cast, Code
-from codegen.plan.kernel import ArgGroup, KernelPlan
+from codegen.plan.host_code import host, listed
+from codegen.plan.kernel import ArgGroup, KernelPlan, numbers, pointers
+from codegen.plan.legend import PACKED_SHAPES, SHAPES
 from codegen.plan.lower import Lowering
-from codegen.plan.signature import (
-    CU_SEQLENS,
-    PACKED_SHAPES,
-    PACKED_TABLES,
-    SHAPES,
-    TABLES,
-    Signatures,
-    reads_packed_queries,
-    table_pointers,
-)
+from codegen.plan.signature import CU_SEQLENS, PACKED_TABLES, TABLES, Signatures
 from codegen.plan.statements import Assign, uses
+from codegen.plan.token_layout import InMode
+from codegen.plan.variant_reads import reads_packed_queries
 from codegen.spec.model import Variant
 from codegen.util.text import legend_row
 
@@ -33,7 +28,7 @@ _QUERY_BOUNDS = frozenset(("q_first", "q_last"))
 _KEY_BOUNDS = frozenset(("kv_first", "kv_last"))
 
 
-_LENGTHS = {"q_len": "q.shape[2]", "kv_len": "k.shape[2]"}
+_LENGTHS = {"q_len": host("{}.shape[2]", "q"), "kv_len": host("{}.shape[2]", "k")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +201,7 @@ class _Builder:
         args = [
             *self.sign.own_tensors(values),
             *self.sign.positions(positions),
-            *([table_pointers(CU_SEQLENS)] if self.packed else ()),
+            *([pointers(*CU_SEQLENS)] if self.packed else ()),
             *self._loadable(values, offset=shifted),
             *_pointers(reads, self.decided),
             *self._position_pointers(),
@@ -214,7 +209,7 @@ class _Builder:
             *self.sign.position_strides(positions),
             *self._lengths(axes),
             *self._other_lengths(values, axes),
-            *([ArgGroup(names=("num_seqs",), host="num_seqs", varies=True)] if self.packed else ()),
+            *([numbers("num_seqs")] if self.packed else ()),
             *_heads(values, shifted=shifted, by_batch=not self.packed),
             *self.sign.padding(values),
         ]
@@ -250,7 +245,7 @@ class _Builder:
     def _lengths(self, axes: Sequence[str]) -> list[ArgGroup]:
         """Lengths; of packed sequences, whose own are read, the parts of all of them."""
         names = tuple(f"{axis}_{'parts' if self.packed else 'len'}" for axis in axes)
-        return [ArgGroup(names=names, host=", ".join(names), varies=True)] if names else []
+        return [numbers(*names)] if names else []
 
     def _other_lengths(self, values: Sequence[Expr], axes: Sequence[str]) -> list[ArgGroup]:
         """The lengths that values read, of axes that no value is of; packed sequences know their own."""
@@ -268,7 +263,7 @@ class _Builder:
 
     def _position_pointers(self) -> list[ArgGroup]:
         names = [name for of_axis in self.positions.values() for name in of_axis if name]
-        return [table_pointers(names)] if names else []
+        return [pointers(*names)] if names else []
 
     def lists(self, axis: str, own: Sequence[Extreme], others: Sequence[Extreme], may: Expr, must: Expr) -> ListKernel:
         vectors = frozenset(v.name for x in (*own, *others) for v in (x.minimum, x.maximum))
@@ -280,10 +275,14 @@ class _Builder:
             *self.sign.own_tensors([may, must]),
             *self.sign.sequences(),
             *self._loadable([may, must], offset=self.shifts),
-            table_pointers(TABLES[self.schedule]),
+            pointers(*TABLES[self.schedule]),
             *self.sign.own_strides([may, must]),
             *self._lengths(self._axes((*own, *others)) if self.packed else ("q", "kv")),
-            *([ArgGroup(names=("num_others_most",), host="other_blocks", varies=True)] if self._fixed_room else ()),
+            *(
+                [ArgGroup(names=("num_others_most",), host=listed(("other_blocks",)), varies=True)]
+                if self._fixed_room
+                else ()
+            ),
             *_heads([may, must], shifted=self.shifts or self.packed),
             *self.sign.padding([may, must]),
         ]
@@ -326,7 +325,7 @@ class _Builder:
 
     def _loadable(self, roots: Sequence[Expr], *, offset: bool) -> list[ArgGroup]:
         """The numbers of a call that may also be given by pointer."""
-        shift = [ArgGroup(names=("q_offset",), host="q_offset", varies=True)] if offset and self.offset else []
+        shift = [numbers("q_offset")] if offset and self.offset else []
         return [*shift, *self.sign.own_scalars(roots)]
 
     def _loads(self, roots: Sequence[Expr]) -> list[str]:
@@ -339,8 +338,8 @@ def _heads(roots: Sequence[Expr], *, shifted: bool, by_batch: bool = True) -> li
     Not `by_batch`, its number is that of its head.
     """
     read = frozenset().union(*map(expr.names, roots))
-    heads = ArgGroup(names=("num_heads",), host="list_heads", varies=True)
-    group = ArgGroup(names=("group_size",), host="group_size", varies=True)
+    heads = ArgGroup(names=("num_heads",), host=listed(("list_heads",)), varies=True)
+    group = numbers("group_size")
     wanted = by_batch and (shifted or bool(read & {"b", "h", "hkv"}))
     return [*([heads] if wanted else []), *([group] if "hkv" in read else [])]
 
@@ -373,7 +372,7 @@ def _reductions(variant: Variant, reads: Sequence[Extreme], decided: Set[str]) -
 
 def _pointers(reads: Sequence[Extreme], decided: Set[str]) -> list[ArgGroup]:
     names = [v.name for x in reads for v in (x.minimum, x.maximum) if v.name in decided]
-    return [ArgGroup(names=(f"{name}_ptr",), host=name) for name in names]
+    return [pointers(name) for name in names]
 
 
 def _legend(variant: Variant, mode: Mode, reads: Sequence[Extreme], schedule: Schedule, decided: Set[str]) -> str:

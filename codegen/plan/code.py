@@ -1,7 +1,7 @@
 """Kernel code as a tree: what a statement computes, before a dialect of `dialects` prints it.
 
-The nodes are those of the kernel language that Triton and Gluon share: names, literals, operators, calls of functions of
-the language (`Builtin`) and of helpers that a kernel file defines (`Call`), casts, and vectors broadcast to a tile.
+The nodes are those of the language that Triton and Gluon share: names, literals, operators, calls of functions of the
+language (`Builtin`) and of helpers that a kernel file defines (`Call`), casts, and vectors broadcast to a tile.
 """
 
 from __future__ import annotations

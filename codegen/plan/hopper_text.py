@@ -107,6 +107,8 @@ class KernelText:
         )
         self.full, self.partial = _block(kernel.full), _block(kernel.partial)
         self.bounds = None if kernel.bounds is None else BoundsText(kernel.bounds)
+        self.key, self.ragged = kernel.layout.keys, TL.text(kernel.layout.ragged)
+        self.types = {name: TL.dtype(dtype) for name, dtype in kernel.types.items()}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kernel, name)

@@ -1,16 +1,17 @@
-"""The plan of a kernel: its arguments, typed statements and loop bounds. A dialect prints it; nothing is decided later."""
+"""The plan of a kernel: its arguments, typed statements and loop bounds, which a dialect prints."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from codegen.analysis.call_modes import InMode, Mode
+from codegen.analysis.call_modes import Mode
 from codegen.analysis.gradients import GradientKind, GradientTerm
 from codegen.plan.code import Code
+from codegen.plan.host_code import HostCode, listed
 from codegen.plan.loop_bounds import LoopBounds
 from codegen.plan.statements import Assign, Part, defines, uses
+from codegen.plan.token_layout import InMode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +51,8 @@ class MaskRun:
 class Block:
     """The part of a loop body that depends on the variant.
 
-    `keep` is the mask. A kernel may split it: then `run` is the run of positions that it leaves, or `same` the part that
-    compares segments, and `keep` the rest. `dscore` is ds times the derivative of the score, None where that is 1.
+    `keep` is the mask. A kernel may split it: then `run` is the run of positions that it leaves, or `same` the part
+    that compares segments, and `keep` the rest. `dscore` is ds times the derivative of the score, None where that is 1.
     """
 
     statements: Sequence[Assign]
@@ -72,16 +73,29 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class ArgGroup:
-    """Kernel parameters that are passed together: their names, and the host expression that gives them.
+    """Kernel parameters that are passed together: their names, and the host's source that gives them.
 
-    `type`: Triton's, where it must not follow from the value. `loadable`: may also be a pointer to the number.
+    `varies`: the number changes from call to call, so that kernels are not compiled for each. `dtype`: the element type,
+    where it must not follow from the value. `loadable`: may also be a pointer to the number. `row_strides`: of those
+    names, the strides between rows.
     """
 
     names: tuple[str, ...]
-    host: str
+    host: HostCode
     varies: bool = False
-    type: str = ""
+    dtype: str = ""
     loadable: bool = False
+    row_strides: tuple[str, ...] = ()
+
+
+def pointers(*tensors: str) -> ArgGroup:
+    """The pointers to tensors that the host knows by the same names."""
+    return ArgGroup(names=tuple(f"{name}_ptr" for name in tensors), host=listed(tensors))
+
+
+def numbers(*names: str, dtype: str = "", loadable: bool = False) -> ArgGroup:
+    """Numbers of a call that the host knows by the same names."""
+    return ArgGroup(names=names, host=listed(names), varies=True, dtype=dtype, loadable=loadable)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,16 +129,6 @@ class KernelPlan(InMode):
     sums_by_products: bool = False
     orders_work: bool = False
     mode: Mode = Mode.DENSE
-
-    @property
-    def ragged(self) -> str:
-        """Whether the last block may be cut: packed sequences end anywhere, else the call knows."""
-        return "True" if self.packed else "RAGGED"
-
-    @property
-    def key(self) -> str:
-        """The vector of keys as they lie in memory."""
-        return "cols" if self.segmented else "kv_idx"
 
     @property
     def shares_work(self) -> bool:
@@ -198,13 +202,13 @@ class KernelPlan(InMode):
     def compiled(self) -> list[str]:
         """Arguments compiled in: the strides between rows. They depend on layout and head count, not on lengths, and as
         literals they leave the tiles' addresses to the instructions' immediate fields."""
-        return [name for group in self.args for name in group.names if re.fullmatch(r"stride_\w+s", name)]
+        return [name for group in self.args for name in group.row_strides]
 
     @property
     def types(self) -> dict[str, str]:
-        """Argument -> its annotation, of those that have one."""
-        typed = {name: group.type for group in self.args if group.type for name in group.names}
-        return typed | dict.fromkeys(self.compiled, "tl.constexpr")
+        """Argument -> the type of the language that it is annotated with, of those that have one."""
+        typed = {name: group.dtype for group in self.args if group.dtype for name in group.names}
+        return typed | dict.fromkeys(self.compiled, "constexpr")
 
     @property
     def loadable(self) -> list[str]:

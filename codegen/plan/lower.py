@@ -12,10 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from codegen.analysis.call_modes import KEY_IDS, QUERY_IDS, Mode
-from codegen.analysis.indexing import DECAY, POSITIONS, TOKENS, exact_index, needs_clamp
+from codegen.analysis.indexing import DECAY, POSITIONS, TOKENS, WIDE_INDICES, exact_index, needs_clamp
 from codegen.ir import expr
 from codegen.ir.expr import COMPARISONS, Const, Expr, Level, Load, Op, TensorSpec, Type, Var, int_var, level
-from codegen.ir.printers import WIDE_INDICES
 from codegen.plan.code import (
     SUM,
     ZERO,

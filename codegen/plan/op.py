@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from codegen.analysis.call_modes import KEY_IDS, KEY_LENGTHS, PADDING, POSITIONAL, QUERY_IDS, InMode, Mode, packed_dims
+from codegen.analysis.call_modes import KEY_IDS, KEY_LENGTHS, PADDING, POSITIONAL, QUERY_IDS, Mode, packed_dims
 from codegen.analysis.token_order import ByRow, by_row
 from codegen.ir import expr
 from codegen.plan import hopper, op_gradients
 from codegen.plan.arguments import Argument, mask_arguments, own_arguments
 from codegen.plan.block_table_launches import ListsOp, launch_arguments, lists_op, parameter_name
 from codegen.plan.frameworks import Framework
+from codegen.plan.host_code import HostCode, names_of
 from codegen.plan.op_gradients import Buffer, Grid
-from codegen.plan.references import computes_with, formula_of, reference_text
-from codegen.plan.signature import (
-    CU_SEQLENS,
-    PACKED_TABLES,
-    positions_read,
-    reads_pairs,
-    reads_query_position,
-    uses_tanh,
-)
+from codegen.plan.references import ReferenceText, computes_with, formula_of, reference_text
+from codegen.plan.signature import CU_SEQLENS, PACKED_TABLES
+from codegen.plan.token_layout import InMode
 from codegen.plan.variant import VariantPlan
+from codegen.plan.variant_reads import positions_read, reads_pairs, reads_query_position, uses_tanh
 from codegen.spec.model import Variant
 from codegen.spec.symbols import function_symbol
 
@@ -35,12 +30,12 @@ TOKEN_IDS = (QUERY_IDS.name, KEY_IDS.name, KEY_LENGTHS.name)
 class Launches:
     """The positional arguments of each launch, in the order of the kernel's signature."""
 
-    fwd: str
-    dq: str
-    dkdv: str
-    hopper_bwd: str
-    row_inputs: str
-    row_numbers: str
+    fwd: HostCode
+    dq: HostCode
+    dkdv: HostCode
+    hopper_bwd: HostCode
+    row_inputs: Sequence[HostCode]
+    row_numbers: Sequence[HostCode]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +47,7 @@ class OpPlan(InMode):
     symbol: str
     arguments: Sequence[Argument]
     buffers: Sequence[Buffer]
-    gradients: Mapping[str, str]  # tensor argument -> source of its gradient
+    gradients: Mapping[str, HostCode]  # tensor argument -> its gradient
     grids: Sequence[Grid]
     placed: Sequence[str]
     launches: Launches
@@ -68,9 +63,7 @@ class OpPlan(InMode):
     shares_work: bool  # whether programs of Hopper's ask a counter for their work, in the forward or the backward
     positions: Sequence[str]
     formula: str
-    reference_score: str
-    reference_mask: str
-    reference_reads: frozenset[str]
+    reference: ReferenceText
     lists: ListsOp | None
     by_row: ByRow | None
     splits_batch: bool
@@ -91,12 +84,12 @@ class OpPlan(InMode):
     @property
     def reads_lengths(self) -> bool:
         """Whether it reads how many keys a batch row has, which only a segmented call gives."""
-        return "kv_len" in self.reference_reads or any(a.name == KEY_LENGTHS.name for a in self.tensors)
+        return "kv_len" in self.reference.index_names or any(a.name == KEY_LENGTHS.name for a in self.tensors)
 
     @property
     def reference_ignores(self) -> list[str]:
         """Parameters of the plain reference that its mathematics does not read."""
-        reads = self.reference_reads
+        reads = self.reference.index_names
         read = {
             "q_offset": self.has_offset,
             "q_positions": bool(reads & {"q_idx", "kv_idx"}),
@@ -194,22 +187,30 @@ class OpPlan(InMode):
         return [f"{name}: Tensor" for name in CU_SEQLENS] if self.packed else []
 
     @property
+    def takes_row_strides(self) -> bool:
+        """Whether its launches pass the strides between batch rows of tables, ids or positions."""
+        return self.layout.gives_positions or (self.lists is not None and not self.layout.has_sequences)
+
+    @property
     def counts_sequences(self) -> bool:
         """Whether the backward names the number of packed sequences."""
-        used = " ".join([*self.gradients.values(), *(grid.source for grid in self.grids)])
-        return self.packed and (self.decay or "num_seqs" in used)
+        return self.packed and (self.decay or "num_seqs" in self._gradient_reads)
 
     @property
     def uses_kv_len(self) -> bool:
         """Whether the backward names the number of keys: of packed sequences few kernels need that of all."""
-        sources = [*self.gradients.values(), *(g.source for g in self.grids), *(b.allocate for b in self.buffers)]
-        used = re.search(r"\bkv_len\b", " ".join([self.launches.dq, self.launches.dkdv, *sources]))
-        return not self.packed or self.decay or used is not None
+        others = [self.launches.dq, self.launches.dkdv, *(b.allocate for b in self.buffers)]
+        return not self.packed or self.decay or "kv_len" in self._gradient_reads | names_of(others)
+
+    @property
+    def _gradient_reads(self) -> frozenset[str]:
+        """The variables and functions that the gradients of the variant's own tensors are made with."""
+        return names_of([*self.gradients.values(), *(grid.source for grid in self.grids)])
 
     @property
     def counts_head_parts(self) -> bool:
         """Whether how many sums a head has depends on the family of the backward."""
-        return any("head_parts" in b.allocate for b in self.buffers)
+        return any("head_parts" in b.allocate.names for b in self.buffers)
 
     @property
     def saved_options(self) -> list[str]:
@@ -339,7 +340,7 @@ class OpPlan(InMode):
     @property
     def uses_arrays(self) -> bool:
         """Whether the launches of JAX name its arrays."""
-        return "jnp." in " ".join([*self.gradients.values(), *(grid.source for grid in self.grids)])
+        return "jnp" in self._gradient_reads
 
     @property
     def table_dtypes(self) -> list[str]:
@@ -423,8 +424,6 @@ class OpPlan(InMode):
     @property
     def reductions(self) -> list[str]:
         """The functions that make gradients of gathered sums."""
-        used = " ".join(self.gradients.values())
-        used += " ".join(grid.source for grid in self.grids)
         names = (
             "packed_row",
             "place_pairs",
@@ -434,12 +433,12 @@ class OpPlan(InMode):
             "sequence_of_rows",
             "sums_by_sequence",
         )
-        return [name for name in names if name in used]
+        return [name for name in names if name in self._gradient_reads]
 
     @property
     def reads_batch(self) -> bool:
         """Whether mask or score of the reference name the batch row or sequence."""
-        return re.search(r"\bb\b", f"{self.reference_score} {self.reference_mask}") is not None
+        return "b" in self.reference.reads
 
     @property
     def scalar_checks(self) -> list[str]:
@@ -506,9 +505,9 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
             dq=launch_arguments(planned.dq),
             dkdv=launch_arguments(planned.dkdv),
             # What it reads of rows is padded to whole blocks.
-            hopper_bwd=re.sub(r"\b(lse|delta)\b", r"row_\1", launch_arguments(planned.hopper_bwd)),
-            row_inputs="".join(f"{group.host}, " for group in planned.hopper_delta.inputs),
-            row_numbers="".join(f"{group.host}, " for group in planned.hopper_delta.numbers),
+            hopper_bwd=launch_arguments(planned.hopper_bwd).renamed({"lse": "row_lse", "delta": "row_delta"}),
+            row_inputs=[group.host for group in planned.hopper_delta.inputs],
+            row_numbers=[group.host for group in planned.hopper_delta.numbers],
         ),
         mask_arguments=of_mask,
         mask_only=[name for name in variant.tensors if name not in _read_by_score(variant)],
@@ -522,9 +521,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
         shares_work=any(kernel.shares_work for kernel in kernels),
         positions=positions_read(variant) if planned.mode is Mode.SEGMENTED else (),
         formula=formula_of(variant),
-        reference_score=reference.score,
-        reference_mask=reference.mask,
-        reference_reads=reference.reads,
+        reference=reference,
         lists=lists_op(variant, planned.lists, of_mask, framework),
         by_row=by_row(planned.written),
         splits_batch=not computes_with(variant, "b"),

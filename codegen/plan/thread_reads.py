@@ -1,7 +1,7 @@
 """What a warpgroup of Hopper's kernels reads ahead of its products: one element a thread, exchanged behind them.
 
-A vector in the layout of a product is held by several threads at a time, each of which would load it. Instead each thread
-loads one element, under a name of its own (`own_key`), and the vector is a `convert_layout` of that.
+A vector in the layout of a product is held by several threads at a time, each of which would load it. Instead each
+thread loads one element, under a name of its own (`own_key`), and the vector is a `convert_layout` of that.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class BlockOrder:
 
     `reads`: ahead of the products, what it reads for its rows, an element a thread; of these `exchanged` are the names
     whose values threads exchange behind the products. `shared`: behind the products, what scores and gradients share,
-    where a gradient reads the product. `score`, then `segments`: in the branch of the scores, the latter behind the rest
-    of the mask. `gradients`: what gradients read, computed again behind the exponentials, where nothing is shared.
+    where a gradient reads the product. `score`, then `segments`: in the branch of the scores, the latter behind the
+    rest of the mask. `gradients`: what gradients read, computed again behind the exponentials, where nothing is shared.
     """
 
     reads: Sequence[Assign]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from codegen.arch.tile_rules import TileConfig
 from codegen.ir.expr import Expr, ScalarType, TensorSpec
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -13,25 +14,6 @@ DTYPES = ("float16", "bfloat16", "float32")
 
 TENSOR_DTYPES = ("float32", "float16", "bfloat16", "int32", "int64", "bool")
 """Element types a variant's own tensor may declare."""
-
-ARCHS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
-"""Architectures the library has block sizes for."""
-
-SMEM_LIMIT = {
-    "sm_80": 166_912,
-    "sm_89": 101_376,
-    "sm_90": 232_448,
-    "sm_100": 232_448,
-    "sm_120": 101_376,
-    "gfx942": 65_536,
-}
-"""Shared memory one program may use, in bytes (CUDA C++ programming guide, table of technical specifications)."""
-
-REGISTER_FILE = 65_536
-"""32-bit registers of a multiprocessor, which one program may have all of (CUDA C++ programming guide, table of
-technical specifications: all chips from sm_80 to sm_120)."""
-
-MIN_HEAD_DIM, MAX_HEAD_DIM = 8, 256
 
 
 class Pass(StrEnum):
@@ -44,16 +26,6 @@ class Pass(StrEnum):
 
 KERNEL_ENDINGS = {Pass.FWD: "_fwd", Pass.DKDV: "_bwd_dkdv", Pass.DQ: "_bwd_dq"}
 """How the name of the kernel of each pass ends; all others are small ones, which have no config."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TileConfig:
-    """Block sizes and launch options of one kernel: `block_m` query rows by `block_n` keys."""
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
 
 
 PassConfigs = Mapping[Pass, Mapping[int, TileConfig]]

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from codegen.arch.hopper import NAME as FAMILY
+from codegen.arch.tile_rules import TileConfig
 from codegen.plan.arguments import mask_arguments, own_arguments
-from codegen.plan.hopper import FAMILY
-from codegen.spec.model import Pass, TileConfig
+from codegen.spec.model import Pass
 from codegen.tune.compiling import SMALL_HEADS, WHOLE_SEQ, Compilation, Compilers, HopperTask, Task, fault_of
 from codegen.tune.measuring import Contender, FamilyBench, timed_heads
 from codegen.tune.record import Comparison, Judgement, PassTiles, Verdict, Workload
@@ -47,8 +48,8 @@ class Families:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self._configs, self._families = context.runtime("configs"), context.runtime("families")
-        self._gpu: str = context.runtime("tuned").gpu_key(context.machine.gpu)
+        self._configs, self._families = context.runtime("core.configs"), context.runtime("core.families")
+        self._gpu: str = context.runtime("core.tuned").gpu_key(context.machine.gpu)
 
     def refusal(self, comparison: Comparison) -> str:
         """Why there is nothing to compare; empty where both families have the kernels."""
@@ -95,7 +96,7 @@ class Families:
             contender(PORTABLE, portable),
             contender(HOPPER_DKDV, {Pass.DQ: portable[Pass.DQ]}, own[Pass.DKDV]),
         ]
-        if comparison.variant in self.context.runtime("kernels").FUSED_BACKWARDS:
+        if self.context.runtime("kernels").TRAITS[comparison.variant].backward_can_fuse:
             found.append(contender(FAMILY, {}, own[Pass.DKDV]))
         return found
 
@@ -126,7 +127,7 @@ class Families:
 
     def forget(self) -> None:
         """Have the package read its tuned files again, to which tiles may have come."""
-        self.context.runtime("tuned").tuned_entries.cache_clear()
+        self.context.runtime("core.tuned").tuned_entries.cache_clear()
         self._configs.tiles_for.cache_clear()
 
     def _tiles(self, comparison: Comparison, seq: int, group: int, words: str) -> dict[Pass, TileConfig]:

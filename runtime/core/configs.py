@@ -5,28 +5,26 @@ from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from ..archs import ARCHS, VARIANT_ARCHS, Arch
-from ..kernels import ATOMIC
+from ..archs import ARCHS, HOPPER_FAMILY, SAME_TILES, TILE_VALUES, VARIANT_ARCHS
+from ..kernels import TRAITS
 from .checks import fail
 from .families import (
     FAMILIES,
     WIDE_KEYS,
-    HopperTile,
     as_a_rule,
     backward_tiles,
     fastest,
     hopper_tile,
 )
 from .families import INTERPRETER as INTERPRETER
-from .tuned import HOPPER, HOPPER_DKDV, PORTABLE, Entry, Problem, Verdict, tuned_entries
-from .tuned import Tile as Tile
+from .tiles import HOPPER, PORTABLE, ArchTiles, HopperTile
+from .tiles import Tile as Tile
+from .tuned import HOPPER_DKDV, Entry, Problem, Verdict, tuned_entries
 
 PASSES = ("fwd", "dkdv", "dq")
 NOT_SHORT = 2**31
 _FIXED_ORDER = "order fixed"
 _REFERENCE = "reference"
-# Chips without an entry of their own that run another's tiles: same instructions, no less shared memory.
-SAME_TILES = {"sm_86": "sm_89", "sm_87": "sm_80", "sm_103": "sm_100", "sm_121": "sm_120"}
 
 Tiles = Mapping[str, Tile]
 _Found = TypeVar("_Found", Entry, Verdict)
@@ -66,7 +64,7 @@ def padded(head_dim: int) -> int:
     return head_dim if block_columns(head_dim) < head_dim else whole_columns(head_dim)
 
 
-def _arch(op: str, arch: str) -> Arch:
+def _arch(op: str, arch: str) -> ArchTiles:
     like = SAME_TILES.get(arch, arch)
     table = VARIANT_ARCHS.get(op, ARCHS).get(like) or ARCHS.get(like)
     if table is None:
@@ -77,25 +75,23 @@ def _arch(op: str, arch: str) -> Arch:
 
 @cache
 def default_tiles(op: str, arch: str, itemsize: int, head_dim: int, length: int = NOT_SHORT) -> Tiles:
-    """The architecture's tiles for inputs of `itemsize` bytes; `head_dim` is the larger one of q's and v's, `padded`.
+    """The architecture's tiles for inputs of `itemsize` bytes. `head_dim` is the larger one of q's and v's, `padded`.
 
-    `length` is one of those that the architecture has tiles for short sequences of, or NOT_SHORT.
+    `length` is a key of the architecture's `short` tiles, or NOT_SHORT.
     """
     if arch == INTERPRETER:
         return dict.fromkeys(PASSES, Tile(64, 64, 4, 1))
     table = _arch(op, arch)
-    passes = table["float32"] if itemsize == 4 else table["half"]
-    served = {name: min(row for row in rows if row[0] >= head_dim) for name, rows in passes.items()}
-    for name, rows in table["short"].get(length, {}).items() if itemsize == 2 else ():
-        # In place of the row of its own head_dim alone: what is short for one is not so for another.
-        own = [row for row in rows if row[0] == served[name][0]]
-        served[name] = own[0] if own else served[name]
-    return {name: Tile(*row[1:]) for name, row in served.items()}
+    passes = table.float32 if itemsize == 4 else table.half
+    short = table.short.get(length, {}) if itemsize == 2 else {}
+    served = {name: min(largest for largest in tiles if largest >= head_dim) for name, tiles in passes.items()}
+    # A tile for short sequences replaces the one of the same head_dim only.
+    return {name: short.get(name, {}).get(largest, passes[name][largest]) for name, largest in served.items()}
 
 
 @cache
 def _short_lengths(op: str, arch: str) -> tuple[int, ...]:
-    return () if arch == INTERPRETER else tuple(sorted(_arch(op, arch)["short"]))
+    return () if arch == INTERPRETER else tuple(sorted(_arch(op, arch).short))
 
 
 def nearest(found: Sequence[_Found], pass_name: str, problem: Problem) -> _Found | None:
@@ -205,7 +201,7 @@ def tiles_for(
     forward = _forward_on_hopper(op, arch, gpu, problem, head_dims, config_words)
     backward = _backward_on_hopper(op, arch, gpu, problem, head_dims, config_words)
     widths = {width for head_dim in head_dims for width in (whole_columns(head_dim), block_columns(head_dim))}
-    if arch == "sm_90" and dtype != "float32" and len(widths) > 1:
+    if arch == HOPPER_FAMILY.arch and dtype != "float32" and len(widths) > 1:
         # Triton 3.6 compiles wrong results where tiles of different width get no pipeline: k's and v's, or their parts.
         tiles = {name: tile._replace(num_stages=max(tile.num_stages, 2)) for name, tile in tiles.items()}
     return {**tiles, **forward, **backward}
@@ -269,11 +265,10 @@ def checked_tile(op: str, name: str, entry: Any) -> Tile:
     if not isinstance(entry, Mapping) or set(entry) != set(Tile._fields):
         fail(op, f"config[{name!r}]", f"a mapping with {', '.join(Tile._fields)}", entry)
     for field, value in entry.items():
-        least, most = {"num_warps": (1, 32), "num_stages": (1, 8)}.get(field, (16, 256))
-        power = field == "num_stages" or (isinstance(value, int) and value > 0 and value & (value - 1) == 0)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most or not power:
-            kind = "an int" if field == "num_stages" else "a power of two"
-            fail(op, f"config[{name!r}][{field!r}]", f"{kind} from {least} to {most}", repr(value))
+        allowed = TILE_VALUES[field]
+        if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
+            kind = "a power of two" if all(n & (n - 1) == 0 for n in allowed) else "an int"
+            fail(op, f"config[{name!r}][{field!r}]", f"{kind} from {allowed[0]} to {allowed[-1]}", repr(value))
     return Tile(**entry)
 
 
@@ -287,7 +282,7 @@ def config_text(op: str, config: Any, family: Any = None, deterministic: Any = N
         fail(op, "family", f"None or one of {', '.join(map(repr, FAMILIES))}", repr(family))
     if deterministic is not None and not isinstance(deterministic, bool):
         fail(op, "deterministic", "None, True or False", repr(deterministic))
-    if deterministic and op in ATOMIC:
+    if deterministic and TRAITS[op].gradients_use_atomics:
         fail(op, "deterministic", "None or False, as one of its gradients is added with atomics, in any order", "True")
     asked = [f"family {family}"] if family is not None else []
     if deterministic:

@@ -1,4 +1,4 @@
-"""What was measured on a GPU: `tuned/<gpu>/<variant>.json` beside the variants, written by `python -m codegen tune`."""
+"""What was measured on a GPU: `tuned/<gpu>/<variant>.json` beside the variants, written by `codegen tune`."""
 
 import json
 import math
@@ -10,32 +10,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..kernels import KERNEL_HASHES
+from .tiles import HOPPER, PORTABLE, Tile
 
 # Files without `families` are of this format, too.
 FORMAT = 1
-PACKAGE = Path(__file__).resolve().parent.parent
-COMMAND = "python -m codegen tune"
+PACKAGE = Path(__file__).resolve().parents[2]
+COMMAND = "codegen tune"
 
-CONTENDERS = PORTABLE, HOPPER_DKDV, HOPPER = ("portable", "hopper_dkdv", "hopper")
+HOPPER_DKDV = "hopper_dkdv"
+CONTENDERS = (PORTABLE, HOPPER_DKDV, HOPPER)
 """Whose kernels a forward or a backward runs: the portable family's; Hopper's for dk and dv, beside the portable dq;
-Hopper's for all that there is to compute."""
+Hopper's for everything."""
 
 # What of a GPU's name tells neither its chip nor its power apart from others.
 _NOISE = re.compile(r"nvidia|amd|tesla|geforce|instinct|generation|\d+ ?gi?b|hbm\d\w*|sxm\d*|oam", re.IGNORECASE)
-
-
-class Tile(NamedTuple):
-    """Block sizes and launch options of one kernel of the portable family."""
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
-
-    @property
-    def family(self) -> str:
-        """The family of the kernel."""
-        return PORTABLE
 
 
 class Problem(NamedTuple):

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from generated._runtime.torch.support import INTERPRET
 
 from codegen.analysis.call_modes import Mode
+from codegen.arch.chips import ARCHS
+from codegen.arch.tile_rules import TileConfig
 from codegen.cli.main import main
 from codegen.compile import pool
 from codegen.compile.offline import compile_launches
@@ -20,7 +21,8 @@ from codegen.lint.jobs import Job, Selection, jobs, tuned_jobs
 from codegen.lint.kernels import Usage
 from codegen.lint.look import Finding, Task, look_at
 from codegen.load.spec_file import load
-from codegen.spec.model import ARCHS, Pass, TileConfig
+from codegen.spec.model import Pass
+from generated._runtime.torch.support import INTERPRET
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 nothing is compiled")

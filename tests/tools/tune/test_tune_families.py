@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from generated._runtime.core import configs, families, tuned
 
+from codegen.arch.tile_rules import TileConfig
 from codegen.cli import main as cli
 from codegen.compile.packages import Package
 from codegen.load.spec_file import load
-from codegen.spec.model import Pass, TileConfig
+from codegen.spec.model import Pass
 from codegen.testing.calls import draw_call
 from codegen.tune import command, measuring, timing
 from codegen.tune import families as families_module
@@ -31,6 +31,7 @@ from codegen.tune.record import Comparison, Group, Judgement, Machine, Outcome, 
 from codegen.tune.tuner import Context
 from codegen.util.errors import CodegenError
 from generated._runtime import kernels
+from generated._runtime.core import configs, families, tuned
 from tests.support.inline_pool import InlinePool
 from tests.support.paths import ROOT
 
@@ -461,7 +462,7 @@ def test_what_cannot_be_used_is_ignored_aloud_once(
     (message,) = [str(warning.message) for warning in caught]
     assert str(path) in message
     assert reason in message
-    assert "python -m codegen tune natten" in message
+    assert "codegen tune natten" in message
 
 
 # ------------------------------------------------------------------------------------------------------------ on a CPU
@@ -700,7 +701,7 @@ def test_explain_says_what_was_measured(
     folder: Path, made_up: type[MadeUpBench], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("codegen.inspect.explain._ARCH_OF", {"imaginary_1": "sm_90"})
+    monkeypatch.setattr("codegen.inspect.explain.GPU_CHIPS", {"imaginary_1": "sm_90"})
     made_up.MS = times(portable=1.0, hopper=1.5, hopper_dkdv=0.75)
     judge(folder, comparison("fwd"), comparison("bwd"))
     printed = explained(capsys, "causal", 10_000)
