@@ -1,4 +1,4 @@
-"""Which tiles a call runs with on a GPU, and why: the ladder of the generated package, asked without a GPU."""
+"""The tiles that a call runs with on a GPU, and why. The generated package decides; no GPU is needed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from codegen.util.errors import CodegenError, did_you_mean
 from codegen.util.text import aligned
 
 DTYPE_NAMES = {**{name: name for name in DTYPES}, "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-"""What an option may call a dtype."""
+"""Spelling of a dtype in an option -> dtype."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A call to explain. `gpu`: a folder of tuned tiles such as h100, or an architecture."""
+    """A call to explain. `gpu`: a folder of tuned tiles, such as h100, or an architecture."""
 
     variant: str
     gpu: str
@@ -75,7 +75,7 @@ def answer(out: Path, question: Question) -> list[str]:
 
 
 def _family_text(tiles: Mapping[str, Any], decisions: Mapping[str, Any], path: Path) -> Iterator[str]:
-    """Why kernels are of which family, where there are several, and what one adds up in any order."""
+    """Why each pass has kernels of its family, and which gradients are added up in any order."""
     for name, decision in decisions.items():
         if decision.verdict is not None:
             yield _verdict_text(decision, path)
@@ -89,7 +89,7 @@ _CONTENDERS = {"portable": "portable", "hopper_dkdv": "hopper with a portable dq
 
 
 def _verdict_text(decision: Any, path: Path) -> str:
-    """Where families were measured, with which times, and what follows."""
+    """The measurement of the families, its times, and the choice that follows from it."""
     verdict = decision.verdict
     problem = verdict.problem
     times = [f"{_CONTENDERS[name]} {ms:.4g} ms" for name, ms in sorted(verdict.ms.items(), key=lambda each: each[1])]
@@ -102,7 +102,8 @@ def _verdict_text(decision: Any, path: Path) -> str:
 
 
 def stale(out: Path) -> list[str]:
-    """The tuned files that say nothing, in part or whole, of the kernels as they are now: a line for each."""
+    """A line for each tuned file that was measured, in part or whole, on other code than that of the present
+    kernels."""
     if not (out / "tuned").is_dir():
         return []
     package = find_package(out).name
@@ -121,7 +122,8 @@ def stale(out: Path) -> list[str]:
 
 
 def gains(out: Path, gpu: str) -> list[str]:
-    """What tuning gained on a GPU: the defaults' time over that of the tiles chosen, geometric means, by variant."""
+    """What tuning gained on a GPU: time of the default tiles over time of the tuned tiles, geometric means by
+    variant."""
     package = find_package(out).name
     tuned = importlib.import_module(f"{package}._runtime.core.tuned")
     passes = importlib.import_module(f"{package}._runtime.core.configs").PASSES
@@ -186,7 +188,7 @@ def _ladder_text(path: Path, gpu: str, *, has_families: bool) -> Iterator[str]:
 
 
 def _arch(out: Path, gpu: str) -> str:
-    """The architecture of a GPU: what its tuned files say, else what is known of its name."""
+    """The architecture of a GPU: from its tuned files, else from the GPU names of `codegen.arch.chips`."""
     if gpu in CHIPS:
         return gpu
     for path in sorted((out / "tuned" / gpu).glob("*.json")):

@@ -1,4 +1,4 @@
-"""What a compiled kernel takes of its chip, read from what the compiler left, and whether the chip has it."""
+"""The resources that a compiled kernel uses, read from the compiler's output, against the limits of its chip."""
 
 from __future__ import annotations
 
@@ -42,14 +42,15 @@ class Usage:
 
 
 def usage(kernel: Compiled, arch: str) -> Usage:
-    """What a kernel compiled for `arch` takes."""
-    return _nvidia_usage(kernel) if CHIPS[arch].is_nvidia else _amd_usage(kernel)
+    """The resources of a kernel compiled for `arch`."""
+    chip = CHIPS[arch]
+    return _nvidia_usage(kernel, chip) if chip.is_nvidia else _amd_usage(kernel, chip)
 
 
-def _nvidia_usage(kernel: Compiled) -> Usage:
+def _nvidia_usage(kernel: Compiled, chip: Chip) -> Usage:
     log = _assembler_log(kernel)
     return Usage(
-        threads=kernel.metadata.num_warps * 32,
+        threads=kernel.metadata.num_warps * chip.lanes,
         registers=_number(r"Used (\d+) registers", log),
         spill_stores=_number(r"(\d+) bytes spill stores", log),
         spill_loads=_number(r"(\d+) bytes spill loads", log),
@@ -60,7 +61,7 @@ def _nvidia_usage(kernel: Compiled) -> Usage:
     )
 
 
-def _amd_usage(kernel: Compiled) -> Usage:
+def _amd_usage(kernel: Compiled, chip: Chip) -> Usage:
     code = kernel.asm["amdgcn"]
     # The assembler counts registers that are spilled, once each; how often is seen in the code alone.
     widths = {"": 4, "x2": 8, "x3": 12, "x4": 16}
@@ -69,7 +70,7 @@ def _amd_usage(kernel: Compiled) -> Usage:
         for kind in ("store", "load")
     )
     return Usage(
-        threads=kernel.metadata.num_warps * 64,
+        threads=kernel.metadata.num_warps * chip.lanes,
         registers=_number(r"\.vgpr_count:\s+(\d+)", code),
         spill_stores=stores,
         spill_loads=loads,
@@ -111,7 +112,7 @@ def _instructions(pattern: re.Pattern[str], code: str) -> dict[str, int]:
 
 
 def errors(used: Usage, arch: str) -> list[str]:
-    """Why the chip cannot launch a program that takes so much; empty if it can."""
+    """Why the chip cannot launch a program with such resources; empty if it can."""
     chip, found = CHIPS[arch], []
     if used.shared > chip.shared_memory:
         found.append(f"{used.shared} bytes of shared memory, {arch} has {chip.shared_memory}")

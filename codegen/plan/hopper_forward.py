@@ -298,13 +298,13 @@ class ForwardPlan:
         read = thread_reads(keys)
         later = uses([rewritten(s, by_distance) for s in tiles(block.statements)], by_distance(block.logit), block.keep)
         if is_masked and block.run is None:
-            later |= {kernel.key}
+            later |= {kernel.layout.keys}
         if kernel.segmented and "apart" in later:
             later |= {"kv_idx"}
         if not read:
-            later |= uses(without(keys, [kernel.key])) | set(defines(without(keys, [kernel.key])))
-        needs_key = bool({kernel.key, "kv_idx"} & later)
-        found = [s for s in keys if (needs_key if kernel.key in s.defines else not read)]
+            later |= uses(without(keys, [kernel.layout.keys])) | set(defines(without(keys, [kernel.layout.keys])))
+        needs_key = bool({kernel.layout.keys, "kv_idx"} & later)
+        found = [s for s in keys if (needs_key if kernel.layout.keys in s.defines else not read)]
         return found + [rewritten(s, lambda value: with_key_vector(value, _OWN_KEYS)) for s in read]
 
     def _run(self) -> RunStatements:

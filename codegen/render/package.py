@@ -21,11 +21,10 @@ from codegen.arch import chips, tile_rules
 from codegen.arch.hopper import FAMILY
 from codegen.ir.expr import TensorSpec
 from codegen.ir.printers import FormulaPrinter
-from codegen.plan import dialects, gluon_source, hopper
+from codegen.plan import dialects, hopper
 from codegen.plan.frameworks import Framework
 from codegen.plan.hopper_backward import BackwardPlan
 from codegen.plan.hopper_forward import ForwardPlan
-from codegen.plan.hopper_text import KernelText
 from codegen.plan.op import OpPlan, op_plan
 from codegen.plan.torch_modules import module_plans
 from codegen.plan.traits import VariantTraits, variant_traits
@@ -72,7 +71,7 @@ def make_environment(folder: Path) -> jinja2.Environment:
         autoescape=False,
     )
     env.filters["docstring"] = docstring
-    env.filters |= dialects.FILTERS | gluon_source.FILTERS | symbols.FILTERS
+    env.filters |= dialects.FILTERS | symbols.FILTERS
     env.tests["renamed_op"] = symbols.is_renamed
     return env
 
@@ -206,7 +205,7 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
         f"{folder}/hopper_{stem}.py": _fill(
             env,
             f"hopper/{stem}.py.jinja",
-            kernel=KernelText(kernel) if stem == "delta" else kernel,
+            kernel=kernel,
             fuses_backward=hopper.fuses_backward(planned),
             **hopper_plans[stem],
             **context,

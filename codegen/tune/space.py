@@ -1,8 +1,8 @@
-"""Which tiles are worth compiling for a kernel, best guess first.
+"""The tiles worth compiling for a kernel, best guess first.
 
-The space is what an architecture's rows in the spec span, widened by one step each way. A model of shared memory and
-registers removes what cannot run, and a model of time orders the rest, so that a small budget already holds a good
-tile. Neither decides: what is tried is measured.
+The space is the range of an architecture's tiles in the spec, one step wider on each side. A model of shared memory and
+registers removes tiles that cannot run, and a model of time orders the rest, so that a small budget already includes a
+good tile. The models only propose: every tile is measured.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOST_WARPS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """The kernel that tiles are looked for: a pass at one head_dim, for inputs of `itemsize` bytes, on a chip."""
+    """The kernel to find tiles for: a pass at one head_dim, for inputs of `itemsize` bytes, on a chip."""
 
     pass_: Pass
     arch: str
@@ -37,14 +37,14 @@ class Kernel:
 
     @property
     def columns(self) -> int:
-        """Columns of a tile: head_dim padded to a power of two, or to two where that is less."""
+        """Columns of a tile: head_dim padded to one power of two, or to the sum of two if that is less."""
         whole = 1 << (self.head_dim - 1).bit_length()
         rest = max(16, 1 << max(self.head_dim - whole // 2 - 1, 0).bit_length())
         return min(whole, whole // 2 + rest) if self.head_dim % 8 == 0 else whole
 
 
 def shared_bytes(kernel: Kernel, tile: TileConfig) -> int:
-    """Shared memory of one program: the tiles that stay, and those of each pipeline stage.
+    """Shared memory of one program: its resident tiles, and the tiles of each pipeline stage.
 
     Exact for what Triton 3.6 makes of these kernels on sm_90; an upper bound where operands go to registers at once.
     """
@@ -68,7 +68,7 @@ def registers(kernel: Kernel, tile: TileConfig) -> int:
 
 
 def fits(kernel: Kernel, tile: TileConfig) -> bool:
-    """Whether a tile can be launched, and does not spill by the model."""
+    """True if a tile can be launched and, by the model, does not spill."""
     chip = kernel.chip
     return shared_bytes(kernel, tile) <= chip.shared_memory and registers(kernel, tile) <= chip.thread_registers
 

@@ -1,4 +1,4 @@
-"""Which kernels a call runs, with which tiles: as it asks, else as measured on this GPU, else as the rule has it."""
+"""The kernels and tiles of a call: those that it asks for, else those measured on this GPU, else the defaults."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -41,26 +41,27 @@ def next_power_of_2(n: int) -> int:
 
 
 def whole_columns(head_dim: int) -> int:
-    """Columns of a tile in one part: a power of two, and as many at least as a matrix product takes."""
+    """Columns of an unsplit tile: a power of two, and at least the 16 that a matrix instruction takes."""
     return max(next_power_of_2(head_dim), 16)
 
 
 def block_columns(head_dim: int) -> int:
-    """Columns of a tile, a power of two. Fewer than `head_dim` are those of its first part, the second has the rest.
+    """Columns of a tile, a power of two. If they are fewer than `head_dim`, a second tile holds the rest.
 
-    Two parts, two powers of two, are wherever they have fewer columns together than one.
+    A head_dim is split into two tiles wherever these have fewer columns together than one tile.
 
     >>> [block_columns(n) for n in (8, 64, 80, 96, 112, 128, 192)]
     [16, 64, 64, 64, 128, 128, 128]
     """
     whole = whole_columns(head_dim)
-    # Rows of whole 16 bytes: the second part is then copied to shared memory like the first.
+    # Rows of whole 16 bytes: the second tile is then copied to shared memory like the first.
     splits = whole > 32 and head_dim <= whole // 2 + whole // 4 and head_dim % 8 == 0
     return whole // 2 if splits else whole
 
 
 def padded(head_dim: int) -> int:
-    """The head_dim whose tiles serve: itself where it is in two parts, else the columns that it is padded to."""
+    """The head_dim to look tiles up for: itself if it is split into two tiles, else the columns that it is padded
+    to."""
     return head_dim if block_columns(head_dim) < head_dim else whole_columns(head_dim)
 
 
@@ -95,10 +96,10 @@ def _short_lengths(op: str, arch: str) -> tuple[int, ...]:
 
 
 def nearest(found: Sequence[_Found], pass_name: str, problem: Problem) -> _Found | None:
-    """What was measured of a pass on the problem most like this one, of its mode, columns and itemsize.
+    """The measurement of a pass on the problem nearest to this one, among those of its mode, columns and itemsize.
 
-    That of the same dtype goes before the other of 16 bits, whose kernels take as much of a chip. Then what is best
-    goes by the length, in octaves, before it goes by the group.
+    The same dtype is nearer than the other dtype of 16 bits. Then the length counts, in octaves, and a quarter as much
+    the group.
     """
 
     def distance(each: _Found) -> tuple[bool, float, int]:
@@ -115,7 +116,7 @@ def nearest(found: Sequence[_Found], pass_name: str, problem: Problem) -> _Found
 
 
 class Choice(NamedTuple):
-    """The tile of one kernel, and the rung of the ladder it is from: `config`, `tuned` with the entry, or `default`."""
+    """The tile of one kernel and its source: `config`, `tuned` (then with the entry), or `default`."""
 
     tile: Tile
     source: str
@@ -140,9 +141,9 @@ def ladder(op: str, arch: str, gpu: str, problem: Problem, config_words: str = "
 
 
 class Decision(NamedTuple):
-    """Whose kernels a forward or backward runs where the call does not say: one of CONTENDERS.
+    """The kernels of a forward or backward if the call names none: one of CONTENDERS.
 
-    `verdict`: the nearest that was measured, if any; `overrules`: whether it says otherwise than the rule.
+    `verdict`: the nearest measurement, if there is one. `overrules`: true if it contradicts the rule.
     """
 
     kernels: str
@@ -153,11 +154,11 @@ class Decision(NamedTuple):
 def decision(
     pass_name: str, op: str, gpu: str, problem: Problem, head_dims: tuple[int, int], in_order: bool = False
 ) -> Decision:
-    """Whose kernels a forward, `fwd`, or a backward, `bwd`, runs on sm_90.
+    """The kernels of a forward (`fwd`) or a backward (`bwd`) on a chip with Hopper's family.
 
-    Where the rule held for what was measured it holds for what lies between, too: it knows more lengths than those.
-    Elsewhere the fastest is taken, and nothing ever that gave wrong results. `in_order`: gradients are added up in a
-    fixed order.
+    If the rule was right for the nearest measurement, the rule decides, for it knows more lengths than were measured.
+    Otherwise the fastest kernels of that measurement run. Kernels that gave wrong results never do. `in_order`:
+    gradients are added up in a fixed order.
     """
 
     def possible(kernels: str) -> str:
@@ -191,9 +192,9 @@ def tiles_for(
 
     Args:
         mode: dense, packed or segmented.
-        arch: the chip, such as sm_90, and `gpu`, the folder of its tuned tiles, empty where the GPU is not there.
+        arch: the chip, such as sm_90. gpu: the folder of its tuned tiles, empty if no GPU is present.
         head_dims: of q and of v. heads: of q and of k.
-        length: how many keys a sequence has, on average where they are packed.
+        length: number of keys of a sequence, the average in a packed call.
         config_words: a text of `config_text`.
     """
     problem = Problem(mode, dtype, max(head_dims, key=padded), heads[0] // heads[1], length)
@@ -202,7 +203,7 @@ def tiles_for(
     backward = _backward_on_hopper(op, arch, gpu, problem, head_dims, config_words)
     widths = {width for head_dim in head_dims for width in (whole_columns(head_dim), block_columns(head_dim))}
     if arch == HOPPER_FAMILY.arch and dtype != "float32" and len(widths) > 1:
-        # Triton 3.6 compiles wrong results where tiles of different width get no pipeline: k's and v's, or their parts.
+        # Triton 3.6 miscompiles tiles of different widths (of k and v, or of a split head_dim) without a pipeline.
         tiles = {name: tile._replace(num_stages=max(tile.num_stages, 2)) for name, tile in tiles.items()}
     return {**tiles, **forward, **backward}
 
@@ -210,7 +211,7 @@ def tiles_for(
 def _forward_on_hopper(
     op: str, arch: str, gpu: str, problem: Problem, head_dims: tuple[int, int], config_words: str
 ) -> dict[str, HopperTile]:
-    """The tile of a forward that runs in Hopper's family: where it can, unless the call wants another."""
+    """The tile of a forward in Hopper's family; empty if that family cannot run it or the call asks for another."""
     family, own = asked_family(config_words), parse_config(config_words).get("fwd")
     if family == PORTABLE or (own is not None and family != HOPPER):
         return {}
@@ -231,10 +232,10 @@ def _forward_on_hopper(
 def _backward_on_hopper(
     op: str, arch: str, gpu: str, problem: Problem, head_dims: tuple[int, int], config_words: str
 ) -> dict[str, HopperTile]:
-    """The tiles of a backward that runs in Hopper's family: where it can, unless the call wants another.
+    """The tiles of a backward in Hopper's family; empty if that family cannot run it or the call asks for another.
 
-    One kernel for all gradients adds those of q in any order. Where the call wants a fixed one, or has a tile for dq,
-    the portable kernel computes dq, and one of Hopper's the rest.
+    The kernel for all gradients adds dq in any order. If the call asks for a fixed order, or has a tile for dq, the
+    portable kernel computes dq and one of Hopper's kernels the rest.
     """
     family, own = asked_family(config_words), parse_config(config_words)
     if family == PORTABLE or (family != HOPPER and {"dkdv", "dq"} & own.keys()):

@@ -73,9 +73,11 @@ def refusal(arch: str, dtype: str, head_dims: tuple[int, int], length: int) -> s
         return f"its kernels run on {HOPPER_FAMILY.arch}, not on {arch}"
     if dtype == "float32":
         return "its kernels take float16 and bfloat16, not float32"
-    if any(head_dim < HOPPER_FAMILY.least_head_dim[tile_columns(head_dim)] for head_dim in head_dims):
+    for head_dim in head_dims:
         # Padding costs as much as the rest of a tile; the portable kernels split such a head_dim into two tiles.
-        return f"of head_dims {head_dims} less than three quarters would fill a tile's columns"
+        least = HOPPER_FAMILY.least_head_dim[tile_columns(head_dim)]
+        if head_dim < least:
+            return f"its tiles of {tile_columns(head_dim)} columns need a head_dim of at least {least}, not {head_dim}"
     if length == 0:
         return "a copy by TMA needs at least one key"
     return ""

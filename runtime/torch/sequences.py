@@ -134,18 +134,18 @@ def check_order(op: str, tokens: Tokens | None, padding_id: int, by_row: ByRow) 
     if tokens is None or tokens.q_positions is None:
         return
     if launches_directly(tokens.q_positions) and values_are_checked(tokens.q_positions):
-        fail_order(op, by_row, _breaks_rule(tokens, padding_id, by_row).tolist())
+        fail_order(op, by_row, positions_break_rule(tokens, padding_id, by_row).tolist())
 
 
 def marked(o: Tensor, lse: Tensor, tokens: Tokens | None, padding_id: int, by_row: ByRow) -> tuple[Tensor, Tensor]:
     """o and lse of a reference that is traced: NaN in batch rows whose positions break the rule of the op."""
     if tokens is None or tokens.q_positions is None or launches_directly(tokens.q_positions):
         return o, lse
-    factor = torch.where(_breaks_rule(tokens, padding_id, by_row), float("nan"), 1.0)
+    factor = torch.where(positions_break_rule(tokens, padding_id, by_row), float("nan"), 1.0)
     return o * factor.view(-1, 1, 1, 1).to(o.dtype), lse * factor.view(-1, 1, 1).to(lse.dtype)
 
 
-def _breaks_rule(tokens: Tokens, padding_id: int, by_row: ByRow) -> Tensor:
+def positions_break_rule(tokens: Tokens, padding_id: int, by_row: ByRow) -> Tensor:
     """Booleans `[B]`: true where the positions of a batch row break the rule of the op."""
 
     def rows_of(ids: Tensor, positions: Tensor | None) -> TokenRows:
