@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import io
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 HASH_LENGTH = 16
 """Hexadecimal digits of every hash in a generated package."""
 
 # Python 3.12 cut f-strings into several tokens, 3.14 its t-strings.
 _OPENING, _CLOSING = ("FSTRING_START", "TSTRING_START"), ("FSTRING_END", "TSTRING_END")
+
+
+def kernel_hash(source: str, device_sources: Mapping[str, str]) -> str:
+    """A hash of what a kernel does: of its module, and of the modules of the device library that it imports.
+
+    `device_sources`: module of `_runtime.device` -> source. A kernel that imports none of them has its `code_hash`.
+
+    >>> library = {"tl": "from .math import f", "math": "f = 1", "gl": "g = 1"}
+    >>> kernel = "from .._runtime.device.tl import f"
+    >>> kernel_hash(kernel, library) == kernel_hash(kernel, library | {"gl": "g = 2"})
+    True
+    >>> kernel_hash(kernel, library) == kernel_hash(kernel, library | {"math": "f = 2"})
+    False
+    """
+    modules: set[str] = set()
+    wanted = _device_imports(source, "_runtime.device.")
+    while wanted:
+        modules |= wanted
+        inner = (_device_imports(device_sources[module], "") for module in wanted)
+        wanted = frozenset().union(*inner) - modules
+    if not modules:
+        return code_hash(source)
+    words = [code_hash(source), *(f"{module} {code_hash(device_sources[module])}" for module in sorted(modules))]
+    return hashlib.sha256(" ".join(words).encode()).hexdigest()[:HASH_LENGTH]
+
+
+def _device_imports(source: str, prefix: str) -> frozenset[str]:
+    """The modules that a file imports from relative to its package, under a prefix that is left out."""
+    nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom) and node.level)
+    names = (node.module or "" for node in nodes)
+    return frozenset(name.removeprefix(prefix) for name in names if name.startswith(prefix))
 
 
 def code_hash(source: str) -> str:

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import jinja2
@@ -30,7 +30,7 @@ from codegen.plan.torch_modules import module_plans
 from codegen.plan.traits import VariantTraits, variant_traits
 from codegen.plan.variant import VariantPlan, plan
 from codegen.render.arch_tables import arch_tables, hopper_fields
-from codegen.render.code_hash import HASH_LENGTH, code_hash
+from codegen.render.code_hash import HASH_LENGTH, kernel_hash
 from codegen.spec import symbols
 from codegen.spec.model import Spec, Variant
 from codegen.util.errors import CodegenError
@@ -84,6 +84,9 @@ KERNELS_FILE = "_runtime/kernels.py"
 
 INIT_FILES = {Framework.TORCH: "torch/__init__.py", Framework.JAX: "jax.py"}
 """The module of all ops of a framework; that of torch has the modules of `torch.nn` beside it."""
+
+DEVICE = "_runtime/device/"
+"""The device library: functions that kernels import."""
 
 RUNTIME = "_runtime"
 """The folder of a package that holds what all its ops share."""
@@ -227,7 +230,8 @@ def _kernel_hashes(files: Mapping[str, str], folder: str) -> dict[str, str]:
     own = (hopper.FORWARD, hopper.BACKWARD, hopper.WIDE_BACKWARD, hopper.DELTA)
     stems = KERNELS | {stem: stem for stem in own}
     found = {pass_name: files.get(f"{folder}/{stem}.py") for stem, pass_name in stems.items()}
-    return {pass_name: code_hash(text) for pass_name, text in found.items() if text is not None}
+    device = {PurePosixPath(path).stem: text for path, text in files.items() if path.startswith(DEVICE)}
+    return {pass_name: kernel_hash(text, device) for pass_name, text in found.items() if text is not None}
 
 
 def _fill(env: jinja2.Environment, template: str, **context: Any) -> str:
