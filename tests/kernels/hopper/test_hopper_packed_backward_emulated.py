@@ -177,7 +177,7 @@ MUTATIONS = {
         old="        mbarrier.arrive(self.full.index(stage), count=1)\n        return item",
         new="        return item",
         error=DeadlockError,
-        message="hear_work",
+        message=r"consume:\d+ > receive",
         call="cut blocks",
     ),
     "work not waited for": Mutation(
@@ -191,7 +191,7 @@ MUTATIONS = {
         old="        mbarrier.arrive(self.empty.index(stage), count=1)\n        return fields",
         new="        return fields",
         error=DeadlockError,
-        message="take_work",
+        message=r"produce:\d+ > fetch",
         call="cut blocks",
     ),
     "work overwritten": Mutation(

@@ -234,7 +234,7 @@ MUTATIONS = {
         old="        mbarrier.arrive(self.full.index(stage), count=1)\n\n    @gluon.jit\n    def fetch(",
         new="\n    @gluon.jit\n    def fetch(",
         error=DeadlockError,
-        message="hear_work",
+        message=r"consume:\d+ > receive",
         call="cut blocks",
     ),
     "work not waited for": Mutation(
