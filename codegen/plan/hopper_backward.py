@@ -9,7 +9,8 @@ from functools import cached_property
 from codegen.analysis.gradients import GradientKind, GradientTerm
 from codegen.ir.expr import Level
 from codegen.plan.code import Arange, Code, Infix, Name, Prefix, builtin, call, product
-from codegen.plan.hopper_roles import Role, math_imports, role
+from codegen.plan.hopper_roles import Role, math_imports, role, sorted_names
+from codegen.plan.hopper_runs import ZEROS, RunStatements
 from codegen.plan.hopper_visits import full_start, partial_start, visit_counts
 from codegen.plan.kernel import Block, BlockGradient, KernelPlan, MaskRun
 from codegen.plan.loop_bounds import LoopBounds
@@ -27,24 +28,6 @@ from codegen.plan.thread_reads import BlockOrder, block_order, exchanged
 from codegen.spec.model import Variant
 
 _START_M, _Q_LEN = Name("start_m"), Name("q_len")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunStatements:
-    """Statements that find `keep`, of the run of rows that the mask leaves to each key; `ragged` is for a cut last block."""
-
-    before: Sequence[Assign]
-    ragged: Assign
-    after: Sequence[Assign]
-
-    @property
-    def parts(self) -> list[Part]:
-        return [*self.before, self.ragged, *self.after]
-
-    @property
-    def reads_zeros(self) -> bool:
-        """True if a limit that is the same for all keys is made a vector."""
-        return "key_zeros" in uses(self.parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +72,7 @@ class GradientStep:
 
 @dataclass(frozen=True)
 class BackwardPlan:
-    """A backward of Hopper's family; `is_wide` is that for more than 128 columns, whose warpgroups own all keys each."""
+    """A backward of Hopper's family. `is_wide`: for more than 128 columns, where each warpgroup owns all keys."""
 
     kernel: KernelPlan
     variant: Variant
@@ -209,7 +192,7 @@ class BackwardPlan:
         first, end = Name("run_first"), Name("run_end")
 
         def of_keys(value: Code, *, is_vector: bool) -> Code:
-            return value if is_vector else Infix("+", Name("key_zeros"), value)
+            return value if is_vector else Infix("+", Name(ZEROS), value)
 
         has_end = run.end is not None or not linear
         side, nowhere = (end, _START_M) if has_end else (first, Infix("+", _START_M, Name("BLOCK_M")))
@@ -265,7 +248,7 @@ class BackwardPlan:
         if name != "consume":
             return True
         kernel, step = self.kernel, self.plain
-        own = bool(kernel.row_adds or kernel.row_sums and self.is_wide or self.variant.dropout or not kernel.linear)
+        own = bool(kernel.row_adds) or self.variant.dropout or not kernel.linear
         own = own or bool(step.reads) or self.block_term_of_rows
         return own or "start_m" in uses(step.parts) or GradientStep.reads_rows([*step.shared, *step.again])
 
@@ -316,7 +299,7 @@ class BackwardPlan:
         own += " num_heads group_size BLOCK_N"
         own += " block_seqs_ptr" if kernel.packed else " kv_len batch"
         own += " BLOCK_D BLOCK_DV q_len" if kernel.orders_work and not kernel.packed else ""
-        reads |= frozenset("num_blocks q_len".split()) if "num_blocks" in reads else frozenset()
+        reads |= frozenset({"num_blocks", "q_len"}) if "num_blocks" in reads else frozenset()
         if "num_row_blocks" in reads:
             own += " q_total num_seqs BLOCK_M"
         if "row_first" in reads:
@@ -412,7 +395,7 @@ class BackwardPlan:
             shared += ["Ring"]
         if self.variant.dropout:
             found["gl_dropout"] = ["bit_layout", "dropped_bits", "with_signs"]
-        return {module: sorted(found[module]) for module in sorted(found) if found[module]}
+        return {module: sorted_names(found[module]) for module in sorted(found) if found[module]}
 
 
 _FUSED = ["describe_lines", "in_fragments", "make_exchange", "store_through"]

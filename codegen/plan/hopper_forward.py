@@ -22,7 +22,8 @@ from codegen.plan.code import (
     product,
     rebuilt,
 )
-from codegen.plan.hopper_roles import Role, math_imports, role
+from codegen.plan.hopper_roles import Role, math_imports, role, sorted_names
+from codegen.plan.hopper_runs import ZEROS, RunStatements
 from codegen.plan.hopper_visits import full_start, partial_start, visit_counts
 from codegen.plan.kernel import Block, KernelPlan
 from codegen.plan.loop_bounds import LoopBounds
@@ -51,25 +52,6 @@ _ROWS, _KEYS = Arange("ROWS", "ROW"), Arange("BLOCK_N", "KEY")
 _OWN_KEYS = Arange("BLOCK_N", "OWN_KEY")
 _START_N = Name("start_n")
 _FIRST_ROW = Infix("+", Name("start_m"), product(Name("PART"), Name("ROWS")))
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunStatements:
-    """Statements that find `keep`, of the run of keys that the mask leaves to each row. `ragged` is for a cut last block,
-    and stands between the others."""
-
-    before: Sequence[Assign]
-    ragged: Assign
-    after: Sequence[Assign]
-
-    @property
-    def parts(self) -> list[Part]:
-        return [*self.before, self.ragged, *self.after]
-
-    @property
-    def reads_zeros(self) -> bool:
-        """True if a limit that is the same for all rows is made a vector."""
-        return "row_zeros" in uses(self.parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,7 +275,7 @@ class ForwardPlan:
         return assign("apart", value, level=Level.TILE)
 
     def _ahead(self, block: Block, keys: Sequence[Assign], *, is_masked: bool) -> list[Assign]:
-        """What is computed of keys ahead of the product, which takes as long: a thread reads one element of a vector."""
+        """What is computed of keys alone, ahead of the product: a thread reads one element of a vector."""
         kernel = self.kernel
         read = thread_reads(keys)
         later = uses([rewritten(s, by_distance) for s in tiles(block.statements)], by_distance(block.logit), block.keep)
@@ -310,7 +292,7 @@ class ForwardPlan:
     def _run(self) -> RunStatements:
         run, keep = self._partial.run, self._partial.keep
         assert run is not None
-        zeros = Name("row_zeros")
+        zeros = Name(ZEROS)
         first, end, kv_len = Name("run_first"), Name("run_end"), Name("kv_len")
 
         def of_rows(value: Code, *, is_vector: bool) -> Code:
@@ -374,7 +356,7 @@ class ForwardPlan:
             found["gl_dropout"] = ["without_dropped"]
         if math := math_imports(parts):
             found["gl_math"] = math
-        return {module: sorted(found[module]) for module in sorted(found)}
+        return {module: sorted_names(found[module]) for module in sorted(found)}
 
     # -- roles
 
@@ -423,7 +405,9 @@ class ForwardPlan:
         """The producer of keys and values."""
         starts = [*self.masked_start, *self.start_without_masked, *(self.plain_start if self.bounds.has_full else [])]
         tables = uses(starts) & {"block_list_ptr"}
-        return self._producer(tables | {"hkv", "kv_start"}, "kv_len BLOCK_N" if self.kernel.shares_work else "kv_len BLOCK_N batch")
+        return self._producer(
+            tables | {"hkv", "kv_start"}, "kv_len BLOCK_N" if self.kernel.shares_work else "kv_len BLOCK_N batch"
+        )
 
     @cached_property
     def consumer(self) -> Role:

@@ -16,8 +16,8 @@ MATH = ("clamp_index", "floor_div", "floor_mod", "load_pairs", "log1p", "round_e
 class Role:
     """A function that one or more warps of a program run.
 
-    `reads`: the names that its statements read. `tensors`: the kernel's arguments that it takes and that a call fixes at
-    run time; `literals`: those that are compiled in.
+    `reads`: the names that its statements read. Of the kernel's arguments it takes the `tensors`, known at run time,
+    and the `literals`, which are compiled in.
     """
 
     reads: frozenset[str]
@@ -37,9 +37,12 @@ def role(kernel: KernelPlan, args: Iterable[str], constants: Iterable[str], read
     )
 
 
+def sorted_names(names: Iterable[str]) -> list[str]:
+    """Imported names in the order that linters want: constants, classes, functions."""
+    return sorted(names, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
+
+
 def math_imports(parts: Iterable[Part]) -> list[str]:
     """What the code calls of `gl_math`."""
     called = calls(parts)
     return [name for name in MATH if name in called]
-
-

@@ -96,10 +96,10 @@ _WORDS = """
     Arguments Array DENSE INT32 Kernels PACKED SCALARS_LOADED SEGMENTED arguments attention forward heads is_loaded jax
     jax_launch jax_reference jnp launch running_sums schedule_of wide_int
 
-    Ring RowRing HeadRows SequenceRows Work accumulate add_dq aggregate arguments begin_pv consume consumer describe_packed_rows
-    end_pv exchange first item key_zeros kv_ring kv_rows make_exchange make_key_ring make_row_ring make_work_ring num_items
-    pack_pairs produce producer q_rows q_stage query_stages raise_maximum rescale rings row_zeros scorer sequence_item
-    store_through summer unpack_pairs v_rows v_start work
+    Ring RowRing HeadRows SequenceRows Work accumulate add_dq aggregate arguments begin_pv consume consumer
+    describe_packed_rows end_pv exchange first item kv_ring kv_rows make_exchange make_key_ring
+    make_row_ring make_work_ring num_items pack_pairs produce producer q_rows q_stage query_stages raise_maximum
+    rescale rings run_zeros scorer sequence_item store_through summer unpack_pairs v_rows v_start work
 """
 _USED = frozenset(_WORDS.split())
 

@@ -30,7 +30,7 @@ def product_layout(COLS):
 
 @triton.constexpr_function
 def store_layout(COLS):
-    """The layout in which a warpgroup stores rows: 16 bytes a thread, so that a warp's store fills whole cache lines."""
+    """The layout in which a warpgroup stores rows: 16 bytes a thread, so that a warp fills whole cache lines."""
     return gl.BlockedLayout([1, 8], [256 // COLS, COLS // 8], [4, 1], [1, 0])
 
 
@@ -75,7 +75,7 @@ class HeadRows:
 
 @aggregate
 class SequenceRows:
-    """The rows of one head of one packed sequence, which ends ahead of row `end` in memory; see `describe_packed_rows`."""
+    """The rows of one head of a packed sequence that ends ahead of row `end` in memory: `describe_packed_rows`."""
 
     end: gl.tensor
     length: gl.tensor
@@ -109,7 +109,7 @@ def describe_rows(
 def describe_packed_rows(
     ptr, heads, stride_h, stride_s, COLS: gl.constexpr, ROWS: gl.constexpr, BLOCK_COLS: gl.constexpr
 ):
-    """A descriptor of packed `[total, heads, COLS]`, copied in tiles of ROWS rows, with zeros beyond a sequence's edges.
+    """A descriptor of packed `[total, heads, COLS]`, in tiles of ROWS rows, with zeros beyond a sequence's edges.
 
     The hardware clips only at the end of an axis. So every sequence ends at row MOST_ROWS of a virtual axis, and two
     more axes move that end to the sequence's place in memory: MOST_ROWS steps of the first, whose 64-bit addresses wrap
@@ -132,7 +132,7 @@ def describe_packed_rows(
 @gluon.jit
 def allocate_tiles(desc, STAGES: gl.constexpr):
     """Shared memory for STAGES tiles of a descriptor, `[STAGES, 1, ..., ROWS, COLS]`."""
-    return gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)
+    return gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)  # noqa: RUF005 - Gluon has no starred lists
 
 
 @gluon.jit
@@ -161,7 +161,7 @@ class Ring:
 
     @gluon.jit
     def fill(self, desc, rows, row, stage, phase):
-        """Copy the tile that begins at `row` to a stage, whose turns the caller counts: `phase` is that of this turn."""
+        """Copy the tile that begins at `row` to a stage whose turns the caller counts: `phase` is this turn's."""
         mbarrier.wait(self.empty.index(stage), phase ^ 1)
         mbarrier.expect(self.full.index(stage), desc.block_type.nbytes)
         async_load(desc, rows.coords(row), self.full.index(stage), self.tiles.index(stage))
@@ -229,7 +229,8 @@ class WorkRing:
         mbarrier.wait(self.full.index(stage), (turn // 2) & 1)
         fields = ()
         for i in gl.static_range(self.size):
-            fields = fields + (get_number(self.numbers, stage * self.size + i, WARPS),)
+            number = get_number(self.numbers, stage * self.size + i, WARPS)
+            fields = fields + (number,)  # noqa: RUF005 - nor starred tuples
         mbarrier.arrive(self.empty.index(stage), count=1)
         return fields
 

@@ -122,7 +122,7 @@ def begin_with(vector, KEYS: gl.constexpr, SCORES: gl.constexpr):
 
 @gluon.jit
 def in_fragments(tile, COLS: gl.constexpr):
-    """64 rows of an accumulator as lines of 32 numbers, of which each thread has 4 neighbours: this only renames registers.
+    """64 rows of an accumulator as lines of 32 numbers, 4 neighbours to a thread: this only renames registers.
 
     Stores then take 16 bytes at a time without bank conflicts, and every tile that is added has the same order.
     """

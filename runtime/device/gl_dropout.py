@@ -1,7 +1,8 @@
 """Dropout in Hopper's kernels: the random words of `runtime/torch/philox.py`, drawn where their scores are.
 
-One counter gives four words, for four scores that are 8 lines and 8 columns apart in a tile of 64 lines: the same thread
-holds all four. In a forward the lines are rows and the columns keys; in a backward, BY_KEYS, they are the other way round.
+One counter gives four words, for four scores that are 8 lines and 8 columns apart in a tile of 64 lines: the same
+thread holds all four. In a forward the lines are rows and the columns keys; in a backward, BY_KEYS, they are the
+other way round.
 """
 
 import triton
@@ -74,8 +75,10 @@ def philox(seed, c0, c1, c2):
 
 @gluon.jit
 def dropout_words(seed, head_index, start_m, start_n, COLS: gl.constexpr, BY_KEYS: gl.constexpr):
-    """The words of a tile of 64 lines and COLS columns: of the pair of each counter that is nearest to the start, of the
-    one 8 keys further, of the one 8 rows further, and of the one both."""
+    """The random words of a tile of 64 lines and COLS columns, four for each counter.
+
+    They are of the counter's pair that is nearest to the start, of the pair 8 keys further, 8 rows further, and both.
+    """
     LINE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, counter_layout(COLS))))
     THREAD: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(0, gl.SliceLayout(3, counter_layout(COLS))))
     first_line = start_n if BY_KEYS else start_m
@@ -103,7 +106,7 @@ def as_tile(near, far_line, far_column, far, SCORES: gl.constexpr, COLS: gl.cons
 
 @gluon.jit
 def without_dropped(p, seed, threshold, head_index, start_m, start_n, SCORES: gl.constexpr, COLS: gl.constexpr):
-    """Weights of a forward, [64, COLS], with 0 where they are dropped: by a product, for which a less busy unit serves."""
+    """Weights of a forward, [64, COLS], times 0 where they are dropped: the unit for products is less busy."""
     near, far_key, far_row, far = dropout_words(seed, head_index, start_m, start_n, COLS, False)
     words = as_tile(near, far_row, far_key, far, SCORES, COLS)
     return gl.inline_asm_elementwise(

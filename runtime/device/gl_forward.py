@@ -1,8 +1,8 @@
 """What Hopper's forwards share: the ring of keys and values, the online softmax, and the two products of a block.
 
-A consumer warpgroup owns 64 query rows. It holds their scores as accumulators of `q k^T`, and the sums over the values as
-accumulators of `p v`, which runs one block behind: while the tensor cores add up the values of one block, the warpgroup
-takes the exponentials of the next (FlashAttention-3, arXiv:2407.08608).
+A consumer warpgroup owns 64 query rows. It holds their scores as accumulators of `q k^T`, and the sums over the
+values as accumulators of `p v`, which runs one block behind: while the tensor cores add up the values of one block,
+the warpgroup takes the exponentials of the next (FlashAttention-3, arXiv:2407.08608).
 """
 
 import triton
@@ -100,7 +100,7 @@ def make_key_ring(k_desc, v_desc, STAGES: gl.constexpr, PARTS: gl.constexpr):
 
 @triton.constexpr_function
 def turn_barrier(HOW, PART):
-    """PTX for a named barrier of 256 threads. The compiler takes the first of the hardware's 16, so these are the last."""
+    """PTX for a named barrier of 256 threads: of the hardware's 16 the last ones, for the compiler takes the first."""
     return f"bar.{HOW} {15 - PART}, 256;"
 
 
@@ -163,7 +163,7 @@ def raise_maximum(row_max, found):
 
 @gluon.jit
 def add_lanes(row_sums, alpha, p, LANES: gl.constexpr):
-    """`row_sums * alpha + p`, of which each thread adds up the columns it holds; the end of a block of rows joins them."""
+    """`row_sums * alpha + p`: each thread adds up the columns that it holds, and the end of a work item joins them."""
     parts = gl.reshape(p, [p.shape[0], p.shape[1] // 8, 4, 2])
     sums = gl.convert_layout(gl.sum(gl.sum(parts, 3), 1), LANES, assert_trivial=True)
     return row_sums * gl.convert_layout(alpha, gl.SliceLayout(1, LANES), assert_trivial=True)[:, None] + sums
@@ -171,7 +171,7 @@ def add_lanes(row_sums, alpha, p, LANES: gl.constexpr):
 
 @gluon.jit
 def pack_pairs(p, DTYPE: gl.constexpr):
-    """Weights in 16 bits, two neighbours in a word: a loop that carries single ones splits and joins each word again."""
+    """Weights in 16 bits, two neighbours in a word: a loop that carries single ones splits and joins every word."""
     low, high = gl.split(gl.reshape(p, [p.shape[0], p.shape[1] // 2, 2]))
     TYPE: gl.constexpr = "bf16x2" if DTYPE.is_bf16() else "f16x2"
     ROUND: gl.constexpr = "cvt.rn." + TYPE + ".f32 $0, $2, $1;"
@@ -180,7 +180,10 @@ def pack_pairs(p, DTYPE: gl.constexpr):
 
 @gluon.jit
 def unpack_pairs(words, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
-    """The weights as an operand of a product. Not pure, to stay ahead of the products: among them it would serialise them."""
+    """The weights as an operand of a product.
+
+    Not pure, so that it stays ahead of the products: between two of them it would make one wait for the other.
+    """
     low, high = gl.inline_asm_elementwise(
         "mov.b32 {$0, $1}, $2;", "=h,=h,r", [words], (gl.int16, gl.int16), is_pure=False, pack=1
     )

@@ -8,9 +8,7 @@ from triton.experimental.gluon import language as gl
 def tanh(x, HARDWARE: gl.constexpr):
     if HARDWARE:
         # One instruction, relative error 2**-11: less than what rounding a score to 16 bits costs.
-        return gl.inline_asm_elementwise(
-            "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
-        )
+        return gl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
     else:
         far = 1.0 - 2.0 / (gl.exp2(2.8853900817779268 * x) + 1.0)
         # Near zero the difference above cancels; there a polynomial keeps float32's relative error (Cephes, tanhf).

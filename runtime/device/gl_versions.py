@@ -16,7 +16,7 @@ else:
 
     @builtin  # type: ignore[untyped-decorator]  # Triton has no types
     def async_add(tensor_desc: Any, coord: Any, src: Any, _semantic: Any = None) -> None:
-        """Start adding a tile in shared memory to global memory. Triton before 3.9 has the operation, but no name for it."""
+        """Start adding a tile in shared memory to global memory. Triton before 3.9 has the operation without a name."""
         offsets = _semantic._convert_to_ir_values(coord, require_i64=False)
         kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
         _semantic.builder.create_async_tma_reduce(kind, tensor_desc.handle, offsets, src.handle)
@@ -28,7 +28,7 @@ else:
     from triton.language.core import _aggregate
 
     def aggregate(cls: Any) -> Any:
-        """A class whose annotated fields are values of a kernel, set in order by its constructor, as from Triton 3.8 on."""
+        """A class whose annotated fields are values of a kernel, set in order by its constructor."""
         names = tuple(cls.__annotations__)
 
         def init(self: Any, *values: Any) -> None:

@@ -178,7 +178,9 @@ def _name_faults(module: ast.Module) -> Iterator[str]:
     imported = {name if name != "language" else "gl" for name in imports}
     functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
     classes = {node.name for node in module.body if isinstance(node, ast.ClassDef)}
-    constants = {target.id for node in module.body if isinstance(node, ast.Assign) for target in _names(node, ast.Store)}
+    constants = {
+        target.id for node in module.body if isinstance(node, ast.Assign) for target in _names(node, ast.Store)
+    }
     yield from (f"{name} is imported and not used" for name in imported - {n.id for n in _names(module, ast.Load)})
     known = imported | classes | constants | {function.name for function in functions} | set(dir(builtins))
     for function in functions:

@@ -215,16 +215,16 @@ MUTATIONS = {
 }
 
 SUMS_DONE = "        dv, dq = warpgroup_mma_wait(0, deps=(dv, dq))\n"
-P_READ = (
-    "        do_ring.release(turn % do_ring.stages)\n"
-    "        p_ring.release(turn)\n"
-)
+P_READ = "        do_ring.release(turn % do_ring.stages)\n        p_ring.release(turn)\n"
 WIDE_MUTATIONS = {
     "no fence": Mutation(
         old="        fence_async_shared()\n", new="", error=EmulationError, message="read without a fence"
     ),
     "no wait for the reader": Mutation(
-        old="        mbarrier.wait(self.empty.index(stage), lap ^ 1)\n", new="", error=EmulationError, message="is overwritten"
+        old="        mbarrier.wait(self.empty.index(stage), lap ^ 1)\n",
+        new="",
+        error=EmulationError,
+        message="is overwritten",
     ),
     "no wait for what is handed over": Mutation(
         old="        mbarrier.wait(self.full.index(turn & 1), (turn >> 1) & 1)\n",
