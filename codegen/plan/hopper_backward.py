@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from codegen.analysis.gradients import GradientKind, GradientTerm
-from codegen.ir.expr import Level
-from codegen.plan.code import Arange, Code, Infix, Name, Prefix, builtin, call, product
+from codegen.plan.code import Arange, Code, Infix, Name, product
+from codegen.plan.hopper_gradients import GradientStep, gradient_step
 from codegen.plan.hopper_roles import Role, math_imports, role, sorted_names
-from codegen.plan.hopper_runs import ZEROS, RunStatements
 from codegen.plan.hopper_visits import full_start, partial_start, visit_counts
-from codegen.plan.kernel import Block, BlockGradient, KernelPlan, MaskRun
+from codegen.plan.kernel import Block, KernelPlan
 from codegen.plan.loop_bounds import LoopBounds
 from codegen.plan.statements import (
     Assign,
@@ -24,50 +23,7 @@ from codegen.plan.statements import (
     uses,
     with_key_vector,
 )
-from codegen.plan.thread_reads import BlockOrder, block_order, exchanged
 from codegen.spec.model import Variant
-
-_START_M, _Q_LEN = Name("start_m"), Name("q_len")
-
-
-@dataclass(frozen=True, kw_only=True)
-class GradientStep:
-    """Probabilities and ds of one block of rows, and the gradients that are summed up pair by pair.
-
-    `reads`: of rows, ahead of the products, one element a thread; of these, threads then exchange the `exchanged`.
-    `shared`: what scores and gradients share; `score` and `segments`: what the scores need, the latter for the part of
-    the mask that compares segments; `again`: what gradients need, computed once more behind the exponentials.
-    """
-
-    reads: Sequence[Assign]
-    exchanged: Sequence[str]
-    shared: Sequence[Assign]
-    score: Sequence[Assign]
-    segments: Sequence[Assign]
-    again: Sequence[Assign]
-    logit: Code
-    keep: Code | None
-    same: Code | None
-    run: RunStatements | None
-    gradients: Sequence[BlockGradient]
-    dscore: Code | None
-
-    @property
-    def gradients_read_keep(self) -> bool:
-        return "keep" in uses([part.value for part in self.gradients], self.dscore)
-
-    @staticmethod
-    def reads_rows(statements: Sequence[Assign]) -> bool:
-        """True if statements read the vector `rows`."""
-        return "rows" in uses(statements)
-
-    @property
-    def parts(self) -> list[Part]:
-        """All code of it."""
-        statements = [*self.reads, *self.shared, *self.score, *self.segments, *self.again]
-        run = [] if self.run is None else self.run.parts
-        gradients = [part.value for part in self.gradients]
-        return [*statements, self.logit, self.keep, self.same, *run, *gradients, self.dscore]
 
 
 @dataclass(frozen=True)
@@ -162,59 +118,12 @@ class BackwardPlan:
     @cached_property
     def masked(self) -> GradientStep:
         assert self.kernel.partial is not None
-        return self._step(self.kernel.partial)
+        return gradient_step(self.kernel.partial, linear=self.kernel.linear)
 
     @cached_property
     def plain(self) -> GradientStep:
         assert self.kernel.full is not None
-        return self._step(self.kernel.full)
-
-    def _step(self, block: Block) -> GradientStep:
-        order: BlockOrder = block_order(block)
-        return GradientStep(
-            reads=order.reads,
-            exchanged=order.exchanged,
-            shared=[exchanged(s) for s in order.shared],
-            score=[exchanged(s) for s in order.score],
-            segments=[exchanged(s) for s in order.segments],
-            again=[exchanged(s) for s in order.gradients],
-            logit=block.logit,
-            keep=block.keep,
-            same=block.same,
-            run=None if block.run is None else self._run(block.run, block.keep),
-            gradients=block.gradients,
-            dscore=block.dscore,
-        )
-
-    def _run(self, run: MaskRun, keep: Code | None) -> RunStatements:
-        """Rows behind the last have probabilities of 0, unless a score of zeros may be inf: then a run ends there."""
-        linear = self.kernel.linear
-        first, end = Name("run_first"), Name("run_end")
-
-        def of_keys(value: Code, *, is_vector: bool) -> Code:
-            return value if is_vector else Infix("+", Name(ZEROS), value)
-
-        has_end = run.end is not None or not linear
-        side, nowhere = (end, _START_M) if has_end else (first, Infix("+", _START_M, Name("BLOCK_M")))
-        before = []
-        if run.first is not None:
-            before.append(_of_keys("run_first", of_keys(run.first, is_vector=run.first_is_vector)))
-        if has_end:
-            value = _Q_LEN if run.end is None else run.end if linear else builtin("minimum", run.end, _Q_LEN)
-            before.append(_of_keys("run_end", of_keys(value, is_vector=run.end_is_vector)))
-        if run.own is not None:
-            before.append(_of_keys(side.name, builtin("where", run.own, side, nowhere)))
-        inside = Infix("<", Name("kv_idx"), Name("kv_len"))
-        ragged = _of_keys(side.name, builtin("where", inside, side, nowhere))
-        columns: list[Code] = []
-        if has_end:
-            columns.append(_rows_before(Infix("-", end, _START_M)))
-        if run.first is not None:
-            columns.append(Prefix("~", _rows_before(Infix("-", first, _START_M))))
-        bits = columns[0] if len(columns) == 1 else Infix("&", *columns)
-        kept: Code = call("at_columns", Name("run_bits"), Name("ROW"), Name("BLOCK_M"))
-        result = assign("keep", kept if keep is None else Infix("&", kept, keep), level=Level.TILE)
-        return RunStatements(before=before, ragged=ragged, after=[_of_keys("run_bits", bits), result])
+        return gradient_step(self.kernel.full, linear=self.kernel.linear)
 
     @property
     def _steps(self) -> list[GradientStep]:
@@ -400,11 +309,3 @@ class BackwardPlan:
 
 _FUSED = ["describe_lines", "in_fragments", "make_exchange", "store_through"]
 """What only the fused backward takes from `gl_backward`."""
-
-
-def _of_keys(target: str, value: Code) -> Assign:
-    return assign(target, value, level=Level.KEY)
-
-
-def _rows_before(end: Code) -> Code:
-    return call("columns_before", end, Name("ROW"), Name("BLOCK_M"))

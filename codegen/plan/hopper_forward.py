@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from codegen.ir.expr import Level
 from codegen.plan.code import (
-    Arange,
-    Broadcast,
     Choice,
     Code,
     Infix,
     Literal,
     Name,
-    Prefix,
     added,
     builtin,
-    call,
     product,
     rebuilt,
 )
 from codegen.plan.hopper_roles import Role, math_imports, role, sorted_names
-from codegen.plan.hopper_runs import ZEROS, RunStatements
+from codegen.plan.hopper_scores import OWN_KEYS, ScoreStep, score_step
 from codegen.plan.hopper_visits import full_start, partial_start, visit_counts
 from codegen.plan.kernel import Block, KernelPlan
 from codegen.plan.loop_bounds import LoopBounds
@@ -34,53 +28,14 @@ from codegen.plan.statements import (
     assign,
     defines,
     needed,
-    of_tokens,
     rewritten,
-    tiles,
     uses,
-    vectors,
-    with_key_vector,
-    without,
 )
-from codegen.plan.thread_reads import by_distance, exchanged, thread_reads
+from codegen.plan.thread_reads import by_distance
 from codegen.spec.model import Variant
 
-_EXCHANGED_WHERE_USED = ("own_key", "own_col", "own_segment")
-"""Vectors of one element a thread that each reader exchanges for itself."""
-
-_ROWS, _KEYS = Arange("ROWS", "ROW"), Arange("BLOCK_N", "KEY")
-_OWN_KEYS = Arange("BLOCK_N", "OWN_KEY")
 _START_N = Name("start_n")
 _FIRST_ROW = Infix("+", Name("start_m"), product(Name("PART"), Name("ROWS")))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoreStep:
-    """The scores of one block of keys, between their product and the online softmax.
-
-    `ahead`: of keys alone, computed ahead of the product; of these, threads then exchange the `exchanged`. Behind it,
-    `score` leads to the scores, in the variable `tile`. `of_score`, `of_mask` and `of_segments` are what the call gives
-    of tokens, each read ahead of its use. `keep` and `same` are the conditions of the mask; of a mask that leaves each
-    row one run of keys, `run` finds `keep`.
-    """
-
-    tile: str
-    ahead: Sequence[Assign]
-    exchanged: Sequence[str]
-    of_score: Sequence[Assign]
-    score: Sequence[Assign]
-    of_mask: Sequence[Assign]
-    keep: Code | None
-    of_segments: Sequence[Assign]
-    same: Code | None
-    run: RunStatements | None
-
-    @property
-    def parts(self) -> list[Part]:
-        """All code of it."""
-        statements = (self.ahead, self.of_score, self.score, self.of_mask, self.of_segments)
-        run = [] if self.run is None else self.run.parts
-        return [*(s for each in statements for s in each), self.keep, self.same, *run]
 
 
 @dataclass(frozen=True)
@@ -230,99 +185,12 @@ class ForwardPlan:
     @cached_property
     def masked(self) -> ScoreStep:
         """The scores of a block with the mask."""
-        return self._step(self._partial, is_masked=True)
+        return score_step(self.kernel, self._partial, self._first_position, is_masked=True)
 
     @cached_property
     def plain(self) -> ScoreStep:
         """The scores of a block without the mask."""
-        return self._step(self._full, is_masked=False)
-
-    def _step(self, block: Block, *, is_masked: bool) -> ScoreStep:
-        kernel = self.kernel
-        keys = vectors(block.statements)
-        own = [rewritten(statement, by_distance) for statement in tiles(block.statements)]
-        logit = by_distance(block.logit)
-        score = own if kernel.linear else [*own, assign("logit", logit, level=Level.TILE)]
-        if "apart" in uses(score):
-            score = [self._distance(), *score]
-        tokens = [exchanged(statement) for statement in of_tokens(keys)]
-        of_score = needed(tokens, uses(score))
-        of_mask = [s for s in needed(tokens, uses(block.keep)) if s not in of_score]
-        of_segments = [s for s in needed(tokens, uses(block.same)) if s not in of_score and s not in of_mask]
-        later = uses(own, logit, block.keep)
-        read = [name for name in defines(thread_reads(keys)) if name not in _EXCHANGED_WHERE_USED]
-        return ScoreStep(
-            tile=kernel.tile,
-            ahead=self._ahead(block, keys, is_masked=is_masked),
-            exchanged=[name for name in read if name in later],
-            of_score=of_score,
-            score=score,
-            of_mask=of_mask,
-            keep=block.keep,
-            of_segments=of_segments,
-            same=block.same,
-            run=self._run() if is_masked and block.run is not None else None,
-        )
-
-    def _distance(self) -> Assign:
-        """How far each pair's row is behind its key: from places in the block, which are the same along a diagonal."""
-        assert self._first_position is not None
-        places = Infix("-", Broadcast(_ROWS, 0), Broadcast(_KEYS, 1))
-        value: Code = Infix("+", places, Infix("-", self._first_position, _START_N))
-        if self.kernel.segmented:
-            positions = Infix("-", Broadcast(Name("q_idx"), 0), Broadcast(Name("kv_idx"), 1))
-            value = Choice(positions, Name("POSITIONS"), value)
-        return assign("apart", value, level=Level.TILE)
-
-    def _ahead(self, block: Block, keys: Sequence[Assign], *, is_masked: bool) -> list[Assign]:
-        """What is computed of keys alone, ahead of the product: a thread reads one element of a vector."""
-        kernel = self.kernel
-        read = thread_reads(keys)
-        later = uses([rewritten(s, by_distance) for s in tiles(block.statements)], by_distance(block.logit), block.keep)
-        if is_masked and block.run is None:
-            later |= {kernel.layout.keys}
-        if kernel.segmented and "apart" in later:
-            later |= {"kv_idx"}
-        if not read:
-            later |= uses(without(keys, [kernel.layout.keys])) | set(defines(without(keys, [kernel.layout.keys])))
-        needs_key = bool({kernel.layout.keys, "kv_idx"} & later)
-        found = [s for s in keys if (needs_key if kernel.layout.keys in s.defines else not read)]
-        return found + [rewritten(s, lambda value: with_key_vector(value, _OWN_KEYS)) for s in read]
-
-    def _run(self) -> RunStatements:
-        run, keep = self._partial.run, self._partial.keep
-        assert run is not None
-        zeros = Name(ZEROS)
-        first, end, kv_len = Name("run_first"), Name("run_end"), Name("kv_len")
-
-        def of_rows(value: Code, *, is_vector: bool) -> Code:
-            return value if is_vector else added(zeros, value)
-
-        before = []
-        if run.first is not None:
-            before.append(_of_rows("run_first", of_rows(run.first, is_vector=run.first_is_vector)))
-        if run.end is not None:
-            before.append(_of_rows("run_end", of_rows(run.end, is_vector=run.end_is_vector)))
-        own = []
-        if run.own is not None:
-            behind = Infix("+", _START_N, Name("BLOCK_N"))
-            side, nowhere = (end, _START_N) if run.end is not None else (first, behind)
-            own.append(_of_rows(side.name, builtin("where", run.own, side, nowhere)))
-        columns = []
-        if run.end is not None:
-            columns.append(_columns_before(Infix("-", end, _START_N)))
-        if run.first is not None:
-            columns.append(Prefix("~", _columns_before(Infix("-", first, _START_N))))
-        bits = columns[0] if len(columns) == 1 else Infix("&", *columns)
-        run_bits = _of_rows("run_bits", bits)
-        kept: Code = call("at_columns", Name("run_bits"), Name("KEY"), Name("BLOCK_N"))
-        result = assign("keep", kept if keep is None else Infix("&", kept, keep), level=Level.TILE)
-        if run.end is not None:
-            ragged = _of_rows("run_end", builtin("minimum", end, kv_len))
-            return RunStatements(before=before, ragged=ragged, after=[*own, run_bits, result])
-        inside = _columns_before(Infix("-", added(zeros, kv_len), _START_N))
-        ragged = _of_rows("run_bits", Infix("&", Name("run_bits"), inside))
-        return RunStatements(before=[*before, *own, run_bits], ragged=ragged, after=[result])
+        return score_step(self.kernel, self._full, self._first_position, is_masked=False)
 
     @property
     def row_term_is_name(self) -> bool:
@@ -338,7 +206,7 @@ class ForwardPlan:
     def reads_own_keys(self) -> bool:
         """True if threads read an element of each vector of keys ahead of the product."""
         steps = (self.plain, self.masked)
-        return any(node == _OWN_KEYS for s in steps for a in s.ahead for v in a.values for node in v.walk())
+        return any(node == OWN_KEYS for s in steps for a in s.ahead for v in a.values for node in v.walk())
 
     @property
     def imports(self) -> dict[str, list[str]]:
@@ -421,11 +289,3 @@ class ForwardPlan:
         own += " group_size" if self.reads_key_head else ""
         reads = self._reads | uses(self.masked.parts, self.plain.parts)
         return role(kernel, self._args, self.constants, reads, own)
-
-
-def _of_rows(target: str, value: Code) -> Assign:
-    return assign(target, value, level=Level.QUERY)
-
-
-def _columns_before(end: Code) -> Code:
-    return call("columns_before", end, Name("KEY"), Name("BLOCK_N"))
