@@ -123,7 +123,7 @@ class OpPlan(InMode):
     @property
     def marks_disorder(self) -> bool:
         """True if the forward checks the order of given positions. In JAX the code around it does."""
-        return self.by_row is not None and self.segmented and self.framework is Framework.TORCH
+        return self.by_row is not None and self.layout.gives_positions and self.framework is Framework.TORCH
 
     @property
     def unread_positions(self) -> list[str]:
@@ -133,7 +133,10 @@ class OpPlan(InMode):
     @property
     def tables(self) -> list[str]:
         """The tables of a pass, made by other kernels: which blocks its programs own and visit."""
-        return [*(PACKED_TABLES if self.packed else ()), *(self.lists.tables if self.lists is not None else ())]
+        return [
+            *(PACKED_TABLES if self.layout.has_sequences else ()),
+            *(self.lists.tables if self.lists is not None else ()),
+        ]
 
     @property
     def table_parameters(self) -> list[Parameter]:
@@ -158,7 +161,7 @@ class OpPlan(InMode):
     @property
     def tiles_tokens(self) -> str:
         """The argument from which the length of a sequence is estimated, to choose tiles."""
-        return "cu_seqlens_q" if self.packed else "q_segment_ids" if self.segmented else ""
+        return "cu_seqlens_q" if self.layout.has_sequences else "q_segment_ids" if self.layout.gives_positions else ""
 
     @property
     def launched_table_values(self) -> list[str]:
@@ -168,7 +171,7 @@ class OpPlan(InMode):
 
     @property
     def _cu_seqlens(self) -> list[Parameter]:
-        return [tensor(name) for name in CU_SEQLENS] if self.packed else []
+        return [tensor(name) for name in CU_SEQLENS] if self.layout.has_sequences else []
 
     @property
     def takes_row_strides(self) -> bool:
@@ -178,13 +181,13 @@ class OpPlan(InMode):
     @property
     def counts_sequences(self) -> bool:
         """True if the backward needs the number of packed sequences."""
-        return self.packed and (self.decay or "num_seqs" in self.gradient_reads)
+        return self.layout.has_sequences and (self.decay or "num_seqs" in self.gradient_reads)
 
     @property
     def uses_kv_len(self) -> bool:
         """True if the backward needs the number of keys; in a packed call few kernels need the total."""
         others = [self.launches.dq, self.launches.dkdv, *(b.allocate for b in self.buffers)]
-        return not self.packed or self.decay or "kv_len" in self.gradient_reads | names_of(others)
+        return not self.layout.has_sequences or self.decay or "kv_len" in self.gradient_reads | names_of(others)
 
     @property
     def gradient_reads(self) -> frozenset[str]:
@@ -255,15 +258,15 @@ class OpPlan(InMode):
         """
         if not self.splits_batch:
             return {}
-        rows = 1 if self.packed else 0
+        rows = 1 if self.layout.has_sequences else 0
         found: dict[str, int | None] = {"q": 0, "k": 0, "v": 0, "o": 0, "do": 0, "lse": rows, "dlse": rows}
         if self.decay:
-            found["decay"] = 2 if self.packed else 0
+            found["decay"] = 2 if self.layout.has_sequences else 0
         found |= dict.fromkeys(self.saved_options, 0)
-        if self.segmented:
+        if self.layout.gives_positions:
             found |= {name: 0 for name in TOKEN_IDS if name in self.parameter_names}
         for name, dims in self.tensor_dims.items():
-            tokens = [axis for axis, dim in enumerate(dims) if self.packed and dim in POSITIONAL]
+            tokens = [axis for axis, dim in enumerate(dims) if self.layout.has_sequences and dim in POSITIONAL]
             if tokens:
                 found[name] = tokens[0] if len(tokens) == 1 else None
             elif "b" in dims:
@@ -283,7 +286,11 @@ class OpPlan(InMode):
     @property
     def tensor_dims(self) -> dict[str, tuple[str | int, ...]]:
         """The dims of the variant's own tensors in calls of this mode."""
-        return {a.name: packed_dims(a.dims) if self.packed else a.dims for a in self.tensors if a.name not in TOKEN_IDS}
+        return {
+            a.name: packed_dims(a.dims) if self.layout.has_sequences else a.dims
+            for a in self.tensors
+            if a.name not in TOKEN_IDS
+        }
 
     @property
     def own_numbers(self) -> list[str]:
