@@ -265,4 +265,6 @@ class Reader(OperatorReader):
             return self.scope.expanded[use]
         except ExprError as error:
             within = (name, *error.within)
-            raise self.fail(node, f"in '{name}': {error.message}", error.unknown, within, indexed=error.indexed) from None
+            raise self.fail(
+                node, f"in '{name}': {error.message}", error.unknown, within, indexed=error.indexed
+            ) from None

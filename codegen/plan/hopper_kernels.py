@@ -39,8 +39,8 @@ class HopperBuilder(KernelBuilder):
 
 
 def sums_by_keys(terms: Sequence[GradientTerm]) -> bool:
-    """True if programs of blocks of keys can gather all gradients: those of a head are sums of sums, and those of a row,
-    where they are sums of ds, products as dq is."""
+    """True if programs of blocks of keys can gather all gradients: those of a head are sums of sums, and those of a
+    row, where they are sums of ds, products as dq is."""
     return all(t.kind in (GradientKind.COLUMN, GradientKind.HEAD) or t.is_sum for t in terms)
 
 
@@ -54,14 +54,17 @@ def forward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> Kern
 def backward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> KernelPlan:
     """The kernel of dk and dv, and where it can gather all gradients of dq.
 
-    What all rows of a key share it adds once a key; what all keys of a row share comes with the row's lse, from `delta`.
+    What all rows of a key share it adds once a key; what all keys of a row share comes with the row's lse, from
+    `delta`.
     """
     own = _split_by_sides(variant, sign)
     builder = HopperBuilder(variant, sign.mode, own, query_axis=1, walks_heads=True)
     gathers_all = sums_by_keys(own.terms)
     terms = [t for t in own.terms if gathers_all or t.kind is GradientKind.COLUMN]
     plan = key_kernel(builder, analysis, sign, name="hopper_bwd", terms=terms, reads_keys=True)
-    assert plan.bounds is not None and plan.full is not None and plan.partial is not None
+    assert plan.bounds is not None
+    assert plan.full is not None
+    assert plan.partial is not None
     # Terms of a row alone are found in `delta`: what only they read is no argument here.
     blocks = [plan.full.parts, plan.partial.parts, plan.key_term, plan.block_term]
     read = uses(plan.prologue, plan.head_prologue, plan.bounds.statements, *blocks)

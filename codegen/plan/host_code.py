@@ -35,8 +35,15 @@ class HostCode:
         """The same with other names in some of the holes."""
         return HostCode(self.form, tuple(names.get(name, name) for name in self.holes), self.others)
 
+    def calling(self, *functions: str) -> HostCode:
+        """The same, and functions that its form names."""
+        return HostCode(self.form, self.holes, self.others.union(functions))
+
     def __str__(self) -> str:
         return self.text
+
+
+NONE = HostCode("")
 
 
 def host(form: str, *parts: HostCode | str) -> HostCode:

@@ -75,9 +75,9 @@ class Block:
 class ArgGroup:
     """Kernel parameters that are passed together: their names, and the host's source that gives them.
 
-    `varies`: the number changes from call to call, so that kernels are not compiled for each. `dtype`: the element type,
-    where it must not follow from the value. `loadable`: may also be a pointer to the number. `row_strides`: of those
-    names, the strides between rows.
+    `varies`: the number changes from call to call, so that kernels are not compiled for each. `dtype`: the element
+    type, where it must not follow from the value. `loadable`: may also be a pointer to the number. `row_strides`: those
+    of the names that are strides between rows.
     """
 
     names: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""A kernel from what its builder lowers: the two shapes that both families have, by blocks of rows and by blocks of keys."""
+"""The two kinds of kernels that both families have: programs own blocks of query rows, or blocks of keys."""
 
 from __future__ import annotations
 

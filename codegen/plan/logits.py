@@ -1,5 +1,5 @@
-"""The expressions that a kernel evaluates for each pair: its logit, the derivatives of the score, and what rows and keys
-share of a logit."""
+"""The expressions that a kernel evaluates for each pair: the logit, the derivatives of the score, and the terms of a
+logit that rows or keys share."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ class Logits:
         sides = split_sides(self.logit, PRODUCT, in_order=in_order)
         if sides is None:
             return self
-        shared = {"row_term": sides.rows, "key_term": sides.keys, "block_term": sides.block}
-        return replace(self, logit=PRODUCT, linear=True, **shared)
+        return replace(
+            self, logit=PRODUCT, linear=True, row_term=sides.rows, key_term=sides.keys, block_term=sides.block
+        )
 
 
 def logits(variant: Variant, mode: Mode) -> Logits:

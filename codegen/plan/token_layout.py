@@ -1,4 +1,4 @@
-"""How the tokens of a call lie in memory: one object per mode, whose named properties kernels and launches are made with."""
+"""How the tokens of a call lie in memory: one object per mode, which kernels and launches ask for what differs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TokenLayout:
     ragged: Code = Name("RAGGED")
     """Whether the last block may be cut: the call knows."""
 
-    def head_offset(self, x: str, head: str, axis: str) -> Code:
+    def head_offset(self, x: str, head: str, axis: str) -> Code:  # noqa: ARG002  (packed layouts read `axis`)
         """The offset of the first token of a head in a tensor `x`; `axis`, q or kv: whose tokens it has."""
         return Infix("+", product(Name("b"), Name(f"stride_{x}b")), product(Name(head), Name(f"stride_{x}h")))
 
@@ -76,7 +76,7 @@ class TokenLayout:
     tile_parameters: tuple[str, ...] = ("batch_row",)
     """The parameters by which a function that copies a tile knows its sequence."""
 
-    def tile_args(self, axis: str) -> tuple[str, ...]:
+    def tile_args(self, axis: str) -> tuple[str, ...]:  # noqa: ARG002  (packed layouts read `axis`)
         """The arguments for them; `axis`: q or kv."""
         return self.tile_parameters
 
@@ -204,10 +204,10 @@ class PackedLayout(TokenLayout):
     def unit_strides(self, x: str) -> HostCode:
         return host("*unit_strides({})[1:]", x)
 
-    def query_programs(self, tile: str) -> HostCode:
+    def query_programs(self, tile: str) -> HostCode:  # noqa: ARG002  (dense layouts read `tile`)
         return host("{}.shape[0] * {}", "block_seqs", "num_heads")
 
-    def key_programs(self, tile: str) -> HostCode:
+    def key_programs(self, tile: str) -> HostCode:  # noqa: ARG002  (dense layouts read `tile`)
         return host("{}.shape[0] * {}", "key_block_seqs", "num_kv_heads")
 
     list_axes = listed(["list_heads"])

@@ -15,12 +15,13 @@ from codegen.plan import hopper_kernels, portable
 from codegen.plan.block_tables import ListsPlan, lists_plan
 from codegen.plan.kernel import KernelPlan
 from codegen.plan.signature import TABLES, Signatures
+from codegen.plan.token_layout import InMode
 from codegen.spec.model import Variant
 from codegen.spec.symbols import symbolised
 
 
 @dataclass(frozen=True, kw_only=True)
-class VariantPlan:
+class VariantPlan(InMode):
     """All kernels of a variant in one mode, and what its ops need to know. Their names begin with `symbol`.
 
     `variant` is what the mode makes of the one that was `written`.
@@ -28,7 +29,6 @@ class VariantPlan:
 
     written: Variant
     variant: Variant
-    mode: Mode
     symbol: str
     analysis: blocks.BlockAnalysis
     fwd: KernelPlan

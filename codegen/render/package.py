@@ -10,22 +10,25 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from codegen.analysis.call_modes import Mode
 from codegen.analysis.gradients import is_deterministic
+from codegen.analysis.token_order import by_row
 from codegen.arch import chips, tile_rules
 from codegen.arch.hopper import FAMILY
 from codegen.ir.expr import TensorSpec
 from codegen.ir.printers import FormulaPrinter
 from codegen.plan import dialects, hopper
+from codegen.plan.device import device_functions
 from codegen.plan.frameworks import Framework
 from codegen.plan.hopper_backward import BackwardPlan
 from codegen.plan.hopper_forward import ForwardPlan
-from codegen.plan.op import OpPlan, op_plan
+from codegen.plan.op import op_plan
+from codegen.plan.op_source import OpSource
 from codegen.plan.torch_modules import module_plans
 from codegen.plan.traits import VariantTraits, variant_traits
 from codegen.plan.variant import VariantPlan, plan
@@ -70,7 +73,7 @@ def make_environment(folder: Path) -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    env.filters["docstring"] = docstring
+    env.filters |= {"docstring": docstring, "device_functions": device_functions}
     env.filters |= dialects.FILTERS | symbols.FILTERS
     env.tests["renamed_op"] = symbols.is_renamed
     return env
@@ -79,14 +82,14 @@ def make_environment(folder: Path) -> jinja2.Environment:
 KERNELS = {"fwd": "fwd", "bwd_dq": "dq", "bwd_dkdv": "dkdv"}
 """File stem of each kernel -> the attribute of `VariantPlan` that holds its plan."""
 
+HOPPER_KERNELS = {stem: f"hopper_{stem}" for stem in ("fwd", "bwd", "bwd_wide", "delta")}
+"""The same of Hopper's family, whose files are `hopper_<stem>.py`."""
+
 KERNELS_FILE = "_runtime/kernels.py"
 """The file that says which code each kernel is."""
 
 INIT_FILES = {Framework.TORCH: "torch/__init__.py", Framework.JAX: "jax.py"}
 """The module of all ops of a framework; that of torch has the modules of `torch.nn` beside it."""
-
-DEVICE = "_runtime/device/"
-"""The device library: functions that kernels import."""
 
 RUNTIME = "_runtime"
 """The folder of a package that holds what all its ops share."""
@@ -108,17 +111,28 @@ def render(spec: Spec) -> dict[str, str]:
     files["__init__.py"] = _fill(env, "host/package_init.py.jinja", variants=names)
     for framework in Framework:
         files[INIT_FILES[framework]] = _fill(env, f"host/{framework}_init.py.jinja", variants=names)
-    files["torch/nn.py"] = _fill(env, "host/torch_nn.py.jinja", modules=module_plans(spec.variants.values()))
+    files |= _module_files(env, spec)
     files["_runtime/archs.py"] = _archs_file(env, spec)
     files |= _runtime_files()
     files["py.typed"] = ""
     formatted = _format(files)
-    hashes = {
-        name: {mode.value: _kernel_hashes(formatted, _mode_folder(name, mode)) for mode in Mode} for name in names
-    }
+    hashes = {name: {mode.value: _kernel_hashes(formatted, name, mode) for mode in Mode} for name in names}
     fields = {name: list(asdict(of_variant).items()) for name, of_variant in traits.items()}
     formatted |= _format({KERNELS_FILE: _fill(env, "host/kernels.py.jinja", hashes=hashes, traits=fields)})
     return {path: _sign(formatted[path]) for path in sorted(formatted)}
+
+
+def _module_files(env: jinja2.Environment, spec: Spec) -> dict[str, str]:
+    """The variants as modules of `torch.nn`: a file for each, and the module that imports them when they are read."""
+    variants = list(spec.variants.values())
+    plans = module_plans(variants)
+    files = {
+        f"{variant.name}/torch_module.py": _fill(
+            env, "host/torch_module.py.jinja", module=module, variant=variant, entry=_entry(variant)
+        )
+        for module, variant in zip(plans, variants, strict=True)
+    }
+    return files | {"torch/nn.py": _fill(env, "host/torch_nn.py.jinja", modules=plans)}
 
 
 def _archs_file(env: jinja2.Environment, spec: Spec) -> str:
@@ -155,48 +169,94 @@ def _variant_files(env: jinja2.Environment, name: str, plans: Mapping[Mode, Vari
     context = _context(plans[Mode.DENSE])
     for mode, planned in plans.items():
         files.update(_kernel_files(env, _mode_folder(name, mode), planned))
+    for path in _copies(files, plans):
+        del files[path]
+    # The plan whose hopper_delta a mode runs.
+    deltas = {mode: plans[mode if _delta_path(name, mode) in files else Mode.DENSE] for mode in plans}
+    for mode, planned in plans.items():
+        files[f"{_mode_folder(name, mode)}/__init__.py"] = _mode_init_file(env, planned, deltas[mode])
     for framework in Framework:
-        ops = {mode: op_plan(planned, framework) for mode, planned in plans.items()}
+        ops = {mode: OpSource.of(op_plan(planned, framework)) for mode, planned in plans.items()}
         for mode, planned in plans.items():
             path = f"{_mode_folder(name, mode)}/{framework}_launch.py"
-            files[path] = _launch_file(env, planned, ops[mode])
+            files[path] = _launch_file(env, planned, ops[mode], deltas[mode])
         given = {"op": ops[Mode.DENSE], **{f"{mode}_op": ops[mode] for mode in (Mode.PACKED, Mode.SEGMENTED)}}
         for stem in (f"{framework}_op", f"{framework}_reference"):
             files[f"{name}/{stem}.py"] = _fill(env, f"host/{stem}.py.jinja", **given, **context)
     return files
 
 
+def _copies(files: Mapping[str, str], plans: Mapping[Mode, VariantPlan]) -> list[str]:
+    """The kernel files of segmented calls that differ from the file of dense calls in their kernels' names alone."""
+    dense, segmented = plans[Mode.DENSE], plans[Mode.SEGMENTED]
+    path = _delta_path(segmented.variant.name, Mode.SEGMENTED)
+    renamed = files[path].replace(f"def {segmented.symbol}_", f"def {dense.symbol}_")
+    renamed = renamed.replace(f"from {_runtime_of(Mode.SEGMENTED)}.", f"from {_runtime_of(Mode.DENSE)}.")
+    renamed = renamed.replace(f"`{_TITLES[Mode.SEGMENTED]}", "`")
+    return [path] if renamed == files[_delta_path(dense.variant.name, Mode.DENSE)] else []
+
+
+def _delta_path(name: str, mode: Mode) -> str:
+    return f"{_mode_folder(name, mode)}/hopper_delta.py"
+
+
 def _mode_folder(name: str, mode: Mode) -> str:
     return name if mode is Mode.DENSE else f"{name}/{mode.value}"
+
+
+def _runtime_of(mode: Mode) -> str:
+    """The package that the files of a mode's folder import shared code from."""
+    return f".{'.' if mode is Mode.DENSE else '..'}{RUNTIME}"
 
 
 _TITLES = {Mode.DENSE: "", Mode.PACKED: ", packed sequences", Mode.SEGMENTED: ", with segment ids"}
 
 
 def _context(planned: VariantPlan) -> dict[str, Any]:
-    entry = comment(f"variant: {planned.variant.entry}")
-    return {"variant": planned.variant, "symbol": planned.symbol, "title": _TITLES[planned.mode], "entry": entry}
+    title, entry = _TITLES[planned.mode], _entry(planned.variant)
+    return {"variant": planned.variant, "symbol": planned.symbol, "title": title, "entry": entry}
 
 
-def _launch_file(env: jinja2.Environment, planned: VariantPlan, op: OpPlan) -> str:
-    """The launches of one mode's kernels in a framework."""
-    runtime = ".._runtime" if planned.mode is Mode.DENSE else "..._runtime"
-    given = {"op": op, "plan": planned, "framework": op.framework, "runtime": runtime}
+def _entry(variant: Variant) -> str:
+    return comment(f"variant: {variant.entry}")
+
+
+def _launch_file(env: jinja2.Environment, planned: VariantPlan, op: OpSource, delta: VariantPlan) -> str:
+    """The launches of one mode's kernels in a framework. `delta`: of which mode the kernel `hopper_delta` is."""
+    dense = planned.mode is Mode.DENSE
+    given = {"op": op, "plan": planned, "framework": op.framework, "runtime": _runtime_of(planned.mode)}
+    # Whose modules the kernels are: the folder that the launches lie in.
+    folder = planned.variant.name if dense else planned.mode.value
+    given |= {"folder": folder, "delta_symbol": delta.symbol}
     return _fill(env, f"host/{op.framework}_launch.py.jinja", **given, **_context(planned))
+
+
+def _mode_init_file(env: jinja2.Environment, planned: VariantPlan, delta: VariantPlan) -> str:
+    """The package of a mode, by which launches and kernels are imported when they are first needed."""
+    runtime = _runtime_of(planned.mode)
+    own = [*KERNELS, *(f"hopper_{stem}" for stem in HOPPER_KERNELS), *(f"{each}_launch" for each in Framework)]
+    if planned.lists is not None:
+        own.append(planned.lists.module)
+    modules: dict[str, list[str]] = {".": own}
+    if delta.mode is not planned.mode:
+        own.remove("hopper_delta")
+        modules[".."] = ["hopper_delta"]
+    if planned.variant.decay:
+        # The cumulative sums of a segmented call are those of a dense one.
+        modules.setdefault(".." if planned.mode is Mode.SEGMENTED else ".", []).append("decay")
+    if planned.mode is Mode.SEGMENTED and by_row(planned.written) is not None:
+        modules[f"{runtime}.core"] = ["token_order"]
+    # In the order of imports: the packages farthest up first.
+    listed = {package: sorted(modules[package]) for package in sorted(modules, key=lambda x: (-x.count("."), x))}
+    return _fill(env, "host/variant_init.py.jinja", modules=listed, runtime=runtime, **_context(planned))
 
 
 def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) -> dict[str, str]:
     """The kernels of one mode."""
-    context = _context(planned)
+    context = _context(planned) | {"runtime": _runtime_of(planned.mode)}
     files = {
         f"{folder}/{stem}.py": _fill(env, f"portable/{stem}.py.jinja", kernel=getattr(planned, attribute), **context)
         for stem, attribute in KERNELS.items()
-    }
-    plans = {
-        "fwd": planned.hopper_fwd,
-        "bwd": planned.hopper_bwd,
-        "bwd_wide": planned.hopper_bwd_wide,
-        "delta": planned.hopper_delta,
     }
     hopper_plans = {
         "fwd": {"forward": ForwardPlan(planned.hopper_fwd, planned.variant)},
@@ -204,34 +264,35 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
         "bwd_wide": {"backward": BackwardPlan(planned.hopper_bwd_wide, planned.variant, is_wide=True)},
         "delta": {},
     }
+    fuses = hopper.fuses_backward(planned)
     files |= {
         f"{folder}/hopper_{stem}.py": _fill(
             env,
             f"hopper/{stem}.py.jinja",
-            kernel=kernel,
-            fuses_backward=hopper.fuses_backward(planned),
+            kernel=getattr(planned, attribute),
+            fuses_backward=fuses,
             **hopper_plans[stem],
             **context,
         )
-        for stem, kernel in plans.items()
+        for stem, attribute in HOPPER_KERNELS.items()
     }
     if planned.lists is not None:
         stem = planned.lists.module
         files[f"{folder}/{stem}.py"] = _fill(env, f"portable/{stem}.py.jinja", lists=planned.lists, **context)
     if planned.variant.decay and planned.mode is not Mode.SEGMENTED:
-        packed = planned.mode is Mode.PACKED
-        files[f"{folder}/decay.py"] = _fill(env, "portable/decay.py.jinja", packed=packed, **context)
-    files[f"{folder}/__init__.py"] = _fill(env, "host/variant_init.py.jinja", **context)
+        files[f"{folder}/decay.py"] = _fill(env, "portable/decay.py.jinja", layout=planned.layout, **context)
     return files
 
 
-def _kernel_hashes(files: Mapping[str, str], folder: str) -> dict[str, str]:
-    """Pass -> hash of its kernel's code, of those of one mode."""
+def _kernel_hashes(files: Mapping[str, str], name: str, mode: Mode) -> dict[str, str]:
+    """Pass -> hash of its kernel's code and of what it imports, for the kernels of one mode."""
     own = (hopper.FORWARD, hopper.BACKWARD, hopper.WIDE_BACKWARD, hopper.DELTA)
     stems = KERNELS | {stem: stem for stem in own}
-    found = {pass_name: files.get(f"{folder}/{stem}.py") for stem, pass_name in stems.items()}
-    device = {PurePosixPath(path).stem: text for path, text in files.items() if path.startswith(DEVICE)}
-    return {pass_name: kernel_hash(text, device) for pass_name, text in found.items() if text is not None}
+    # A file that the mode lacks is the dense mode's.
+    folders = (_mode_folder(name, mode), _mode_folder(name, Mode.DENSE))
+    paths = {pass_name: [f"{folder}/{stem}.py" for folder in folders] for stem, pass_name in stems.items()}
+    found = {pass_name: next(filter(files.__contains__, each), "") for pass_name, each in paths.items()}
+    return {pass_name: kernel_hash(path, files) for pass_name, path in found.items() if path}
 
 
 def _fill(env: jinja2.Environment, template: str, **context: Any) -> str:

@@ -1,1 +1,1 @@
-"""Device code that kernels share: each kernel's hash contains that of the modules it imports from here."""
+"""Device code that kernels share. A kernel's hash covers each definition that it uses from here."""

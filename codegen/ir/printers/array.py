@@ -22,9 +22,9 @@ class ArrayPrinter(Printer):
 
     `numbers`: variables that are Python numbers, not arrays. `exact_dims(tensor, axis, index)`: True if an index is
     always in range. `row_dims(tensor, axis)`: True if the axis is indexed by row although the call gives positions.
-    `placed(tensor, axis)`: the function that finds an index in another way than by clamping, and its arguments after the
-    index, or (). `kept`: tensors that get no gradient from masked pairs, not even a NaN. `reads`: the variables, tensors
-    and functions that the printed source reads.
+    `placed(tensor, axis)`: the function that finds an index in another way than by clamping, and its arguments after
+    the index, or (). `kept`: tensors that get no gradient from masked pairs, not even a NaN. `reads`: the variables,
+    tensors and functions that the printed source reads.
     """
 
     module: str = "torch"

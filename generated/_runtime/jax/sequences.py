@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packed sequences, and batches with segment ids, positions and lengths, of JAX arrays: the checks."""
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from ..core.checks import PACKED, check_padding_id, fail
-from ..core.sequences import ByRow, check_begins, fail_order
+from ..core.sequences import TOKEN_ARGUMENTS, ByRow, TokenRows, breaks_rule, check_begins, fail_order
 from .support import (
     as_integers,
     check_int,
@@ -20,6 +21,26 @@ from .support import (
     offset_array,
     values_are_checked,
 )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SequenceArguments:
+    """What a call says of its sequences and tokens: the arguments of the op by their names, unchecked."""
+
+    q_offset: Any
+    cu_seqlens_q: Any
+    cu_seqlens_k: Any
+    q_segment_ids: Any
+    kv_segment_ids: Any
+    q_positions: Any
+    kv_positions: Any
+    kv_lengths: Any
+    padding_id: Any
+
+    @property
+    def of_tokens(self) -> tuple[Any, ...]:
+        """Those of TOKEN_ARGUMENTS, in that order."""
+        return tuple(getattr(self, name) for name in TOKEN_ARGUMENTS)
 
 
 class Tokens(NamedTuple):
@@ -87,26 +108,15 @@ def packed_offset(
 
 
 def check_tokens(
-    op: str,
-    batch: int,
-    q_len: int,
-    kv_len: int,
-    q_segment_ids: Any,
-    kv_segment_ids: Any,
-    q_positions: Any,
-    kv_positions: Any,
-    kv_lengths: jax.Array | None,
-    padding_id: Any,
-    q_offset: Any,
+    op: str, batch: int, q_len: int, kv_len: int, given: SequenceArguments, kv_lengths: jax.Array | None
 ) -> Tokens | None:
     """Check what a call says of its queries and keys, if anything; `kv_lengths` is int32 `[B]` already."""
-    by_ids = q_segment_ids is not None or kv_segment_ids is not None or kv_lengths is not None
-    if not by_ids and q_positions is None and kv_positions is None:
+    if all(x is None for x in given.of_tokens):
         return None
-    padding_id = check_padding_id(op, host_number(op, "padding_id", padding_id))
-    shapes = ((batch, q_len), (batch, kv_len))
-    q_ids, kv_ids = _pair(op, "q_segment_ids", q_segment_ids, "kv_segment_ids", kv_segment_ids, *shapes)
-    q_positions, kv_positions = _pair(op, "q_positions", q_positions, "kv_positions", kv_positions, *shapes)
+    padding_id = check_padding_id(op, host_number(op, "padding_id", given.padding_id))
+    q_offset, shapes = given.q_offset, ((batch, q_len), (batch, kv_len))
+    q_ids, kv_ids = _pair(op, "q_segment_ids", given.q_segment_ids, "kv_segment_ids", given.kv_segment_ids, *shapes)
+    q_positions, kv_positions = _pair(op, "q_positions", given.q_positions, "kv_positions", given.kv_positions, *shapes)
     if q_positions is not None and (is_array(q_offset) or isinstance(q_offset, bool) or q_offset != 0):
         got = type(q_offset).__name__ if is_array(q_offset) else repr(q_offset)
         fail(op, "q_offset", "0 beside q_positions, which say where queries are", got)
@@ -122,39 +132,18 @@ def check_tokens(
 def check_order(
     op: str, tokens: Tokens | None, batch: int, q_len: int, kv_len: int, padding_id: int, by_row: ByRow | None
 ) -> jax.Array | None:
-    """Check that positions are what the op asks of them, or, where their values are not known or on a device, of each
-    batch row 1 if they are, else NaN; None where nothing is asked."""
+    """Check the rule for positions. If their values are not known, or on a device, the result is 1 for each batch row
+    that keeps the rule and NaN for each that breaks it; None if there is nothing more to check."""
     if tokens is None or tokens.q_positions is None or tokens.kv_positions is None or by_row is None:
         return None
     q_ids, q_positions = (jnp.broadcast_to(x, (batch, q_len)) for x in (tokens.q_segment_ids, tokens.q_positions))
     kv_ids, kv_positions = (jnp.broadcast_to(x, (batch, kv_len)) for x in (tokens.kv_segment_ids, tokens.kv_positions))
-    wrong = _in_disorder(Tokens(q_ids, kv_ids, q_positions, kv_positions, tokens.kv_lengths), padding_id, by_row)
+    queries = TokenRows(q_ids, q_positions, jnp.arange(q_len))
+    wrong = breaks_rule(queries, TokenRows(kv_ids, kv_positions, jnp.arange(kv_len)), padding_id, by_row)
     if values_are_checked(wrong):
         fail_order(op, by_row, wrong.tolist())
         return None
     return jnp.where(wrong, jnp.nan, 1.0)
-
-
-def _in_disorder(tokens: Tokens, padding_id: int, by_row: ByRow) -> jax.Array:
-    """Of each batch row whether its positions are not its rows, nor else what the op asks of them."""
-    q_ids, kv_ids, q_positions, kv_positions, _ = tokens
-    assert q_positions is not None
-    assert kv_positions is not None
-    is_row, fine = [], []
-    for ids, positions in ((q_ids, q_positions), (kv_ids, kv_positions)):
-        padding = ids == padding_id
-        is_row.append(((positions == jnp.arange(ids.shape[1])[None]) | padding).all(1))
-        if by_row.in_order:
-            follows = (jnp.diff(positions) == 1) | (jnp.diff(ids) != 0) | padding[:, 1:]
-            fine.append(follows.all(1))
-    if by_row.in_step:
-        both = min(q_ids.shape[1], kv_ids.shape[1])
-        ids, positions = kv_ids[:, :both], kv_positions[:, :both]
-        same = (positions == q_positions[:, :both]) & ((ids == q_ids[:, :both]) | (ids == padding_id))
-        padding = q_ids == padding_id
-        fine += [(same | padding[:, :both]).all(1), padding[:, both:].all(1)]
-    rows = jnp.stack(is_row).all(0)
-    return ~rows if by_row.as_rows else ~(rows | jnp.stack(fine).all(0))
 
 
 def _pair(
