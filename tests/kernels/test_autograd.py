@@ -23,6 +23,8 @@ from tests.support.cases import (
     with_variants,
 )
 
+pytestmark = pytest.mark.covers(mode="dense", family="portable", dtype="float16", framework="torch")
+
 SHAPE = Shape(batch=2, kv_heads=2, group=3, q_len=70)
 
 

@@ -28,6 +28,8 @@ from tests.support.cases import (
 )
 from tests.support.packings import MIXED, draw_packed
 
+pytestmark = pytest.mark.covers(mode="dense", family="portable", dtype="float16", framework="jax")
+
 SMALL = Shape(batch=2, q_len=70, group=2, dim=32)
 KINDS = ("causal", "alibi", "forgetting", "gpt_oss", "document")
 Arguments = dict[str, Any]

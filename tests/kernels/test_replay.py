@@ -19,9 +19,12 @@ from tests.support.cases import DEVICE, DTYPES, INTERPRET, Shape, assert_same, d
 from tests.support.packings import Packing, draw_packed
 from tests.support.replaying import kinds_of, never_replaying, replaying
 
-pytestmark = pytest.mark.skipif(
-    not INTERPRET and not torch_replay.ENABLED, reason="nothing is replayed with this version of Triton, or on AMD"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not INTERPRET and not torch_replay.ENABLED, reason="nothing is replayed with this version of Triton, or on AMD"
+    ),
+    pytest.mark.covers(mode="dense", family="portable", dtype="float16", framework="torch"),
+]
 SHAPE = Shape(batch=2, kv_heads=1, group=2, q_len=20, kv_len=40, dim=32, dim_v=16)
 PACKING = Packing.of(9, 10, 31)
 # A call is replayed from the third of its kind on; of one with gradients, its passes are.

@@ -1,0 +1,66 @@
+"""What the tests of this folder leave out without `--full` is covered by others of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cases import VARIANTS
+from tests.support.coverage import Case, Variants
+from tests.support.library_formulas import FORMULAS
+from tests.support.selection import SELECTION, Selection
+
+ALL = Selection(collected=(), selected=())
+"""Of a session in which nothing is left out: on a GPU, with `--full`, or of tests that are named."""
+
+MODES = ("dense", "packed", "segmented")
+FILES = [path for path in Path(__file__).parent.rglob("test_*.py") if "pytest.mark.covers(" in path.read_text("utf-8")]
+
+
+@pytest.fixture
+def selection(request: pytest.FixtureRequest) -> Selection:
+    return request.config.stash.get(SELECTION, ALL)
+
+
+def pairs(cases: Iterable[Case]) -> set[object]:
+    """Every value of every axis, and every pair of values, but of a variant with a parameter of one function's own."""
+    return {found for case in cases for found in _pairs(case)}
+
+
+def _pairs(case: Case) -> Iterator[object]:
+    axes = {"call": f"{case.file}::{case.function}", **case.axes}
+    yield from axes.items()
+    for a, b in itertools.combinations(axes.items(), 2):
+        # The calls of one function, with any variant; all variants in the mode, the dtype, ... of each file.
+        own = {"call", *case.parameters} - {"variant", "dtype", "framework", "mode", "family", "direction"}
+        if not ("variant" in (a[0], b[0]) and {a[0], b[0]} & own):
+            yield a, b
+
+
+def test_selection_covers_every_pair_of_the_product(selection: Selection) -> None:
+    """(variant, mode), (variant, dtype), (variant, framework), (call, mode), (call, dtype) and all others."""
+    assert not pairs(selection.collected) - pairs(selection.selected)
+
+
+def test_selection_covers_every_trait_of_a_plan_with_every_function(selection: Selection) -> None:
+    variants = Variants.of_repository()
+
+    def traits(cases: Iterable[Case]) -> set[object]:
+        own = [(c.function, variants.own[c.variant]) for c in cases if c.variant in variants.own]
+        library = {(c.function, variants.library[c.variant]) for c in cases if c.variant in variants.library}
+        return {(function, trait) for function, known in own for trait in known.traits()} | library
+
+    assert not traits(selection.collected) - traits(selection.selected)
+
+
+def test_selection_runs_every_variant_in_every_mode_family_and_direction(selection: Selection) -> None:
+    """Of the whole folder; a session of fewer files has what these files have."""
+    run = {(c.variant, c.axes.get("mode"), c.axes.get("family")) for c in selection.selected}
+    wanted = {(v, mode, family) for v in VARIANTS for mode in MODES for family in ("portable", "hopper")}
+    wanted |= {(name, "dense", family) for name in FORMULAS for family in ("portable", "hopper")}
+    files = {case.file for case in selection.collected}
+    if len(files) == len(FILES):
+        assert not wanted - run
