@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from codegen.analysis.call_modes import Mode
 from codegen.plan import hopper
 from codegen.plan.variant import plan
 from codegen.spec.model import ArchSpec, Pass, PassConfigs, Spec, TileConfig, Variant
+from codegen.util.cover import cover
 
 HALF_DTYPE = "bfloat16"
 """Stands for both types of 16 bits: their kernels differ in the names of instructions alone."""
@@ -21,6 +22,10 @@ FAST_VARIANT = "causal"
 
 FAST_ARCH, FAST_DIM = "sm_90", 64
 """The chip and the head_dim for which `--fast` looks at every variant."""
+
+SAME_TILES = {"sm_120": "sm_89"}
+"""Chips on which a tile takes what it takes on another: both have 99 KiB of shared memory and `mma.sync`. `--fast`
+compiles a tile for one of them, and a few for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +69,8 @@ def jobs(spec: Spec, selection: Selection) -> list[Job]:
         for head_dim in selection.head_dims or _head_dims(spec, own, dtype):
             calls = list(_calls(variant, mode, own, dtype, head_dim, selection.passes))
             calls += _hopper_calls(variant, mode, own, dtype, head_dim, selection.passes)
-            found += _fast_part(calls, selection) if selection.fast else calls
-    return found
+            found += calls
+    return _fast_part(found, selection) if selection.fast else found
 
 
 def tuned_jobs(folder: Path, selection: Selection, known: Sequence[Job]) -> list[Job]:
@@ -103,21 +108,37 @@ def _is_selected(job: Job, selection: Selection) -> bool:
     return named and typed and sized and job.configs[0][0] in selection.passes
 
 
-def _fast_part(calls: list[Job], selection: Selection) -> list[Job]:
-    """What `--fast` has time for: one variant with every config, and every variant in every mode with one.
+def _fast_part(found: Sequence[Job], selection: Selection) -> list[Job]:
+    """What `--fast` has time for: one variant with every default tile, every variant in every mode and pass.
 
-    Most of what a config takes of a chip it takes in any variant; what may not compile at all is in a variant or a
-    mode, whatever the chip.
+    What a tile takes of a chip it takes in any variant; what may not compile at all is in a variant, a mode or a pass,
+    whatever the chip. Of the product these run:
+
+    - of one variant in dense calls every distinct tile; every chip with each pass, dtype and head_dim;
+    - of every variant each mode, and each pass of each family of kernels, for one chip and head_dim;
+    - every mode with every pass of every family.
     """
-    call = calls[0]
+    single = [replace(job, configs=(entry,)) for job in found for entry in job.configs]
     one = FAST_VARIANT if FAST_VARIANT in selection.variants else selection.variants[0]
-    if call.variant == one and call.mode is selection.modes[0]:
-        return calls
     dims = selection.head_dims or (FAST_DIM,)
-    common = (call.arch, call.dtype, call.head_dim) == (FAST_ARCH, selection.dtypes[0], dims[0])
-    # Of every variant also the forward that runs on that chip in its own family; its backward takes long to compile.
-    own = [each for each in calls[1:] if each.family and each.configs[0][0] is Pass.FWD]
-    return [*calls[:1], *own] if common else []
+    arch = FAST_ARCH if FAST_ARCH in selection.archs else selection.archs[0]
+    features = [_features(job, selection, one, (arch, selection.dtypes[0], dims[0])) for job in single]
+    return [single[i] for i in cover(features, [job.variant for job in single])]
+
+
+def _features(job: Job, selection: Selection, one: str, common: tuple[str, str, int]) -> frozenset[Hashable]:
+    """What a job of one pass covers, as `_fast_part` lists it; nothing for a job that `--fast` never runs."""
+    pass_, tile = job.configs[0]
+    kernel = (pass_, job.family)
+    found: set[Hashable] = set()
+    if job.variant == one and job.mode is selection.modes[0]:
+        chip = (job.arch, job.dtype)
+        found |= {(chip, pass_), (chip, job.head_dim), (job.arch, kernel)}
+        found.add((SAME_TILES.get(job.arch, job.arch), job.dtype, job.head_dim, kernel, tile))
+    # The backward of Hopper's family takes long to compile: those of one variant, above, stand for all.
+    if (job.arch, job.dtype, job.head_dim) == common and not (job.family and pass_ is Pass.DKDV):
+        found |= {(job.variant, job.mode), (job.variant, kernel), (job.mode, kernel)}
+    return frozenset(found)
 
 
 def _head_dims(spec: Spec, arch: ArchSpec, dtype: str) -> list[int]:

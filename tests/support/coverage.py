@@ -1,12 +1,12 @@
 """Which tests of a product of variants and calls run by default: enough to cover every pair that may interact.
 
 A test of every variant with every call, dtype and framework repeats most of what it covers. What a kernel does with a
-call follows from the variant's *plan*: how it finds its blocks, whether its score is the scaled product, which gradients
-of its own it computes. So of a product of parameters these run:
+call follows from the variant's plan: how it finds its blocks, whether its score is the scaled product, which gradients
+of its own tensors it computes. So of a product of parameters these run:
 
 - every value of every parameter, and every pair of values of two parameters other than the variant;
-- every value with a variant of computed bounds, with one of tables, and with one of a score of its own;
-- every test function with every trait of `traits`; of the library's variants with one of each plan class;
+- every value with a variant of computed block bounds, one of block tables, and one with a score of its own;
+- every test function with every trait of `PlanClass.traits`, or with every plan class of the library's variants;
 - in each file every variant, and every variant with each dtype and framework that the file has for it.
 
 `pytest --full` (`make test-all`) runs the product; so does a GPU.
@@ -15,7 +15,6 @@ of its own it computes. So of a product of parameters these run:
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +24,7 @@ from codegen.analysis.call_modes import Mode
 from codegen.analysis.schedule import Range, Schedule, Union
 from codegen.load.spec_file import load
 from codegen.plan.variant import VariantPlan, plan
+from codegen.util.cover import cover
 from tests.support.paths import ROOT
 
 Feature = Hashable
@@ -134,7 +134,7 @@ class Variants:
         return Variants(own=plan_classes(ROOT / "variants.yaml"), library=plan_classes(ROOT / "library.yaml"))
 
     def features(self, case: Case) -> Iterator[Feature]:
-        """Everything that a test covers, as module says."""
+        """Everything that a test covers: the items of the module's list."""
         others = [(name, case.axes[name]) for name in case.parameters if name != VARIANT]
         function = (case.file, case.function)
         yield function
@@ -156,21 +156,5 @@ class Variants:
 
 
 def select(cases: Sequence[Case], features: Callable[[Case], Iterator[Feature]]) -> list[int]:
-    """The positions of cases that together have every feature that any of them has, by a greedy cover: next comes the
-    case with the most features that none before it has; among equals one whose variant has been chosen least often.
-
-    >>> cases = [Case(file="f", function="g", axes={"x": x, "y": y}) for x in "ab" for y in "cd"]
-    >>> select(cases, lambda case: iter(case.axes.values()))
-    [0, 3]
-    """
-    found = [frozenset(features(case)) for case in cases]
-    missing: set[Feature] = set().union(*found)
-    left, chosen = list(range(len(cases))), []
-    uses: Counter[str] = Counter()
-    while missing:
-        best = max(left, key=lambda i: (len(found[i] & missing), -uses[cases[i].variant], -i))
-        left.remove(best)
-        chosen.append(best)
-        missing -= found[best]
-        uses[cases[best].variant] += 1
-    return sorted(chosen)
+    """The positions of cases that together have every feature that any of them has, spread over the variants."""
+    return cover([frozenset(features(case)) for case in cases], [case.variant for case in cases])
