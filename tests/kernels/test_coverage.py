@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cases import VARIANTS
-from tests.support.coverage import Case, Variants
+from tests.support.coverage import SHARED_AXES, Case, Variants
 from tests.support.library_formulas import FORMULAS
 from tests.support.selection import SELECTION, Selection
 
@@ -26,7 +26,8 @@ def selection(request: pytest.FixtureRequest) -> Selection:
 
 
 def pairs(cases: Iterable[Case]) -> set[object]:
-    """Every value of every axis, and every pair of values, but of a variant with a parameter of one function's own."""
+    """Every value of every axis, and pairs of them: of a variant the mode, dtype, framework, family and direction; of a
+    function and of its parameters all but the variant."""
     return {found for case in cases for found in _pairs(case)}
 
 
@@ -34,9 +35,7 @@ def _pairs(case: Case) -> Iterator[object]:
     axes = {"call": f"{case.file}::{case.function}", **case.axes}
     yield from axes.items()
     for a, b in itertools.combinations(axes.items(), 2):
-        # The calls of one function, with any variant; all variants in the mode, the dtype, ... of each file.
-        own = {"call", *case.parameters} - {"variant", "dtype", "framework", "mode", "family", "direction"}
-        if not ("variant" in (a[0], b[0]) and {a[0], b[0]} & own):
+        if "variant" not in (a[0], b[0]) or (case.variant in VARIANTS and {a[0], b[0]} <= {"variant", *SHARED_AXES}):
             yield a, b
 
 

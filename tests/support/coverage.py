@@ -6,8 +6,10 @@ of its own tensors it computes. So of a product of parameters these run:
 
 - every value of every parameter, and every pair of values of two parameters other than the variant;
 - every value with a variant of computed block bounds, one of block tables, and one with a score of its own;
-- every test function with every trait of `PlanClass.traits`, or with every plan class of the library's variants;
-- in each file every variant, and every variant with each dtype and framework that the file has for it.
+- every test function with every trait of `PlanClass.traits`;
+- in each file every variant, and every variant with each dtype, mode and framework that the file has for it;
+- of the variants of library.yaml every one in the portable kernels, and in other tests one of each plan class;
+- of the variants that a test file defines every one in every test function.
 
 `pytest --full` (`make test-all`) runs the product; so does a GPU.
 """
@@ -119,7 +121,7 @@ def plan_classes(path: Path) -> dict[str, PlanClass]:
     return {name: plan_class(plan(variant, Mode.DENSE)) for name, variant in load(path).variants.items()}
 
 
-# ------------------------------------------------------------------------------------------------------- what is covered
+# ------------------------------------------------------------------------------------------------------ what is covered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,19 +142,19 @@ class Variants:
         yield function
         yield from ((function, other) for other in others)
         yield from ((function, pair) for pair in itertools.combinations(others, 2))
-        if not case.variant:
-            return
-        shared = [(name, case.axes[name]) for name in SHARED_AXES if name in case.axes]
-        yield case.file, case.variant
-        yield from ((case.file, case.variant, axis) for axis in shared)
         if case.variant in self.own:
             known = self.own[case.variant]
+            shared = [(name, case.axes[name]) for name in SHARED_AXES if name in case.axes]
+            yield case.file, case.variant
+            yield from ((case.file, case.variant, axis) for axis in shared)
             yield from ((function, trait) for trait in known.traits())
             yield from ((function, other, trait) for other in others for trait in known.coarse_traits())
         elif case.variant in self.library:
             yield function, self.library[case.variant]
-        else:  # of a package of the file's own: each with everything
-            yield from ((function, other, case.variant) for other in (None, *others))
+            if case.axes.get("family") == "portable":
+                yield function, case.variant
+        elif case.variant:  # of a package of the file's own
+            yield function, case.variant
 
 
 def select(cases: Sequence[Case], features: Callable[[Case], Iterator[Feature]]) -> list[int]:
