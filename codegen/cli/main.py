@@ -1,10 +1,10 @@
-"""The command line: `python -m codegen render | check | list | show | lint | tune | explain | bench | schema`.
+"""The command line: `python -m codegen COMMAND`; `--help` lists the commands.
 
 A subcommand is one function with the `@command` decorator; its docstring is its help. Modules that take time to import
 are imported by the command that needs them.
 
-Exit codes: 0 done, 1 `check` found differences, or `lint` kernels that cannot run, 2 bad usage or bad input,
-130 interrupted.
+Exit codes: 0 done, 1 `check` found differences, `lint` kernels that cannot run, or `compare` kernels that differ,
+2 bad usage or bad input, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from codegen import __version__
 from codegen.cli.options import (
     Option,
     call_options,
+    compare_options,
     explain_options,
     force_option,
     json_option,
@@ -215,6 +216,25 @@ def lint(args: argparse.Namespace) -> int:
     if args.json is not None:
         linter.save(args.json, findings)
     return EXIT_DIFFERENT if any(finding.errors for finding in findings) else EXIT_OK
+
+
+@command("compare", compare_options, variants_option)
+def compare(args: argparse.Namespace) -> int:
+    """Prove that two packages have the same machine code; compile what differs for chips that need not be there.
+
+    A kernel is equal if its source with all imports is equal and it is specialised for the same arguments; or if
+    Triton's IR after inlining is equal; or if its PTX or its machine code is. OLD is for instance the package that an
+    older revision renders into a temporary folder. --rekey rewrites the kernel hashes in NEW's tuned files where every
+    kernel, dtype, head_dim and tile of an entry is proven equal, so that these entries hold for NEW's kernels.
+    """
+    from codegen.load.spec_file import load
+
+    spec = load(spec_path(args))
+    with _extra():
+        from codegen.compare import command as comparison
+    options = comparison.options_of(args)
+    is_equal = comparison.run_rekey(spec, options) if args.rekey else comparison.run(spec, options)
+    return EXIT_OK if is_equal else EXIT_DIFFERENT
 
 
 @command("schema")

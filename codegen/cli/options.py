@@ -133,6 +133,23 @@ def lint_options(parser: argparse.ArgumentParser) -> None:
     add("--json", type=Path, metavar="FILE", help="also write everything that was found")
 
 
+def compare_options(parser: argparse.ArgumentParser) -> None:
+    """Two packages, and which of their kernels to compare."""
+    add = parser.add_argument
+    add("old", type=Path, metavar="OLD", help="the folder of a package, such as one rendered from an older revision")
+    add("new", type=Path, metavar="NEW", help="the folder of the other package")
+    add("names", nargs="*", metavar="VARIANT", help="a variant of the spec (default: all)")
+    add("--arch", metavar="NAME,...", help="chips (default: sm_80, sm_90 and those of tuned files)")
+    add("--modes", metavar="NAME,...", help="among dense,packed,segmented (default: all)")
+    add("--fast", action="store_true", help="each kernel with one config a chip (default: every default and tuned one)")
+    add("--all", action="store_true", help="compile also kernels whose code and imports are equal")
+    add("--machine-code", action="store_true", help="compile to machine code also where Triton's IR is equal")
+    add("--rekey", action="store_true", help="compare what tuned files of NEW hold; rewrite their hashes where equal")
+    add(
+        "--jobs", type=_at_least(2), default=max(2, os.cpu_count() or 2), metavar="N", help="processes (default: cores)"
+    )
+
+
 def _at_least(least: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         if not text.isdecimal() or int(text) < least:

@@ -11,10 +11,11 @@ Needs torch and Triton, which are imported where they are used: the rest of the 
 from __future__ import annotations
 
 import importlib
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from typing import Any
 
@@ -126,16 +127,43 @@ def _believing_in(arch: str, variant: str, package: str, run: Callable[..., Any]
     """The ops of `variant` launch their kernels by `run`, on CPU tensors, as for a GPU of `arch`."""
     from triton.runtime import driver
 
-    def module(name: str) -> Any:
-        return importlib.import_module(f"{package}.{name}")
-
+    getattr(importlib.import_module(f"{package}.torch"), variant)  # loads the modules that are patched
     with ExitStack() as stack:
         # Not `driver.reset_active()` at the end: that looks for a real GPU.
         stack.enter_context(_replaced(driver, "_active", _absent_gpu(arch)))
         stack.enter_context(_replaced(_jit_function(), "run", run))
-        stack.enter_context(_replaced(module(f"{variant}.torch_op"), "runs_reference", lambda _: False))
-        stack.enter_context(_replaced(module("_runtime.torch.support"), "arch_of", lambda _: arch))
+        stack.enter_context(_replaced_everywhere(package, "runs_reference", lambda _: False))
+        stack.enter_context(_replaced_everywhere(package, "arch_of", lambda _: arch))
         yield
+
+
+@contextmanager
+def _replaced_everywhere(package: str, name: str, value: Callable[..., object]) -> Iterator[None]:
+    """A function of a package is another one for a while, in every module that has it.
+
+    Modules are found by what they hold: packages of older revisions, which have other modules, compile too.
+    """
+
+    replacements: dict[Any, Any] = {}
+    for module in _modules(package):
+        if original := vars(module).get(name):
+            # Each function has a replacement of its own, from which it can be found again.
+            setattr(module, name, replacements.setdefault(original, partial(value)))
+    if not replacements:
+        raise CodegenError(f"no module of the package {package} has a function {name}: it cannot be compiled offline")
+    originals = {replacement: original for original, replacement in replacements.items()}
+    try:
+        yield
+    finally:
+        # Modules that were imported meanwhile have replacements, too.
+        for module in _modules(package):
+            if (function := vars(module).get(name)) in originals:
+                setattr(module, name, originals[function])
+
+
+def _modules(package: str) -> list[Any]:
+    """The modules of a package that were imported so far."""
+    return [module for name, module in [*sys.modules.items()] if name.startswith(f"{package}.")]
 
 
 @contextmanager

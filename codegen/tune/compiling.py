@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -94,23 +94,25 @@ def compile_task(task: Task | HopperTask) -> Compilation:
 def _fault(task: Task | HopperTask) -> str:
     from codegen.compile.offline import compile_launches
 
+    _arguments(task.package, task.group, task.seq, task.heads)  # imports the package
+    try:
+        compile_launches(lambda: call_op(task), task.group.variant, task.arch, task.package.name, only=task.is_wanted)
+    except Exception as error:  # whatever the compiler raises is a reason not to take the tile
+        return f"{type(error).__name__}: {first_line(error)}"
+    return ""
+
+
+def call_op(task: Task | HopperTask) -> None:
+    """Call the op as far as the task's kernel: forward, or forward and backward."""
     inputs, sequences = _arguments(task.package, task.group, task.seq, task.heads)
     from codegen.testing.calls import load_op
 
     op = load_op(task.group.variant, task.package.name)
     options = {**sequences, **task.options}
-
-    def call() -> None:
-        if task.group.pass_ is Pass.FWD:
-            inputs.call(op, **options)
-        else:
-            results_of(op, inputs, task.seq, **options)
-
-    try:
-        compile_launches(call, task.group.variant, task.arch, task.package.name, only=task.is_wanted)
-    except Exception as error:  # whatever the compiler raises is a reason not to take the tile
-        return f"{type(error).__name__}: {first_line(error)}"
-    return ""
+    if task.group.pass_ is Pass.FWD:
+        inputs.call(op, **options)
+    else:
+        results_of(op, inputs, task.seq, **options)
 
 
 def results_of(op: Any, inputs: Any, seq: int, **options: Any) -> dict[str, Any]:
@@ -125,7 +127,7 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0][:120]
 
 
-@cache
+@lru_cache(maxsize=8)  # those of long sequences take much memory
 def _arguments(package: Package, group: Group, seq: int, heads: tuple[int, int]) -> tuple[Any, dict[str, Any]]:
     """Arguments of a small call on the CPU, of the same layout as those on the GPU."""
     imported(Path(package.root) / package.name)

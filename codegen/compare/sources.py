@@ -1,0 +1,114 @@
+"""The code of a generated package, file by file: which kernels have the same code in two packages."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+from codegen.render.code_hash import code_hash
+from codegen.util.errors import CodegenError
+
+JIT_DECORATORS = ("@triton.jit", "@gluon.jit")
+"""How a function that Triton compiles begins."""
+
+HASHES_FILE, HASHES_NAME = "_runtime/kernels.py", "KERNEL_HASHES"
+"""The file of a package that holds the hash of each kernel's code, and the name of the dict."""
+
+KernelHashes = dict[str, dict[str, dict[str, str]]]
+"""Variant -> mode -> kernel -> hash of its code."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The Python files of a package, by path relative to its folder."""
+
+    folder: Path
+    texts: dict[str, str] = field(repr=False)
+
+    def imports(self, path: str) -> frozenset[str]:
+        """The files of the package that a file imports, directly or through other files."""
+        found: set[str] = set()
+        waiting = [path]
+        while waiting:
+            importer = waiting.pop()
+            new = set(_imported_files(self.texts[importer], importer, self.texts)) - found
+            found |= new
+            waiting += new
+        return frozenset(found)
+
+    def kernel_files(self) -> frozenset[str]:
+        """The files with kernels that are launched. A file that another kernel file imports holds device functions."""
+        compiled = {path for path, text in self.texts.items() if any(word in text for word in JIT_DECORATORS)}
+        return frozenset(compiled.difference(*(self.imports(path) for path in compiled)))
+
+
+def read_sources(folder: Path) -> Sources:
+    """Read every Python file of a package."""
+    paths = sorted(folder.rglob("*.py"))
+    return Sources(folder, {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in paths})
+
+
+def unchanged_kernels(old: Sources, new: Sources) -> frozenset[str]:
+    """The kernel files whose code is equal in both packages, as is the code of everything that they import."""
+    both = old.kernel_files() & new.kernel_files()
+    return frozenset(path for path in both if _is_unchanged(path, old, new))
+
+
+def unchanged_variants(old: Sources, new: Sources, variants: Iterable[str]) -> frozenset[str]:
+    """The variants that are equal in every file that can take part in one of their calls."""
+    variants = set(variants)
+    paths = {path for path in {*old.texts, *new.texts} if not PurePosixPath(path).name.startswith("jax")}
+    changed = {path for path in paths if not _same_code(old.texts.get(path), new.texts.get(path))}
+    owners = {path.partition("/")[0] for path in changed}
+    return frozenset(variants - owners) if owners <= variants else frozenset()
+
+
+def kernel_hashes(folder: Path) -> KernelHashes:
+    """The hashes by which tuned files know the kernels of a package."""
+    path = folder / HASHES_FILE
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CodegenError(f"{path}: {error.strerror}; the hashes of the package's kernels are read from it") from None
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == HASHES_NAME:
+            hashes: KernelHashes = ast.literal_eval(node.value) if node.value else {}
+            return hashes
+    raise CodegenError(f"{path}: it has no {HASHES_NAME}")
+
+
+def _is_unchanged(path: str, old: Sources, new: Sources) -> bool:
+    imports = old.imports(path)
+    return imports == new.imports(path) and all(
+        _same_code(old.texts[each], new.texts[each]) for each in {path, *imports}
+    )
+
+
+def _same_code(old: str | None, new: str | None) -> bool:
+    """True if two files differ in comments and docstrings at most."""
+    if old is None or new is None or old == new:
+        return old == new
+    return _hash(old) == _hash(new)
+
+
+_hash = cache(code_hash)
+
+
+@cache
+def _relative_imports(text: str) -> frozenset[tuple[int, str, str]]:
+    """Level, module and name of each relative import of a file."""
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom) and node.level]
+    return frozenset((node.level, node.module or "", alias.name) for node in nodes for alias in node.names)
+
+
+def _imported_files(text: str, path: str, known: dict[str, str]) -> Iterator[str]:
+    for level, module, name in _relative_imports(text):
+        folder = PurePosixPath(path)
+        for _ in range(level):
+            folder = folder.parent
+        target = folder.joinpath(*module.split(".")) if module else folder
+        candidates = (f"{target}.py", f"{target}/__init__.py", f"{target / name}.py", f"{target / name}/__init__.py")
+        yield from (candidate for candidate in candidates if candidate in known)
