@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 
 from codegen.analysis.call_modes import Mode
+from codegen.analysis.schedule import Schedule, analyse
 from codegen.plan import hopper
 from codegen.plan.variant import plan
 from codegen.spec.model import ArchSpec, Pass, PassConfigs, Spec, TileConfig, Variant
@@ -70,7 +71,7 @@ def jobs(spec: Spec, selection: Selection) -> list[Job]:
             calls = list(_calls(variant, mode, own, dtype, head_dim, selection.passes))
             calls += _hopper_calls(variant, mode, own, dtype, head_dim, selection.passes)
             found += calls
-    return _fast_part(found, selection) if selection.fast else found
+    return _fast_part(found, spec, selection) if selection.fast else found
 
 
 def tuned_jobs(folder: Path, selection: Selection, known: Sequence[Job]) -> list[Job]:
@@ -108,7 +109,7 @@ def _is_selected(job: Job, selection: Selection) -> bool:
     return named and typed and sized and job.configs[0][0] in selection.passes
 
 
-def _fast_part(found: Sequence[Job], selection: Selection) -> list[Job]:
+def _fast_part(found: Sequence[Job], spec: Spec, selection: Selection) -> list[Job]:
     """What `--fast` has time for: one variant with every default tile, every variant in every mode and pass.
 
     What a tile takes of a chip it takes in any variant; what may not compile at all is in a variant, a mode or a pass,
@@ -116,17 +117,22 @@ def _fast_part(found: Sequence[Job], selection: Selection) -> list[Job]:
 
     - of one variant in dense calls every distinct tile; every chip with each pass, dtype and head_dim;
     - of every variant each mode, and each pass of each family of kernels, for one chip and head_dim;
-    - every mode with every pass of every family.
+    - every mode with every pass of every family, of a variant with tables of blocks and of one without.
     """
     single = [replace(job, configs=(entry,)) for job in found for entry in job.configs]
     one = FAST_VARIANT if FAST_VARIANT in selection.variants else selection.variants[0]
     dims = selection.head_dims or (FAST_DIM,)
     arch = FAST_ARCH if FAST_ARCH in selection.archs else selection.archs[0]
-    features = [_features(job, selection, one, (arch, selection.dtypes[0], dims[0])) for job in single]
+    by_table = (Schedule.LISTS, Schedule.RANGES)
+    with_tables = {name for name in selection.variants if analyse(spec.variants[name].mask).schedule in by_table}
+    common = (arch, selection.dtypes[0], dims[0])
+    features = [_features(job, selection, one, common, tables=job.variant in with_tables) for job in single]
     return [single[i] for i in cover(features, [job.variant for job in single])]
 
 
-def _features(job: Job, selection: Selection, one: str, common: tuple[str, str, int]) -> frozenset[Hashable]:
+def _features(
+    job: Job, selection: Selection, one: str, common: tuple[str, str, int], *, tables: bool
+) -> frozenset[Hashable]:
     """What a job of one pass covers, as `_fast_part` lists it; nothing for a job that `--fast` never runs."""
     pass_, tile = job.configs[0]
     kernel = (pass_, job.family)
@@ -137,7 +143,7 @@ def _features(job: Job, selection: Selection, one: str, common: tuple[str, str, 
         found.add((SAME_TILES.get(job.arch, job.arch), job.dtype, job.head_dim, kernel, tile))
     # The backward of Hopper's family takes long to compile: those of one variant, above, stand for all.
     if (job.arch, job.dtype, job.head_dim) == common and not (job.family and pass_ is Pass.DKDV):
-        found |= {(job.variant, job.mode), (job.variant, kernel), (job.mode, kernel)}
+        found |= {(job.variant, job.mode), (job.variant, kernel), (job.mode, kernel, tables)}
     return frozenset(found)
 
 

@@ -103,7 +103,7 @@ def test_fast_compiles_every_default_tile_of_causal() -> None:
     assert kernels_of(OF_CAUSAL) == kernels_of(j for j in FAST if j.variant == "causal" and j.mode is Mode.DENSE)
 
 
-def test_fast_compiles_every_variant_in_every_mode_and_pass() -> None:
+def test_fast_compiles_every_variant_in_every_mode_and_every_pass() -> None:
     assert {(j.variant, j.mode) for j in FAST} == {(name, mode) for name in SPEC.variants for mode in Mode}
     kernels = {(j.variant, p, j.family) for j in FAST for p, _ in j.configs}
     assert {(name, p, "") for name in SPEC.variants for p in Pass} <= kernels
