@@ -28,7 +28,7 @@ from tests.support.cases import (
 )
 from tests.support.packings import MIXED, draw_packed
 
-pytestmark = pytest.mark.covers(mode="dense", family="portable", dtype="float16", framework="jax")
+pytestmark = pytest.mark.covers(family="portable", dtype="float16", framework="jax")
 
 SMALL = Shape(batch=2, q_len=40, group=2, dim=32)
 KINDS = ("causal", "alibi", "forgetting", "gpt_oss", "document")
@@ -39,7 +39,7 @@ def ints(values: Any) -> torch.Tensor:
     return torch.as_tensor(values, dtype=torch.int32).to(DEVICE)
 
 
-MODES: dict[str, Callable[[], Arguments]] = {
+CALLS: dict[str, Callable[[], Arguments]] = {
     "dense": dict,
     "packed": MIXED.options,
     "segments": lambda: {"q_segment_ids": ints([[0] * 12 + [1] * 18 + [-1] * 10, [3] * 40])},
@@ -52,13 +52,13 @@ MODES: dict[str, Callable[[], Arguments]] = {
 
 
 @pytest.mark.parametrize(
-    ("variant", "mode"),
-    [(variant, mode) for mode in MODES for variant in (VARIANTS if mode == "dense" or not INTERPRET else KINDS)],
+    ("variant", "call"),
+    [(variant, call) for call in CALLS for variant in (VARIANTS if call == "dense" or not INTERPRET else KINDS)],
 )
-def test_the_same_bits_as_torch(variant: str, mode: str) -> None:
+def test_the_same_bits_as_torch(variant: str, call: str) -> None:
     """The same kernels on the same blocks. A tensor's own gradient is summed up in another order."""
-    options = MODES[mode]()
-    inputs = draw_packed(variant, MIXED, DTYPES[0]) if mode == "packed" else draw(variant, SMALL, DTYPES[0])
+    options = CALLS[call]()
+    inputs = draw_packed(variant, MIXED, DTYPES[0]) if call == "packed" else draw(variant, SMALL, DTYPES[0])
     want = evaluate(variant, inputs, config=tiles(32, 32), **options)
     got = evaluate(variant, inputs, framework="jax", config=tiles(32, 32), **options)
     for name, wanted in want.items():
@@ -121,7 +121,7 @@ def dropped_under(op: Callable[..., Any], qkv: list[jax.Array], own: Arguments) 
 @pytest.mark.parametrize("variant", ["document", "natten", "causal"])
 def test_a_schedule_changes_nothing(variant: str, mode: str) -> None:
     """Made once, outside or inside of jit."""
-    options = {name: array(x) for name, x in MODES[mode]().items()}
+    options = {name: array(x) for name, x in CALLS[mode]().items()}
     inputs = draw_packed(variant, MIXED, DTYPES[0]) if mode == "packed" else draw(variant, SMALL, DTYPES[0])
     own = {name: array(x) for name, x in (inputs.tensors | inputs.scalars).items()}
     layout = {} if mode == "packed" else {"layout": "bhsd"}

@@ -73,6 +73,7 @@ def stacked(function: Callable[..., Any], *mapped: Any) -> Any:
 VARIANTS = ["causal", "alibi", "gpt_oss", "forgetting", "document", "window", "gemma2_local"]
 
 
+@pytest.mark.covers(variant="name", framework="jax")
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("function", [outputs, gradients], ids=["outputs", "gradients"])
 def test_vmap_over_everything(name: str, function: Callable[..., Any]) -> None:
