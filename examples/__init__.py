@@ -1,0 +1,1 @@
+"""Demonstrations and the small models that they train."""

@@ -1,6 +1,7 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/package_init.py.jinja
-# hash: 4e86df6c6a040e69
+# hash: ab66bc55c532c486
 """Attention ops as Triton kernels, those for PyTorch in the module `torch`.
 
 Importing the package itself imports no framework.

@@ -1,6 +1,7 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/jax_init.py.jinja
-# hash: c99f531bb524371d
+# hash: 53c543faf16d451f
 """The attention ops for JAX, one function per variant. Each is imported when it is first asked for."""
 
 import importlib as _importlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The JAX ops behind interfaces that models are written for: that of `jax.nn`, and that of Flax's modules.
 
 `dot_product_attention` takes what `jax.nn.dot_product_attention` takes; `attention_fn` makes of any op what

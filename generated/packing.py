@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sequences of different lengths in one array: end to end for a packed call, or in rows of a dense batch.
 
 Both work on torch tensors, numpy arrays and JAX arrays, which keep their dtype and device; lists of numbers become

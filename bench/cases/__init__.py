@@ -1,0 +1,1 @@
+"""What is timed: variants at one size, with the peers they are compared with."""

@@ -20,9 +20,9 @@ from unittest.mock import patch
 import jax
 import jax.numpy as jnp
 import numpy as np
-from generated._runtime.jax.kernels import device_arch
 
 from bench.peers.jax_peers import JaxCase, Program, draw, leaves_of, segment_ids
+from generated._runtime.jax.kernels import device_arch
 
 SPECS = ("data", None, "model", None)
 """Which axis of the mesh cuts which axis of q, k and v; the mesh is one device."""

@@ -1,0 +1,1 @@
+"""What a run found: records, tables, plots and targets."""

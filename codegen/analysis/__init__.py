@@ -1,0 +1,1 @@
+"""What follows from a mask or a score: schedules, mask runs, gradients, call modes."""

@@ -1,4 +1,4 @@
-"""Affine forms of integer expressions and the normal form of masks: what closed-form loop bounds are read from.
+"""Affine forms of integer expressions and the normal form of masks, from which closed-form loop bounds follow.
 
 A mask becomes a disjunction of terms, each a conjunction of atoms. An atom like `q_idx - kv_idx < size` or
 `q_idx // 64 >= kv_idx // 64` is a `Step` form: a step function of the query plus one of the key plus a remainder.
@@ -18,15 +18,15 @@ from codegen.ir.expr import Expr, Level, Op, Type, const, int_var
 ZERO = const(0)
 
 MOST_POSITION = 2**30
-"""No position, and no integer scalar of a call, is larger; the sum of two fits 32 bits."""
+"""The largest position and integer scalar of a call. The sum of two fits 32 bits."""
 
 POSITION = "position "
-"""What a name begins with that stands for an expression `of_positions`."""
+"""Prefix of a placeholder name that stands for an expression `of_positions`."""
 
 _BOUNDED = frozenset(("q_first", "q_last", "kv_first", "kv_last", "b", "h", "hkv")) | expr.QUERY_NAMES | expr.KEY_NAMES
 
 MOST_TERMS = 8
-"""A mask that expands to more terms than this is left to the lists of blocks."""
+"""A mask that expands to more terms than this gets the `lists` schedule."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +39,13 @@ class Linear:
 
 
 def of_positions(e: Expr) -> bool:
-    """True if an integer reads positions, batch rows and heads alone: no scalar and no tensor."""
+    """True if an integer expression reads only positions, batch rows and heads: no scalar and no tensor."""
     read = (name for name in expr.names(e) if not name.startswith(POSITION))
     return _BOUNDED.issuperset(read) and not expr.loads(e)
 
 
 def linear(e: Expr) -> Linear | None:
-    """The linear form of an integer expression, None if it has none."""
+    """The linear form of an integer expression, or None."""
     if expr.level(e) is Level.UNIFORM:
         return Linear(q=0, kv=0, rest=e)
     if e == int_var("q_idx"):
@@ -64,7 +64,7 @@ def _arithmetic(
     plus: Callable[[_Form, _Form], _Form | None],
     times: Callable[[int, _Form], _Form],
 ) -> _Form | None:
-    """The form of a sum, a difference, a negation or a product with a literal, from those of its operands."""
+    """Combine the operands' forms for a sum, a difference, a negation or a product with a literal."""
     parts = [read(a) for a in e.args]
     if e.op == "neg" and parts[0] is not None:
         return times(-1, parts[0])
@@ -88,7 +88,7 @@ def _times(factor: int, form: Linear) -> Linear:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """`factor * ((x + shift) // period)` of one position x; `factor` is 0 where the position does not matter."""
+    """`factor * ((x + shift) // period)` of one position x; `factor` is 0 if the position does not occur."""
 
     factor: int = 0
     shift: Expr = ZERO
@@ -109,8 +109,11 @@ class Step:
         return expr.sub(expr.add(self._times_period(quotient), const(self.period - 1)), self.shift)
 
     def _times_period(self, quotient: Expr) -> Expr:
-        """A number of periods in positions. A scalar or a tensor may hold "no limit", a number whose product does not
-        fit 32 bits: then the limit lies behind every position."""
+        """`quotient` periods as a number of positions.
+
+        A scalar or a tensor may hold a huge number that means "no limit". It is clamped so that the product fits 32
+        bits and still lies beyond every position.
+        """
         if self.period > 1 and not of_positions(quotient):
             most = const(MOST_POSITION // self.period)
             quotient = expr.maximum(expr.minimum(quotient, most), expr.neg(most))
@@ -126,12 +129,12 @@ class Form:
     rest: Expr
 
     def flipped(self) -> Form:
-        """The same with queries and keys in each other's place."""
+        """The form with queries and keys exchanged."""
         return Form(q=self.kv, kv=self.q, rest=self.rest)
 
 
 def forms(atom: Expr) -> tuple[Form, ...]:
-    """The inequalities equivalent to a comparison of integers; empty if they are no step functions."""
+    """The inequalities equivalent to a comparison of integers; empty if its sides are not step functions."""
     if not (isinstance(atom, Op) and atom.op in ("lt", "le", "gt", "ge", "eq") and atom.args[0].type is Type.INT):
         return ()
     a, b = atom.args
@@ -153,7 +156,7 @@ def forms(atom: Expr) -> tuple[Form, ...]:
 
 
 def _fits(q: Step, kv: Step, rest: Expr) -> bool:
-    """True if bounds made of the literals of a form fit 32 bits: `q_idx - kv_idx < 2**31 - 1` may have others."""
+    """True if bounds computed from the form's literals fit 32 bits; those of `q_idx - kv_idx < 2**31 - 1` do not."""
     rest_literal, *shifts = (abs(expr.split_literal(e)[1]) for e in (rest, q.shift, kv.shift))
     return max(q.period, kv.period) * (rest_literal + 1) + max(shifts) <= MOST_POSITION
 
@@ -167,7 +170,7 @@ def _negative(step: Step) -> Step:
 
 
 def _steps(e: Expr) -> tuple[Step, Step, Expr] | None:
-    """An integer expression as a step of the query, one of the key, and a uniform remainder."""
+    """An integer expression as a step of the query, a step of the key and a uniform remainder."""
     form = linear(e)
     if form is not None:
         return Step(factor=form.q), Step(factor=form.kv), form.rest
@@ -181,7 +184,7 @@ _Steps = tuple[Step, Step, Expr]
 
 
 def _joined(a: _Steps, b: _Steps) -> _Steps | None:
-    """The sum of two forms, unless a position has a step in both."""
+    """The sum of two forms; None if both have a step of the same position."""
     (q0, kv0, rest0), (q1, kv1, rest1) = a, b
     if (q0.factor and q1.factor) or (kv0.factor and kv1.factor):
         return None
@@ -212,9 +215,9 @@ def _division(e: Op) -> tuple[Step, Step, Expr] | None:
 
 
 def terms(mask: Expr) -> list[tuple[Expr, ...]] | None:
-    """The mask as a disjunction of conjunctions of atoms; None where that is too long.
+    """The mask in disjunctive normal form, a list of conjunctions of atoms; None if it has more than MOST_TERMS.
 
-    Terms that contradict themselves are gone, and terms that another one holds whenever they do.
+    Contradictory terms are dropped, and so are terms that imply another term.
     """
     found = _disjuncts(mask)
     if found is None:
@@ -240,8 +243,11 @@ def _disjuncts(e: Expr) -> list[tuple[Expr, ...]] | None:
 
 
 def spread(e: Expr) -> Expr:
-    """A comparison of integers with `abs`, `min` or `max` on one side, or `!=`, as comparisons without; one of booleans
-    as what is true of both or of neither."""
+    """Rewrite one comparison into simpler ones.
+
+    A comparison of integers with `abs`, `min` or `max` on one side, or `!=`, becomes comparisons without them. An
+    equality of booleans becomes "both or neither".
+    """
     if not isinstance(e, Op):
         return e
     if e.op == "where" and e.type is Type.BOOL:
@@ -258,7 +264,7 @@ def spread(e: Expr) -> Expr:
         return expr.logical_or(expr.compare("lt", a, b), expr.compare("gt", a, b))
     for x, op, y in ((a, e.op, b), (b, _MIRRORED[e.op], a)):
         if op in ("lt", "le", "gt", "ge") and isinstance(x, Op) and x.op in ("abs", "min", "max"):
-            # max(s, t) <= y where both are, max(s, t) >= y where one is; abs(s) is max(s, -s).
+            # max(s, t) <= y if both are, max(s, t) >= y if one is; abs(s) is max(s, -s).
             every = (op in ("lt", "le")) == (x.op != "min")
             build = expr.logical_and if every else expr.logical_or
             if x.op == "abs":
@@ -271,7 +277,7 @@ _MIRRORED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "
 
 
 def _contradicts(term: Iterable[Expr]) -> bool:
-    """Whether two inequalities of a term cannot both hold: their sum is a negative literal."""
+    """True if two inequalities of a term cannot both hold, because their sum is a negative literal."""
     found = [form for atom in term for form in forms(atom)]
     for i, a in enumerate(found):
         for b in found[i + 1 :]:

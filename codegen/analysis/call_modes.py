@@ -1,7 +1,7 @@
-"""The modes of a call, each with kernels of its own, and what a variant's expressions become in each.
+"""The call modes, each with its own kernels, and how each rewrites a variant's expressions.
 
-Dense: a batch `[B, H, S, D]`. Packed: sequences one after the other, `[total, H, D]`. Segmented: a dense batch whose
-tokens have segment ids and perhaps positions of their own.
+Dense: a batch `[B, H, S, D]`. Packed: sequences laid end to end, `[total, H, D]`. Segmented: a dense batch whose tokens
+carry segment ids, and optionally positions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class InMode:
-    """What belongs to one mode: the base of the plans that templates ask for it."""
+    """Base of the plans that know their call mode."""
 
     mode: Mode
 
@@ -45,18 +45,18 @@ QUERY_IDS = TensorSpec(name="q_segment_ids", dims=("b", "q_row"), dtype="int32")
 KEY_IDS = TensorSpec(name="kv_segment_ids", dims=("b", "k_row"), dtype="int32")
 PADDING = ScalarSpec(name="padding_id", type=ScalarType.INT)
 KEY_LENGTHS = TensorSpec(name="kv_lengths", dims=("b",), dtype="int32")
-"""How many keys each batch row has: what `kv_len` is in a segmented call. `q_len` is its number of query rows."""
+"""Number of keys of each batch row: the value of `kv_len` in a segmented call. `q_len` is the number of query rows."""
 
 
 def specialised(variant: Variant, mode: Mode) -> Variant:
-    """The variant as the kernels of a mode compute it."""
+    """The variant with its expressions rewritten for a call mode."""
     if mode is Mode.PACKED:
         return _packed(variant)
     return _segmented(variant) if mode is Mode.SEGMENTED else variant
 
 
 def _packed(variant: Variant) -> Variant:
-    """A tensor with an element per token lies as the tokens do: it has no axis of its own for the sequences."""
+    """A tensor with an element per token is packed like the tokens, so it loses its batch axis."""
     axes = {name: packed_axes(spec.dims) for name, spec in variant.tensors.items()}
     tensors = {name: replace(spec, dims=packed_dims(spec.dims)) for name, spec in variant.tensors.items()}
 
@@ -72,18 +72,18 @@ def packed_dims(dims: Sequence[str | int]) -> tuple[str | int, ...]:
 
 
 def packed_axes(dims: Sequence[str | int]) -> list[int]:
-    """The axes a tensor keeps in a packed call: beside an axis of tokens there is none of batch rows."""
+    """The axes that a tensor keeps in a packed call: a tensor with a token axis has no batch axis."""
     tokens = has_tokens(dims)
     return [axis for axis, dim in enumerate(dims) if not (dim == "b" and tokens)]
 
 
 def has_tokens(dims: Sequence[str | int]) -> bool:
-    """Whether a tensor has an element per token."""
+    """True if a tensor has an element per token."""
     return any(dim in POSITIONAL for dim in dims)
 
 
 def _segmented(variant: Variant) -> Variant:
-    """A pair attends if its ids are equal and no padding. Positions may differ from rows, by which tensors lie."""
+    """A pair attends if its segment ids are equal and not padding. Tensors are indexed by row, not by position."""
 
     def read(load: Load, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
         dims = variant.tensors[load.tensor].dims
@@ -118,7 +118,7 @@ def _substituted(variant: Variant, values: Mapping[str, Expr]) -> Variant:
 
 
 def split_mask(mask: Expr) -> tuple[Expr, Expr]:
-    """The mask of a segmented variant as its own and that of the segments, which may be all."""
+    """The mask of a segmented variant, split into the variant's own part and the comparison of segment ids."""
     parts = expr.conjuncts(mask)
     of_segments = [part for part in parts if any(load.tensor == KEY_IDS.name for load in expr.loads(part))]
     own = [part for part in parts if part not in of_segments]
@@ -126,8 +126,7 @@ def split_mask(mask: Expr) -> tuple[Expr, Expr]:
 
 
 def by_row(index: Expr) -> Expr:
-    """An index in terms of where tokens lie, whatever their positions are. What it reads from a tensor stays as it is:
-    the dims of that tensor say what indexes it."""
+    """An index by row instead of by position. Indices inside a nested read stay: its tensor's dims decide them."""
     rows = {"q_idx": int_var("q_row"), "kv_idx": int_var("cols")}
 
     def replaced(e: Expr) -> Expr | None:
@@ -137,7 +136,7 @@ def by_row(index: Expr) -> Expr:
 
 
 def _rewritten(variant: Variant, read: Callable[[Load, tuple[Expr, ...]], tuple[Expr, ...]]) -> Variant:
-    """The variant with other indices of its tensors: `read` is given the element and its indices, rewritten already."""
+    """The variant with rewritten tensor indices: `read` maps a load and its rewritten indices to new indices."""
 
     def replaced(e: Expr) -> Expr | None:
         if not isinstance(e, Load):
@@ -151,5 +150,5 @@ def _rewritten(variant: Variant, read: Callable[[Load, tuple[Expr, ...]], tuple[
 
 
 def decay_positions(mode: Mode) -> Mapping[str, str]:
-    """The names that index the log-decay: by row in a segmented call, by position elsewhere."""
+    """The names that index the log-decay: rows in a segmented call, positions elsewhere."""
     return {"q": "q_row", "kv": "cols"} if mode is Mode.SEGMENTED else {"q": "q_idx", "kv": "kv_idx"}

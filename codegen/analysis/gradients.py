@@ -1,4 +1,4 @@
-"""How the gradient of each trained tensor is gathered: one term per read, its kind decided by what the indices read."""
+"""How the gradient of each trained tensor is gathered: one term per read, of a kind that its indices decide."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from codegen.spec.model import Variant
 
 POSITIONS = frozenset(("q_idx", "kv_idx"))
 ROWS = frozenset(("q_row", "cols"))
-"""What stands for them, in a segmented call, where a tensor lies as the tokens do."""
+"""Their names in a segmented call, where a tensor is indexed by row."""
 
 LAG = int_var("lag")
-"""q_idx - kv_idx, of which a kernel that sums along diagonals has one number per diagonal."""
+"""q_idx - kv_idx: one number per diagonal for a kernel that sums along diagonals."""
 
 
 class GradientKind(StrEnum):
@@ -50,9 +50,9 @@ class GradientKind(StrEnum):
 class GradientTerm:
     """The gradient through one read of a tensor: `local` is d score / d element.
 
-    `dims` are the tensor's; `number` counts its terms of one kind. Sums are stored by head, row or key; those of a
-    `direct` term are where the tensor has its elements. A `trained` tensor's gradient is gathered only where a call
-    wants it.
+    `dims` are the tensor's dims; `number` counts its terms of one kind. Sums are stored by head, row or key. The sums
+    of a `direct` term are the tensor's own elements. The gradient of a `trained` tensor is gathered only if a call asks
+    for it.
     """
 
     tensor: str
@@ -66,7 +66,7 @@ class GradientTerm:
 
     @property
     def accumulator(self) -> str:
-        """The local sum, and the buffer it is stored in; what is added with atomics has one buffer per tensor."""
+        """Name of the kernel's accumulator and of its buffer; terms added with atomics share one buffer per tensor."""
         if self.atomic:
             return f"d{self.tensor}_atomic"
         return f"d{self.tensor}_{self.kind}" + (f"_{self.number}" if self.number > 1 else "")
@@ -77,18 +77,20 @@ class GradientTerm:
 
     @property
     def flag(self) -> str:
-        """The constant that says whether a call wants the gradient; empty where every call does."""
+        """The constexpr that says whether a call asks for the gradient; empty if every call does."""
         return f"GRAD_{self.tensor.upper()}" if self.trained else ""
 
     @property
     def sign(self) -> int:
-        """What each pair's ds is multiplied by, 1 or -1; else 0."""
+        """1 or -1 if that is the factor on each pair's ds; otherwise 0."""
         return next((sign for sign in (1, -1) if is_const(self.local, sign)), 0)
 
     @property
     def is_sum(self) -> bool:
-        """Whether it is a sum of ds, of a row or of a key, that every call wants: then it may be a product with ones.
-        What only some calls want costs the others nothing."""
+        """True if the term is a plain sum of ds over a row or a key in every call: an MMA with ones computes it.
+
+        A term that only some calls ask for stays apart, so that it costs the other calls nothing.
+        """
         return self.kind in (GradientKind.ROW, GradientKind.COLUMN) and self.sign != 0 and not self.trained
 
     @property
@@ -97,7 +99,7 @@ class GradientTerm:
 
     @property
     def summed(self) -> bool:
-        """Whether a program keeps a vector of sums over its loop."""
+        """True if a program keeps a vector of sums over its loop."""
         return self.kind in (GradientKind.HEAD, GradientKind.ROW, GradientKind.COLUMN)
 
     @property
@@ -111,7 +113,7 @@ class GradientTerm:
 
 
 def gradient_terms(variant: Variant, mode: Mode = Mode.DENSE) -> tuple[GradientTerm, ...]:
-    """One term per read of a trained tensor that the score changes with, those of the log-decay last.
+    """One term per read of a trained tensor that the score depends on; terms of the log-decay come last.
 
     The variant is `specialised` to the mode.
     """
@@ -144,7 +146,7 @@ def gradient_terms(variant: Variant, mode: Mode = Mode.DENSE) -> tuple[GradientT
 
 
 def is_deterministic(variant: Variant) -> bool:
-    """Whether no gradient is added with atomics, so that equal inputs give equal bits."""
+    """True if no gradient uses atomics, so that equal inputs give equal bits."""
     return not any(t.atomic for t in gradient_terms(variant))
 
 

@@ -1,7 +1,7 @@
-"""Scores of minus infinity: the pairs that a score leaves out, as a part of the mask.
+"""Scores of minus infinity become part of the mask.
 
-`where(condition, score, -inf)` says of a pair what the mask says, so that it becomes a part of it: blocks of such pairs
-are skipped, rows of nothing else give zeros, and no infinity meets another in a sum or a derivative.
+`where(condition, score, -inf)` masks a pair. As part of the mask it lets blocks be skipped and fully masked rows give
+zeros, and no infinity meets another in a sum or a derivative.
 
 >>> from codegen.ir.expr import float_var, int_var
 >>> causal = expr.compare("ge", int_var("q_idx"), int_var("kv_idx"))
@@ -24,17 +24,17 @@ _REMEDY = "write where(condition, score, -inf), or put the condition into the ma
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """A score as its value where `keep` holds; elsewhere it is minus infinity."""
+    """A score: `score` where `keep` holds, minus infinity elsewhere."""
 
     score: Expr
     keep: Expr = TRUE
 
 
 def split_left_out(score: Expr) -> Kept:
-    """The score without its infinities, and the pairs it keeps.
+    """Split a score into finite values and the pairs it keeps.
 
-    They may stand in the arms of `where`, in sums, and in products with a positive literal. Raises `ExprError` for one
-    that stands elsewhere, that is positive, or that a condition on the score itself chooses.
+    An infinity may stand in an arm of `where`, in a sum, or in a product with a literal. Raises `ExprError` for an
+    infinity elsewhere, for a positive one, and for one that a condition on the score itself selects.
     """
     found = _split(score) if _has_infinity(score) else Kept(score=score)
     if expr.SCORE in expr.names(found.keep):
@@ -55,7 +55,7 @@ def _split(e: Expr) -> Kept:
         test, (a, b) = e.args[0], (_split(arm) for arm in e.args[1:])
         keep = expr.logical_or(expr.logical_and(test, a.keep), expr.logical_and(expr.logical_not(test), b.keep))
         if FALSE in (a.keep, b.keep):
-            # Pairs of the other arm are left out, whatever this one says of them.
+            # The other arm is -inf, so its pairs are masked whatever this arm holds.
             return Kept(score=b.score if a.keep == FALSE else a.score, keep=keep)
         return Kept(score=expr.where(test, a.score, b.score), keep=keep)
     if e.op == "add":
@@ -74,7 +74,7 @@ def _split(e: Expr) -> Kept:
 
 
 def _negative(e: Expr) -> Expr:
-    """The negative of a number, its infinities turned."""
+    """Negate a number, pushing the sign to its infinities."""
     if isinstance(e, Op) and e.op == "where" and _has_infinity(e):
         return expr.where(e.args[0], *map(_negative, e.args[1:]))
     if isinstance(e, Op) and e.op in ("add", "sub") and _has_infinity(e):
@@ -83,7 +83,7 @@ def _negative(e: Expr) -> Expr:
 
 
 def _has_infinity(e: Expr) -> bool:
-    """Whether a value may be an infinite literal; a condition only compares with one."""
+    """True if a value may be an infinite literal; an infinity inside a condition does not count."""
     if isinstance(e, Op) and e.op == "where":
         return any(map(_has_infinity, e.args[1:]))
     if isinstance(e, Op) and e.type is expr.Type.BOOL:

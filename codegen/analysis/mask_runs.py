@@ -1,4 +1,4 @@
-"""The part of a mask that is a run of keys for each row, or of rows for each key: two numbers say all of it."""
+"""The part of a mask that keeps one contiguous run of keys per row (or of rows per key): two numbers describe it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from codegen.ir.expr import Expr, Level, Load, Op, Type, const, int_var, level
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """A mask as a conjunction: positions from `first` on and ahead of `end`, None where there is no such limit; `own`,
-    which like the limits reads the other position alone; and `rest`."""
+    """A mask as the conjunction `first <= position < end and own and rest`.
+
+    `first` and `end` are None if the mask sets no such limit. `first`, `end` and `own` read only the other position;
+    `rest` is everything else.
+    """
 
     first: Expr | None = None
     end: Expr | None = None
@@ -27,15 +30,15 @@ class Limits:
 
     @property
     def all(self) -> list[Expr]:
-        """The expressions of the other position."""
+        """The expressions that read only the other position."""
         return [*(e for e in (self.first, self.end) if e is not None), self.own]
 
 
 def split_limits(mask: Expr, along: str) -> Limits:
-    """What limits `kv_idx` or `q_idx`, whichever is `along`.
+    """Split a mask into limits on the position `along` (`kv_idx` or `q_idx`) and the rest.
 
-    Step functions of that position are limited, by anything that does not read it. Of a disjunction so are those that
-    all limit it on the same side.
+    A comparison of a step function of that position with anything that does not read it is a limit. A disjunction is a
+    limit if all its terms limit the position on the same side.
     """
     other = Level.QUERY if along == "kv_idx" else Level.KEY
     firsts: list[Expr] = []
@@ -60,15 +63,15 @@ def split_limits(mask: Expr, along: str) -> Limits:
 
 
 _Run = tuple[Expr | None, Expr | None]
-"""Where a run begins, and where it ends."""
+"""First position of a run, and the position after its last; None where it is open."""
 
 
 def _run(part: Expr, along: str, other: Level) -> _Run | None:
-    """The run that a condition leaves, if it leaves one."""
+    """The run of positions that a condition keeps; None if it keeps something else."""
     names: dict[Expr, str] = {}
 
     def given(node: Expr) -> Expr | None:
-        """A number of the other position, as one that is given."""
+        """Replace a number that reads only the other position by a placeholder name."""
         if isinstance(node, Load) and level(node) is not other:
             return node
         if node.type is Type.INT and level(node) is other:
@@ -111,7 +114,7 @@ def _run_of_term(term: Sequence[Expr], along: str) -> _Run | None:
 
 
 def _negative(e: Expr) -> Expr:
-    """The negative of a number, in its parts, so that `-(1 - x)` is `x - 1`."""
+    """Negate a sum term by term, so that `-(1 - x)` becomes `x - 1`."""
     if isinstance(e, Op) and e.op == "add":
         return expr.sub(_negative(e.args[0]), e.args[1])
     if isinstance(e, Op) and e.op == "sub":

@@ -1,9 +1,9 @@
-"""Block analysis: from a mask, the blocks of keys a block of queries must visit, and the other way round.
+"""Block analysis: which blocks of keys a block of queries must visit under a mask, and the reverse.
 
-A mask whose atoms are steps of the positions (`affine.forms`) bounds the visited keys in closed form, without a table
-or a set-up kernel: one range, or two that do not meet. Any other mask that interval arithmetic can decide (`intervals`)
-gets a table: ranges of blocks if those it visits normally are one run, else lists. What nothing can decide makes a
-block partial: conservative, never wrong.
+If every atom of a mask is a step function of the positions (`affine.forms`), the visited keys have closed-form bounds:
+one range, or two disjoint ones, without a table or a set-up kernel. For any other mask a set-up kernel writes a table
+from interval arithmetic (`intervals`): ranges of blocks if the visited blocks normally form one run, else lists. A
+block that cannot be decided is partial, which costs time and never exactness. README.md has the rules.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from codegen.ir.expr import FALSE, TRUE, Expr, Level, Op, Var, const, int_var
 
 
 class Schedule(StrEnum):
-    """How a kernel finds the blocks to visit, cheapest first."""
+    """How a kernel finds the blocks it visits, cheapest first."""
 
     DENSE = "dense"  # no mask
     CLOSED_FORM = "closed_form"  # bounds computed from the block index
-    RANGES = "ranges"  # one run of visited blocks and in it one of full blocks, found by a kernel of their own
-    LISTS = "lists"  # compressed lists of partial and full blocks, made by a kernel of their own
+    RANGES = "ranges"  # one run of visited blocks and a run of full blocks inside it, from a set-up kernel
+    LISTS = "lists"  # compressed lists of partial and full blocks, from a set-up kernel
 
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """Blocks along one axis for one block of the other: visited is `[first, end)`, unmasked `[full_first, full_end)`.
+    """What a block of an axis visits along the other: `[first, end)`, of which `[full_first, full_end)` needs no mask.
 
-    None means the axis' own start or end, of each bound by itself. Bounds along the queries count rows, not positions.
-    `first` is at least 0, `end` and `full_end` are at most the length; `first` may lie behind the length and `end`
-    before 0, where nothing is visited. Whatever is unmasked is visited.
+    A bound that is None is the start or end of the axis. Bounds along the queries count rows, not positions. `first` is
+    at least 0; `end` and `full_end` are at most the length. If `first` lies beyond the length, or `end` below 0,
+    nothing is visited. The unmasked range is always visited.
     """
 
     first: Expr | None = None
@@ -50,7 +50,7 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Union:
-    """What is visited along one axis: `main`, and what `other` adds before it and behind it."""
+    """What is visited along one axis: `main`, and the part of `other` that lies `before` or `behind` it."""
 
     main: Range
     other: Range | None = None
@@ -62,8 +62,8 @@ class Union:
 class BlockAnalysis:
     """What the kernels need to know about a mask.
 
-    `keys` and `queries` are the bounds per block of the other axis (whole axes where a table has them); `decision`
-    tells what is known of a block; `tables_per_head`: every query head has a table of its own.
+    `keys` and `queries` are the bounds along each axis for one block of the other; a schedule with a table leaves them
+    open. `decision` classifies a block. `tables_per_head`: every query head needs its own table.
     """
 
     schedule: Schedule
@@ -99,7 +99,7 @@ _NOTHING = Union(main=Range(end=const(0), has_full=False))
 
 
 def keeps_nothing(mask: Expr) -> bool:
-    """True if it is proven that a mask keeps no pair of any call.
+    """True if a mask provably keeps no pair in any call.
 
     >>> from codegen.ir.parse import Scope, parse
     >>> keeps_nothing(parse("33 < kv_idx and kv_idx < 3", Scope(), expr.Type.BOOL))
@@ -113,7 +113,7 @@ def _nothing_kept(decision: Decision, found: Sequence[tuple[Expr, ...]] | None) 
 
 
 def _closed(atom: Expr) -> bool:
-    """Whether closed-form bounds lose nothing by an atom: it has such bounds, or no block can be decided by it."""
+    """True if closed-form bounds lose nothing to an atom: it has such bounds, or it can decide no block."""
     return expr.level(atom) is Level.UNIFORM or bool(forms(atom)) or _undecidable(atom)
 
 
@@ -126,10 +126,11 @@ def _undecidable(atom: Expr) -> bool:
 
 
 def _normally_one_run(found: Sequence[tuple[Expr, ...]]) -> bool:
-    """Whether, of tensors as they normally are, one run of blocks is all that a block visits.
+    """True if a block normally visits one run of blocks, given what tensors usually hold.
 
-    So it is where a mask of one closed-form range meets comparisons of a query's value with a key's, both following
-    their positions. A condition on a key or a query alone may leave holes; beside a group it is taken for padding.
+    That holds for a closed-form range combined with comparisons of a query's value and a key's value that both follow
+    their positions. A condition on a key or a query alone may leave holes; beside an equality of groups it is taken for
+    padding.
     """
     rests = {frozenset(atom for atom in term if not _closed(atom)) for term in found}
     if len(rests) != 1:
@@ -145,18 +146,18 @@ def _normally_one_run(found: Sequence[tuple[Expr, ...]]) -> bool:
 
 
 def _groups(atom: Expr) -> bool:
-    """`doc[q_idx] == doc[kv_idx]`, `q_idx // size == kv_idx // size`: equal values, of tensors or of positions.
+    """`doc[q_idx] == doc[kv_idx]`, `q_idx // size == kv_idx // size`: equal values, both from tensors or neither.
 
-    One of a tensor that equals one of a position (`parent[q_idx] == kv_idx`) points anywhere.
+    A tensor's value that equals a position (`parent[q_idx] == kv_idx`) may point anywhere and does not count.
     """
     sides = _separated(atom, ("eq",))
     return sides is not None and len({_from_tensor(side) for side in sides}) == 1
 
 
 def _limits(atom: Expr) -> bool:
-    """`kv_idx < limit[q_idx]`, `time[kv_idx] <= time[q_idx]`: values in order.
+    """`kv_idx < limit[q_idx]`, `time[kv_idx] <= time[q_idx]`: a query's value and a key's value are ordered.
 
-    Where each key says which positions see it (`q_idx < until[kv_idx]`), those kept for long leave holes between them.
+    `q_idx < until[kv_idx]` does not count: keys with a large `until` leave holes between them.
     """
     sides = _separated(atom, ("lt", "le", "gt", "ge"))
     return sides is not None and _from_tensor(sides[0]) >= _from_tensor(sides[1])
@@ -167,14 +168,14 @@ def _from_tensor(values: Sequence[Expr]) -> bool:
 
 
 def _is_padding(atom: Expr) -> bool:
-    """`doc[kv_idx] != -1`: a value of the key or the query differs from a uniform one, or is in order with it."""
+    """`doc[kv_idx] != -1`: a value of the key or the query differs from a uniform value, or is ordered against it."""
     if not (isinstance(atom, Op) and atom.op in ("ne", "lt", "le", "gt", "ge")):
         return False
     return min(map(expr.level, atom.args)) is Level.UNIFORM and any(map(_monotone, atom.args))
 
 
 def _separated(atom: Expr, operations: Sequence[str]) -> tuple[list[Expr], list[Expr]] | None:
-    """A comparison of sums of monotone values: those of the query and those of the key; None if it is another atom."""
+    """The query's and the key's summands of a comparison of monotone values; None for any other atom."""
     if not (isinstance(atom, Op) and atom.op in operations):
         return None
     parts = [part for side in atom.args for part in _summands(side)]
@@ -193,7 +194,7 @@ def _summands(e: Expr) -> Iterable[Expr]:
 
 
 def _monotone(e: Expr) -> bool:
-    """Whether a value of a query or a key follows its position: one way only, if its tensors' elements do."""
+    """True if a value of a query or a key is monotone in its position, provided that its tensors' elements are."""
     if expr.level(e) not in (Level.QUERY, Level.KEY):
         return False
     if isinstance(e, Var):
@@ -209,9 +210,9 @@ def _monotone(e: Expr) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Piece:
-    """One term's range. `starts` and `ends` are the inequalities it comes from, None after a merge of different ones.
+    """The range of one term. `starts` and `ends` are its inequalities, None once different ones were merged.
 
-    Nothing is visited unless `condition` holds, nothing unmasked unless `full_condition` does.
+    Nothing is visited unless `condition` holds; every visited block needs the mask unless `full_condition` holds.
     """
 
     first: Expr
@@ -225,7 +226,7 @@ class _Piece:
 
 
 def _union(found: Sequence[tuple[Expr, ...]], *, keys: bool) -> Union | None:
-    """The visited blocks along the keys (or queries); None if they are more than two ranges."""
+    """The visited blocks along the keys (or queries); None if they form more than two ranges."""
     axis = _Axis.of(keys)
     pieces = [axis.piece(term) for term in found]
     pieces = _merged(pieces, axis.length)
@@ -246,13 +247,13 @@ def _union(found: Sequence[tuple[Expr, ...]], *, keys: bool) -> Union | None:
 
 
 def _within(bounds: frozenset[Form] | None, others: frozenset[Form] | None) -> bool:
-    """Whether the second range lies inside the first's bounds: it has them all, and perhaps more."""
+    """True if the second range lies inside the first: it has all of the first's bounds, perhaps more."""
     return bounds is not None and others is not None and bounds <= others
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Axis:
-    """The axis a loop walks along, and the block of the other axis that it is seen from."""
+    """The axis that a loop walks along, and the first and last element of the block on the other axis."""
 
     keys: bool
     low: Expr
@@ -265,7 +266,7 @@ class _Axis:
         return _Axis(keys=keys, low=int_var(f"{block}_first"), high=int_var(f"{block}_last"), length=int_var(length))
 
     def piece(self, term: Iterable[Expr]) -> _Piece:
-        """The best element of the block decides what may be visited, the worst what is unmasked."""
+        """The range of a term. The block's most permissive element decides what is visited, the least what is full."""
         first, end, full_first, full_end, conditions, full_conditions = (list[Expr]() for _ in range(6))
         starts, ends = [], []
         for atom in term:
@@ -313,12 +314,12 @@ class _Axis:
 
 
 def _at(form: Form, x: Expr) -> Expr:
-    """What of the inequality the looped axis has to balance."""
+    """The part of the inequality that does not depend on the looped axis."""
     return expr.add(form.q.at(x), form.rest)
 
 
 def _extreme(bounds: Sequence[Expr], *, largest: bool, other: Expr | None = None) -> Expr:
-    """The tightest bound, `other` included, or 0 if there is none; of two a literal apart the looser one goes."""
+    """The tightest of the bounds and `other`; 0 if there is none. Bounds that differ by a literal become one."""
     pick = expr.maximum if largest else expr.minimum
     kept: list[Expr] = []
     for bound in dict.fromkeys(bounds):
@@ -336,7 +337,7 @@ def _extreme(bounds: Sequence[Expr], *, largest: bool, other: Expr | None = None
 
 
 def _merged(pieces: Sequence[_Piece], length: Expr) -> list[_Piece]:
-    """Pieces that end (or start) alike become one: `[a, e)` and `[b, e)` are `[min(a, b), e)`."""
+    """Merge pieces with the same end (or start): `[a, e)` and `[b, e)` become `[min(a, b), e)`."""
     left = list(pieces)
     for i, a in enumerate(left):
         for j, b in enumerate(left[i + 1 :], i + 1):

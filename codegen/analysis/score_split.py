@@ -1,5 +1,4 @@
-"""What a score adds to all keys of a row alike, or to all rows of a key: kernels need that once a row or key, not once
-a pair."""
+"""Splits a logit into terms per pair, row, key and block, so that a kernel computes each as seldom as it can."""
 
 from __future__ import annotations
 
@@ -14,16 +13,16 @@ NOTHING = const(0.0)
 _ROW, _KEY = int_var("q_idx"), int_var("kv_idx")
 _PLACE = int_var("cols")
 _ROW_START, _START = int_var("row_start"), int_var("start_n")
-"""Where a block's rows begin, as positions, and its keys."""
+"""Positions of the first row and of the first key of a block."""
 
 
 def split_rows(e: Expr, *, in_order: bool = True) -> tuple[Expr, Expr]:
-    """`e` as a sum: what differs between the keys of a row, and what they share, NOTHING if that is no vector of rows.
+    """Split `e` into a term per pair and a term per row; the row term is NOTHING if it would not be a vector of rows.
 
-    Positions of keys count from the start of their block, `start_n`, which goes to the rows: so the parts of a distance
-    are as small as it and the block are, and little is rounded away however long the sequence is. That is where the
-    positions of tokens are `in_order`. Any others may be far from all that the block shares and from each other near:
-    then a distance stays whole.
+    Key positions are counted from the start of their block, `start_n`, which moves to the row term. Both terms of a
+    distance then stay small, and float32 rounds little away even in a long sequence. This needs positions that are
+    `in_order`. Other positions may be far from the block's start and still close to each other: their distances are
+    not split.
     """
     pairs, rows = _split(e, in_order)
     apart = not in_order and _takes_distances_apart(rows, pairs)
@@ -50,11 +49,10 @@ def _split(e: Expr, in_order: bool) -> tuple[Expr, Expr]:
 
 @dataclass(frozen=True, kw_only=True)
 class Sides:
-    """A logit as a sum: `products` times the scaled product of a pair, what the keys and the rows of a block add each
-    for itself, and what all of them share.
+    """A logit as `products * scaled product + keys + rows + block`: terms per pair, per key, per row and per block.
 
-    Positions count from the start of their block, and so does a log-decay of keys from that at its first: all terms are
-    small for keys that are near, however long the sequence is, and little is rounded away.
+    Positions are counted from the start of their block, and a key's log-decay relative to that of the block's first
+    key. All terms stay small for near keys even in a long sequence, so that float32 rounds little away.
     """
 
     products: int = 0
@@ -64,7 +62,7 @@ class Sides:
 
 
 def split_sides(logit: Expr, product: Expr, *, in_order: bool = True) -> Sides | None:
-    """The logit as such a sum with one product, if it is one; `in_order` as for `split_rows`."""
+    """The logit as such a sum with exactly one product; None if it is not one. `in_order` as for `split_rows`."""
     sides = _sides(logit, product, in_order)
     if sides is None or sides.products != 1 or (not in_order and _takes_distances_apart(sides.rows, sides.keys)):
         return None
@@ -112,5 +110,5 @@ def _summed(op: str, parts: list[Sides]) -> Sides:
 
 
 def _as_float(e: Expr) -> Expr:
-    """The conversion of a sum as one, not of each of its parts."""
+    """Convert a sum as a whole; `expr.to_float` would convert its parts."""
     return Op(Type.FLOAT, "float", (e,))

@@ -1,8 +1,8 @@
-"""What a variant reads by row where a call gives its tokens positions, and what these must be for that to be right.
+"""What a variant requires of the positions in a segmented call, because it reads some tensors by row.
 
-A dim of tokens is indexed by row. At the token itself that is right in any order, and so is a row that a number or
-another tensor names. A position that stands for a row needs rows that agree with positions, as do the running sum of a
-log-decay, and dropout.
+A dim of tokens is indexed by row. Reading it at the token itself is right for positions in any order; so is a row that
+a number or another tensor names. Where a position stands for a row, rows and positions must agree. The running sum of a
+log-decay and dropout need that too.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from codegen.spec.model import Variant
 
 @dataclass(frozen=True, kw_only=True)
 class ByRow:
-    """What positions must be, and the reads that ask for it, as text.
+    """Requirements on positions, and the reads that cause them, as text.
 
-    `in_order`: they rise by one from row to row of a segment. `in_step`: the query and the key of a row are one token.
-    `as_rows`: they are the rows.
+    `in_order`: positions rise by one from row to row of a segment. `in_step`: the query and the key of a row have the
+    same position. `as_rows`: positions equal row numbers.
     """
 
     in_order: bool
@@ -34,7 +34,7 @@ class ByRow:
 
     @property
     def rule(self) -> str:
-        """For messages and docstrings."""
+        """The requirement as a phrase for messages and docstrings."""
         if self.as_rows:
             found = "that are the rows themselves"
         else:
@@ -45,7 +45,7 @@ class ByRow:
 
     @property
     def rule_lines(self) -> list[str]:
-        """The same in pieces that lines of source have room for."""
+        """The phrase in pieces that fit lines of source."""
         return [f"{line} " for line in wrap(self.rule, 90)[:-1]] + wrap(self.rule, 90)[-1:]
 
 
@@ -57,7 +57,7 @@ class _Needs:
 
 
 def by_row(variant: Variant) -> ByRow | None:
-    """What a variant asks of positions, as written; None if they may be any."""
+    """The requirements of a variant as written; None if positions may be arbitrary."""
     found = dict(_needs(variant))
     if not found:
         return None
@@ -87,7 +87,7 @@ def _joined(needs: list[_Needs]) -> _Needs:
 
 
 def _of_index(dim: str, index: Expr) -> _Needs | None:
-    """What one index into a dim of tokens asks for, if anything."""
+    """The requirement of one index into a dim of tokens, or None."""
     if index == int_var(dim) or not _computes_with_positions(index):
         return None
     if isinstance(index, Var):
@@ -100,7 +100,7 @@ def _of_index(dim: str, index: Expr) -> _Needs | None:
 
 
 def _computes_with_positions(e: Expr) -> bool:
-    """Whether a position is part of a value, not only of where a tensor is read for it."""
+    """True if a position is part of the value itself, and not only of an index of a tensor read."""
     if isinstance(e, Load):
         return False
     return (isinstance(e, Var) and e.name in POSITIONAL) or any(map(_computes_with_positions, expr.children(e)))

@@ -1,0 +1,1 @@
+"""What the chips allow: tiles, memory, registers."""

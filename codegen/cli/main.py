@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codegen import __version__
+from codegen import PACKAGE, PROGRAM, __version__
 from codegen.cli.options import (
     Option,
     call_options,
@@ -251,12 +251,12 @@ def schema(_args: argparse.Namespace) -> int:
 @command("bench", passed_on)
 def bench(args: argparse.Namespace) -> int:
     """Measure the generated ops beside their peers on a GPU; takes the options of `python -m bench`."""
+    if PACKAGE != "generated":
+        raise CodegenError("the benchmark is not installed: run `python -m bench` in a checkout of the repository")
     try:
         # By name: the generator does not depend on its benchmark, which only a checkout has.
         measure = importlib.import_module("bench.__main__").main
     except ModuleNotFoundError as error:
-        if error.name == "bench" or (error.name or "").startswith("bench."):
-            raise CodegenError("the benchmark is not installed: run this in a checkout of the repository") from None
         raise CodegenError(f"the benchmark needs {error.name}, which is not installed") from None
     return int(measure(args.arguments))
 
@@ -300,7 +300,7 @@ def _extra() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
-        if package == "codegen":
+        if package in ("codegen", __name__.split(".")[0]):
             raise
         raise CodegenError(not_installed(package)) from None
 
@@ -322,7 +322,7 @@ def _rendered(variants: Path) -> tuple[Spec, dict[str, str]]:
 
 def _render_command(args: argparse.Namespace) -> str:
     """The `render` that mends what `check`, called with `args`, found."""
-    words = ["python", "-m", "codegen", "render"]
+    words = [*PROGRAM.split(), "render"]
     for flag, value in (("--variants", args.variants), ("--out", args.out)):
         words += [] if value is None else [flag, str(value)]
     return shlex.join(words)

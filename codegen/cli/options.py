@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from codegen import PACKAGE
+
 DEFAULT_VARIANTS = Path("variants.yaml")
 DEFAULT_OUT = "generated"
 COLLECTION = "library.yaml"
@@ -28,7 +30,7 @@ def out_option(parser: argparse.ArgumentParser) -> None:
 
 
 def package_option(parser: argparse.ArgumentParser) -> None:
-    what = f"the package by the name that Python imports it by, in the place of --out (default: {DEFAULT_OUT})"
+    what = f"the package by the name that Python imports it by, in the place of --out (default: {PACKAGE})"
     parser.add_argument("--package", metavar="NAME", help=what)
 
 

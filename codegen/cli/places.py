@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from codegen import PACKAGE
 from codegen.cli.options import COLLECTION, DEFAULT_OUT, DEFAULT_VARIANTS
 from codegen.render import files
 from codegen.util.errors import CodegenError
@@ -58,4 +59,4 @@ def package_path(args: argparse.Namespace) -> Path:
         return installed(args.package)
     if args.out is not None or (beside / files.MANIFEST).is_file():
         return beside
-    return installed(DEFAULT_OUT, default=beside)
+    return installed(PACKAGE, default=beside)

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch  # noqa: F401 - compiling needs both: missing ones are said before any work is done
 import triton  # noqa: F401
 
+from codegen import PROGRAM
 from codegen.analysis.call_modes import Mode
 from codegen.compare import report
 from codegen.compare.calls import DEFAULT_ARCHS, default_calls, tuned_archs
@@ -44,7 +45,7 @@ def options_of(args: argparse.Namespace) -> Options:
     """The options; raises `CodegenError` for a folder without a package."""
     for folder in (args.old, args.new):
         if not (folder / MANIFEST).is_file():
-            raise CodegenError(f"{folder}: no generated package there; `python -m codegen render --out DIR` makes one")
+            raise CodegenError(f"{folder}: no generated package there; `{PROGRAM} render --out DIR` makes one")
     return Options(
         old=args.old.resolve(),
         new=args.new.resolve(),

@@ -19,6 +19,7 @@ from functools import cache, partial
 from itertools import count
 from typing import Any
 
+from codegen import PACKAGE
 from codegen.util.errors import CodegenError
 
 Compiled = Any
@@ -44,7 +45,7 @@ def compile_launches(
     call: Callable[[], object],
     variant: str,
     arch: str,
-    package: str = "generated",
+    package: str = PACKAGE,
     *,
     only: Callable[[str], bool] | None = None,
     on_failure: OnFailure | None = None,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from codegen import PROGRAM
 from codegen.util.errors import CodegenError, did_you_mean
 
 
@@ -25,7 +26,7 @@ def find_package(out: Path) -> Package:
     folder = out.resolve()
     if not (folder / "MANIFEST.json").is_file():
         raise CodegenError(
-            f"{out}: no generated package there; run `python -m codegen render`, or name one by --out or --package"
+            f"{out}: no generated package there; run `{PROGRAM} render`, or name one by --out or --package"
         )
     return Package(root=str(folder.parent), name=imported(folder))
 

@@ -1,0 +1,1 @@
+"""What the commands `show`, `list` and `explain` print."""

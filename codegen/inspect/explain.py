@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+from codegen import PROGRAM
 from codegen.analysis.call_modes import Mode
 from codegen.compile.packages import chosen, find_package
 from codegen.spec.model import ARCHS, DTYPES, MAX_HEAD_DIM, MIN_HEAD_DIM
@@ -155,7 +156,7 @@ def gains(out: Path, gpu: str) -> list[str]:
         for name in passes:
             every[name] += ratios[name]
     if len(rows) == 1:
-        raise CodegenError(f"{folder}: no tuned files there; `python -m codegen tune` on that GPU makes them")
+        raise CodegenError(f"{folder}: no tuned files there; `{PROGRAM} tune` on that GPU makes them")
     rows.append(_gain_row("all", every))
     heading = f"defaults' time over that of the tuned tiles on {folder.name}, geometric means over lengths and dtypes"
     return [heading, "", *aligned(rows)]
@@ -196,7 +197,7 @@ def _ladder_text(path: Path, gpu: str, *, has_families: bool) -> Iterator[str]:
     if has_families:
         yield "family: a call's family=, config= or deterministic=, then what was measured nearest, then the rule"
     if gpu and not path.is_file():
-        yield f"{path} is not there; `python -m codegen tune {path.stem}` on that GPU makes it"
+        yield f"{path} is not there; `{PROGRAM} tune {path.stem}` on that GPU makes it"
 
 
 def _arch(out: Path, gpu: str, configs: Any) -> str:

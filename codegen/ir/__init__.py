@@ -1,0 +1,1 @@
+"""The typed expression tree, its parser, derivatives and printers."""

@@ -1,0 +1,1 @@
+"""Reading a spec file: YAML in, a checked `Spec` out."""

@@ -35,6 +35,9 @@ from codegen.util.text import LINE_LENGTH, comment, docstring
 RUFF = "0.17.5"
 """The version of the formatter, which is a part of rendering."""
 
+LICENCE = "# SPDX-License-Identifier: Apache-2.0"
+"""The first line of every rendered Python file."""
+
 _PLACEHOLDER = "0" * HASH_LENGTH
 
 
@@ -45,6 +48,7 @@ class FileHeader:
     template: str
     entry: str = ""
     hash: str = _PLACEHOLDER
+    licence: str = LICENCE
 
 
 def templates_path() -> Path:
@@ -135,13 +139,11 @@ def render(spec: Spec) -> dict[str, str]:
 
 
 def _runtime_files() -> dict[str, str]:
-    """The runtime's modules as they are: `runtime/package/` goes to the top of the package, all else to `_runtime/`."""
+    """The runtime's modules, licensed: `runtime/package/` goes to the top of the package, all else to `_runtime/`."""
     root = shipped_path("runtime")
     sources = {path.relative_to(root): path for path in sorted(root.rglob("*.py"))}
-    return {
-        (name.name if name.parts[0] == "package" else f"{RUNTIME}/{name.as_posix()}"): path.read_text(encoding="utf-8")
-        for name, path in sources.items()
-    }
+    targets = {name.name if name.parts[0] == "package" else f"{RUNTIME}/{name.as_posix()}": name for name in sources}
+    return {target: f"{LICENCE}\n{sources[name].read_text(encoding='utf-8')}" for target, name in targets.items()}
 
 
 def _plans(variant: Variant) -> dict[Mode, VariantPlan]:

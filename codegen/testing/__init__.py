@@ -1,0 +1,1 @@
+"""Inputs, float64 goldens and error measures for tests, the tuner and the benchmark."""

@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from codegen import PACKAGE
 from codegen.ir.expr import ScalarType, TensorSpec
 from codegen.ir.parse import parse_example
 from codegen.ir.printers import torch_printer
 from codegen.spec import dims
-
-PACKAGE = "generated"
 
 BOUND = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Largest error of a tensor, relative to its largest element.

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from codegen import PACKAGE
 from codegen.testing.golden import Inputs
 
 
-def load_op(variant: str, package: str = "generated") -> Callable[..., Any]:
+def load_op(variant: str, package: str = PACKAGE) -> Callable[..., Any]:
     """`generated.jax.<variant>`."""
     op: Callable[..., Any] = getattr(importlib.import_module(f"{package}.jax"), variant)
     return op
@@ -43,7 +44,7 @@ def tensor(x: jax.Array) -> Tensor:
     return torch.from_numpy(np.array(x))
 
 
-def evaluate(variant: str, inputs: Inputs, *, package: str = "generated", **options: Any) -> dict[str, Tensor]:
+def evaluate(variant: str, inputs: Inputs, *, package: str = PACKAGE, **options: Any) -> dict[str, Tensor]:
     """o, lse and the gradient of every leaf, as `golden.evaluate` gives them, under jit."""
     op = load_op(variant, package)
     given = {name: array(x) for name, x in options.items() if name != "schedule"}

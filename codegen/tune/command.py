@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from codegen import PROGRAM
 from codegen.compile.packages import Package, chosen, find_package
 from codegen.load.spec_file import load
 from codegen.render.files import MANIFEST
@@ -188,7 +189,7 @@ def this_machine() -> Machine:
     if not torch.cuda.is_available():
         raise CodegenError(
             "tune measures kernels, and torch finds no GPU here: it needs an NVIDIA or AMD GPU and a torch built for "
-            "it. Without one, `python -m codegen lint` compiles the default tiles for every chip"
+            f"it. Without one, `{PROGRAM} lint` compiles the default tiles for every chip"
         )
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     arch = f"sm_{properties.major}{properties.minor}"

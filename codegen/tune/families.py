@@ -47,8 +47,8 @@ class Families:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self._configs, self._families = context.runtime("configs"), context.runtime("families")
-        self._gpu: str = context.runtime("tuned").gpu_key(context.machine.gpu)
+        self._configs, self._families = context.runtime("core.configs"), context.runtime("core.families")
+        self._gpu: str = context.runtime("core.tuned").gpu_key(context.machine.gpu)
 
     def refusal(self, comparison: Comparison) -> str:
         """Why there is nothing to compare; empty where both families have the kernels."""
@@ -126,7 +126,7 @@ class Families:
 
     def forget(self) -> None:
         """Have the package read its tuned files again, to which tiles may have come."""
-        self.context.runtime("tuned").tuned_entries.cache_clear()
+        self.context.runtime("core.tuned").tuned_entries.cache_clear()
         self._configs.tiles_for.cache_clear()
 
     def _tiles(self, comparison: Comparison, seq: int, group: int, words: str) -> dict[Pass, TileConfig]:

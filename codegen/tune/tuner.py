@@ -64,7 +64,7 @@ class Context:
     def chip(self) -> str:
         """The architecture whose tiles the GPU's runs with."""
         arch = self.machine.arch
-        return str(self.runtime("configs").SAME_TILES.get(arch, arch))
+        return str(self.runtime("core.configs").SAME_TILES.get(arch, arch))
 
     def kernel_hash(self, group: Group) -> str:
         """The hash of the code that a group's kernel is rendered to."""
@@ -72,13 +72,15 @@ class Context:
 
     def file(self, variant: str) -> TunedFile:
         """The tuned file of a variant on this GPU."""
-        tuned = self.runtime("tuned")
+        tuned = self.runtime("core.tuned")
         return TunedFile(tuned.tuned_path(tuned.gpu_key(self.machine.gpu), variant, self.folder), self.machine)
 
     def default(self, group: Group, workload: Workload) -> TileConfig:
         """The tile that a call runs with where nothing is tuned."""
-        problem = self.runtime("tuned").Problem(group.mode, group.dtype, group.head_dim, workload.group, workload.seq)
-        choice = self.runtime("configs").ladder(group.variant, self.machine.arch, "", problem)[group.pass_]
+        problem = self.runtime("core.tuned").Problem(
+            group.mode, group.dtype, group.head_dim, workload.group, workload.seq
+        )
+        choice = self.runtime("core.configs").ladder(group.variant, self.machine.arch, "", problem)[group.pass_]
         return TileConfig(**choice.tile._asdict())
 
 

@@ -1,0 +1,1 @@
+"""What every room uses: errors, text, and where shipped files are."""

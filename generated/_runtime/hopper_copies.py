@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies between shared memory and memory by Hopper's hardware (TMA), under one name for all versions of Triton."""
 
 from typing import Any

@@ -1,5 +1,6 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/variant_init.py.jinja
-# hash: c0f541e714f0fc23
+# hash: 83ceac71bf3baf24
 """`alibi`: Attention with linear biases; the slopes may be trained (Press et al., 2022, arXiv:2108.12409)."""

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: portable/bwd_dkdv.py.jinja
-# hash: 29151c4b6187d044
+# hash: 41689b0f557318ea
 """Gradients of `alibi` with respect to k and v.
 
     keep   q_idx >= kv_idx

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: portable/fwd.py.jinja
-# hash: 0477751332b66607
+# hash: 5f9c078a0f3ad175
 """Forward of `alibi`: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx

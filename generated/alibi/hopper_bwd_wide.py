@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/bwd_wide.py.jinja
-# hash: a1776f501f08fc9d
+# hash: a0b0068b612f341c
 """Gradients of `alibi` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep          q_idx >= kv_idx

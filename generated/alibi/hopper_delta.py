@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/delta.py.jinja
-# hash: 25a48dd9f03cfa33
+# hash: e1565669bd1934eb
 """What runs before and after the backward of `alibi` on Hopper.
 
     o         [B, Hq, Sq, Dv]

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/jax_launch.py.jinja
-# hash: f5346edf5f987ec0
+# hash: d6bb1f9e710ea5f7
 """Launches of the kernels of `alibi`, in JAX."""
 
 from jax import Array

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/jax_reference.py.jinja
-# hash: 8ab4b21060e97f33
+# hash: 3b9b9c7785d978f1
 """`alibi` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.

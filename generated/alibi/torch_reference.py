@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/torch_reference.py.jinja
-# hash: 8580d41086bfd2c5
+# hash: 79e9459c63514d88
 """`alibi` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.

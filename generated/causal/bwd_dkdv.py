@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: portable/bwd_dkdv.py.jinja
-# hash: f42a802f04af07a9
+# hash: 5b1b1d7f02247b55
 """Gradients of `causal` with respect to k and v.
 
     keep   q_idx >= kv_idx

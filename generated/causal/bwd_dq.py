@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: portable/bwd_dq.py.jinja
-# hash: 4e1d443b1ef17bcb
+# hash: 5412f5e6886884f8
 """Gradient of `causal` with respect to q.
 
     keep   q_idx >= kv_idx

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: portable/fwd.py.jinja
-# hash: bf128b626d734933
+# hash: bbf0c0f1162ca5fa
 """Forward of `causal`: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/bwd.py.jinja
-# hash: 670a0e4efc9c33cb
+# hash: 31fb7fdbb7e2e590
 """Gradients of `causal` on Hopper with respect to k and v, and where it may be so to q.
 
     keep   q_idx >= kv_idx

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/delta.py.jinja
-# hash: 37def6a266afe5a1
+# hash: ea6f8aa74a87927a
 """What runs before and after the backward of `causal` on Hopper.
 
 o         [B, Hq, Sq, Dv]

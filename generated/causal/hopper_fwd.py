@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/fwd.py.jinja
-# hash: 25e0572269e0de39
+# hash: 0f6554a93064cba4
 """Forward of `causal` on Hopper: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx

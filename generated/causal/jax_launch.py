@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/jax_launch.py.jinja
-# hash: 8623a32244d1571b
+# hash: e0c08e79bde3121d
 """Launches of the kernels of `causal`, in JAX."""
 
 from .._runtime.core.configs import Tiles, block_columns, cdiv

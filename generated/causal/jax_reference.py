@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/jax_reference.py.jinja
-# hash: 463a85f33700fb2e
+# hash: e0a1eb01916d45ae
 """`causal` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/torch_launch.py.jinja
-# hash: 7539d7845752eb72
+# hash: 17e94dd15be941df
 """Launches of the kernels of `causal`, with their gradients, as PyTorch operators."""
 
 from typing import Any

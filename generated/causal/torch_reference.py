@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/torch_reference.py.jinja
-# hash: 9a04574a59e0c711
+# hash: 265bc7fbb38a83f7
 """`causal` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: portable/bwd_dkdv.py.jinja
-# hash: 944fc1bfa98ab6c9
+# hash: bc42abc9a66a3c82
 """Gradients of `causal_dropout` with respect to k and v.
 
     keep   q_idx >= kv_idx

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: portable/bwd_dq.py.jinja
-# hash: 66799e481212e436
+# hash: b40260f6b0702c12
 """Gradient of `causal_dropout` with respect to q.
 
     keep   q_idx >= kv_idx

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: portable/fwd.py.jinja
-# hash: 7668a78703ad620f
+# hash: f65213fc0991aad7
 """Forward of `causal_dropout`: `o = dropout(softmax(score)) v`.
 
     keep  q_idx >= kv_idx

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/bwd.py.jinja
-# hash: 2f37b00cbc71b0f8
+# hash: 8924f8d81f14f931
 """Gradients of `causal_dropout` on Hopper with respect to k and v, and where it may be so to q.
 
     keep   q_idx >= kv_idx

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/delta.py.jinja
-# hash: 021d791687b6dbd9
+# hash: 227697a1388b8d8b
 """What runs before and after the backward of `causal_dropout` on Hopper.
 
     o         [B, Hq, Sq, Dv]

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/fwd.py.jinja
-# hash: fb20bd781999666a
+# hash: 988f14af411c07be
 """Forward of `causal_dropout` on Hopper: `o = dropout(softmax(score)) v`.
 
     keep  q_idx >= kv_idx

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/torch_reference.py.jinja
-# hash: 61c3054a98b14548
+# hash: a0040f1643259bd1
 """`causal_dropout` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.

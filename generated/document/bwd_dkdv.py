@@ -1,8 +1,9 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: portable/bwd_dkdv.py.jinja
-# hash: 871bc9cafb6e82d0
+# hash: 524727eea8b098a0
 """Gradients of `document` with respect to k and v.
 
     keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]

@@ -1,8 +1,9 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/jax_launch.py.jinja
-# hash: 6bf54846de62339f
+# hash: f4465c01e0dad552
 """Launches of the kernels of `document`, in JAX."""
 
 from .._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2

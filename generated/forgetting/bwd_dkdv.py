@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: portable/bwd_dkdv.py.jinja
-# hash: a943993f47e82b67
+# hash: e30ffbd708b2e7aa
 """Gradients of `forgetting` with respect to k and v and g.
 
     keep         q_idx >= kv_idx

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: portable/bwd_dq.py.jinja
-# hash: 915952df80774054
+# hash: fc69b27955fe2c71
 """Gradient of `forgetting` with respect to q and g.
 
     keep         q_idx >= kv_idx

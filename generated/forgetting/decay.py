@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: portable/decay.py.jinja
-# hash: 11101efa21256e71
+# hash: 9501316ec8b53ef1
 """Log-decay of `forgetting`: the cumulative sum of g, and its gradient.
 
     g, dg  [B, P, Hq]  natural log; P positions

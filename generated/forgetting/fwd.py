@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: portable/fwd.py.jinja
-# hash: 152cde3755d03490
+# hash: 15a0265ea0ebe2ac
 """Forward of `forgetting`: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/bwd.py.jinja
-# hash: 0b1ddd22ee98d153
+# hash: 3edf176f8121dd8f
 """Gradients of `forgetting` on Hopper with respect to k and v and g, and where it may be so to q.
 
     keep         q_idx >= kv_idx

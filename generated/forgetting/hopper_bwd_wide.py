@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/bwd_wide.py.jinja
-# hash: e4621bc65519251e
+# hash: 23b470df2e7b5c3d
 """Gradients of `forgetting` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep         q_idx >= kv_idx

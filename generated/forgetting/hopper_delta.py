@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/delta.py.jinja
-# hash: 4fcc8426e2800169
+# hash: fea150cf870bdbe3
 """What runs before and after the backward of `forgetting` on Hopper.
 
     o         [B, Hq, Sq, Dv]

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/fwd.py.jinja
-# hash: 0feca36c8275eeb9
+# hash: 0e33e0543cb055c3
 """Forward of `forgetting` on Hopper: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/jax_launch.py.jinja
-# hash: 354840fedf2c4e77
+# hash: 472e3ba192364ae5
 """Launches of the kernels of `forgetting`, in JAX."""
 
 from jax import Array

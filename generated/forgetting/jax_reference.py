@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/jax_reference.py.jinja
-# hash: d7ae3170bf365bf7
+# hash: 2545ba6306e267bf
 """`forgetting` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/torch_reference.py.jinja
-# hash: 8734508586f31764
+# hash: 633c8c7e2a5c4ab2
 """`forgetting` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: portable/bwd_dkdv.py.jinja
-# hash: c1ef62247f0f17fd
+# hash: 4fe6f7359220fe6a
 """Gradients of `full` with respect to k and v.
 
     q      [B, Hq, Sq, D]

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: portable/bwd_dq.py.jinja
-# hash: 26f2ac96ac3755cb
+# hash: 39aba776af6335b4
 """Gradient of `full` with respect to q.
 
     o      [B, Hq, Sq, Dv]

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: portable/fwd.py.jinja
-# hash: 2442732744b05fcf
+# hash: c82f9fcb759a1b9c
 """Forward of `full`: `o = softmax(score) v`.
 
     q    [B, Hq, Sq, D]

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/bwd.py.jinja
-# hash: 1501753c9898b184
+# hash: 2a2531bf9fbdbbf9
 """Gradients of `full` on Hopper with respect to k and v, and where it may be so to q.
 
     q      [B, Hq, Sq, D]

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/bwd_wide.py.jinja
-# hash: de971911096fd443
+# hash: fd660f2bdfc2d9ed
 """Gradients of `full` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     q      [B, Hq, Sq, D]

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/delta.py.jinja
-# hash: b389ae17e39f75f0
+# hash: ccf26bc5a8835996
 """What runs before and after the backward of `full` on Hopper.
 
 o         [B, Hq, Sq, Dv]

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/jax_launch.py.jinja
-# hash: 46181166cd92d4bc
+# hash: 5e4b17e1a5aa6928
 """Launches of the kernels of `full`, in JAX."""
 
 from .._runtime.core.configs import Tiles, block_columns, cdiv

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/jax_reference.py.jinja
-# hash: cb07473a87583cee
+# hash: d2dd2646f3e4a5e6
 """`full` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.

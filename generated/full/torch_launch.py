@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/torch_launch.py.jinja
-# hash: 9248f0ec52a0dd35
+# hash: 7778da96beb7a74b
 """Launches of the kernels of `full`, with their gradients, as PyTorch operators."""
 
 from typing import Any

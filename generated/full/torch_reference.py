@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/torch_reference.py.jinja
-# hash: 074dd1b8f2b64b6b
+# hash: 54253e01a2b12373
 """`full` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: portable/bwd_dkdv.py.jinja
-# hash: ed1f9066dace416b
+# hash: e1933c2ce1b188a7
 """Gradients of `gemma2_local` with respect to k and v.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 4096

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/bwd.py.jinja
-# hash: dbba7b9330e40376
+# hash: c1d2fa6d0bec4b0b
 """Gradients of `gemma2_local` on Hopper with respect to k and v, and where it may be so to q.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 4096

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/delta.py.jinja
-# hash: 608e0205f7adedc5
+# hash: ab33716b12ef3cd3
 """What runs before and after the backward of `gemma2_local` on Hopper.
 
 o         [B, Hq, Sq, Dv]

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/jax_launch.py.jinja
-# hash: 94393bdc7c2d8296
+# hash: 98f66f0e439dc448
 """Launches of the kernels of `gemma2_local`, in JAX."""
 
 from .._runtime.core.configs import Tiles, block_columns, cdiv

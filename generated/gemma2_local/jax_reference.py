@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/jax_reference.py.jinja
-# hash: fe2e2e0903e411ec
+# hash: 1d4022f289c9aeff
 """`gemma2_local` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.

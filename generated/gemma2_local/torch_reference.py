@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/torch_reference.py.jinja
-# hash: c8c2c0bac669c410
+# hash: be60ca53d170ae9c
 """`gemma2_local` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.

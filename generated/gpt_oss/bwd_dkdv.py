@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: portable/bwd_dkdv.py.jinja
-# hash: a066ab7478153e1e
+# hash: d43b6473cec2de63
 """Gradients of `gpt_oss` with respect to k and v.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 128

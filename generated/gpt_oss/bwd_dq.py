@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: portable/bwd_dq.py.jinja
-# hash: 2abc99f1cd1d0ce2
+# hash: a4939c383ff6acb2
 """Gradient of `gpt_oss` with respect to q.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 128

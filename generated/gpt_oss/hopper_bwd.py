@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: hopper/bwd.py.jinja
-# hash: 1d9691d0c0734c64
+# hash: 12e809f0e52e9c81
 """Gradients of `gpt_oss` on Hopper with respect to k and v, and where it may be so to q.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 128

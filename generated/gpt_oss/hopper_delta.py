@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: hopper/delta.py.jinja
-# hash: 2bd1e2f32aae8304
+# hash: a1db745d106ce836
 """What runs before and after the backward of `gpt_oss` on Hopper.
 
 o         [B, Hq, Sq, Dv]

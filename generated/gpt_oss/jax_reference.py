@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/jax_reference.py.jinja
-# hash: a126423c78840141
+# hash: 3a5c84a8e010877a
 """`gpt_oss` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.

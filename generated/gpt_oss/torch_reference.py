@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/torch_reference.py.jinja
-# hash: 0db7abfe93ae6c68
+# hash: 70811770ecd4f6b8
 """`gpt_oss` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.

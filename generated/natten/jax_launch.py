@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/jax_launch.py.jinja
-# hash: 2160302c9412de9f
+# hash: 346cc99d3bbcb0fd
 """Launches of the kernels of `natten`, in JAX."""
 
 from .._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2

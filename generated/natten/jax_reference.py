@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/jax_reference.py.jinja
-# hash: 47129450b33b155f
+# hash: feab5096342b7a01
 """`natten` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/torch_launch.py.jinja
-# hash: eb19ab9cb32dc318
+# hash: bbab239a13a1fd83
 """Launches of the kernels of `natten`, with their gradients, as PyTorch operators."""
 
 from typing import Any

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/torch_reference.py.jinja
-# hash: bd2d422bf115a6e9
+# hash: 8e8ad9b23058b378
 """`natten` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: portable/bwd_dkdv.py.jinja
-# hash: 40453c5d52c9f97d
+# hash: 81d3190e1aa6d014
 """Gradients of `padding` with respect to k and v.
 
     keep    kv_idx < length[b]

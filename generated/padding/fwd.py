@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: portable/fwd.py.jinja
-# hash: bcdf1a702205b6a8
+# hash: 97dcb91147322411
 """Forward of `padding`: `o = softmax(score) v`.
 
     keep    kv_idx < length[b]

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/bwd_wide.py.jinja
-# hash: 0c5423ac55346df4
+# hash: 304980e4cfa25d40
 """Gradients of `padding` on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep    kv_idx < length[b]

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/delta.py.jinja
-# hash: f808cc097b95b33d
+# hash: 6c0cb11d1c993081
 """What runs before and after the backward of `padding` on Hopper.
 
 o         [B, Hq, Sq, Dv]

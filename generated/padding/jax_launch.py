@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/jax_launch.py.jinja
-# hash: 49f2566cd3b6e1d3
+# hash: 4684a8118c0cd663
 """Launches of the kernels of `padding`, in JAX."""
 
 from .._runtime.core.configs import Tiles, block_columns, cdiv

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/torch_launch.py.jinja
-# hash: a3407a564f874682
+# hash: 0c25b0b32493914f
 """Launches of the kernels of `padding`, with their gradients, as PyTorch operators."""
 
 from typing import Any

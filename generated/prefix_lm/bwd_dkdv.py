@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: portable/bwd_dkdv.py.jinja
-# hash: d4e84ec5b9c4a253
+# hash: cc95486d9d7f9d09
 """Gradients of `prefix_lm` with respect to k and v.
 
     keep   q_idx >= kv_idx or kv_idx < length

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: portable/fwd.py.jinja
-# hash: e3b74f4b8faab197
+# hash: 0a87f089f859f850
 """Forward of `prefix_lm`: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx or kv_idx < length

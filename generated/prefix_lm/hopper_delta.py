@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: hopper/delta.py.jinja
-# hash: 86c20255d7d234e5
+# hash: 4a0fe8ffa7252ee6
 """What runs before and after the backward of `prefix_lm` on Hopper.
 
 o         [B, Hq, Sq, Dv]

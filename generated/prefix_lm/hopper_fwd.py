@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: hopper/fwd.py.jinja
-# hash: 8b2e6d90dc371e48
+# hash: 0552aaf2f55b3211
 """Forward of `prefix_lm` on Hopper: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx or kv_idx < length

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/jax_launch.py.jinja
-# hash: e1227bb038029fa5
+# hash: 2a7212e7e014600a
 """Launches of the kernels of `prefix_lm`, in JAX."""
 
 from .._runtime.core.configs import Tiles, block_columns, cdiv

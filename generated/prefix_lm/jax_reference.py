@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/jax_reference.py.jinja
-# hash: a73c214df28d1927
+# hash: b545efce54d676d7
 """`prefix_lm` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/torch_reference.py.jinja
-# hash: c577e8e42c9638b8
+# hash: 0cd9c0c1629a7446
 """`prefix_lm` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.

@@ -1,8 +1,9 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: portable/bwd_dkdv.py.jinja
-# hash: 02e298b8031b4b08
+# hash: 0b9abc3bd6b6e999
 """Gradients of `relative_bias` with respect to k and v.
 
     keep   q_idx >= kv_idx

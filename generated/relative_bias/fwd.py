@@ -1,8 +1,9 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: portable/fwd.py.jinja
-# hash: cf2ba77868871cc0
+# hash: 729ae3a56c136724
 """Forward of `relative_bias`: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx

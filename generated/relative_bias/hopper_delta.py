@@ -1,8 +1,9 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/delta.py.jinja
-# hash: 414322a6116cbbad
+# hash: 135ca0f3d96af958
 """What runs before the backward of `relative_bias` on Hopper.
 
 o         [B, Hq, Sq, Dv]

@@ -1,8 +1,9 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/jax_reference.py.jinja
-# hash: 8f623eb538482c91
+# hash: 8d6ac5e0df4406a1
 """`relative_bias` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: portable/bwd_dkdv.py.jinja
-# hash: 4164f34a5b89ae7b
+# hash: 5c7c28cb1baeffbe
 """Gradients of `softcap` with respect to k and v.
 
     keep   q_idx >= kv_idx

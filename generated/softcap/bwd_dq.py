@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: portable/bwd_dq.py.jinja
-# hash: 57f4e4d904ddacb0
+# hash: 19b372be13b470a5
 """Gradient of `softcap` with respect to q.
 
     keep   q_idx >= kv_idx

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: portable/fwd.py.jinja
-# hash: 2d764301e6994d13
+# hash: 0b022358419395f8
 """Forward of `softcap`: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx

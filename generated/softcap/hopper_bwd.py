@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/bwd.py.jinja
-# hash: 1fa2a6c90ce53998
+# hash: 9428c09d08285fe0
 """Gradients of `softcap` on Hopper with respect to k and v, and where it may be so to q.
 
     keep   q_idx >= kv_idx

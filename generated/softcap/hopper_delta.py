@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/delta.py.jinja
-# hash: 1f4db5a41c9ba639
+# hash: af7fa143bfb9ca1a
 """What runs before and after the backward of `softcap` on Hopper.
 
 o         [B, Hq, Sq, Dv]

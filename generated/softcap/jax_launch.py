@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/jax_launch.py.jinja
-# hash: 2ad325a2b74ca453
+# hash: 89dba39063a9d872
 """Launches of the kernels of `softcap`, in JAX."""
 
 from .._runtime.core.configs import Tiles, block_columns, cdiv

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/jax_reference.py.jinja
-# hash: 0136fcad657c1af5
+# hash: f9d1f25d125c05ed
 """`softcap` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/torch_reference.py.jinja
-# hash: 3f04aab70c6252df
+# hash: 7a9f851dd1043190
 """`softcap` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.

@@ -1,8 +1,9 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/delta.py.jinja
-# hash: 3c18b8b6fbe28fcd
+# hash: 0e355417fef06364
 """What runs before and after the backward of `streaming_llm` on Hopper.
 
 o         [B, Hq, Sq, Dv]

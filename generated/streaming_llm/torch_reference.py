@@ -1,8 +1,9 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/torch_reference.py.jinja
-# hash: 431dfe5efcf38de6
+# hash: 9d9411bcc0940e34
 """`streaming_llm` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.

@@ -1,6 +1,7 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/torch_init.py.jinja
-# hash: a95ed45532d922f5
+# hash: c7b98f3fa333a458
 """The attention ops for PyTorch, one function per variant; `nn` has them as modules, with parameters of their own."""
 
 from importlib import import_module

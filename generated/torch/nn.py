@@ -1,6 +1,7 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/torch_nn.py.jinja
-# hash: 7de9340d47ca8eb6
+# hash: e610d24ce361fe3b
 """The attention ops as modules, which hold what a variant trains beside q, k and v, and defaults for its scalars.
 
 Each is the variant's name in CamelCase. It is called like its op, without what it holds: `module(q, k, v, **call)`,

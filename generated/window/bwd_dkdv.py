@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: portable/bwd_dkdv.py.jinja
-# hash: 8bc9bb56174e4ea7
+# hash: bc4c23852ac39cb3
 """Gradients of `window` with respect to k and v.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < size

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/delta.py.jinja
-# hash: 4a7739404da9c210
+# hash: c2577724ee4f8153
 """What runs before and after the backward of `window` on Hopper.
 
 o         [B, Hq, Sq, Dv]

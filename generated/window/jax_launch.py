@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/jax_launch.py.jinja
-# hash: 28bb51fed616f9c1
+# hash: 2b18c4503c0ed9b0
 """Launches of the kernels of `window`, in JAX."""
 
 from .._runtime.core.configs import Tiles, block_columns, cdiv

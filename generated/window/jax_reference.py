@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/jax_reference.py.jinja
-# hash: 23d523ba2464d754
+# hash: 98c0609e2ebd488e
 """`window` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.

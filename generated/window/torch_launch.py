@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/torch_launch.py.jinja
-# hash: f5a9fd3af61b3c86
+# hash: 3ddfc6b65345af1a
 """Launches of the kernels of `window`, with their gradients, as PyTorch operators."""
 
 from typing import Any

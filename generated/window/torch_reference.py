@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/torch_reference.py.jinja
-# hash: c881fd1f0cb4e7a8
+# hash: 7bd52e4fe1ab80bd
 """`window` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.

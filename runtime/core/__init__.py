@@ -1,0 +1,1 @@
+"""What ops of both frameworks share; imports no framework."""

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from generated._runtime.core.checks import ArgumentError
-from generated._runtime.torch.sequences import check_packed
-from generated._runtime.torch.support import INTERPRET
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from codegen.testing.golden import load_manifest, load_op
+from generated._runtime.core.checks import ArgumentError
+from generated._runtime.torch.sequences import check_packed
+from generated._runtime.torch.support import INTERPRET
 from tests.support.rendering import importable
 
 pytestmark = [

@@ -11,16 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from generated._runtime.core.checks import ArgumentError
-from generated._runtime.core.sequences import ByRow
-from generated._runtime.jax import sequences as jax_sequences
-from generated._runtime.torch import sequences as torch_sequences
-from generated._runtime.torch.support import INTERPRET
 from torch import Tensor
 
 from codegen.analysis.token_order import by_row
 from codegen.load.spec_file import load
 from codegen.testing.golden import load_manifest, load_op
+from generated._runtime.core.checks import ArgumentError
+from generated._runtime.core.sequences import ByRow
+from generated._runtime.jax import sequences as jax_sequences
+from generated._runtime.torch import sequences as torch_sequences
+from generated._runtime.torch.support import INTERPRET
 from tests.support.rendering import importable, unused_or_undefined
 from tests.support.token_reads import ASKED, ENTRIES, PACKINGS, SPEC, check_packed, check_positions, drawn
 

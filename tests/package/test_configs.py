@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 
 import pytest
+
 from generated._runtime.core import configs
 from generated._runtime.core.configs import Tile, Tiles, block_columns, config_text, next_power_of_2, tiles_for
 

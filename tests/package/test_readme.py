@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from generated._runtime.torch.support import INTERPRET
 
+from generated._runtime.torch.support import INTERPRET
 from tests.support.paths import ROOT
 from tests.support.rendering import importable
 

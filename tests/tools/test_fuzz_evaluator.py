@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from generated._runtime.torch.philox import dropout
 from torch import Tensor
 
+from generated._runtime.torch.philox import dropout
 from tests.fuzz import running, shrink
 from tests.fuzz.attention import Attention, Entry
 from tests.fuzz.calls import Call, build

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from generated._runtime.torch.support import INTERPRET
 
 from codegen.analysis.call_modes import Mode
 from codegen.cli.main import main
@@ -22,6 +21,7 @@ from codegen.lint.kernels import Usage
 from codegen.lint.look import Finding, Task, look_at
 from codegen.load.spec_file import load
 from codegen.spec.model import ARCHS, Pass, TileConfig
+from generated._runtime.torch.support import INTERPRET
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 nothing is compiled")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks of an op's arguments, before anything is launched. Works on shapes and names: no framework is imported."""
 
 from collections.abc import Callable, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which kernels a call runs, with which tiles: as it asks, else as measured on this GPU, else as the rule has it."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The families of kernels: the portable one runs on every chip; that of Hopper, written in Gluon, on sm_90 alone."""
 
 from collections.abc import Mapping

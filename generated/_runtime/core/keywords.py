@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keyword arguments that the code of a function calls by other names. No framework is imported."""
 
 import inspect

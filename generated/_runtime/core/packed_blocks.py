@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table that tells the programs of packed sequences which sequence is theirs."""
 
 import triton

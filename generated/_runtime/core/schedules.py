@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules: the blocks that a mask makes kernels visit, found once, used by many calls. No framework is imported."""
 
 from collections.abc import Callable, Mapping

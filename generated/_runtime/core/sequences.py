@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What calls may say of their sequences, in either framework. No framework is imported."""
 
 from itertools import pairwise

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the process was started with, and what is installed. No framework is imported."""
 
 import importlib.util

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a GPU does with positions that disagree with rows, where an op reads something by row: it answers with NaN."""
 
 import triton

@@ -1,4 +1,5 @@
-"""What was measured on a GPU: `tuned/<gpu>/<variant>.json` beside the variants, written by `python -m codegen tune`."""
+# SPDX-License-Identifier: Apache-2.0
+"""What was measured on a GPU: `tuned/<gpu>/<variant>.json` beside the variants, written by `codegen tune`."""
 
 import json
 import math
@@ -13,8 +14,8 @@ from ..kernels import KERNEL_HASHES
 
 # Files without `families` are of this format, too.
 FORMAT = 1
-PACKAGE = Path(__file__).resolve().parent.parent
-COMMAND = "python -m codegen tune"
+PACKAGE = Path(__file__).resolve().parents[2]
+COMMAND = "codegen tune"
 
 CONTENDERS = PORTABLE, HOPPER_DKDV, HOPPER = ("portable", "hopper_dkdv", "hopper")
 """Whose kernels a forward or a backward runs: the portable family's; Hopper's for dk and dv, beside the portable dq;

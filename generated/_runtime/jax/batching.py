@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `jax.vmap` makes of a call: its axis folded into batch rows, or packed into sequences, where nothing tells."""
 
 from collections.abc import Mapping, Sequence

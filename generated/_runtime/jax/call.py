@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A call of a JAX op: its arguments, checked, on their way to the primitives."""
 
 from collections.abc import Mapping, Sequence

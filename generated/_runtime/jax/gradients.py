@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From the sums that kernels gather to the gradients of a variant's own tensors."""
 
 import math

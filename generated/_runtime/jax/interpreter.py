@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launches in Triton's interpreter, for tests without a GPU: as callbacks, on arrays of numpy."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Triton kernels as calls of XLA.
 
 A kernel is compiled once for what it is specialised on, into Triton's own cache on disk, and launched by the handler

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The forward and the backward of an op in JAX: as launches of its kernels, and as its reference.
 
 A call's arrays are named operands, everything else is one hashable `Call`.

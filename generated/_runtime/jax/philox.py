@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The random words of dropout in plain JAX, the same as the kernels draw, and as `philox.py` draws in torch."""
 
 from typing import Any

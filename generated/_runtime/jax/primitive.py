@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What JAX knows of an attention op: primitives for its forward and its backward, and the rules of its transformations.
 
 On a GPU a primitive lowers to launches of the kernels, elsewhere to the reference, so that one program can be exported

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules of JAX ops, and the tables that their launches make."""
 
 from collections.abc import Callable

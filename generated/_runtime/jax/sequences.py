@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packed sequences, and batches with segment ids, positions and lengths, of JAX arrays: the checks."""
 
 from typing import Any, NamedTuple

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a primitive is cut where its arrays are sharded: along batch rows and heads, without moving any."""
 
 from collections.abc import Callable, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the JAX ops check of their arguments: shapes and types, known while a function is traced."""
 
 from collections.abc import Hashable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arrays as launches see them: with the axes that the kernels know, and strides."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arguments without a gradient: to ask for one is an error, where JAX by itself would give zeros."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Says what is missing before anything else fails for want of it."""
 
 import importlib.util

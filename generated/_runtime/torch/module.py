@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the modules of `torch.nn` share: attention ops that hold parameters, and defaults for their scalars."""
 
 from collections.abc import Callable, Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The random words of dropout in plain torch, the same as the kernels draw.
 
 Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) is a function of a key and a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plain reference in the place of an op's kernels: on the CPU, and for meta tensors, which have only shapes."""
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls that are done again for little more than their launches cost.
 
 What a call computes on the CPU, such as checks, strides and tiles, follows from what its arguments look like, not from

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules: the blocks that a mask makes a kernel visit, found once and used by many calls."""
 
 import math

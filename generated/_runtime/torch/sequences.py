@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packed sequences, and batches with segment ids, positions and lengths: the checks, and how a reference walks them."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the torch ops share: argument checks on tensors, dispatch, layouts, gradient reduction."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What derivatives of derivatives, derivatives in forward mode and `torch.func.vmap` make of a call."""
 
 from collections.abc import Callable, Mapping, Sequence

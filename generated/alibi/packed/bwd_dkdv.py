@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: portable/bwd_dkdv.py.jinja
-# hash: afb8e710a3e0d314
+# hash: cc5c864b97fbb76a
 """Gradients of `alibi`, packed sequences with respect to k and v.
 
     keep        q_idx >= kv_idx

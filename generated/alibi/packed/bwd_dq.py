@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: portable/bwd_dq.py.jinja
-# hash: 9cfac341beb03782
+# hash: e750a4775be66338
 """Gradient of `alibi`, packed sequences with respect to q and slope.
 
     keep          q_idx >= kv_idx

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: portable/fwd.py.jinja
-# hash: e4c3fc9a0b853c12
+# hash: c3368d87c26b7d96
 """Forward of `alibi`, packed sequences: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 2f4f932940a8367a
+# hash: 0182d9d43f143ab8
 """Gradients of `alibi`, packed sequences on Hopper with respect to k and v and slope, and where it may be so to q.
 
     keep          q_idx >= kv_idx

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/bwd_wide.py.jinja
-# hash: 0a4bf23cff232186
+# hash: 23b9f4d7f5373212
 """Gradients of `alibi`, packed sequences on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep          q_idx >= kv_idx

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/jax_launch.py.jinja
-# hash: 1e5e18841841671f
+# hash: 37576eb3b158ecab
 """Launches of the kernels of `alibi`, packed sequences, in JAX."""
 
 from jax import Array

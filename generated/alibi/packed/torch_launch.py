@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/torch_launch.py.jinja
-# hash: 7e45b23d9385bec0
+# hash: 8b0fb82c105b39e7
 """Launches of the kernels of `alibi`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any

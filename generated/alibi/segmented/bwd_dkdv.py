@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: portable/bwd_dkdv.py.jinja
-# hash: c59da543c39148c6
+# hash: 9c356564f459a449
 """Gradients of `alibi`, with segment ids with respect to k and v.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=

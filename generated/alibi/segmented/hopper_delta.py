@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/delta.py.jinja
-# hash: 02017df17f063107
+# hash: 0bb02a28ae7505f6
 """What runs before and after the backward of `alibi`, with segment ids on Hopper.
 
 o         [B, Hq, Sq, Dv]

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/jax_launch.py.jinja
-# hash: 5b73e511f8476621
+# hash: d9c7d1832e5ed001
 """Launches of the kernels of `alibi`, with segment ids, in JAX."""
 
 from jax import Array

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/torch_launch.py.jinja
-# hash: 3be77ad8ff9bc20c
+# hash: 1fc1ca253f5697a8
 """Launches of the kernels of `alibi`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any

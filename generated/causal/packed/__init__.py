@@ -1,6 +1,7 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/variant_init.py.jinja
-# hash: 3cada26720658c25
+# hash: 082273a88e2cd127
 """`causal`, packed sequences: A query attends to itself and to what came before (Vaswani et al., 2017, section
 3.2.3)."""

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: portable/bwd_dkdv.py.jinja
-# hash: 5a3399430a34c4e4
+# hash: 4037a64b03419047
 """Gradients of `causal`, packed sequences with respect to k and v.
 
     keep        q_idx >= kv_idx

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: portable/bwd_dq.py.jinja
-# hash: 242a675bca3ed350
+# hash: 4ee3e9ec412794e0
 """Gradient of `causal`, packed sequences with respect to q.
 
     keep        q_idx >= kv_idx

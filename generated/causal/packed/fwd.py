@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: portable/fwd.py.jinja
-# hash: 2498bf8c66bb9056
+# hash: 768a9e68def48438
 """Forward of `causal`, packed sequences: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/bwd_wide.py.jinja
-# hash: 241f784f5029cb6e
+# hash: 08f502cb95d2c882
 """Gradients of `causal`, packed sequences on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep        q_idx >= kv_idx

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/delta.py.jinja
-# hash: 5f73f5118165ce00
+# hash: a13dd7f6e83ca63d
 """What runs before and after the backward of `causal`, packed sequences on Hopper.
 
 o         [total_q, Hq, Dv]

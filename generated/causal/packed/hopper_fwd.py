@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/fwd.py.jinja
-# hash: 1ec3f5f8b7d8ad8f
+# hash: a66c486599a4bd4b
 """Forward of `causal`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx

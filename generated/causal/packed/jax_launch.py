@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/jax_launch.py.jinja
-# hash: ac78de7c448c8beb
+# hash: 52f825237ba85699
 """Launches of the kernels of `causal`, packed sequences, in JAX."""
 
 from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/torch_launch.py.jinja
-# hash: fa844b4722969e9c
+# hash: 12a4e614655d6282
 """Launches of the kernels of `causal`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/delta.py.jinja
-# hash: 160e035e95b05fb8
+# hash: 475343cc235b6d94
 """What runs before and after the backward of `causal`, with segment ids on Hopper.
 
 o         [B, Hq, Sq, Dv]

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/torch_launch.py.jinja
-# hash: d6c758eb52ef7f12
+# hash: 8e2dbf96c97ea33c
 """Launches of the kernels of `causal`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: portable/bwd_dkdv.py.jinja
-# hash: 64275648bc5a6235
+# hash: 643539a5c176b9a9
 """Gradients of `causal_dropout`, packed sequences with respect to k and v.
 
     keep        q_idx >= kv_idx

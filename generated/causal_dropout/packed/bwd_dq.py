@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: portable/bwd_dq.py.jinja
-# hash: cfec11a75b4413a5
+# hash: a345adaf7ffec9cf
 """Gradient of `causal_dropout`, packed sequences with respect to q.
 
     keep        q_idx >= kv_idx

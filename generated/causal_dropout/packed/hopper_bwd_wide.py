@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/bwd_wide.py.jinja
-# hash: 4f397a59eea8a43d
+# hash: 7457d6ae319d12b2
 """Gradients of `causal_dropout`, packed sequences on Hopper, as in `hopper_bwd`, where q or v have more than 128
 columns.
 

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/delta.py.jinja
-# hash: b9edaab80748265a
+# hash: ea66f10c1134d4c3
 """What runs before and after the backward of `causal_dropout`, packed sequences on Hopper.
 
     o         [total_q, Hq, Dv]

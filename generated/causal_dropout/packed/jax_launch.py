@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/jax_launch.py.jinja
-# hash: 920c2f1c456547d9
+# hash: 580efc73e8ac6d38
 """Launches of the kernels of `causal_dropout`, packed sequences, in JAX."""
 
 from ..._runtime.core.checks import keep_numbers

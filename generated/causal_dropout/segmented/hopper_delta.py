@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/delta.py.jinja
-# hash: 4f6e9ae2903c7371
+# hash: bfbb75743917c81a
 """What runs before and after the backward of `causal_dropout`, with segment ids on Hopper.
 
     o         [B, Hq, Sq, Dv]

@@ -1,8 +1,9 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: portable/bwd_dq.py.jinja
-# hash: 9d91b6e4beb1621c
+# hash: e1568a2def5c3281
 """Gradient of `document`, packed sequences with respect to q.
 
     keep        q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]

@@ -1,8 +1,9 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: portable/block_ranges.py.jinja
-# hash: 509ad29ba823e20b
+# hash: 5999ba1fdffc04e8
 """Which blocks of keys a block of queries visits under `document`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and doc[b, q_row] == doc[b, cols] and q_segment_ids[b, rows] ==

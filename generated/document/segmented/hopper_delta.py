@@ -1,8 +1,9 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/delta.py.jinja
-# hash: df75e9332f2d421a
+# hash: 2c80fdeb6bd1dd67
 """What runs before and after the backward of `document`, with segment ids on Hopper.
 
 o         [B, Hq, Sq, Dv]

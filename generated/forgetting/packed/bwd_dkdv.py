@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: portable/bwd_dkdv.py.jinja
-# hash: 461676e91514e08f
+# hash: 71e40c27b7d0cbd0
 """Gradients of `forgetting`, packed sequences with respect to k and v and g.
 
     keep         q_idx >= kv_idx

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: portable/bwd_dq.py.jinja
-# hash: 13decaba798f7ebd
+# hash: 4ec978e6817100a3
 """Gradient of `forgetting`, packed sequences with respect to q and g.
 
     keep         q_idx >= kv_idx

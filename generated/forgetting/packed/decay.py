@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: portable/decay.py.jinja
-# hash: bbdc75dec14fda36
+# hash: 3e0dc28b4dc12b1b
 """Log-decay of `forgetting`, packed sequences: the cumulative sum of g, and its gradient.
 
     g, dg           [total_k, Hq]  natural log

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: portable/fwd.py.jinja
-# hash: 2366b56aa3652906
+# hash: af3c3d69aa69b5fa
 """Forward of `forgetting`, packed sequences: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/bwd_wide.py.jinja
-# hash: 1d02cec2bdc0ec72
+# hash: 617708687a78afba
 """Gradients of `forgetting`, packed sequences on Hopper, as in `hopper_bwd`, where q or v have more than 128
 columns.
 

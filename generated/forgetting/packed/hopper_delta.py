@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/delta.py.jinja
-# hash: 2288ef44097576b9
+# hash: d94a803820df7f31
 """What runs before and after the backward of `forgetting`, packed sequences on Hopper.
 
     o         [total_q, Hq, Dv]

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/fwd.py.jinja
-# hash: b0499366b37bfd03
+# hash: 23e4e230e359eb7a
 """Forward of `forgetting`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/jax_launch.py.jinja
-# hash: fabf10a2cf6f817d
+# hash: 3bc23172254a92d1
 """Launches of the kernels of `forgetting`, packed sequences, in JAX."""
 
 from jax import Array

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/bwd_wide.py.jinja
-# hash: 1d07bd9e656776e6
+# hash: ec87574743f9aa15
 """Gradients of `forgetting`, with segment ids on Hopper, as in `hopper_bwd`, where q or v have more than 128
 columns.
 

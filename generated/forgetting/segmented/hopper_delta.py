@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/delta.py.jinja
-# hash: 278e500edb91dc98
+# hash: 79006dbeb133020a
 """What runs before and after the backward of `forgetting`, with segment ids on Hopper.
 
     o         [B, Hq, Sq, Dv]

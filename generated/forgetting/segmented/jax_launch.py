@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/jax_launch.py.jinja
-# hash: 2cb4af419b01632a
+# hash: e470ba0c7080c870
 """Launches of the kernels of `forgetting`, with segment ids, in JAX."""
 
 from jax import Array

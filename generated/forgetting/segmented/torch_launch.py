@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/torch_launch.py.jinja
-# hash: e85e79dca626134f
+# hash: 6c388b8f45c71208
 """Launches of the kernels of `forgetting`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any

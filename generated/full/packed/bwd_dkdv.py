@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: portable/bwd_dkdv.py.jinja
-# hash: 156358b05a251155
+# hash: 5d11054b7f010bd2
 """Gradients of `full`, packed sequences with respect to k and v.
 
     q           [total_q, Hq, D]

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: portable/bwd_dq.py.jinja
-# hash: 417c4790e273ae98
+# hash: ecd8b90d09cda625
 """Gradient of `full`, packed sequences with respect to q.
 
     o           [total_q, Hq, Dv]

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: portable/fwd.py.jinja
-# hash: 6fe0ae2513648b75
+# hash: 7e8fc65771a7280e
 """Forward of `full`, packed sequences: `o = softmax(score) v`.
 
     q           [total_q, Hq, D]

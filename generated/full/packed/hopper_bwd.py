@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/bwd.py.jinja
-# hash: 7d3f7857a199678f
+# hash: a0fde63f58138577
 """Gradients of `full`, packed sequences on Hopper with respect to k and v, and where it may be so to q.
 
     q           [total_q, Hq, D]

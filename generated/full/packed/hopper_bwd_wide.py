@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/bwd_wide.py.jinja
-# hash: a91e158f8644938c
+# hash: fa49880c3c58a83e
 """Gradients of `full`, packed sequences on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     q           [total_q, Hq, D]

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/delta.py.jinja
-# hash: c0564ce310087dfc
+# hash: 876742b00b58cfbb
 """What runs before and after the backward of `full`, packed sequences on Hopper.
 
 o         [total_q, Hq, Dv]

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/fwd.py.jinja
-# hash: 7a9d7c7370322959
+# hash: e2f723715cf7c052
 """Forward of `full`, packed sequences on Hopper: `o = softmax(score) v`.
 
     q           [total_q, Hq, D]

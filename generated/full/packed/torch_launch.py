@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/torch_launch.py.jinja
-# hash: d6e98e88646875a8
+# hash: d84a36c48849d96f
 """Launches of the kernels of `full`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any

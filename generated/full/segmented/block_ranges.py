@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: portable/block_ranges.py.jinja
-# hash: b1156bd3b6c96be7
+# hash: 8dd3f9f7559a1a1b
 """Which blocks of keys a block of queries visits under `full`, with segment ids, and the other way round.
 
     keep                     q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] != padding_id

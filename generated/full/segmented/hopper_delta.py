@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/delta.py.jinja
-# hash: b0cdb29ca763c608
+# hash: bdfdb8c6df2fcd30
 """What runs before and after the backward of `full`, with segment ids on Hopper.
 
 o         [B, Hq, Sq, Dv]

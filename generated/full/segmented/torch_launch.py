@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/torch_launch.py.jinja
-# hash: 568f5230cf25fb9a
+# hash: 22de77a6390522cd
 """Launches of the kernels of `full`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any

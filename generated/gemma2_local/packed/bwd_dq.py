@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: portable/bwd_dq.py.jinja
-# hash: b1142746ee706857
+# hash: f43d4833fd534c3e
 """Gradient of `gemma2_local`, packed sequences with respect to q.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < 4096

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/bwd_wide.py.jinja
-# hash: da839f9324557d4f
+# hash: 74902f4e42f43aa5
 """Gradients of `gemma2_local`, packed sequences on Hopper, as in `hopper_bwd`, where q or v have more than 128
 columns.
 

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/delta.py.jinja
-# hash: a2a9547c4cd40001
+# hash: 2fa5507aa97c020c
 """What runs before and after the backward of `gemma2_local`, packed sequences on Hopper.
 
 o         [total_q, Hq, Dv]

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/delta.py.jinja
-# hash: 162232b91603b50e
+# hash: 2613f30fcb618389
 """What runs before and after the backward of `gemma2_local`, with segment ids on Hopper.
 
 o         [B, Hq, Sq, Dv]

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/torch_launch.py.jinja
-# hash: 525b429cad31ea8a
+# hash: 5fc0452d88d8f762
 """Launches of the kernels of `gemma2_local`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any

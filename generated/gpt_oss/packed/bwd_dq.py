@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: portable/bwd_dq.py.jinja
-# hash: 53fdb19789ac3d81
+# hash: 04ba43731687843f
 """Gradient of `gpt_oss`, packed sequences with respect to q.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < 128

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: hopper/delta.py.jinja
-# hash: 52bd13869da0d285
+# hash: 41bd0e8e0435f717
 """What runs before and after the backward of `gpt_oss`, packed sequences on Hopper.
 
 o         [total_q, Hq, Dv]

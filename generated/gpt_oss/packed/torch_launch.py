@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/torch_launch.py.jinja
-# hash: 6ee0ccc4bcbbc213
+# hash: a970f1b5917e9468
 """Launches of the kernels of `gpt_oss`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any

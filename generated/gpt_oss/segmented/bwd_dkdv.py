@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: portable/bwd_dkdv.py.jinja
-# hash: b129c419d1b95fc5
+# hash: 505299ff03cf1ea2
 """Gradients of `gpt_oss`, with segment ids with respect to k and v.
 
     keep            q_idx >= kv_idx and q_idx - kv_idx < 128 and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and

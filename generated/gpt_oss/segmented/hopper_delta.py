@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: hopper/delta.py.jinja
-# hash: 17e83551c06cd8b6
+# hash: 3ac132127b127708
 """What runs before and after the backward of `gpt_oss`, with segment ids on Hopper.
 
 o         [B, Hq, Sq, Dv]

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/jax_launch.py.jinja
-# hash: 3d124300eb06f969
+# hash: 704adc812dc2ede6
 """Launches of the kernels of `gpt_oss`, with segment ids, in JAX."""
 
 from jax import Array

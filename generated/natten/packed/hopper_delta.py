@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/delta.py.jinja
-# hash: 0242e19bb54a46cd
+# hash: 5ebffa40b0dc2e32
 """What runs before and after the backward of `natten`, packed sequences on Hopper.
 
 o         [total_q, Hq, Dv]

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/delta.py.jinja
-# hash: 4af40bae77f1e738
+# hash: d537ba963839ff33
 """What runs before and after the backward of `natten`, with segment ids on Hopper.
 
 o         [B, Hq, Sq, Dv]

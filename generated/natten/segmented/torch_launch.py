@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/torch_launch.py.jinja
-# hash: 372c7f8b1c8e3be8
+# hash: 985581f90e10fab0
 """Launches of the kernels of `natten`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any

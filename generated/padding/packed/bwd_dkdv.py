@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: portable/bwd_dkdv.py.jinja
-# hash: 9f24cdede53b3a42
+# hash: d34c69b33d24816c
 """Gradients of `padding`, packed sequences with respect to k and v.
 
     keep        kv_idx < length[b]

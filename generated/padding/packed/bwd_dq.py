@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: portable/bwd_dq.py.jinja
-# hash: e096918f221792f5
+# hash: 0c349f31e92418cb
 """Gradient of `padding`, packed sequences with respect to q.
 
     keep        kv_idx < length[b]

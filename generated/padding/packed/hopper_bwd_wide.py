@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/bwd_wide.py.jinja
-# hash: 23738f06889b6e63
+# hash: caf3aa20f3393d4a
 """Gradients of `padding`, packed sequences on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep        kv_idx < length[b]

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/delta.py.jinja
-# hash: dff22aac6c035673
+# hash: 02a1c307391a4e67
 """What runs before and after the backward of `padding`, packed sequences on Hopper.
 
 o         [total_q, Hq, Dv]

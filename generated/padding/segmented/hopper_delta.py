@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/delta.py.jinja
-# hash: e5b67b7ffcfecee4
+# hash: d81812b61fb31b70
 """What runs before and after the backward of `padding`, with segment ids on Hopper.
 
 o         [B, Hq, Sq, Dv]

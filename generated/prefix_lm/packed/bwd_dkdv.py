@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: portable/bwd_dkdv.py.jinja
-# hash: 6c448105ba75c30a
+# hash: 88f44b3afb8b03b3
 """Gradients of `prefix_lm`, packed sequences with respect to k and v.
 
     keep        q_idx >= kv_idx or kv_idx < length

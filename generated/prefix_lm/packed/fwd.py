@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: portable/fwd.py.jinja
-# hash: 633d19a416e4b86c
+# hash: d10797ae98448a85
 """Forward of `prefix_lm`, packed sequences: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx or kv_idx < length

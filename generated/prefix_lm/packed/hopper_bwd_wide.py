@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: hopper/bwd_wide.py.jinja
-# hash: abaa1b44c539fb69
+# hash: 6d0c995ed893e75b
 """Gradients of `prefix_lm`, packed sequences on Hopper, as in `hopper_bwd`, where q or v have more than 128 columns.
 
     keep        q_idx >= kv_idx or kv_idx < length

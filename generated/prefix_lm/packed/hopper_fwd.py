@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: hopper/fwd.py.jinja
-# hash: 5f5e6a49f656858e
+# hash: 29cdeba12023938b
 """Forward of `prefix_lm`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx or kv_idx < length

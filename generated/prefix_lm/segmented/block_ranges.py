@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: portable/block_ranges.py.jinja
-# hash: 95ef4e91561326e4
+# hash: 8200edb5a5bdcf23
 """Which blocks of keys a block of queries visits under `prefix_lm`, with segment ids, and the other way round.
 
     keep                     (q_idx >= kv_idx or kv_idx < length) and q_segment_ids[b, rows] == kv_segment_ids[b, cols]

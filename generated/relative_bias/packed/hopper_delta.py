@@ -1,8 +1,9 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/delta.py.jinja
-# hash: 89facb8b49a16f83
+# hash: 77039a6ea2e20185
 """What runs before the backward of `relative_bias`, packed sequences on Hopper.
 
 o         [total_q, Hq, Dv]

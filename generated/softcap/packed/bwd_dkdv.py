@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: portable/bwd_dkdv.py.jinja
-# hash: 79bf43e8dcfef61d
+# hash: 906577ec6ec837a7
 """Gradients of `softcap`, packed sequences with respect to k and v.
 
     keep        q_idx >= kv_idx

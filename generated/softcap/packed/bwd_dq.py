@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: portable/bwd_dq.py.jinja
-# hash: 66aa8fb21ca33c79
+# hash: dc5f6c68571693d9
 """Gradient of `softcap`, packed sequences with respect to q.
 
     keep        q_idx >= kv_idx

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: portable/fwd.py.jinja
-# hash: 19621f65f6440a74
+# hash: e4ce7ccdb504ae44
 """Forward of `softcap`, packed sequences: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx

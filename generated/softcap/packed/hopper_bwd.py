@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/bwd.py.jinja
-# hash: b9a4176842b30fcb
+# hash: 2faa18e9bb029cfd
 """Gradients of `softcap`, packed sequences on Hopper with respect to k and v, and where it may be so to q.
 
     keep        q_idx >= kv_idx

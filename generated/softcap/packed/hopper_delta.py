@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/delta.py.jinja
-# hash: c3e02373d0ad3b74
+# hash: 1a08156e5985105a
 """What runs before and after the backward of `softcap`, packed sequences on Hopper.
 
 o         [total_q, Hq, Dv]

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/fwd.py.jinja
-# hash: fe3cab5cd738d73f
+# hash: d8fa07b281fdf092
 """Forward of `softcap`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx

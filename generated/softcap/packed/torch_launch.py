@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/torch_launch.py.jinja
-# hash: 1bb651c074518061
+# hash: 7a6c2f7e4d2c3634
 """Launches of the kernels of `softcap`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any

@@ -1,5 +1,6 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/variant_init.py.jinja
-# hash: 510bebf2fa3b6e88
+# hash: 789aecd9fdd570fe
 """`softcap`, with segment ids: Causal with logits capped at 20 (Bello et al., 2016, arXiv:1611.09940, section 5.1)."""

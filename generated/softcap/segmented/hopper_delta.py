@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/delta.py.jinja
-# hash: fdb11f50ff4a3307
+# hash: 1b6b2da4461bffe0
 """What runs before and after the backward of `softcap`, with segment ids on Hopper.
 
 o         [B, Hq, Sq, Dv]

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/torch_launch.py.jinja
-# hash: 6def9114097e3a6b
+# hash: 76837f96d0339bac
 """Launches of the kernels of `softcap`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any

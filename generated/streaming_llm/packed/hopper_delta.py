@@ -1,8 +1,9 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/delta.py.jinja
-# hash: 65a1dbce0c863ea6
+# hash: 27579b9791a5d6f3
 """What runs before and after the backward of `streaming_llm`, packed sequences on Hopper.
 
 o         [total_q, Hq, Dv]

@@ -1,8 +1,9 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/jax_launch.py.jinja
-# hash: cba9375e428d6e0e
+# hash: 84a6c4c29c7a74dd
 """Launches of the kernels of `streaming_llm`, packed sequences, in JAX."""
 
 from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns

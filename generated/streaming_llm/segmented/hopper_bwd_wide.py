@@ -1,8 +1,9 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/bwd_wide.py.jinja
-# hash: d77111d19b8ea205
+# hash: 907c87459b8c45ea
 """Gradients of `streaming_llm`, with segment ids on Hopper, as in `hopper_bwd`, where q or v have more than 128
 columns.
 

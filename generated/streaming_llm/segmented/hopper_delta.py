@@ -1,8 +1,9 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/delta.py.jinja
-# hash: 1a8cf7fa73419563
+# hash: 080f541b8f09c63a
 """What runs before and after the backward of `streaming_llm`, with segment ids on Hopper.
 
 o         [B, Hq, Sq, Dv]

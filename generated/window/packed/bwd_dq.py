@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: portable/bwd_dq.py.jinja
-# hash: 6d5c99048679ecaa
+# hash: 23d04fd66a0023ad
 """Gradient of `window`, packed sequences with respect to q.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < size

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/bwd.py.jinja
-# hash: 27d775554c5d8d84
+# hash: 8c0307ae2be4d94f
 """Gradients of `window`, packed sequences on Hopper with respect to k and v, and where it may be so to q.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < size

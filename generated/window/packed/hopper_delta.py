@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/delta.py.jinja
-# hash: a3464a1b9400faca
+# hash: 40f9d25b85ca9dfc
 """What runs before and after the backward of `window`, packed sequences on Hopper.
 
 o         [total_q, Hq, Dv]

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/torch_launch.py.jinja
-# hash: d933df636b8b6dd2
+# hash: 35167a8ded3f03ee
 """Launches of the kernels of `window`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any

@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/delta.py.jinja
-# hash: c517643dceebd154
+# hash: 9645e1692cdb3c68
 """What runs before and after the backward of `window`, with segment ids on Hopper.
 
 o         [B, Hq, Sq, Dv]

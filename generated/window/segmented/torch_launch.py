@@ -1,7 +1,8 @@
-# Generated from variants.yaml; do not edit. Change the entry or the template, then run `python -m codegen render`.
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/torch_launch.py.jinja
-# hash: ff67be9f96fc4642
+# hash: 8f062caa4221d91c
 """Launches of the kernels of `window`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any

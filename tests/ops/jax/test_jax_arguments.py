@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from generated._runtime.core.settings import INTERPRET
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from codegen.testing import golden, golden_jax
 from codegen.testing.golden import Inputs
+from generated._runtime.core.settings import INTERPRET
 from tests.support.rendering import importable
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 the ops run their kernels")

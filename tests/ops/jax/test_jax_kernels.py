@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from generated._runtime.jax import kernels as jax_kernels
-from generated._runtime.jax.kernels import INTERPRET
 
 from codegen.testing import golden
 from generated import jax as ops
+from generated._runtime.jax import kernels as jax_kernels
+from generated._runtime.jax.kernels import INTERPRET
 from tests.support.compiling import compile_call
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="compiles kernels, which are interpreted here")

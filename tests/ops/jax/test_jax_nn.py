@@ -25,13 +25,13 @@ pytest.importorskip("optax")
 import jax
 import jax.numpy as jnp
 from flax import linen, nnx
-from generated._runtime.core.checks import ArgumentError
 from jax import Array
 
 from examples.demo import CPU_SIZE
 from examples.train_jax import train
 from generated import jax as ops
 from generated import jax_nn
+from generated._runtime.core.checks import ArgumentError
 from generated.jax_nn import attention_fn, dot_product_attention
 from tests.support.rendering import importable
 

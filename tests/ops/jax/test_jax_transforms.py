@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from generated._runtime.jax import batching as jax_batching
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from generated import jax as ops
+from generated._runtime.jax import batching as jax_batching
 
 BATCH, ROWS, HEADS, KV_HEADS, HEAD_DIM = 4, 24, 4, 2, 16
 Trained = dict[str, jax.Array]

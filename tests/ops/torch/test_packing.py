@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from generated._runtime.core.checks import ArgumentError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from generated import packing
+from generated._runtime.core.checks import ArgumentError
 from generated.packing import Packed, PackedRows, pack, pack_rows
 from tests.support.paths import ROOT
 

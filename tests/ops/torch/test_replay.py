@@ -13,13 +13,13 @@ import pytest
 pytest.importorskip("triton", reason="what is replayed are Triton's launches")
 
 import torch
-from generated._runtime.torch import replay as torch_replay
 from torch import Tensor
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
 
 from codegen.compile.offline import AbsentGPU
 from codegen.testing.golden import Shape, draw_inputs, load_manifest, load_op
+from generated._runtime.torch import replay as torch_replay
 
 pytestmark = pytest.mark.skipif(not torch_replay.ENABLED, reason="nothing is replayed here")
 ARCH = "sm_90"

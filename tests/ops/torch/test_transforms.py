@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from generated._runtime.core.checks import ArgumentError
-from generated._runtime.torch.support import INTERPRET
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from codegen.testing.golden import load_op
+from generated._runtime.core.checks import ArgumentError
+from generated._runtime.torch.support import INTERPRET
 from tests.support import transforms
 from tests.support.rendering import importable
 

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from generated._runtime.torch.support import INTERPRET
 
 from codegen.analysis.call_modes import Mode
 from codegen.compile.offline import compile_launches
@@ -20,6 +19,7 @@ from codegen.lint.jobs import Job, Selection, jobs
 from codegen.lint.look import Task, look_at, pass_of
 from codegen.load.spec_file import load
 from codegen.spec.model import Pass, Spec
+from generated._runtime.torch.support import INTERPRET
 from tests.support.paths import ROOT
 from tests.support.rendering import importable
 

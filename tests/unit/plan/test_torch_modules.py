@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from generated._runtime.core.checks import ArgumentError
-from generated._runtime.core.settings import INTERPRET
 from torch import Tensor
 
 import generated.torch
 from codegen.plan.torch_modules import MODULE_NAMES, class_name
+from generated._runtime.core.checks import ArgumentError
+from generated._runtime.core.settings import INTERPRET
 from generated.torch.nn import Alibi, CausalDropout, GptOss, RelativeBias, Window
 from tests.support.paths import ROOT
 from tests.support.rendering import importable

@@ -56,7 +56,7 @@ def test_code_hash_is_the_same_on_every_python_found(capsys: pytest.CaptureFixtu
     sources = [SOURCE, *((ROOT / "generated" / path).read_text(encoding="utf-8") for path in KERNELS)]
     # By its path alone: another Python has none of the packages that other modules of the generator import.
     code = (
-        f"import runpy; code_hash = runpy.run_path({str(ROOT / 'codegen/code_hash.py')!r})['code_hash']\n"
+        f"import runpy; code_hash = runpy.run_path({str(ROOT / 'codegen/render/code_hash.py')!r})['code_hash']\n"
         f"for source in {sources!r}: print(code_hash(source))"
     )
     with capsys.disabled():

@@ -1,4 +1,4 @@
-"""What a failed render says."""
+"""What every rendered file states, and what a failed render says."""
 
 from __future__ import annotations
 
@@ -57,3 +57,18 @@ def test_an_error_of_a_template_names_template_and_variant(tmp_path: Path, monke
         render.render(load(spec))
     (note,) = raised.value.__notes__
     assert note == "while filling the template portable/fwd.py.jinja for variant: early: {mask: causal}"
+
+
+def test_every_rendered_module_begins_with_its_licence(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("variants:\n  early: {mask: causal, decay: true}\n")
+    texts = render.render(load(spec))
+    modules = {path for path in texts if path.endswith((".py", ".pyi"))}
+    assert modules > {
+        "__init__.py",
+        "packing.py",
+        "_runtime/core/tuned.py",
+        "early/fwd.py",
+        "early/packed/jax_launch.py",
+    }
+    assert all(texts[path].startswith("# SPDX-License-Identifier: Apache-2.0\n") for path in modules)

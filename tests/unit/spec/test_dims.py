@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from generated._runtime.core.checks import ArgumentError, at_least, check_sizes, computed, size_of
 
 from codegen.ir.expr import ScalarType, TensorSpec
 from codegen.load.spec_file import load
 from codegen.plan.arguments import own_arguments
 from codegen.spec import dims
 from codegen.spec.model import Variant
+from generated._runtime.core.checks import ArgumentError, at_least, check_sizes, computed, size_of
 
 SPEC = """
 variants:
