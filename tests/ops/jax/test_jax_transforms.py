@@ -17,6 +17,8 @@ from jax.sharding import PartitionSpec as P
 from generated import jax as ops
 from generated._runtime.jax import batching as jax_batching
 
+pytestmark = pytest.mark.covers(variant="name", family="reference", framework="jax")
+
 BATCH, ROWS, HEADS, KV_HEADS, HEAD_DIM = 4, 24, 4, 2, 16
 Trained = dict[str, jax.Array]
 
@@ -73,7 +75,6 @@ def stacked(function: Callable[..., Any], *mapped: Any) -> Any:
 VARIANTS = ["causal", "alibi", "gpt_oss", "forgetting", "document", "window", "gemma2_local"]
 
 
-@pytest.mark.covers(variant="name", framework="jax")
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("function", [outputs, gradients], ids=["outputs", "gradients"])
 def test_vmap_over_everything(name: str, function: Callable[..., Any]) -> None:
