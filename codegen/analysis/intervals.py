@@ -1,7 +1,7 @@
-"""Three-valued block analysis: what interval arithmetic can prove of a mask over a block of queries by a block of keys.
+"""Block status: what interval arithmetic proves of a mask over a block of queries by a block of keys.
 
-The answer is itself two expressions, over the block's first and last positions: a kernel, numpy and a test evaluate
-them alike, at a cost that does not depend on the size of the block. They may be conservative, never wrong.
+The result is two expressions over the first and last positions of the block. A kernel, numpy and a test evaluate the
+same expressions, at a cost that does not depend on the block size. They may be conservative, but never wrong.
 """
 
 from __future__ import annotations
@@ -11,17 +11,31 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from codegen.analysis.affine import linear, spread
+from codegen.analysis.interval_arithmetic import (
+    UNDECIDED,
+    UNKNOWN,
+    Interval,
+    Truth,
+    bitwise_and,
+    bitwise_or,
+    exactly,
+    from_both,
+    from_either,
+    hull,
+    provided,
+    unless,
+)
 from codegen.ir import expr
 from codegen.ir.expr import FALSE, TRUE, Expr, Level, Op, Type, Var, const, int_var, level
 
 Q_FIRST, Q_LAST, KV_FIRST, KV_LAST = map(int_var, ("q_first", "q_last", "kv_first", "kv_last"))
+Q_POSITIONS, KV_POSITIONS = Interval(Q_FIRST, Q_LAST), Interval(KV_FIRST, KV_LAST)
 
 LEAST_BLOCK = 16
-"""No block is smaller (`tiles.BLOCK_SIZES`): a residue below it takes every value in each."""
-
+"""Smallest block size: `x % n` for `n` up to it takes every value in each block."""
 
 MOST_NODES = 1000
-"""A bound that is longer, written out, counts as unknown: some rules use theirs several times."""
+"""Longest bound, as written out. A longer one counts as unknown: some rules repeat their bounds."""
 
 LARGEST = 3.4028234663852886e38
 """The largest finite float32."""
@@ -29,9 +43,10 @@ LARGEST = 3.4028234663852886e38
 
 @dataclass(frozen=True, kw_only=True)
 class Extreme:
-    """A value per query or per key that depends on a tensor: its smallest and largest over a block are computed once.
+    """A value per query or per key that depends on a tensor. Its minimum and maximum over each block are computed once,
+    ahead of the kernel.
 
-    Booleans count as 0 and 1. A float that is NaN somewhere in the block has the extremes -inf and inf.
+    Booleans count as 0 and 1. The extremes of a float that is NaN somewhere in the block are -inf and inf.
     """
 
     value: Expr
@@ -45,10 +60,10 @@ class Extreme:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What is known of a block, as boolean expressions over `q_first q_last kv_first kv_last`, all inclusive.
+    """The status of a block, as boolean expressions over `q_first q_last kv_first kv_last`, all inclusive.
 
-    Not `may`: no pair is kept, the block is EMPTY. `must`: every pair is, it is FULL. Otherwise it is PARTIAL. `reads`
-    are the extremes that the two expressions need.
+    The block is EMPTY (no pair is kept) if `may` is false, FULL (every pair is kept) if `must` is true, and PARTIAL
+    otherwise. `reads` are the extremes that the two expressions read.
     """
 
     may: Expr
@@ -57,7 +72,7 @@ class Decision:
 
 
 def decide(mask: Expr) -> Decision:
-    """The decision on a mask.
+    """The status of a block under a mask.
 
     >>> from codegen.ir.printers import FormulaPrinter
     >>> causal = decide(expr.compare("ge", int_var("q_idx"), int_var("kv_idx")))
@@ -69,26 +84,9 @@ def decide(mask: Expr) -> Decision:
     return Decision(may=truth.may, must=truth.must, reads=tuple(analyser.reads.values()))
 
 
-@dataclass(frozen=True)
-class _Truth:
-    may: Expr
-    must: Expr
-
-
-@dataclass(frozen=True)
-class _Interval:
-    """Bounds of a number over the block; None where nothing is known."""
-
-    low: Expr | None
-    high: Expr | None
-
-
-_UNKNOWN = _Interval(None, None)
-_UNDECIDED = _Truth(TRUE, FALSE)
-
-# Their rounding is monotone, so that bounds computed by the same operations hold for the rounded values too. A product
-# may be contracted with a sum in one kernel and not in the other.
-_EXACT_FLOAT = {
+# Float operations whose rounding is monotone: bounds computed by the same operations hold for the rounded values too.
+# `mul` is missing because one kernel may contract it with a sum into an fma and another may not.
+_MONOTONE_FLOAT = {
     *("add", "sub", "neg", "min", "max", "abs", "float", "where", "not", "and", "or"),
     *expr.COMPARISONS,
     *expr.ROUNDINGS,
@@ -98,45 +96,45 @@ _EXACT_FLOAT = {
 @dataclass
 class _Analyser:
     reads: dict[Expr, Extreme] = field(default_factory=dict)
-    _truths: dict[Expr, _Truth] = field(default_factory=dict)
-    _intervals: dict[Expr, _Interval] = field(default_factory=dict)
+    _truths: dict[Expr, Truth] = field(default_factory=dict)
+    _intervals: dict[Expr, Interval] = field(default_factory=dict)
 
     # ------------------------------------------------------------------------------------------------------- booleans
 
-    def truth(self, e: Expr) -> _Truth:
+    def truth(self, e: Expr) -> Truth:
         if e not in self._truths:
             found = self._truth(e)
             may, must = (known if known.size <= MOST_NODES else None for known in (found.may, found.must))
-            self._truths[e] = _Truth(TRUE if may is None else may, FALSE if must is None else must)
+            self._truths[e] = Truth(TRUE if may is None else may, FALSE if must is None else must)
         return self._truths[e]
 
-    def _truth(self, e: Expr) -> _Truth:
+    def _truth(self, e: Expr) -> Truth:
         if level(e) is Level.UNIFORM:
-            return _Truth(e, e)
+            return Truth(e, e)
         if _needs_extremes(e):
             extreme = self._extreme(e)
-            return _Truth(_positive(extreme.maximum), _positive(extreme.minimum))
+            return Truth(_positive(extreme.maximum), _positive(extreme.minimum))
         if not isinstance(e, Op):
-            return _UNDECIDED
+            return UNDECIDED
         if e.op in ("and", "or"):
             build = expr.logical_and if e.op == "and" else expr.logical_or
             parts = [self.truth(a) for a in e.args]
             may, must = [p.may for p in parts], [p.must for p in parts]
-            # Of what all must hold for, any may go unsaid as far as `may` is concerned; of what one does, for `must`.
+            # Leaving out long parts is safe in the `may` of a conjunction and in the `must` of a disjunction.
             return (
-                _Truth(build(*_shortest(may)), build(*must))
+                Truth(build(*_shortest(may)), build(*must))
                 if e.op == "and"
-                else _Truth(build(*may), build(*_shortest(must)))
+                else Truth(build(*may), build(*_shortest(must)))
             )
         if e.op == "not":
-            return _negated(self.truth(e.args[0]))
+            return self.truth(e.args[0]).negated()
         if e.op == "where":
             return self._choice(e)
-        # Not only sharper: of max(max(a, -b), c) the assembler of CUDA 12.8 loses the sign on sm_90.
+        # Sharper, and it avoids a bug: in max(max(a, -b), c) the assembler of CUDA 12.8 loses the sign on sm_90.
         apart = spread(e)
         return self._comparison(e) if apart == e else self.truth(apart)
 
-    def _choice(self, e: Op) -> _Truth:
+    def _choice(self, e: Op) -> Truth:
         test, a, b = (self.truth(x) for x in e.args)
         may = expr.logical_or(expr.logical_and(test.may, a.may), expr.logical_and(expr.logical_not(test.must), b.may))
         must = expr.logical_or(
@@ -144,32 +142,33 @@ class _Analyser:
             expr.logical_and(expr.logical_not(test.may), b.must),
             expr.logical_and(a.must, b.must),
         )
-        return _Truth(may, must)
+        return Truth(may, must)
 
-    def _comparison(self, e: Op) -> _Truth:
+    def _comparison(self, e: Op) -> Truth:
         a, b = e.args
         both_sides = _positions(a) & _positions(b)
         if a.type is Type.INT and both_sides:
-            # q_idx on either side: their difference may have it once, or not at all.
+            # If q_idx is on both sides, their difference contains it once or not at all.
             a, b = expr.sub(a, b), const(0)
         x, y = self.interval(a), self.interval(b)
         ordered = expr.logical_and(self._numbers(a), self._numbers(b))
         match e.op:
             case "lt":
-                return _Truth(_unless("ge", x.low, y.high), expr.logical_and(_provided("lt", x.high, y.low), ordered))
+                return Truth(unless("ge", x.low, y.high), expr.logical_and(provided("lt", x.high, y.low), ordered))
             case "le":
-                return _Truth(_unless("gt", x.low, y.high), expr.logical_and(_provided("le", x.high, y.low), ordered))
+                return Truth(unless("gt", x.low, y.high), expr.logical_and(provided("le", x.high, y.low), ordered))
             case "gt":
-                return _Truth(_unless("le", x.high, y.low), expr.logical_and(_provided("gt", x.low, y.high), ordered))
+                return Truth(unless("le", x.high, y.low), expr.logical_and(provided("gt", x.low, y.high), ordered))
             case "ge":
-                return _Truth(_unless("lt", x.high, y.low), expr.logical_and(_provided("ge", x.low, y.high), ordered))
-        meet = expr.logical_and(_unless("gt", x.low, y.high), _unless("lt", x.high, y.low))
-        same = expr.logical_and(_provided("ge", x.low, y.high), _provided("le", x.high, y.low), ordered)
-        return _Truth(meet, same) if e.op == "eq" else _negated(_Truth(meet, same))
+                return Truth(unless("lt", x.high, y.low), expr.logical_and(provided("ge", x.low, y.high), ordered))
+        meet = expr.logical_and(unless("gt", x.low, y.high), unless("lt", x.high, y.low))
+        same = expr.logical_and(provided("ge", x.low, y.high), provided("le", x.high, y.low), ordered)
+        return Truth(meet, same) if e.op == "eq" else Truth(meet, same).negated()
 
     def _numbers(self, e: Expr) -> Expr:
-        """Whether no value of the block is a NaN, which no comparison but `!=` keeps. One that a tensor holds, or that
-        inf - inf gives, leaves an infinite end to the interval it first appears in; a uniform one shows itself."""
+        """A condition under which no value of the block is NaN: `must` needs it, for every comparison with NaN but `!=`
+        is false. A NaN from a tensor or from inf - inf gives the interval of its first subexpression an infinite end; a
+        uniform NaN fails the comparison by itself."""
         if e.type is not Type.FLOAT or level(e) is Level.UNIFORM:
             return TRUE
         parts: list[Expr] = []
@@ -187,71 +186,69 @@ class _Analyser:
 
     # -------------------------------------------------------------------------------------------------------- numbers
 
-    def interval(self, e: Expr) -> _Interval:
+    def interval(self, e: Expr) -> Interval:
         if e not in self._intervals:
             found = self._interval(e)
             ends = (end if end is not None and end.size <= MOST_NODES else None for end in (found.low, found.high))
-            self._intervals[e] = _Interval(*ends)
+            self._intervals[e] = Interval(*ends)
         return self._intervals[e]
 
-    def _interval(self, e: Expr) -> _Interval:
+    def _interval(self, e: Expr) -> Interval:
         if level(e) is Level.UNIFORM:
-            return _Interval(e, e)
+            return Interval(e, e)
         if _needs_extremes(e):
             extreme = self._extreme(e)
-            return _Interval(extreme.minimum, extreme.maximum)
+            return Interval(extreme.minimum, extreme.maximum)
         if isinstance(e, Var):
-            return {"q_idx": _Interval(Q_FIRST, Q_LAST), "kv_idx": _Interval(KV_FIRST, KV_LAST)}.get(e.name, _UNKNOWN)
-        if not isinstance(e, Op) or (e.type is Type.FLOAT and e.op not in _EXACT_FLOAT):
-            return _UNKNOWN
+            return {"q_idx": Q_POSITIONS, "kv_idx": KV_POSITIONS}.get(e.name, UNKNOWN)
+        if not isinstance(e, Op) or (e.type is Type.FLOAT and e.op not in _MONOTONE_FLOAT):
+            return UNKNOWN
         form = linear(e) if e.type is Type.INT else None
         if form is not None:
-            return _sum(_sum(_times(form.q, Q_FIRST, Q_LAST), _times(form.kv, KV_FIRST, KV_LAST)), _exactly(form.rest))
+            return Q_POSITIONS.scaled(form.q) + KV_POSITIONS.scaled(form.kv) + exactly(form.rest)
         if e.op in expr.ROUNDINGS:
-            x = self.interval(e.args[0])
-            return _Interval(_map(partial(expr.rounded, e.op), x.low), _map(partial(expr.rounded, e.op), x.high))
+            return self.interval(e.args[0]).map(partial(expr.rounded, e.op))
         rule = getattr(self, f"_{e.op}", None)
-        return rule(*e.args) if rule is not None else _UNKNOWN
+        return rule(*e.args) if rule is not None else UNKNOWN
 
-    def _add(self, a: Expr, b: Expr) -> _Interval:
-        return _sum(self.interval(a), self.interval(b))
+    def _add(self, a: Expr, b: Expr) -> Interval:
+        return self.interval(a) + self.interval(b)
 
-    def _sub(self, a: Expr, b: Expr) -> _Interval:
-        return _sum(self.interval(a), _mirrored(self.interval(b)))
+    def _sub(self, a: Expr, b: Expr) -> Interval:
+        return self.interval(a) - self.interval(b)
 
-    def _neg(self, a: Expr) -> _Interval:
-        return _mirrored(self.interval(a))
+    def _neg(self, a: Expr) -> Interval:
+        return -self.interval(a)
 
-    def _float(self, a: Expr) -> _Interval:
-        x = self.interval(a)
-        return _Interval(_map(expr.to_float, x.low), _map(expr.to_float, x.high))
+    def _float(self, a: Expr) -> Interval:
+        return self.interval(a).map(expr.to_float)
 
-    def _mul(self, a: Expr, b: Expr) -> _Interval:
+    def _mul(self, a: Expr, b: Expr) -> Interval:
         x, y = self.interval(a), self.interval(b)
         if isinstance(a, expr.Const):
-            return _times(int(a.value), y.low, y.high)
-        return _hull([_both(expr.mul, s, t) for s in _ends(x) for t in _ends(y)])
+            return y.scaled(int(a.value))
+        return hull([from_both(expr.mul, s, t) for s in x.bounds for t in y.bounds])
 
-    def _min(self, a: Expr, b: Expr) -> _Interval:
+    def _min(self, a: Expr, b: Expr) -> Interval:
         x, y = self.interval(a), self.interval(b)
-        return _Interval(_both(expr.minimum, x.low, y.low), _either(expr.minimum, x.high, y.high))
+        return Interval(from_both(expr.minimum, x.low, y.low), from_either(expr.minimum, x.high, y.high))
 
-    def _max(self, a: Expr, b: Expr) -> _Interval:
+    def _max(self, a: Expr, b: Expr) -> Interval:
         x, y = self.interval(a), self.interval(b)
-        return _Interval(_either(expr.maximum, x.low, y.low), _both(expr.maximum, x.high, y.high))
+        return Interval(from_either(expr.maximum, x.low, y.low), from_both(expr.maximum, x.high, y.high))
 
-    def _abs(self, a: Expr) -> _Interval:
+    def _abs(self, a: Expr) -> Interval:
         low, high = self.interval(a).low, self.interval(a).high
         zero = expr.const(0.0 if a.type is Type.FLOAT else 0)
         if low is None or high is None:
-            return _Interval(zero, None)
-        # Chosen, not max(low, -high, 0): see `truth`.
+            return Interval(zero, None)
+        # `where`, not max(low, -high, 0): see the assembler bug in `_truth`.
         least = expr.where(
             expr.compare("ge", low, zero), low, expr.where(expr.compare("le", high, zero), expr.neg(high), zero)
         )
-        return _Interval(least, expr.where(expr.compare("ge", expr.add(low, high), zero), high, expr.neg(low)))
+        return Interval(least, expr.where(expr.compare("ge", expr.add(low, high), zero), high, expr.neg(low)))
 
-    def _where(self, test: Expr, a: Expr, b: Expr) -> _Interval:
+    def _where(self, test: Expr, a: Expr, b: Expr) -> Interval:
         condition, x, y = self.truth(test), self.interval(a), self.interval(b)
 
         def chosen(pick: Callable[[Expr, Expr], Expr], s: Expr | None, t: Expr | None) -> Expr | None:
@@ -259,45 +256,43 @@ class _Analyser:
                 return None
             return expr.where(condition.must, s, expr.where(condition.may, pick(s, t), t))
 
-        return _Interval(chosen(expr.minimum, x.low, y.low), chosen(expr.maximum, x.high, y.high))
+        return Interval(chosen(expr.minimum, x.low, y.low), chosen(expr.maximum, x.high, y.high))
 
-    def _floordiv(self, a: Expr, b: Expr) -> _Interval:
+    def _floordiv(self, a: Expr, b: Expr) -> Interval:
         x = self.interval(a)
         if level(b) is not Level.UNIFORM:
-            return _UNKNOWN
-        low, high = _map(lambda s: expr.floordiv(s, b), x.low), _map(lambda s: expr.floordiv(s, b), x.high)
+            return UNKNOWN
         if isinstance(b, expr.Const):
-            return _Interval(low, high) if b.value > 0 else _Interval(high, low)
-        return _hull([low, high])
+            return (x.map if b.value > 0 else x.map_reversed)(lambda s: expr.floordiv(s, b))
+        quotients = x.map(lambda s: expr.floordiv(s, b))
+        return hull([quotients.low, quotients.high])
 
-    def _mod(self, a: Expr, b: Expr) -> _Interval:
+    def _mod(self, a: Expr, b: Expr) -> Interval:
         if level(b) is not Level.UNIFORM:
-            return _UNKNOWN
+            return UNKNOWN
         least, most = expr.minimum(expr.add(b, const(1)), const(0)), expr.maximum(expr.sub(b, const(1)), const(0))
         x, form = self.interval(a), linear(a)
         sweeps = form is not None and 1 in (abs(form.q), abs(form.kv))
         if x.low is None or x.high is None or (sweeps and isinstance(b, expr.Const) and abs(b.value) <= LEAST_BLOCK):
-            return _Interval(least, most)
-        # Within one period the residues ascend.
+            return Interval(least, most)
+        # Within one period the remainder increases.
         one_period = expr.compare("eq", expr.floordiv(x.low, b), expr.floordiv(x.high, b))
         low = expr.where(one_period, expr.mod(x.low, b), least)
-        return _Interval(low, expr.where(one_period, expr.mod(x.high, b), most))
+        return Interval(low, expr.where(one_period, expr.mod(x.high, b), most))
 
-    def _shl(self, a: Expr, by: Expr) -> _Interval:
+    def _shl(self, a: Expr, by: Expr) -> Interval:
         x = self.interval(a)
         if level(by) is not Level.UNIFORM:
-            return _UNKNOWN
-        return _Interval(_map(lambda s: expr.shift_left(s, by), x.low), _map(lambda s: expr.shift_left(s, by), x.high))
+            return UNKNOWN
+        return x.map(lambda s: expr.shift_left(s, by))
 
-    def _shr(self, a: Expr, by: Expr) -> _Interval:
+    def _shr(self, a: Expr, by: Expr) -> Interval:
         x = self.interval(a)
         if level(by) is not Level.UNIFORM:
-            return _UNKNOWN
-        return _Interval(
-            _map(lambda s: expr.shift_right(s, by), x.low), _map(lambda s: expr.shift_right(s, by), x.high)
-        )
+            return UNKNOWN
+        return x.map(lambda s: expr.shift_right(s, by))
 
-    def _bitand(self, a: Expr, b: Expr) -> _Interval:
+    def _bitand(self, a: Expr, b: Expr) -> Interval:
         product = expr.as_product(Op(Type.INT, "bitand", (a, b)))
         if isinstance(product, Op) and product.op != "bitand":
             return self.interval(product)
@@ -305,14 +300,14 @@ class _Analyser:
             size = int(y.value) + 1 if isinstance(y, expr.Const) else 0
             if 0 < size <= 1 << expr.LAST_SHIFT and size & (size - 1) == 0:
                 return self._mod(x, const(size))
-        return _common_bits(self.interval(a), self.interval(b))
+        return bitwise_and(self.interval(a), self.interval(b))
 
-    def _bitor(self, a: Expr, b: Expr) -> _Interval:
-        return _any_bits(self.interval(a), self.interval(b))
+    def _bitor(self, a: Expr, b: Expr) -> Interval:
+        return bitwise_or(self.interval(a), self.interval(b))
 
-    def _bitxor(self, a: Expr, b: Expr) -> _Interval:
+    def _bitxor(self, a: Expr, b: Expr) -> Interval:
         x, y = self.interval(a), self.interval(b)
-        return _sum(_any_bits(x, y), _mirrored(_common_bits(x, y)))
+        return bitwise_or(x, y) - bitwise_and(x, y)
 
     def _extreme(self, e: Expr) -> Extreme:
         if e not in self.reads:
@@ -328,7 +323,7 @@ class _Analyser:
 
 
 def _shortest(parts: list[Expr]) -> list[Expr]:
-    """The shortest of several expressions, as many as may be written out together."""
+    """The shortest of several expressions, as many as fit `MOST_NODES` together."""
     kept: set[int] = set()
     left = MOST_NODES - 1
     for i in sorted(range(len(parts)), key=lambda i: parts[i].size):
@@ -339,11 +334,12 @@ def _shortest(parts: list[Expr]) -> list[Expr]:
 
 
 def _needs_extremes(e: Expr) -> bool:
-    """Whether a value is best reduced element by element: one per query or per key, from a tensor read there."""
+    """True for a value per query or per key that reads a tensor: its extremes over a block are best computed per
+    element."""
     if level(e) not in (Level.QUERY, Level.KEY) or all(level(x) is Level.UNIFORM for x in expr.loads(e)):
         return False
     floats = [node for node in expr.walk(e) if isinstance(node, Op) and node.type is Type.FLOAT]
-    return all(node.op in _EXACT_FLOAT for node in floats)
+    return all(node.op in _MONOTONE_FLOAT for node in floats)
 
 
 def _positions(e: Expr) -> frozenset[str]:
@@ -352,83 +348,3 @@ def _positions(e: Expr) -> frozenset[str]:
 
 def _positive(e: Expr) -> Expr:
     return expr.compare("gt", e, const(0))
-
-
-def _negated(t: _Truth) -> _Truth:
-    return _Truth(expr.logical_not(t.must), expr.logical_not(t.may))
-
-
-def _unless(op: str, a: Expr | None, b: Expr | None) -> Expr:
-    """True unless the comparison holds: a NaN, from inf - inf, proves nothing."""
-    return TRUE if a is None or b is None else expr.logical_not(expr.compare(op, a, b))
-
-
-def _provided(op: str, a: Expr | None, b: Expr | None) -> Expr:
-    return FALSE if a is None or b is None else expr.compare(op, a, b)
-
-
-def _exactly(e: Expr) -> _Interval:
-    return _Interval(e, e)
-
-
-def _map(f: Callable[[Expr], Expr], a: Expr | None) -> Expr | None:
-    return None if a is None else f(a)
-
-
-def _both(f: Callable[[Expr, Expr], Expr], a: Expr | None, b: Expr | None) -> Expr | None:
-    """A bound that needs the two others."""
-    return None if a is None or b is None else f(a, b)
-
-
-def _either(f: Callable[[Expr, Expr], Expr], a: Expr | None, b: Expr | None) -> Expr | None:
-    """A bound for which one of the two others is enough."""
-    return f(a, b) if a is not None and b is not None else (b if a is None else a)
-
-
-def _sum(x: _Interval, y: _Interval) -> _Interval:
-    return _Interval(_both(expr.add, x.low, y.low), _both(expr.add, x.high, y.high))
-
-
-def _mirrored(x: _Interval) -> _Interval:
-    return _Interval(_map(expr.neg, x.high), _map(expr.neg, x.low))
-
-
-def _common_bits(x: _Interval, y: _Interval) -> _Interval:
-    """`x & y`. It is no larger than the larger, no larger than one that is not negative, and negative if both are: then
-    the bits it lacks are at most those that the two lack together."""
-    if x.low is None or y.low is None or x.high is None or y.high is None:
-        return _UNKNOWN
-    zero = const(0)
-    x_counts, y_counts = expr.compare("ge", x.low, zero), expr.compare("ge", y.low, zero)
-    lacking = expr.add(expr.add(expr.minimum(x.low, zero), expr.minimum(y.low, zero)), const(1))
-    low = expr.where(expr.logical_or(x_counts, y_counts), zero, expr.minimum(lacking, zero))
-    if_counts = expr.where(y_counts, expr.minimum(x.high, y.high), x.high)
-    return _Interval(low, expr.where(x_counts, if_counts, expr.where(y_counts, y.high, expr.maximum(x.high, y.high))))
-
-
-def _any_bits(x: _Interval, y: _Interval) -> _Interval:
-    """`x | y`, which is `~(~x & ~y)`."""
-    return _complement(_common_bits(_complement(x), _complement(y)))
-
-
-def _complement(x: _Interval) -> _Interval:
-    return _Interval(_map(expr.bit_not, x.high), _map(expr.bit_not, x.low))
-
-
-def _times(factor: int, low: Expr | None, high: Expr | None) -> _Interval:
-    x = _Interval(_map(lambda e: expr.mul(const(factor), e), low), _map(lambda e: expr.mul(const(factor), e), high))
-    return x if factor >= 0 else _Interval(x.high, x.low)
-
-
-def _ends(x: _Interval) -> tuple[Expr | None, ...]:
-    return (x.low,) if x.low == x.high else (x.low, x.high)
-
-
-def _hull(ends: list[Expr | None]) -> _Interval:
-    known = [e for e in ends if e is not None]
-    if len(known) < len(ends):
-        return _UNKNOWN
-    low = high = known[0]
-    for e in known[1:]:
-        low, high = expr.minimum(low, e), expr.maximum(high, e)
-    return _Interval(low, high)

@@ -1,8 +1,16 @@
-"""The constraints on block sizes and launch options, stated once for loader, tuner, lint and JSON Schema."""
+"""The constraints on tiles and head_dims, stated once.
+
+Loader, JSON Schema, tuner and lint read them here. Rendering writes them into `_runtime/archs.py`, where the `config=`
+argument of calls is checked against them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+
+MIN_HEAD_DIM, MAX_HEAD_DIM = 8, 256
+"""Columns of q, k and v."""
 
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 """`tl.dot` and the tile loads need powers of two, and a matrix instruction at least 16."""
@@ -19,11 +27,21 @@ TILE_FIELDS: Mapping[str, tuple[int, ...]] = {
     "num_warps": WARP_COUNTS,
     "num_stages": STAGE_COUNTS,
 }
-"""Field of a `TileConfig` -> the values it may take."""
+"""Field of a `TileConfig` -> the values that it may have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileConfig:
+    """Block sizes and launch options of one kernel: `block_m` query rows by `block_n` keys."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
 
 
 def tile_problems(config: Mapping[str, int]) -> list[tuple[str, str]]:
-    """The fields of a config whose value is out of range, each with what is wrong.
+    """The fields of a config whose value breaks a rule, each with the rule and the nearest legal values.
 
     >>> tile_problems({"block_m": 48, "block_n": 64})
     [('block_m', 'must be a power of two from 16 to 256, got 48; the nearest are 32 and 64')]

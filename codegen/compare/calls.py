@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from codegen.arch.tile_rules import TileConfig
 from codegen.compile.packages import Package
 from codegen.lint.jobs import Job, Selection, jobs, tuned_jobs
 from codegen.lint.look import pass_of
-from codegen.spec.model import Spec, TileConfig, Variant
+from codegen.spec.model import Spec, Variant
 from codegen.tune.compiling import HopperTask, Task, call_op
 
 Call = Job | Task | HopperTask

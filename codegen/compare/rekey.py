@@ -15,12 +15,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from codegen.arch.tile_rules import TileConfig
 from codegen.compare.calls import Call
 from codegen.compare.proof import Packages, Result, Workers, compare_calls, processes
 from codegen.compare.sources import KernelHashes, kernel_hashes
 from codegen.compile.packages import Package
 from codegen.render.files import write_atomically
-from codegen.spec.model import Pass, TileConfig
+from codegen.spec.model import Pass
 from codegen.tune.compiling import CUT_SEQ, SMALL_HEADS, WHOLE_SEQ, HopperTask, Task
 from codegen.tune.record import Group, Machine, TunedFile, Workload
 

@@ -20,6 +20,7 @@ from itertools import count
 from typing import Any
 
 from codegen import PACKAGE
+from codegen.arch.chips import CHIPS
 from codegen.util.errors import CodegenError
 
 Compiled = Any
@@ -36,9 +37,10 @@ def target_of(arch: str) -> Any:
     """`sm_90` or `gfx942` as Triton's compiler calls it."""
     from triton.backends.compiler import GPUTarget
 
-    if arch.startswith("sm_"):
-        return GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
-    return GPUTarget("hip", arch, 64)
+    chip = CHIPS[arch]
+    if chip.is_nvidia:
+        return GPUTarget("cuda", int(arch.removeprefix("sm_")), chip.lanes)
+    return GPUTarget("hip", arch, chip.lanes)
 
 
 def compile_launches(

@@ -1,4 +1,4 @@
-"""Which tiles a call runs with on a GPU, and why: the ladder of the generated package, asked without a GPU."""
+"""The tiles that a call runs with on a GPU, and why. The generated package decides; no GPU is needed."""
 
 from __future__ import annotations
 
@@ -12,35 +12,20 @@ from typing import Any
 
 from codegen import PROGRAM
 from codegen.analysis.call_modes import Mode
+from codegen.arch.chips import ARCHS, CHIPS, GPU_CHIPS
+from codegen.arch.tile_rules import MAX_HEAD_DIM, MIN_HEAD_DIM
 from codegen.compile.packages import chosen, find_package
-from codegen.spec.model import ARCHS, DTYPES, MAX_HEAD_DIM, MIN_HEAD_DIM
+from codegen.spec.model import DTYPES
 from codegen.util.errors import CodegenError, did_you_mean
 from codegen.util.text import aligned
 
-# Chips of well-known GPUs, for those that no file is there of.
-_ARCH_OF = {
-    "a100": "sm_80",
-    "a10": "sm_86",
-    "l4": "sm_89",
-    "l40s": "sm_89",
-    "rtx_4090": "sm_89",
-    "h100": "sm_90",
-    "h100_pcie": "sm_90",
-    "h200": "sm_90",
-    "gh200": "sm_90",
-    "b200": "sm_100",
-    "gb200": "sm_100",
-    "rtx_5090": "sm_120",
-    "mi300x": "gfx942",
-}
-
 DTYPE_NAMES = {**{name: name for name in DTYPES}, "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-"""What an option may call a dtype."""
+"""Spelling of a dtype in an option -> dtype."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A call to explain. `gpu`: a folder of tuned tiles such as h100, or an architecture."""
+    """A call to explain. `gpu`: a folder of tuned tiles, such as h100, or an architecture."""
 
     variant: str
     gpu: str
@@ -63,7 +48,7 @@ def answer(out: Path, question: Question) -> list[str]:
     if question.head_dim > MAX_HEAD_DIM:
         raise CodegenError(f"--head-dim: expected {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, got {question.head_dim}")
     named = question.gpu or _this_gpu(tuned)
-    arch = _arch(out, named, configs)
+    arch = _arch(out, named)
     gpu = "" if named == arch else named
     problem = tuned.Problem(mode, dtype, question.head_dim, question.group, question.seq)
     choices = configs.ladder(variant, arch, gpu, problem)
@@ -90,7 +75,7 @@ def answer(out: Path, question: Question) -> list[str]:
 
 
 def _family_text(tiles: Mapping[str, Any], decisions: Mapping[str, Any], path: Path) -> Iterator[str]:
-    """Why kernels are of which family, where there are several, and what one adds up in any order."""
+    """Why each pass has kernels of its family, and which gradients are added up in any order."""
     for name, decision in decisions.items():
         if decision.verdict is not None:
             yield _verdict_text(decision, path)
@@ -104,7 +89,7 @@ _CONTENDERS = {"portable": "portable", "hopper_dkdv": "hopper with a portable dq
 
 
 def _verdict_text(decision: Any, path: Path) -> str:
-    """Where families were measured, with which times, and what follows."""
+    """The measurement of the families, its times, and the choice that follows from it."""
     verdict = decision.verdict
     problem = verdict.problem
     times = [f"{_CONTENDERS[name]} {ms:.4g} ms" for name, ms in sorted(verdict.ms.items(), key=lambda each: each[1])]
@@ -117,7 +102,8 @@ def _verdict_text(decision: Any, path: Path) -> str:
 
 
 def stale(out: Path) -> list[str]:
-    """The tuned files that say nothing, in part or whole, of the kernels as they are now: a line for each."""
+    """A line for each tuned file that was measured, in part or whole, on other code than that of the present
+    kernels."""
     if not (out / "tuned").is_dir():
         return []
     package = find_package(out).name
@@ -136,7 +122,8 @@ def stale(out: Path) -> list[str]:
 
 
 def gains(out: Path, gpu: str) -> list[str]:
-    """What tuning gained on a GPU: the defaults' time over that of the tiles chosen, geometric means, by variant."""
+    """What tuning gained on a GPU: time of the default tiles over time of the tuned tiles, geometric means by
+    variant."""
     package = find_package(out).name
     tuned = importlib.import_module(f"{package}._runtime.core.tuned")
     passes = importlib.import_module(f"{package}._runtime.core.configs").PASSES
@@ -200,18 +187,18 @@ def _ladder_text(path: Path, gpu: str, *, has_families: bool) -> Iterator[str]:
         yield f"{path} is not there; `{PROGRAM} tune {path.stem}` on that GPU makes it"
 
 
-def _arch(out: Path, gpu: str, configs: Any) -> str:
-    """The architecture of a GPU: what its tuned files say, else what is known of its name."""
-    if gpu in ARCHS or gpu in configs.SAME_TILES:
+def _arch(out: Path, gpu: str) -> str:
+    """The architecture of a GPU: from its tuned files, else from the GPU names of `codegen.arch.chips`."""
+    if gpu in CHIPS:
         return gpu
     for path in sorted((out / "tuned" / gpu).glob("*.json")):
         try:
             return str(json.loads(path.read_text(encoding="utf-8"))["arch"])
         except (OSError, ValueError, KeyError, TypeError):
             continue
-    if gpu not in _ARCH_OF:
+    if gpu not in GPU_CHIPS:
         tuned = sorted(folder.name for folder in (out / "tuned").glob("*") if folder.is_dir())
-        known = list(dict.fromkeys([*tuned, *_ARCH_OF, *ARCHS]))
+        known = list(dict.fromkeys([*tuned, *GPU_CHIPS, *ARCHS]))
         hint = did_you_mean(gpu, known)
         raise CodegenError(f"--gpu: expected one of {', '.join(known)}, got '{gpu}'{hint}")
-    return _ARCH_OF[gpu]
+    return GPU_CHIPS[gpu]

@@ -10,134 +10,44 @@ from __future__ import annotations
 
 import ast
 import math
-import re
-import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeGuard
+from dataclasses import replace
 
 from codegen.ir import expr
 from codegen.ir.expr import INDEX_NAMES, LENGTH_NAMES, SCORE, Expr, Load, ScalarType, TensorSpec, Type, Var
+from codegen.ir.language import FUNCTIONS, INFINITY, MOST_MEMBERS, Macro, Scope
+from codegen.ir.operators import OperatorReader
+from codegen.ir.syntax import (
+    KINDS,
+    TOO_DEEP,
+    check_syntax,
+    indexing_example,
+    is_infinite,
+    is_too_large,
+    joined_problem,
+    on_one_line,
+    parse_header,
+    source,
+    syntax_tree,
+    type_remedy,
+    with_article,
+)
 from codegen.util.errors import ExprError, did_you_mean
 
+__all__ = [
+    "FUNCTIONS",
+    "INFINITY",
+    "MOST_MEMBERS",
+    "MOST_NODES",
+    "Macro",
+    "Scope",
+    "check_syntax",
+    "parse",
+    "parse_example",
+    "parse_header",
+]
 
-@dataclass(frozen=True, kw_only=True)
-class Macro:
-    """A named, parametrised expression of `masks:` or `scores:`. The latter may be of integers: FLOAT is any number."""
-
-    name: str
-    params: tuple[str, ...]
-    body: str
-    type: Type
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scope:
-    """The names an expression may read besides the indices.
-
-    `axes`, where given, are all there is: the expression is the example of a tensor. `expanded` holds the named
-    expressions that were used before, by name and arguments.
-    """
-
-    tensors: Mapping[str, TensorSpec] = field(default_factory=dict)
-    scalars: Mapping[str, ScalarType] = field(default_factory=dict)
-    macros: Mapping[str, Macro] = field(default_factory=dict)
-    bound: Mapping[str, Expr] = field(default_factory=dict)
-    expanding: tuple[str, ...] = ()
-    expanded: dict[tuple[object, ...], Expr] = field(default_factory=dict, compare=False)
-    axes: tuple[str, ...] | None = None
-
-
-def _silu(x: Expr) -> Expr:
-    return expr.mul(x, expr.function("sigmoid", x))
-
-
-def _gelu(x: Expr) -> Expr:
-    erf = expr.function("erf", expr.mul(expr.const(0.7071067811865476), x))
-    return expr.mul(expr.const(0.5), expr.mul(x, expr.add(expr.const(1.0), erf)))
-
-
-def _fold(pair: Callable[[Expr, Expr], Expr]) -> Callable[..., Expr]:
-    def chained(*args: Expr) -> Expr:
-        result = args[0]
-        for a in args[1:]:
-            result = pair(result, a)
-        return result
-
-    return chained
-
-
-# name -> (fewest arguments, most arguments, builder)
-FUNCTIONS: dict[str, tuple[int, int, Callable[..., Expr]]] = {
-    "abs": (1, 1, expr.absolute),
-    "min": (2, 8, _fold(expr.minimum)),
-    "max": (2, 8, _fold(expr.maximum)),
-    "clamp": (3, 3, expr.clamp),
-    "relu": (1, 1, expr.relu),
-    "silu": (1, 1, lambda x: _silu(expr.to_float(x))),
-    "gelu": (1, 1, lambda x: _gelu(expr.to_float(x))),
-    "int": (1, 1, expr.to_integer),
-    **{name: (1, 1, lambda x, name=name: expr.function(name, x)) for name in sorted(expr.FLOAT_FUNCTIONS)},
-    **{name: (1, 1, lambda x, name=name: expr.rounded(name, x)) for name in sorted(expr.ROUNDINGS)},
-}
-
-MOST_MEMBERS = 64
-"""The longest list that `in` looks through: each of its elements is a comparison in the kernels."""
-
-INFINITY = "inf"
-"""The number that a score is less of where a pair is left out."""
-
-_BINARY = {
-    ast.Add: ("+", expr.add),
-    ast.Sub: ("-", expr.sub),
-    ast.Mult: ("*", expr.mul),
-    ast.Div: ("/", expr.div),
-    ast.FloorDiv: ("//", expr.floordiv),
-    ast.Mod: ("%", expr.mod),
-}
-_Pair = Callable[[Expr, Expr], Expr]
-
-_BITS: dict[type[ast.operator], tuple[str, _Pair, _Pair]] = {
-    ast.BitAnd: ("&", expr.logical_and, expr.bit_and),
-    ast.BitOr: ("|", expr.logical_or, expr.bit_or),
-    ast.BitXor: ("^", lambda a, b: expr.compare("ne", a, b), expr.bit_xor),
-}
-"""The operators that join booleans, or the bits of integers."""
-
-_SHIFTS: dict[type[ast.operator], tuple[str, _Pair]] = {
-    ast.LShift: ("<<", expr.shift_left),
-    ast.RShift: (">>", expr.shift_right),
-}
-
-_COMPARE = {
-    ast.Lt: ("<", "lt"),
-    ast.LtE: ("<=", "le"),
-    ast.Gt: (">", "gt"),
-    ast.GtE: (">=", "ge"),
-    ast.Eq: ("==", "eq"),
-    ast.NotEq: ("!=", "ne"),
-}
-
-_HEADER = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\(([^()]*)\))?\s*$", re.ASCII)
-
-
-def parse_header(text: str) -> tuple[str, tuple[str, ...]]:
-    """Split the key of a named expression: `window(size)` gives `("window", ("size",))`."""
-    match = _HEADER.match(text)
-    if match is None:
-        raise ExprError(f"a named expression is written NAME or NAME(PARAM, ...), got {text!r}", 1)
-    params = tuple(p.strip() for p in match[2].split(",")) if match[2] is not None else ()
-    for p in params:
-        if not p.isidentifier():
-            raise ExprError(f"a parameter must be an identifier, got {p!r} in {text!r}", 1)
-    if len(set(params)) < len(params):
-        raise ExprError(f"parameters must differ, got {text!r}", 1)
-    return match[1], params
-
-
-def check_syntax(text: str) -> None:
-    """Raise `ExprError` if `text` is no Python expression. Names are checked where a named expression is used."""
-    _tree(text)
+MOST_NODES = 1000
+"""Longest expression, as written out. Derivatives and block bounds are several times as long."""
 
 
 def parse(text: str, scope: Scope, want: Type) -> Expr:
@@ -148,20 +58,8 @@ def parse(text: str, scope: Scope, want: Type) -> Expr:
     e = _read(text, scope, want, allow_score=want is Type.FLOAT and scope.axes is None)
     e = expr.to_float(e) if want is Type.FLOAT else expr.without_kinks(e)
     for node in expr.walk(e):
-        if _is_too_large(node) and not _is_infinite(node):  # to convert an integer makes none of these
-            raise ExprError(_joined_problem(node, _flat(text)), 1)
-    return e
-
-
-def _read(text: str, scope: Scope, want: Type, *, allow_score: bool) -> Expr:
-    """`parse`, but where a number is wanted an integer stays one."""
-    tree = _tree(text)
-    try:
-        e = _Parser(text, scope, allow_score=allow_score).read(tree)
-    except RecursionError:
-        raise ExprError(_TOO_DEEP, 1) from None
-    if e.type is not want and (want is not Type.FLOAT or e.type is Type.BOOL):
-        raise ExprError(f"{_rule(scope, want)}, got {_article(e.type)}: {_flat(text)!r}{_remedy(e.type, want)}", 1)
+        if is_too_large(node) and not is_infinite(node):  # an infinity was written as such
+            raise ExprError(joined_problem(node, on_one_line(text)), 1)
     return e
 
 
@@ -174,98 +72,55 @@ def parse_example(text: str, tensor: TensorSpec) -> Expr:
     return parse(text, Scope(axes=tensor.axes), tensor.element)
 
 
+def _read(text: str, scope: Scope, want: Type, *, allow_score: bool) -> Expr:
+    """`parse` without the final conversion: where a float is wanted, an integer stays an integer."""
+    tree = syntax_tree(text)
+    try:
+        e = Reader(text, scope, allow_score=allow_score).read(tree)
+    except RecursionError:
+        raise ExprError(TOO_DEEP, 1) from None
+    if e.type is not want and (want is not Type.FLOAT or e.type is Type.BOOL):
+        raise ExprError(
+            f"{_rule(scope, want)}, got {with_article(e.type)}: {on_one_line(text)!r}{type_remedy(e.type, want)}", 1
+        )
+    return e
+
+
 def _rule(scope: Scope, want: Type) -> str:
+    """The rule that an expression of another type breaks."""
     if scope.bound and scope.axes is not None:
         return "a dim must be an integer"
     if scope.axes is not None:
         kind = {Type.BOOL: "a bool", Type.INT: "an integer", Type.FLOAT: "a float"}[want]
-        return f"the example of {kind} tensor must be {_KINDS[want]}"
-    return f"{'a mask' if want is Type.BOOL else 'a score'} must be {_KINDS[want]}"
+        return f"the example of {kind} tensor must be {KINDS[want]}"
+    return f"{'a mask' if want is Type.BOOL else 'a score'} must be {KINDS[want]}"
 
 
-_KINDS = {Type.BOOL: "a boolean", Type.INT: "an integer", Type.FLOAT: "a number"}
+class Reader(OperatorReader):
+    """The parser: one method for each kind of syntax node."""
 
-
-def _remedy(got: Type, want: Type) -> str:
-    """How to make one type of another, as the tail of an error message."""
-    if want is Type.BOOL:
-        return "; write a comparison"
-    if got is Type.BOOL:
-        return "; use where(condition, a, b)"
-    return "; use // or int(...)"
-
-
-def _article(t: Type) -> str:
-    return f"an {t.value}" if t is Type.INT else f"a {t.value}"
-
-
-MOST_NODES = 1000
-"""The longest expression, written out: derivatives and block bounds are several times as long."""
-
-_TOO_DEEP = "the expression is nested too deeply"
-
-
-def _flat(text: str) -> str:
-    """The expression on one line, as YAML lets it run over several."""
-    return " ".join(line.strip() for line in text.strip().splitlines())
-
-
-def _tree(text: str) -> ast.expr:
-    flat = _flat(text)
-    if "#" in flat:  # on one line a comment would swallow the lines after it
-        raise ExprError(f"an expression cannot hold a comment: {flat!r}", flat.index("#") + 1)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # `5if` is a literal to Python, with a warning on the user's terminal
-            return ast.parse(flat, mode="eval").body
-    except (SyntaxError, ValueError) as error:  # ValueError: NUL bytes
-        column = getattr(error, "offset", None) or len(flat) + 1  # 0: the text ended too early
-        raise ExprError(f"not a Python expression: {flat!r} ({_said(error, flat, column)})", column) from None
-    except (RecursionError, MemoryError):
-        raise ExprError(_TOO_DEEP, 1) from None
-
-
-_FOREIGN = {"&&": "and", "||": "or", "!": "not"}
-"""Operators of other languages, and what an expression has in their place."""
-
-
-def _said(error: SyntaxError | ValueError, flat: str, column: int) -> str:
-    """What is wrong with the text at a column."""
-    for symbol, word in _FOREIGN.items():
-        # Python points at either character of an operator, depending on its version.
-        if symbol in (flat[column - 1 :][: len(symbol)], flat[max(column - 2, 0) :][: len(symbol)]):
-            return f"write '{word}' for '{symbol}'"
-    return str(getattr(error, "msg", error))
-
-
-class _Parser:
     def __init__(self, text: str, scope: Scope, *, allow_score: bool) -> None:
-        self.utf8 = _flat(text).encode()
-        self.scope = scope
+        super().__init__(text, scope)
         self.allow_score = allow_score
-        self.reads_infinity = False  # so far, itself or by a named expression
-
-    def fail(self, node: ast.AST, message: str) -> ExprError:
-        before = self.utf8[: getattr(node, "col_offset", 0)]  # `ast` counts bytes
-        return ExprError(message, len(before.decode()) + 1)
+        self.reads_infinity = False  # True once the text, or a named expression in it, has read `inf`
 
     def read(self, node: ast.expr) -> Expr:
-        """The IR of a node; a number that a kernel's int32 or float32 cannot hold is an error."""
+        """The IR of a node. A literal that does not fit a kernel's int32 or float32 is an error."""
         e = self.read_node(node)
-        # A literal `inf` is what it says; one that a sum or a product gives is a number too large.
+        # `inf` written as such is legal; an infinite sum or product is a number that is too large.
         computed = isinstance(node, ast.BinOp) or (isinstance(node, ast.Constant) and isinstance(node.value, float))
         if isinstance(node, ast.Name | ast.Call) and not self.reads_infinity:
-            self.reads_infinity = any(map(_is_infinite, expr.walk(e)))
-        if _is_too_large(e) and (computed or not _is_infinite(e)):
+            self.reads_infinity = any(map(is_infinite, expr.walk(e)))
+        if is_too_large(e) and (computed or not is_infinite(e)):
             kind = "an integer" if e.type is Type.INT else "a number"
             bits = "32 bits" if e.type is Type.INT else "float32"
-            raise self.fail(node, f"{kind} must fit {bits}, got {_source(node)}")
+            raise self.fail(node, f"{kind} must fit {bits}, got {source(node)}")
         for joined in expr.children(e):
-            if _is_too_large(joined) and not (self.reads_infinity and _is_infinite(joined)):
-                raise self.fail(node, _joined_problem(joined, _source(node)))
+            if is_too_large(joined) and not (self.reads_infinity and is_infinite(joined)):
+                raise self.fail(node, joined_problem(joined, source(node)))
         if e.size > MOST_NODES:
             message = f"at most {MOST_NODES} operations and operands, named expressions written out, got {e.size}"
-            raise self.fail(node, f"an expression has {message}: {_source(node)!r}")
+            raise self.fail(node, f"an expression has {message}: {source(node)!r}")
         return e
 
     def read_node(self, node: ast.expr) -> Expr:
@@ -289,18 +144,17 @@ class _Parser:
                 return self.read_call(node, name, args)
             case ast.Subscript(value=ast.Name(id=name), slice=index):
                 return self.read_load(node, name, index)
-        raise self.fail(node, f"{_source(node)!r} is not part of the expression language")
+        raise self.fail(node, f"{source(node)!r} is not part of the expression language")
 
     def read_name(self, node: ast.expr, name: str) -> Expr:
+        """What a name stands for: the order of the tests is the order in which names shadow each other."""
         if name in self.scope.bound:
             return self.scope.bound[name]
         if self.scope.axes is not None:
             if name in self.scope.axes:
                 return expr.int_var(name)
             raise self.not_an_axis(node)
-        if name in INDEX_NAMES:
-            return expr.int_var(name)
-        if name in LENGTH_NAMES:
+        if name in INDEX_NAMES or name in LENGTH_NAMES:
             return expr.int_var(name)
         if name == INFINITY:
             return expr.const(math.inf)
@@ -315,180 +169,25 @@ class _Parser:
             dims = self.scope.tensors[name].dims
             if not dims:
                 return self.load(name, ())
-            raise self.fail(node, f"tensor '{name}' must be indexed: {_example(name, dims)}")
+            raise self.fail(node, f"tensor '{name}' must be indexed: {indexing_example(name, dims)}")
         if name in self.scope.macros:
             return self.expand(node, name, [])
         if name in FUNCTIONS or name == "where":
             raise self.fail(node, f"'{name}' is a function and must be called: {name}(...)")
-        known = [
-            *INDEX_NAMES,
-            *LENGTH_NAMES,
-            INFINITY,
-            *([SCORE] if self.allow_score else []),
-            *self.scope.scalars,
-            *self.scope.tensors,
-        ]
-        hint = did_you_mean(name, [*known, *self.scope.macros, *self.scope.bound])
-        raise self.fail(
-            node, f"unknown name '{name}'{hint}" + ("" if hint else "; declare it under tensors: or scalars:")
-        )
+        raise self.unknown(node, name)
+
+    def unknown(self, node: ast.expr, name: str) -> ExprError:
+        scope = self.scope
+        known = [*INDEX_NAMES, *LENGTH_NAMES, INFINITY, *([SCORE] if self.allow_score else [])]
+        hint = did_you_mean(name, [*known, *scope.scalars, *scope.tensors, *scope.macros, *scope.bound])
+        return self.fail(node, f"unknown name '{name}'{hint or '; declare it under tensors: or scalars:'}")
 
     def not_an_axis(self, node: ast.expr) -> ExprError:
         if self.scope.bound:
             rule = "a dim is computed from int scalars, sizes and names that are a dim of their own of some tensor"
-            return self.fail(node, f"{rule}, {' '.join(self.scope.bound)}; got {_source(node)!r}")
+            return self.fail(node, f"{rule}, {' '.join(self.scope.bound)}; got {source(node)!r}")
         axes = " ".join(self.scope.axes or ("of which it has none",))
-        return self.fail(node, f"an example reads only its tensor's axes, {axes}; got {_source(node)!r}")
-
-    def number(self, node: ast.expr, op: str) -> Expr:
-        e = self.read(node)
-        if e.type is Type.BOOL:
-            raise self.not_a_number(node, op)
-        return e
-
-    def not_a_number(self, node: ast.expr, op: str) -> ExprError:
-        return self.fail(node, f"'{op}' needs numbers, got the boolean {_source(node)!r}; use where(condition, a, b)")
-
-    def boolean(self, node: ast.expr, op: str) -> Expr:
-        e = self.read(node)
-        if e.type is not Type.BOOL:
-            got = f"{_article(e.type)}: {_source(node)!r}"
-            raise self.fail(node, f"'{op}' needs booleans, got {got}; write a comparison")
-        return e
-
-    def read_unary(self, op: ast.unaryop, operand: ast.expr) -> Expr:
-        if isinstance(op, ast.Invert):
-            e = self.read(operand)
-            if e.type is Type.FLOAT:
-                raise self.not_bits(operand, "~")
-            return expr.bit_not(e) if e.type is Type.INT else expr.logical_not(e)
-        if isinstance(op, ast.Not):
-            return expr.logical_not(self.boolean(operand, "not"))
-        if isinstance(op, ast.UAdd):
-            return self.number(operand, "+")
-        return expr.neg(self.number(operand, "-"))
-
-    def read_binary(self, node: ast.BinOp, op: ast.operator, left: ast.expr, right: ast.expr) -> Expr:
-        if type(op) in _BITS:
-            return self.read_bits(op, left, right)
-        if type(op) in _SHIFTS:
-            return self.read_shift(op, left, right)
-        if isinstance(op, ast.Pow):
-            base, exponent = self.number(left, "**"), self.number(right, "**")
-            if not isinstance(exponent, expr.Const):
-                raise self.fail(
-                    right, f"the exponent of '**' must be a literal number, got {_source(right)!r}; use exp and log"
-                )
-            if abs(exponent.value) > expr.MAX_EXPONENT:
-                limits = f"from -{expr.MAX_EXPONENT} to {expr.MAX_EXPONENT}"
-                raise self.fail(right, f"the exponent of '**' must be {limits}, got {exponent.value}")
-            if expr.is_const(base, 0) and exponent.value < 0:
-                raise self.fail(node, f"'**' divides by the constant zero in {_source(node)!r}")
-            if base.type is Type.INT and (exponent.type is not Type.INT or exponent.value < 0):
-                base = expr.to_float(base)
-            return self.build(node, expr.power, base, exponent.value)
-        if type(op) not in _BINARY:
-            symbols = [entry[0] for table in (_BINARY, _BITS, _SHIFTS) for entry in table.values()]
-            operators = " ".join([*symbols, "**"])
-            raise self.fail(
-                node,
-                f"{_source(node)!r} uses an operator that is not part of the expression language; it has {operators}",
-            )
-        symbol, build = _BINARY[type(op)]
-        a, b = self.number(left, symbol), self.number(right, symbol)
-        if symbol in ("//", "%"):
-            for side, e in ((left, a), (right, b)):
-                if e.type is not Type.INT:
-                    raise self.fail(side, f"'{symbol}' needs integers, got the float {_source(side)!r}; use int(...)")
-        if symbol in ("/", "//", "%") and expr.is_const(b, 0):
-            raise self.fail(right, f"'{symbol}' divides by the constant zero in {_source(node)!r}")
-        return build(a, b)
-
-    def read_bits(self, op: ast.operator, left: ast.expr, right: ast.expr) -> Expr:
-        """`& | ^` of two booleans, or of two integers bit by bit."""
-        symbol, of_booleans, of_integers = _BITS[type(op)]
-        a, b = self.read(left), self.read(right)
-        if a.type is Type.INT and b.type is Type.INT:
-            return of_integers(a, b)
-        for refused in (Type.FLOAT, Type.INT):
-            for side, e in ((left, a), (right, b)):
-                if e.type is refused:
-                    raise self.not_bits(side, symbol, refused)
-        return of_booleans(a, b)
-
-    def not_bits(self, node: ast.expr, symbol: str, got: Type = Type.FLOAT) -> ExprError:
-        # & and | bind tighter than comparisons: `a & b < c` is `(a & b) < c`.
-        message = f"'{symbol}' needs booleans, or integers alone, got {_article(got)}: {_source(node)!r}"
-        return self.fail(node, f"{message}; put comparisons beside '{symbol}' in parentheses")
-
-    def read_shift(self, op: ast.operator, left: ast.expr, right: ast.expr) -> Expr:
-        symbol, build = _SHIFTS[type(op)]
-        a, b = self.number(left, symbol), self.number(right, symbol)
-        for side, e in ((left, a), (right, b)):
-            if e.type is not Type.INT:
-                raise self.fail(side, f"'{symbol}' needs integers, got the float {_source(side)!r}; use int(...)")
-        if isinstance(b, expr.Const) and not 0 <= b.value <= expr.LAST_SHIFT:
-            raise self.fail(right, f"'{symbol}' shifts by 0 to {expr.LAST_SHIFT} bits, got {b.value}")
-        return build(a, b)
-
-    def is_bare(self, node: ast.expr) -> bool:
-        """Whether a part of the expression stands in no parentheses of its own."""
-        before, after = self.utf8[: node.col_offset].rstrip(), self.utf8[node.end_col_offset :].lstrip()
-        return not (before.endswith(b"(") and after.startswith(b")"))
-
-    def read_compare(self, node: ast.Compare) -> Expr:
-        if isinstance(node.ops[0], (ast.In, ast.NotIn)) and len(node.ops) == 1:
-            found = self.read_membership(node.left, node.comparators[0])
-            return found if isinstance(node.ops[0], ast.In) else expr.logical_not(found)
-        if not all(type(op) in _COMPARE for op in node.ops):
-            raise self.fail(node, f"{_source(node)!r}: only < <= > >= == != compare values, and one 'in' alone")
-        symbols = [_COMPARE[type(op)][0] for op in node.ops]
-        sides = [node.left, *node.comparators]
-        values = [self.read(side) for side in sides]
-        for side, e in zip(sides, values, strict=True):
-            if isinstance(side, ast.BinOp) and type(side.op) in _BITS and e.type is Type.INT and self.is_bare(side):
-                # Few know that `a < b & c < d` is `a < (b & c) < d`.
-                symbol = _BITS[type(side.op)][0]
-                message = f"'{symbol}' binds tighter than the comparison beside it: {_source(side)!r}"
-                raise self.fail(side, f"{message}; put the booleans, or the integers, that it joins in parentheses")
-        if not (set(symbols) <= {"==", "!="} and {e.type for e in values} == {Type.BOOL}):
-            for side, e, symbol in zip(sides, values, [symbols[0], *symbols], strict=True):
-                if e.type is Type.BOOL:
-                    raise self.not_a_number(side, symbol)
-        pairs = zip(node.ops, values, values[1:], strict=False)
-        return expr.logical_and(*(expr.compare(_COMPARE[type(op)][1], a, b) for op, a, b in pairs))
-
-    def read_membership(self, node: ast.expr, members: ast.expr) -> Expr:
-        """Whether an integer is one of a list: of literals, or the last dim of a tensor, an integer."""
-        member = self.read(node)
-        if member.type is not Type.INT:
-            remedy = _remedy(member.type, Type.INT)
-            raise self.fail(node, f"'in' needs an integer, got {_article(member.type)}: {_source(node)!r}{remedy}")
-        return expr.logical_or(*(expr.compare("eq", member, e) for e in self.read_members(members)))
-
-    def read_members(self, node: ast.expr) -> list[Expr]:
-        if isinstance(node, (ast.Tuple, ast.List)):
-            found = [self.read(element) for element in node.elts]
-            for element, e in zip(node.elts, found, strict=True):
-                if e.type is not Type.INT:
-                    raise self.fail(element, f"'in' needs integers, got {_article(e.type)}: {_source(element)!r}")
-            return found
-        name, index = (node.value, node.slice) if isinstance(node, ast.Subscript) else (node, None)
-        if not (isinstance(name, ast.Name) and name.id in self.scope.tensors):
-            raise self.fail(node, f"'in' needs a list of integers or a tensor that holds one, got {_source(node)!r}")
-        tensor = self.scope.tensors[name.id]
-        last = tensor.dims[-1] if tensor.dims else None
-        if not isinstance(last, int) or last > MOST_MEMBERS or tensor.element is not Type.INT:
-            got = f"dims [{', '.join(map(str, tensor.dims))}] of {tensor.dtype}"
-            rule = f"of integers whose last dim, the list, is an integer up to {MOST_MEMBERS}"
-            raise self.fail(node, f"'in' needs a tensor {rule}; '{name.id}' has {got}")
-        items = [] if index is None else index.elts if isinstance(index, ast.Tuple) else [index]
-        if len(items) != len(tensor.dims) - 1:
-            wanted = _example(name.id, tensor.dims[:-1]) if len(tensor.dims) > 1 else name.id
-            message = f"'in' takes the last dim of '{name.id}' as its list: index the {len(tensor.dims) - 1} before it"
-            raise self.fail(node, f"{message}, {wanted}; got {len(items)}")
-        indices = tuple(self.read_index(name.id, item) for item in items)
-        return [self.load(name.id, (*indices, expr.const(i))) for i in range(last)]
+        return self.fail(node, f"an example reads only its tensor's axes, {axes}; got {source(node)!r}")
 
     def read_where(self, node: ast.expr, test: ast.expr, body: ast.expr, orelse: ast.expr) -> Expr:
         condition, a, b = self.boolean(test, "where"), self.read(body), self.read(orelse)
@@ -508,7 +207,7 @@ class _Parser:
         if name not in FUNCTIONS:
             if name in self.scope.tensors:
                 dims = self.scope.tensors[name].dims
-                raise self.fail(node, f"tensor '{name}' is indexed, not called: {_example(name, dims)}")
+                raise self.fail(node, f"tensor '{name}' is indexed, not called: {indexing_example(name, dims)}")
             hint = did_you_mean(name, [*FUNCTIONS, "where", *self.scope.macros])
             remedy = hint or f"; the functions are {' '.join(sorted([*FUNCTIONS, 'where']))}"
             raise self.fail(node, f"'{name}' is no function of the expression language{remedy}")
@@ -517,13 +216,6 @@ class _Parser:
             wanted = str(fewest) if fewest == most else f"{fewest} to {most}"
             raise self.fail(node, f"{name}() takes {wanted} argument{'s' * (wanted != '1')}, got {len(args)}")
         return self.build(node, build, *(self.number(a, name) for a in args))
-
-    def build(self, node: ast.expr, build: Callable[..., Expr], *args: Any) -> Expr:
-        """`build(*args)`, where literals may have no value."""
-        try:
-            return build(*args)
-        except (ValueError, OverflowError):
-            raise self.fail(node, f"{_source(node)!r} has no finite value") from None
 
     def read_load(self, node: ast.Subscript, name: str, index: ast.expr) -> Expr:
         if self.scope.axes is not None:
@@ -537,15 +229,15 @@ class _Parser:
             raise self.fail(
                 node,
                 f"tensor '{name}' has {len(dims)} dim{'s' * (len(dims) != 1)} and must be indexed with as many, "
-                f"got {len(items)}: {_example(name, dims)}",
+                f"got {len(items)}: {indexing_example(name, dims)}",
             )
         return self.load(name, tuple(self.read_index(name, item) for item in items))
 
     def read_index(self, tensor: str, item: ast.expr) -> Expr:
         e = self.read(item)
         if e.type is not Type.INT:
-            got = f"{_article(e.type)}: {_source(item)!r} in '{tensor}'"
-            raise self.fail(item, f"an index must be an integer, got {got}{_remedy(e.type, Type.INT)}")
+            got = f"{with_article(e.type)}: {source(item)!r} in '{tensor}'"
+            raise self.fail(item, f"an index must be an integer, got {got}{type_remedy(e.type, Type.INT)}")
         if SCORE in expr.names(e):
             raise self.fail(item, f"an index of '{tensor}' cannot depend on 'score'")
         return e
@@ -554,6 +246,7 @@ class _Parser:
         return Load(self.scope.tensors[name].element, name, indices)
 
     def expand(self, node: ast.expr, name: str, args: list[ast.expr]) -> Expr:
+        """The body of a named expression, with its arguments in place of its parameters."""
         macro = self.scope.macros[name]
         if len(args) != len(macro.params):
             usage = f"{name}({', '.join(macro.params)})" if macro.params else name
@@ -572,36 +265,3 @@ class _Parser:
             return self.scope.expanded[use]
         except ExprError as error:
             raise self.fail(node, f"in '{name}': {error.message}") from None
-
-
-def _joined_problem(literal: expr.Const, source: str) -> str:
-    kind, bits = ("an integer", "32 bits") if literal.type is Type.INT else ("a number", "float32")
-    return f"{kind} must fit {bits}, got {literal.value} by joining the literals of {source!r}"
-
-
-def _fits(value: int | float | bool) -> bool:
-    if isinstance(value, int):
-        return -(2**31) <= value < 2**31
-    return value == 0 or 2.0**-126 <= abs(value) < 2.0**128
-
-
-def _is_too_large(e: Expr) -> TypeGuard[expr.Const]:
-    """Whether it is a literal that 32 bits, or float32, do not hold."""
-    return isinstance(e, expr.Const) and not _fits(e.value)
-
-
-def _is_infinite(e: Expr) -> bool:
-    return isinstance(e, expr.Const) and abs(e.value) == math.inf
-
-
-def _source(node: ast.AST) -> str:
-    """The text of a part of an expression, shortened for a message."""
-    try:
-        text = ast.unparse(node)
-    except ValueError:  # Python prints no integer of thousands of digits
-        text = "a number of thousands of digits"
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _example(name: str, dims: tuple[str | int, ...]) -> str:
-    return f"{name}[{', '.join(d if isinstance(d, str) else 'i' + str(n) for n, d in enumerate(dims))}]"

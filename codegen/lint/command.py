@@ -14,11 +14,12 @@ import torch  # noqa: F401 - compiling needs both: missing ones are said before 
 import triton  # noqa: F401
 
 from codegen.analysis.call_modes import Mode
+from codegen.arch.tile_rules import MAX_HEAD_DIM, MIN_HEAD_DIM
 from codegen.compile.pool import WorkerDiedError, spread
 from codegen.lint import report
 from codegen.lint.jobs import HALF_DTYPE, Selection, jobs, tuned_jobs
 from codegen.lint.look import Finding, Task, failed, look_at, main_kernel
-from codegen.spec.model import DTYPES, MAX_HEAD_DIM, MIN_HEAD_DIM, Pass, Spec
+from codegen.spec.model import DTYPES, Pass, Spec
 from codegen.util.errors import CodegenError, did_you_mean
 
 

@@ -10,9 +10,12 @@ from pathlib import Path
 
 from codegen.analysis.call_modes import Mode
 from codegen.analysis.schedule import Schedule, analyse
-from codegen.plan import hopper
+from codegen.arch import hopper
+from codegen.arch.chips import CHIPS
+from codegen.arch.tile_rules import TileConfig
+from codegen.plan.traits import hopper_backward_tile, hopper_forward_tile, hopper_long_forward_tile
 from codegen.plan.variant import plan
-from codegen.spec.model import ArchSpec, Pass, PassConfigs, Spec, TileConfig, Variant
+from codegen.spec.model import ArchSpec, Pass, PassConfigs, Spec, Variant
 from codegen.util.cover import cover
 
 HALF_DTYPE = "bfloat16"
@@ -23,10 +26,6 @@ FAST_VARIANT = "causal"
 
 FAST_ARCH, FAST_DIM = "sm_90", 64
 """The chip and the head_dim for which `--fast` looks at every variant."""
-
-SAME_TILES = {"sm_120": "sm_89"}
-"""Chips on which a tile takes what it takes on another: both have 99 KiB of shared memory and `mma.sync`. `--fast`
-compiles a tile for one of them, and a few for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,11 +139,17 @@ def _features(
     if job.variant == one and job.mode is selection.modes[0]:
         chip = (job.arch, job.dtype)
         found |= {(chip, pass_), (chip, job.head_dim), (job.arch, kernel)}
-        found.add((SAME_TILES.get(job.arch, job.arch), job.dtype, job.head_dim, kernel, tile))
+        found.add((_kind(job.arch), job.dtype, job.head_dim, kernel, tile))
     # The backward of Hopper's family takes long to compile: those of one variant, above, stand for all.
     if (job.arch, job.dtype, job.head_dim) == common and not (job.family and pass_ is Pass.DKDV):
         found |= {(job.variant, job.mode), (job.variant, kernel), (job.mode, kernel, tables)}
     return frozenset(found)
+
+
+def _kind(arch: str) -> Hashable:
+    """What decides how a tile is compiled for a chip and whether it fits: one of the chips that agree stands for all."""
+    chip = CHIPS[arch]
+    return chip.is_nvidia, chip.shared_memory, chip.registers, chip.has_wgmma, chip.tensor_columns
 
 
 def _head_dims(spec: Spec, arch: ArchSpec, dtype: str) -> list[int]:
@@ -161,16 +166,16 @@ def _hopper_calls(
     variant: Variant, mode: Mode, arch: ArchSpec, dtype: str, head_dim: int, passes: Sequence[Pass]
 ) -> list[Job]:
     """Calls in Hopper's family, where the variant has it: forward, backward, and the forward of long sequences."""
-    runs = arch.name == hopper.ARCH and dtype != "float32" and hopper.serves_head_dim(head_dim)
+    runs = arch.name == hopper.ARCH and dtype != "float32" and hopper.FAMILY.serves_head_dim(head_dim)
     if not runs:
         return []
     planned = plan(variant, mode)
     tiles: list[tuple[Pass, TileConfig, int | None]] = [
-        (Pass.FWD, hopper.forward_tile(head_dim), None),
-        (Pass.DKDV, hopper.backward_tile(planned, head_dim), None),
+        (Pass.FWD, hopper_forward_tile(head_dim), None),
+        (Pass.DKDV, hopper_backward_tile(planned, head_dim), None),
     ]
-    if long := hopper.long_forward_tile(planned, head_dim):
-        tiles.append((Pass.FWD, long, hopper.LONG_FROM))
+    if long := hopper_long_forward_tile(planned, head_dim):
+        tiles.append((Pass.FWD, long, hopper.FAMILY.long_forward_from))
     return [
         Job(
             variant=variant.name,
@@ -179,7 +184,7 @@ def _hopper_calls(
             dtype=dtype,
             head_dim=head_dim,
             configs=((each, tile),),
-            family=hopper.FAMILY,
+            family=hopper.NAME,
             length=length,
         )
         for each, tile, length in tiles

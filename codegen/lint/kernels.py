@@ -1,4 +1,4 @@
-"""What a compiled kernel takes of its chip, read from what the compiler left, and whether the chip has it."""
+"""The resources that a compiled kernel uses, read from the compiler's output, against the limits of its chip."""
 
 from __future__ import annotations
 
@@ -9,17 +9,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from codegen.arch.chips import CHIPS, SIMDS, Chip
 from codegen.compile.offline import Compiled
-from codegen.spec.model import REGISTER_FILE, SMEM_LIMIT
-
-AMD_VECTOR_REGISTERS = 512
-"""Vector registers of a lane that the wavefronts on one SIMD share, accumulation registers included (CDNA 3 instruction
-set architecture guide); a compute unit has AMD_SIMDS of them."""
-
-AMD_SIMDS = 4
-
-TENSOR_COLUMNS = 512
-"""Columns of tensor memory of an sm_100 multiprocessor (PTX ISA, tensor memory)."""
 
 MOST_SPILLED = 128
 """More bytes per thread than this, written to and read from local memory, are a warning. Fewer are mostly values that
@@ -51,14 +42,15 @@ class Usage:
 
 
 def usage(kernel: Compiled, arch: str) -> Usage:
-    """What a kernel compiled for `arch` takes."""
-    return _nvidia_usage(kernel) if arch.startswith("sm_") else _amd_usage(kernel)
+    """The resources of a kernel compiled for `arch`."""
+    chip = CHIPS[arch]
+    return _nvidia_usage(kernel, chip) if chip.is_nvidia else _amd_usage(kernel, chip)
 
 
-def _nvidia_usage(kernel: Compiled) -> Usage:
+def _nvidia_usage(kernel: Compiled, chip: Chip) -> Usage:
     log = _assembler_log(kernel)
     return Usage(
-        threads=kernel.metadata.num_warps * 32,
+        threads=kernel.metadata.num_warps * chip.lanes,
         registers=_number(r"Used (\d+) registers", log),
         spill_stores=_number(r"(\d+) bytes spill stores", log),
         spill_loads=_number(r"(\d+) bytes spill loads", log),
@@ -69,7 +61,7 @@ def _nvidia_usage(kernel: Compiled) -> Usage:
     )
 
 
-def _amd_usage(kernel: Compiled) -> Usage:
+def _amd_usage(kernel: Compiled, chip: Chip) -> Usage:
     code = kernel.asm["amdgcn"]
     # The assembler counts registers that are spilled, once each; how often is seen in the code alone.
     widths = {"": 4, "x2": 8, "x3": 12, "x4": 16}
@@ -78,7 +70,7 @@ def _amd_usage(kernel: Compiled) -> Usage:
         for kind in ("store", "load")
     )
     return Usage(
-        threads=kernel.metadata.num_warps * 64,
+        threads=kernel.metadata.num_warps * chip.lanes,
         registers=_number(r"\.vgpr_count:\s+(\d+)", code),
         spill_stores=stores,
         spill_loads=loads,
@@ -120,26 +112,27 @@ def _instructions(pattern: re.Pattern[str], code: str) -> dict[str, int]:
 
 
 def errors(used: Usage, arch: str) -> list[str]:
-    """Why the chip cannot launch a program that takes so much; empty if it can."""
-    found = []
-    if used.shared > SMEM_LIMIT[arch]:
-        found.append(f"{used.shared} bytes of shared memory, {arch} has {SMEM_LIMIT[arch]}")
-    if used.tensor_columns > TENSOR_COLUMNS:
-        found.append(f"{used.tensor_columns} columns of tensor memory, {arch} has {TENSOR_COLUMNS}")
-    registers, file = _register_need(used, arch)
-    if registers > file:
-        found.append(f"{registers} registers of {'a program' if arch.startswith('sm_') else 'a SIMD'}, it has {file}")
+    """Why the chip cannot launch a program with such resources; empty if it can."""
+    chip, found = CHIPS[arch], []
+    if used.shared > chip.shared_memory:
+        found.append(f"{used.shared} bytes of shared memory, {arch} has {chip.shared_memory}")
+    if used.tensor_columns > chip.tensor_columns:
+        found.append(f"{used.tensor_columns} columns of tensor memory, {arch} has {chip.tensor_columns}")
+    registers, limit = _register_need(used, chip)
+    if registers > limit:
+        found.append(f"{registers} registers of {'a program' if chip.is_nvidia else 'a SIMD'}, it has {limit}")
     return found
 
 
-def _register_need(used: Usage, arch: str) -> tuple[int, int]:
-    """Registers one program takes, and how many there are: of a multiprocessor, on AMD of a lane of a SIMD."""
+def _register_need(used: Usage, chip: Chip) -> tuple[int, int]:
+    """Registers that one program takes, and how many there are: of a multiprocessor, on AMD of one lane of a SIMD,
+    where accumulation registers count too."""
     granule = 8  # registers per thread are allotted in eights
     each = -(-used.registers // granule) * granule
-    if arch.startswith("sm_"):
-        return each * used.threads, REGISTER_FILE
-    wavefronts = -(-used.threads // 64 // AMD_SIMDS)
-    return each * max(wavefronts, 1), AMD_VECTOR_REGISTERS
+    if chip.is_nvidia:
+        return each * used.threads, chip.registers
+    wavefronts = -(-used.threads // chip.lanes // SIMDS)
+    return each * max(wavefronts, 1), chip.registers // SIMDS // chip.lanes
 
 
 def warnings(used: Usage, *, multiplies_halves: bool) -> list[str]:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from codegen.analysis.call_modes import Mode
+from codegen.arch.tile_rules import TileConfig
 from codegen.compile.offline import Compiled, compile_launches
 from codegen.compile.packages import imported
 from codegen.lint.jobs import Job
 from codegen.lint.kernels import Usage, errors, usage, warnings
-from codegen.spec.model import KERNEL_ENDINGS, Pass, TileConfig, Variant
+from codegen.spec.model import KERNEL_ENDINGS, Pass, Variant
 
 
 @dataclass(frozen=True, kw_only=True)

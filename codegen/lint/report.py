@@ -8,9 +8,9 @@ from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 
+from codegen.arch.chips import CHIPS
 from codegen.lint.look import Finding, pass_of
 from codegen.render.files import write_atomically
-from codegen.spec.model import SMEM_LIMIT
 from codegen.util.text import aligned
 
 _Key = tuple[str, str, int, str, tuple[int, ...]]
@@ -29,7 +29,7 @@ def lines(findings: Iterable[Finding]) -> list[str]:
     by_key = sorted(findings, key=_key)
     for arch, of_arch in groupby(by_key, lambda finding: finding.job.arch):
         groups = [list(group) for _, group in groupby(of_arch, _key)]
-        text += [f"{arch}, {SMEM_LIMIT[arch]} bytes of shared memory", ""]
+        text += [f"{arch}, {CHIPS[arch].shared_memory} bytes of shared memory", ""]
         text += aligned([HEADER, *(_row(group) for group in groups)])
         problems = [
             line for severity in ("error", "warning") for group in groups for line in _problems(group, severity)

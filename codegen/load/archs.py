@@ -1,29 +1,20 @@
-"""Reading `defaults:` and `archs:`. Both begin with what the file inherits and are changed by what it says."""
+"""Reads `defaults:` and `archs:` of a spec file, which change the values that the file inherits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from codegen.arch.tile_rules import TILE_FIELDS, tile_problems
+from codegen.arch.chips import ARCHS
+from codegen.arch.tile_rules import MAX_HEAD_DIM, MIN_HEAD_DIM, TILE_FIELDS, TileConfig, tile_problems
 from codegen.load.yaml_tree import Document, Item
-from codegen.spec.model import (
-    ARCHS,
-    DTYPES,
-    MAX_HEAD_DIM,
-    MIN_HEAD_DIM,
-    ArchSpec,
-    Defaults,
-    Pass,
-    PassConfigs,
-    TileConfig,
-)
+from codegen.spec.model import DTYPES, ArchSpec, Defaults, Pass, PassConfigs
 
 FLOAT32 = "float32"
-"""The key of an arch under which the configs for 4-byte inputs stand."""
+"""Key of an arch that holds the configs of 4-byte inputs."""
 
 SHORT = "short"
-"""The key under which those for short sequences stand, by the longest that they serve."""
+"""Key of an arch that holds the configs of short sequences, by the longest sequence served."""
 
 _PASSES = tuple(p.value for p in Pass)
 
@@ -41,7 +32,7 @@ def read_defaults(doc: Document, item: Item, inherited: Defaults) -> Defaults:
 
 
 def _distinct(doc: Document, item: Item, read: Callable[[Item], T | None]) -> tuple[T, ...]:
-    """A list of at least one value, each given once."""
+    """The values of a list that must have at least one value and none twice."""
     before = len(doc.problems)
     values: list[T] = []
     for element in doc.sequence(item):
@@ -78,7 +69,7 @@ def read_archs(doc: Document, item: Item, inherited: Mapping[str, ArchSpec]) -> 
 
 
 def _read_short(doc: Document, item: Item, base: Mapping[int, PassConfigs]) -> dict[int, PassConfigs]:
-    """`length: passes` entries; a pass or head_dim that one leaves out runs with what longer sequences run with."""
+    """The entries `length: passes`. A pass or head_dim that an entry leaves out has the config of longer sequences."""
     found = dict(base)
     for key, value in doc.entries(item):
         length = doc.integer(key)
@@ -100,7 +91,7 @@ def _read_passes(doc: Document, passes: Mapping[str, Item], base: PassConfigs) -
 
 
 def _read_pass(doc: Document, item: Item) -> dict[int, TileConfig]:
-    """`head_dim: config` entries of one pass; a config with problems is left out."""
+    """The entries `head_dim: config` of one pass, without those that have problems."""
     found: dict[int, TileConfig] = {}
     seen: set[int] = set()
     for key, value in doc.entries(item):
@@ -130,7 +121,7 @@ def _read_tile(doc: Document, item: Item) -> TileConfig | None:
 
 
 def _check_complete(doc: Document, item: Item, arch: ArchSpec) -> None:
-    """Every head_dim must find a config, in both element sizes; configs that were read as problems are not missed."""
+    """Check that every head_dim has a config in both element sizes, unless other problems were found there already."""
     if doc.has_problem_in(item):
         return
     for prefix, configs in (("", arch.half), (f"{FLOAT32}.", arch.float32)):

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from codegen.arch.tile_rules import TILE_FIELDS
+from codegen.arch.chips import ARCHS
+from codegen.arch.tile_rules import MAX_HEAD_DIM, MIN_HEAD_DIM, TILE_FIELDS
 from codegen.ir.expr import INDEX_NAMES, ScalarType
 from codegen.load.archs import FLOAT32, SHORT
 from codegen.load.variants import INT_LIMIT, MOST_DOC, SCALAR_KEYS, SCALAR_TYPES
-from codegen.spec.model import ARCHS, DTYPES, MAX_HEAD_DIM, MIN_HEAD_DIM, TENSOR_DTYPES, Pass
+from codegen.spec.model import DTYPES, TENSOR_DTYPES, Pass
 from codegen.spec.names import IDENTIFIER
 
 Schema = dict[str, Any]  # a JSON document: its shape is the business of its readers

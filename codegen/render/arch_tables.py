@@ -1,27 +1,26 @@
-"""Default tiles as the generated package has them."""
+"""Tiles and thresholds as the text of `_runtime/archs.py`: every tile is a named record."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 
+from codegen.arch.hopper import HopperFamily
+from codegen.arch.tile_rules import TileConfig
 from codegen.spec.model import ArchSpec, PassConfigs
 
-Rows = Sequence[tuple[str, Sequence[tuple[int, int, int, int, int]]]]
-"""Pass -> rows."""
+Passes = Sequence[tuple[str, Sequence[tuple[int, str]]]]
+"""Pass -> largest head_dim served -> source of the tile."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArchTable:
-    """One architecture's default tiles as rows of `(largest head_dim, block_m, block_n, num_warps, num_stages)`.
-
-    `short`: of sequences up to a length.
-    """
+    """The default tiles of one architecture; `short` maps the longest sequence served to its tiles."""
 
     name: str
-    half: Rows
-    float32: Rows
-    short: Sequence[tuple[int, Rows]]
+    half: Passes
+    float32: Passes
+    short: Sequence[tuple[int, Passes]]
 
 
 def arch_tables(archs: Mapping[str, ArchSpec]) -> list[ArchTable]:
@@ -30,11 +29,36 @@ def arch_tables(archs: Mapping[str, ArchSpec]) -> list[ArchTable]:
 
 
 def _arch_table(arch: ArchSpec) -> ArchTable:
-    def rows(configs: PassConfigs) -> Rows:
+    def passes(configs: PassConfigs) -> Passes:
         return [
-            (p.value, [(d, c.block_m, c.block_n, c.num_warps, c.num_stages) for d, c in sorted(by_dim.items())])
-            for p, by_dim in sorted(configs.items())
+            (each.value, [(head_dim, tile_source("Tile", tile)) for head_dim, tile in sorted(by_dim.items())])
+            for each, by_dim in sorted(configs.items())
         ]
 
-    short = [(length, rows(configs)) for length, configs in sorted(arch.short.items())]
-    return ArchTable(name=arch.name, half=rows(arch.half), float32=rows(arch.float32), short=short)
+    short = [(length, passes(configs)) for length, configs in sorted(arch.short.items())]
+    return ArchTable(name=arch.name, half=passes(arch.half), float32=passes(arch.float32), short=short)
+
+
+def hopper_fields(family: HopperFamily) -> list[tuple[str, str]]:
+    """The fields of the runtime's `HopperFamily`, each with the source of its value."""
+    names = [field.name for field in fields(family)]
+    names.insert(names.index("forward_tiles"), "least_head_dim")
+    return [(name, _source(getattr(family, name))) for name in names]
+
+
+def tile_source(record: str, tile: TileConfig) -> str:
+    """A tile as source.
+
+    >>> tile_source("Tile", TileConfig(block_m=64, block_n=32, num_warps=4, num_stages=2))
+    'Tile(block_m=64, block_n=32, num_warps=4, num_stages=2)'
+    """
+    named = zip((field.name for field in fields(tile)), astuple(tile), strict=True)
+    return f"{record}({', '.join(f'{name}={value}' for name, value in named)})"
+
+
+def _source(value: object) -> str:
+    if isinstance(value, TileConfig):
+        return tile_source("HopperTile", value)
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_source(each)}' for key, each in value.items())}}}"
+    return f'"{value}"' if isinstance(value, str) else repr(value)

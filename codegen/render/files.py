@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
@@ -181,10 +181,37 @@ def _require_folder(out: Path) -> None:
 def write(out: Path, fresh: Mapping[str, str], force: bool = False) -> Summary:
     """Make the folder `out` hold exactly `fresh` (path -> text, the manifest included).
 
-    Only files that differ are touched, and all of them or none: after any exception the folder is as it was.
+    Only files that differ are touched, and all of them or none: after any exception the folder is as it was. Two
+    processes that write the same folder take turns.
     Raises CodegenError when the folder was not made by this generator, or, unless `force` is given, when a file that
     no earlier render left there would be lost.
     """
+    with _one_at_a_time(out):
+        return _write(out, fresh, force)
+
+
+@contextmanager
+def _one_at_a_time(out: Path) -> Iterator[None]:
+    """Hold the lock of a package's folder.
+
+    The lock is on the folder around it, which exists before the first render. The system frees it when the process
+    ends. Where the system or the file system has no such locks, there is none.
+    """
+    around = next(folder for folder in out.absolute().parents if folder.is_dir())
+    descriptor: int | None = None
+    with suppress(ImportError, OSError):
+        import fcntl
+
+        descriptor = os.open(around, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _write(out: Path, fresh: Mapping[str, str], force: bool) -> Summary:
     _require_folder(out)
     recorded = _recorded(out)
     if recorded is None and any(_scan(out)):

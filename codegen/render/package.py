@@ -8,7 +8,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,17 @@ import jinja2
 
 from codegen.analysis.call_modes import Mode
 from codegen.analysis.gradients import is_deterministic
+from codegen.arch import chips, tile_rules
+from codegen.arch.hopper import FAMILY
 from codegen.ir.expr import TensorSpec
 from codegen.ir.printers import FormulaPrinter
 from codegen.plan import hopper
 from codegen.plan.frameworks import Framework
 from codegen.plan.op import OpPlan, op_plan
 from codegen.plan.torch_modules import module_plans
+from codegen.plan.traits import VariantTraits, variant_traits
 from codegen.plan.variant import VariantPlan, plan
-from codegen.render.arch_tables import arch_tables
+from codegen.render.arch_tables import arch_tables, hopper_fields
 from codegen.render.code_hash import HASH_LENGTH, code_hash
 from codegen.spec import symbols
 from codegen.spec.model import Spec, Variant
@@ -91,51 +94,39 @@ def render(spec: Spec) -> dict[str, str]:
     """
     env = make_environment(templates_path())
     files: dict[str, str] = {}
-    kinds: dict[str, list[str]] = {
-        "linear": [],
-        "cheap_scores": [],
-        "long_runs": [],
-        "alike_rows": [],
-        "runs": [],
-        "segmented_runs": [],
-        "bands": [],
-        "fused_backwards": [],
-        "atomic": [],
-    }
+    traits: dict[str, VariantTraits] = {}
     for name, variant in spec.variants.items():
         plans = _plans(variant)
         files.update(_variant_files(env, name, plans))
-        planned = plans[Mode.DENSE]
-        holds = (
-            hopper.scores_are_products(planned),
-            hopper.scores_cheaply(variant),
-            hopper.visits_long_runs(planned),
-            hopper.rows_are_alike(planned),
-            hopper.visits_runs(planned),
-            hopper.visits_runs(plans[Mode.SEGMENTED]),
-            hopper.visits_bands(planned),
-            hopper.fuses_backward(planned),
-            not is_deterministic(variant),
-        )
-        for kind, it_holds in zip(kinds.values(), holds, strict=True):
-            kind += [name] * it_holds
+        traits[name] = variant_traits(variant, plans)
     names = list(spec.variants)
     files["__init__.py"] = _fill(env, "host/package_init.py.jinja", variants=names)
     for framework in Framework:
         files[INIT_FILES[framework]] = _fill(env, f"host/{framework}_init.py.jinja", variants=names)
     files["torch/nn.py"] = _fill(env, "host/torch_nn.py.jinja", modules=module_plans(spec.variants.values()))
-    own = {name: arch_tables(v.archs) for name, v in spec.variants.items() if v.archs}
-    files["_runtime/archs.py"] = _fill(
-        env, "host/archs.py.jinja", archs=arch_tables(spec.archs), variant_archs=own, hopper=hopper
-    )
+    files["_runtime/archs.py"] = _archs_file(env, spec)
     files |= _runtime_files()
     files["py.typed"] = ""
     formatted = _format(files)
     hashes = {
         name: {mode.value: _kernel_hashes(formatted, _mode_folder(name, mode)) for mode in Mode} for name in names
     }
-    formatted |= _format({KERNELS_FILE: _fill(env, "host/kernels.py.jinja", hashes=hashes, **kinds)})
+    fields = {name: list(asdict(of_variant).items()) for name, of_variant in traits.items()}
+    formatted |= _format({KERNELS_FILE: _fill(env, "host/kernels.py.jinja", hashes=hashes, traits=fields)})
     return {path: _sign(formatted[path]) for path in sorted(formatted)}
+
+
+def _archs_file(env: jinja2.Environment, spec: Spec) -> str:
+    """Chips, the rules for tiles, and the tiles of the spec and of each variant that has its own."""
+    return _fill(
+        env,
+        "host/archs.py.jinja",
+        archs=arch_tables(spec.archs),
+        variant_archs={name: arch_tables(v.archs) for name, v in spec.variants.items() if v.archs},
+        chips=chips,
+        limits=tile_rules,
+        hopper_family=hopper_fields(FAMILY),
+    )
 
 
 def _runtime_files() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The frozen model of a spec file. `load.py` builds it; nothing after the loader sees a dict or a YAML node."""
+"""The frozen model of a spec file. `codegen.load` builds it; nothing after the loader sees a dict or a YAML node."""
 
 from __future__ import annotations
 
@@ -6,36 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from codegen.arch.tile_rules import TileConfig
 from codegen.ir.expr import Expr, ScalarType, TensorSpec
 
 DTYPES = ("float16", "bfloat16", "float32")
 """Element types of q, k and v."""
 
 TENSOR_DTYPES = ("float32", "float16", "bfloat16", "int32", "int64", "bool")
-"""Element types a variant's own tensor may declare."""
-
-ARCHS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
-"""Architectures the library has block sizes for."""
-
-SMEM_LIMIT = {
-    "sm_80": 166_912,
-    "sm_89": 101_376,
-    "sm_90": 232_448,
-    "sm_100": 232_448,
-    "sm_120": 101_376,
-    "gfx942": 65_536,
-}
-"""Shared memory one program may use, in bytes (CUDA C++ programming guide, table of technical specifications)."""
-
-REGISTER_FILE = 65_536
-"""32-bit registers of a multiprocessor, which one program may have all of (CUDA C++ programming guide, table of
-technical specifications: all chips from sm_80 to sm_120)."""
-
-MIN_HEAD_DIM, MAX_HEAD_DIM = 8, 256
+"""Element types that a variant's own tensor may have."""
 
 
 class Pass(StrEnum):
-    """The kernels that have block sizes of their own."""
+    """The kernels with block sizes of their own."""
 
     FWD = "fwd"
     DKDV = "dkdv"
@@ -43,28 +25,17 @@ class Pass(StrEnum):
 
 
 KERNEL_ENDINGS = {Pass.FWD: "_fwd", Pass.DKDV: "_bwd_dkdv", Pass.DQ: "_bwd_dq"}
-"""How the name of the kernel of each pass ends; all others are small ones, which have no config."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TileConfig:
-    """Block sizes and launch options of one kernel: `block_m` query rows by `block_n` keys."""
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
-
+"""How the name of the kernel of each pass ends. All other kernels are small and have no config."""
 
 PassConfigs = Mapping[Pass, Mapping[int, TileConfig]]
-"""pass -> largest head_dim the entry serves -> config"""
+"""Pass -> largest head_dim that the entry serves -> config."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArchSpec:
-    """Default configs of one architecture: for 16-bit inputs, and for float32, whose tiles take twice the memory.
+    """Default configs of one architecture: of 16-bit inputs, and of float32, whose tiles take twice the memory.
 
-    `short` holds what 16-bit calls of short sequences run with instead: longest sequence served -> configs.
+    `short` holds the configs of 16-bit calls with short sequences: longest sequence served -> configs.
     """
 
     name: str
@@ -75,7 +46,7 @@ class ArchSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Defaults:
-    """What a variant is rendered and tuned for when it does not say otherwise."""
+    """The dtypes and head_dims that all variants are rendered and tuned for."""
 
     dtypes: tuple[str, ...] = ("bfloat16", "float16", "float32")
     head_dims: tuple[int, ...] = (64, 128, 256)
@@ -83,7 +54,7 @@ class Defaults:
 
 @dataclass(frozen=True, kw_only=True)
 class ScalarSpec:
-    """A number given at each call, from `minimum` to `maximum` where they are given; `example` is a typical one."""
+    """A number that each call gives, limited by `minimum` and `maximum` if present. `example` is a typical one."""
 
     name: str
     type: ScalarType
@@ -92,7 +63,7 @@ class ScalarSpec:
     example: float | None = None
 
     def typical(self, kv_len: int) -> int | float:
-        """The example, or a value for a scalar that has none: a quarter of the keys, or 1."""
+        """The example; without one, a quarter of the keys for an integer and 1 for a float."""
         if self.example is not None:
             return self.example
         value = kv_len // 4 if self.type is ScalarType.INT else 1.0
@@ -105,9 +76,9 @@ class Variant:
     """One attention variant.
 
     `mask` is a boolean expression (None: every pair attends), `score` a float expression of `score` (None: unchanged).
-    `archs` holds the architectures for which it has block sizes of its own. `entry` is the rest of the variant's spec
-    as one line of YAML; `mask_text` and `score_text` are as the user wrote them. `keywords` has the op's arguments for
-    those tensors and scalars that have another name here: `codegen.spec.symbols`.
+    `archs` holds block sizes of its own, by architecture. `entry` is the rest of the variant's spec as one line of
+    YAML; `mask_text` and `score_text` are as the user wrote them. `keywords` maps the names of tensors and scalars to
+    the op's arguments, where the two differ (`codegen.spec.symbols`).
     """
 
     name: str
@@ -129,7 +100,7 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """A whole spec file, library values filled in."""
+    """A whole spec file, with the inherited values filled in."""
 
     path: str
     defaults: Defaults

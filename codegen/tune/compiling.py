@@ -9,10 +9,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from codegen.arch.hopper import NAME as FAMILY
+from codegen.arch.tile_rules import TileConfig
 from codegen.compile.packages import Package, imported
 from codegen.compile.pool import Pool, WorkerDiedError
-from codegen.plan.hopper import FAMILY, FORWARD
-from codegen.spec.model import KERNEL_ENDINGS, Pass, TileConfig
+from codegen.plan.hopper import FORWARD
+from codegen.spec.model import KERNEL_ENDINGS, Pass
 from codegen.tune.record import Group, config_of
 
 CUT_SEQ, WHOLE_SEQ = 1000, 1024

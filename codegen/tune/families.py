@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from codegen.arch.hopper import NAME as FAMILY
+from codegen.arch.tile_rules import TileConfig
 from codegen.plan.arguments import mask_arguments, own_arguments
-from codegen.plan.hopper import FAMILY
-from codegen.spec.model import Pass, TileConfig
+from codegen.spec.model import Pass
 from codegen.tune.compiling import SMALL_HEADS, WHOLE_SEQ, Compilation, Compilers, HopperTask, Task, fault_of
 from codegen.tune.measuring import Contender, FamilyBench, timed_heads
 from codegen.tune.record import Comparison, Judgement, PassTiles, Verdict, Workload
@@ -95,7 +96,7 @@ class Families:
             contender(PORTABLE, portable),
             contender(HOPPER_DKDV, {Pass.DQ: portable[Pass.DQ]}, own[Pass.DKDV]),
         ]
-        if comparison.variant in self.context.runtime("kernels").FUSED_BACKWARDS:
+        if self.context.runtime("kernels").TRAITS[comparison.variant].backward_can_fuse:
             found.append(contender(FAMILY, {}, own[Pass.DKDV]))
         return found
 

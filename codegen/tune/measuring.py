@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from codegen.arch.tile_rules import TileConfig
 from codegen.compile.packages import Package
-from codegen.spec.model import KERNEL_ENDINGS, Pass, TileConfig
+from codegen.spec.model import KERNEL_ENDINGS, Pass
 from codegen.testing.calls import BOUND, Inputs, draw_call, load_op, load_reference, relative_errors
 from codegen.tune.compiling import CUT_SEQ, SMALL_HEADS, WHOLE_SEQ, first_line, results_of
 from codegen.tune.record import Comparison, Group, Workload, config_of

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from codegen.spec.model import TileConfig
+from codegen.arch.tile_rules import TileConfig
 from codegen.tune.record import Group
 
 

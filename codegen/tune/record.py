@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from codegen.arch.tile_rules import TileConfig
 from codegen.render.files import write_atomically
-from codegen.spec.model import Pass, TileConfig
+from codegen.spec.model import Pass
 
 FORMAT = 1
 """That of `templates/runtime/tuned.py`, which reads these files."""

@@ -1,8 +1,8 @@
-"""Which tiles are worth compiling for a kernel, best guess first.
+"""The tiles worth compiling for a kernel, best guess first.
 
-The space is what an architecture's rows in the spec span, widened by one step each way. A model of shared memory and
-registers removes what cannot run, and a model of time orders the rest, so that a small budget already holds a good
-tile. Neither decides: what is tried is measured.
+The space is the range of an architecture's tiles in the spec, one step wider on each side. A model of shared memory and
+registers removes tiles that cannot run, and a model of time orders the rest, so that a small budget already includes a
+good tile. The models only propose: every tile is measured.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from codegen.arch.tile_rules import TILE_FIELDS
-from codegen.spec.model import REGISTER_FILE, SMEM_LIMIT, ArchSpec, Pass, PassConfigs, TileConfig
-
-MOST_REGISTERS = 255
-"""Per thread; what does not fit goes to local memory."""
+from codegen.arch.chips import CHIPS, Chip
+from codegen.arch.tile_rules import TILE_FIELDS, TileConfig
+from codegen.spec.model import ArchSpec, Pass, PassConfigs
 
 _OTHER_REGISTERS = 24
 """Addresses, bounds and row vectors, beside the tiles that `registers` counts. Compiled kernels have 20 to 80 more."""
@@ -25,7 +23,7 @@ _MOST_WARPS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """The kernel that tiles are looked for: a pass at one head_dim, for inputs of `itemsize` bytes, on a chip."""
+    """The kernel to find tiles for: a pass at one head_dim, for inputs of `itemsize` bytes, on a chip."""
 
     pass_: Pass
     arch: str
@@ -33,15 +31,20 @@ class Kernel:
     head_dim: int
 
     @property
+    def chip(self) -> Chip:
+        """The chip of that architecture."""
+        return CHIPS[self.arch]
+
+    @property
     def columns(self) -> int:
-        """Columns of a tile: head_dim padded to a power of two, or to two where that is less."""
+        """Columns of a tile: head_dim padded to one power of two, or to the sum of two if that is less."""
         whole = 1 << (self.head_dim - 1).bit_length()
         rest = max(16, 1 << max(self.head_dim - whole // 2 - 1, 0).bit_length())
         return min(whole, whole // 2 + rest) if self.head_dim % 8 == 0 else whole
 
 
 def shared_bytes(kernel: Kernel, tile: TileConfig) -> int:
-    """Shared memory of one program: the tiles that stay, and those of each pipeline stage.
+    """Shared memory of one program: its resident tiles, and the tiles of each pipeline stage.
 
     Exact for what Triton 3.6 makes of these kernels on sm_90; an upper bound where operands go to registers at once.
     """
@@ -61,17 +64,13 @@ def registers(kernel: Kernel, tile: TileConfig) -> int:
         Pass.DQ: tile.block_m * kernel.columns + 2 * scores + halves,
         Pass.DKDV: 2 * tile.block_n * kernel.columns + 2 * scores + halves,
     }
-    return accumulated[kernel.pass_] // (_lanes(kernel.arch) * tile.num_warps) + _OTHER_REGISTERS
+    return accumulated[kernel.pass_] // (kernel.chip.lanes * tile.num_warps) + _OTHER_REGISTERS
 
 
 def fits(kernel: Kernel, tile: TileConfig) -> bool:
-    """Whether a tile can be launched, and does not spill by the model."""
-    most = 2 * MOST_REGISTERS if kernel.arch.startswith("gfx") else MOST_REGISTERS
-    return shared_bytes(kernel, tile) <= SMEM_LIMIT[kernel.arch] and registers(kernel, tile) <= most
-
-
-def _lanes(arch: str) -> int:
-    return 64 if arch.startswith("gfx") else 32
+    """True if a tile can be launched and, by the model, does not spill."""
+    chip = kernel.chip
+    return shared_bytes(kernel, tile) <= chip.shared_memory and registers(kernel, tile) <= chip.thread_registers
 
 
 # ---------------------------------------------------------------------------------------------------------------- time
@@ -106,9 +105,9 @@ def seconds(kernel: Kernel, tile: TileConfig, work: Work) -> float:
     """A guess at the time of a call, in an arbitrary unit: good for ordering only."""
     own, streamed = (tile.block_n, tile.block_m) if kernel.pass_ is Pass.DKDV else (tile.block_m, tile.block_n)
     products = kernel.columns / 64 * {Pass.FWD: 1.0, Pass.DQ: 1.5, Pass.DKDV: 2.0}[kernel.pass_]
-    threads = tile.num_warps * _lanes(kernel.arch)
-    by_memory = SMEM_LIMIT[kernel.arch] // max(shared_bytes(kernel, tile), 1)
-    by_registers = REGISTER_FILE // (threads * max(registers(kernel, tile), 1))
+    threads = tile.num_warps * kernel.chip.lanes
+    by_memory = kernel.chip.shared_memory // max(shared_bytes(kernel, tile), 1)
+    by_registers = kernel.chip.registers // (threads * max(registers(kernel, tile), 1))
     resident = max(1, min(by_memory, by_registers, _MOST_WARPS // tile.num_warps))
     # The exponentials of one group of warps hide behind the products of another.
     groups = resident * max(1, tile.num_warps // 4)

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from codegen.arch.chips import SAME_TILES
+from codegen.arch.tile_rules import TileConfig
 from codegen.compile.packages import Package
 from codegen.inspect.block_status import Grid, Status, proven
 from codegen.inspect.call import make_call
-from codegen.spec.model import Pass, Spec, TileConfig, Variant
+from codegen.spec.model import Pass, Spec, Variant
 from codegen.tune.compiling import CUT_SEQ, WHOLE_SEQ, Compilation, Compilers, Task, fault_of
 from codegen.tune.measuring import TOKENS, WIDTH, Bench, multiprocessors
 from codegen.tune.priors import Priors
@@ -57,14 +59,14 @@ class Context:
     machine: Machine
 
     def runtime(self, name: str) -> Any:
-        """A module of the package's runtime."""
+        """A module of the package's runtime: `kernels`, `core.configs`."""
         return importlib.import_module(f"{self.package.name}._runtime.{name}")
 
     @property
     def chip(self) -> str:
         """The architecture whose tiles the GPU's runs with."""
         arch = self.machine.arch
-        return str(self.runtime("core.configs").SAME_TILES.get(arch, arch))
+        return SAME_TILES.get(arch, arch)
 
     def kernel_hash(self, group: Group) -> str:
         """The hash of the code that a group's kernel is rendered to."""

@@ -39,8 +39,8 @@ class Package:
 
     def is_atomic(self, variant: str) -> bool:
         """Whether a gradient is added up in any order, which `deterministic=True` refuses."""
-        atomic = importlib.import_module(f"{self.name}._runtime.kernels").ATOMIC
-        return variant in atomic
+        traits = importlib.import_module(f"{self.name}._runtime.kernels").TRAITS
+        return bool(traits[variant].gradients_use_atomics)
 
 
 def name_of(number: int) -> str:

@@ -166,8 +166,8 @@ SHARED: list[tuple[str, Callable[[], Arguments], str]] = [
     ),
     (
         "config_warps",
-        lambda: {"config": {"fwd": TILE | {"num_warps": 64}}},
-        "config['fwd']['num_warps']: expected a power of two from 1 to 32, got 64",
+        lambda: {"config": {"fwd": TILE | {"num_warps": 32}}},
+        "config['fwd']['num_warps']: expected a power of two from 1 to 16, got 32",
     ),
     (
         "config_stages",

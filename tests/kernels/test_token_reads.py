@@ -66,7 +66,7 @@ def test_disorder_is_marked_on_the_device(asked: ByRow) -> None:
         flags = {"IN_ORDER": asked.in_order, "IN_STEP": asked.in_step, "AS_ROWS": asked.as_rows}
         sizes = {"HEAD_DIM_V": 24, "BLOCK_DV": 32, "BLOCK": 16}
         mark_disorder[(64,)](*tokens, o, lse, *strides, q_len, kv_len, 2, -1, **flags, **sizes)
-        wrong = torch_sequences._in_disorder(tokens, -1, asked)
+        wrong = torch_sequences.positions_break_rule(tokens, -1, asked)
         assert torch.equal(o.isnan(), wrong.view(-1, 1, 1, 1).expand_as(o))
         assert torch.equal(lse.isnan(), wrong.view(-1, 1, 1).expand_as(lse))
 

@@ -17,9 +17,7 @@ from codegen.analysis.token_order import by_row
 from codegen.load.spec_file import load
 from codegen.testing.golden import load_manifest, load_op
 from generated._runtime.core.checks import ArgumentError
-from generated._runtime.core.sequences import ByRow
-from generated._runtime.jax import sequences as jax_sequences
-from generated._runtime.torch import sequences as torch_sequences
+from generated._runtime.core.sequences import ByRow, TokenRows, breaks_rule
 from generated._runtime.torch.support import INTERPRET
 from tests.support.rendering import importable, unused_or_undefined
 from tests.support.token_reads import ASKED, ENTRIES, PACKINGS, SPEC, check_packed, check_positions, drawn
@@ -158,7 +156,7 @@ variants:
     assert found is None or found.reads in read
 
 
-def in_disorder(tokens: dict[str, list[int]], padding_id: int, asked: ByRow) -> bool:
+def breaks_rule_as_defined(tokens: dict[str, list[int]], padding_id: int, asked: ByRow) -> bool:
     """The definition of one batch row, written out."""
     sides = [(tokens[f"{axis}_segment_ids"], tokens[f"{axis}_positions"]) for axis in ("q", "kv")]
     real = [[(row, i, p) for row, (i, p) in enumerate(zip(*side, strict=True)) if i != padding_id] for side in sides]
@@ -174,16 +172,20 @@ def in_disorder(tokens: dict[str, list[int]], padding_id: int, asked: ByRow) -> 
     return not fine
 
 
+def token_rows(tokens: dict[str, Tensor], axis: str, convert: Callable[[Tensor], Any]) -> TokenRows:
+    ids, positions = tokens[f"{axis}_segment_ids"], tokens[f"{axis}_positions"]
+    return TokenRows(convert(ids), convert(positions), convert(torch.arange(ids.shape[1])))
+
+
 @pytest.mark.parametrize("asked", ASKED, ids=lambda asked: "".join(str(int(flag)) for flag in asked[:3]))
-def test_disorder_is_what_its_definition_says(asked: ByRow) -> None:
+def test_breaks_rule_is_as_defined_in_both_frameworks(asked: ByRow) -> None:
     for seed in range(6):
         tokens = drawn(seed)
         rows = [{name: x[b].tolist() for name, x in tokens.items()} for b in range(64)]
-        want = [in_disorder(row, -1, asked) for row in rows]
-        assert torch_sequences._in_disorder(torch_sequences.Tokens(**tokens), -1, asked).tolist() == want
-        arrays = {name: jnp.asarray(x.numpy()) for name, x in tokens.items()}
-        arrays["kv_lengths"] = jnp.full(1, arrays["kv_segment_ids"].shape[1])
-        assert jax_sequences._in_disorder(jax_sequences.Tokens(**arrays), -1, asked).tolist() == want
+        want = [breaks_rule_as_defined(row, -1, asked) for row in rows]
+        for convert in (lambda x: x, lambda x: jnp.asarray(x.numpy())):
+            queries, keys = (token_rows(tokens, axis, convert) for axis in ("q", "kv"))
+            assert breaks_rule(queries, keys, -1, asked).tolist() == want
 
 
 RESTARTING = torch.tensor([[*range(10), *range(10)]], dtype=torch.int32)

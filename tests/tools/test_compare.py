@@ -15,6 +15,7 @@ from typing import Any, Self
 import pytest
 
 from codegen.analysis.call_modes import Mode
+from codegen.arch.tile_rules import TileConfig
 from codegen.cli.main import main
 from codegen.compare.calls import DEFAULT_ARCHS
 from codegen.compare.launches import Launch, Level, Request, launches
@@ -25,7 +26,7 @@ from codegen.compare.sources import kernel_hashes, read_sources, unchanged_kerne
 from codegen.lint.jobs import Job
 from codegen.load.spec_file import load
 from codegen.render.code_hash import code_hash
-from codegen.spec.model import Pass, TileConfig, Variant
+from codegen.spec.model import Pass, Variant
 from generated._runtime.torch.support import INTERPRET
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 nothing is compiled")

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from codegen.analysis.call_modes import Mode
+from codegen.arch.chips import ARCHS
+from codegen.arch.tile_rules import TileConfig
 from codegen.cli.main import main
 from codegen.compile import pool
 from codegen.compile.offline import compile_launches
@@ -20,7 +22,7 @@ from codegen.lint.jobs import Job, Selection, jobs, tuned_jobs
 from codegen.lint.kernels import Usage
 from codegen.lint.look import Finding, Task, look_at
 from codegen.load.spec_file import load
-from codegen.spec.model import ARCHS, Pass, TileConfig
+from codegen.spec.model import Pass
 from generated._runtime.torch.support import INTERPRET
 from tests.support.paths import ROOT
 

@@ -12,8 +12,8 @@ import torch
 from bench.peers.torch_peers import make_schedule
 from codegen.testing import golden
 from codegen.testing.golden import Inputs
-from generated._runtime.archs import HOPPER_LONG_FROM
-from generated._runtime.kernels import ATOMIC, KERNEL_HASHES, LINEAR, LONG_RUNS
+from generated._runtime.archs import HOPPER_FAMILY
+from generated._runtime.kernels import KERNEL_HASHES, TRAITS
 from generated._runtime.torch.support import arch_of
 from tests.support.cases import DEVICE, VARIANTS, Shape, assert_same, draw, evaluate, jumping
 from tests.support.judge import check_results
@@ -70,7 +70,7 @@ def test_a_fixed_order(variant: str, dim: int) -> None:
     """Behind a dq of its own every gradient has the same bits each time."""
     inputs = draw(variant, Shape(q_len=1100, kv_len=1000, batch=2, kv_heads=2, dim=dim), torch.bfloat16)
     # What has an atomic gradient besides takes no order, and has a portable dq in any case.
-    order = {} if variant in ATOMIC else {"deterministic": True}
+    order = {} if TRAITS[variant].gradients_use_atomics else {"deterministic": True}
     got = evaluate(variant, inputs, family="hopper", **order)
     check_results(variant, inputs, got)
     again = evaluate(variant, inputs, family="hopper", **order)
@@ -82,7 +82,7 @@ def test_a_fixed_order(variant: str, dim: int) -> None:
 @with_family
 def test_in_jax(variant: str, dim: int) -> None:
     inputs = draw(variant, Shape(q_len=700, batch=2, kv_heads=2, group=3, dim=dim), torch.bfloat16)
-    for deterministic in (False,) if variant in ATOMIC else (False, True):
+    for deterministic in (False,) if TRAITS[variant].gradients_use_atomics else (False, True):
         got = evaluate(variant, inputs, framework="jax", family="hopper", deterministic=deterministic)
         check_results(variant, inputs, got)
         in_torch = evaluate(variant, inputs, family="hopper", deterministic=deterministic)
@@ -99,10 +99,15 @@ def test_offsets(variant: str, offset: int | str) -> None:
     check_results(variant, inputs, got, q_offset=offset)
 
 
-@pytest.mark.parametrize("variant", [variant for variant in HAS_FAMILY if variant in LINEAR & LONG_RUNS])
+HAS_LONG_TILE = [
+    variant for variant in HAS_FAMILY if TRAITS[variant].score_is_scaled_product and TRAITS[variant].keys_start_at_zero
+]
+
+
+@pytest.mark.parametrize("variant", HAS_LONG_TILE)
 def test_long_sequences_of_narrow_columns(variant: str) -> None:
     """Three warpgroups, and rows that end in the midst of theirs."""
-    shape = Shape(q_len=700, kv_len=HOPPER_LONG_FROM + 300, kv_heads=2, group=2, dim=64)
+    shape = Shape(q_len=700, kv_len=HOPPER_FAMILY.long_forward_from + 300, kv_heads=2, group=2, dim=64)
     inputs = draw(variant, shape, torch.bfloat16)
     got = evaluate(variant, inputs, family="hopper", q_offset="end")
     check_results(variant, inputs, got, q_offset="end")

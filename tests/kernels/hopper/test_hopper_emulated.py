@@ -164,12 +164,18 @@ def test_forward_with_early_products(monkeypatch: pytest.MonkeyPatch, variant: s
     assert kernel.launches == 1
 
 
+def has_long_tile(variant: str) -> bool:
+    traits = kernels.TRAITS[variant]
+    return traits.keys_start_at_zero and traits.score_is_scaled_product
+
+
 @pytest.mark.parametrize("name", ["cut blocks", "rows without keys", "five blocks"])
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if name in kernels.LONG_RUNS & kernels.LINEAR])
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if has_long_tile(name)])
 def test_three_warpgroups(monkeypatch: pytest.MonkeyPatch, variant: str, name: str) -> None:
     """As long sequences of 64 columns have them."""
-    for name_of_length in ("HOPPER_LONG_FROM", "HOPPER_ALIKE_FROM"):
-        monkeypatch.setattr(f"{PACKAGE}._runtime.core.families.{name_of_length}", 0)
+    families = importlib.import_module(f"{PACKAGE}._runtime.core.families")
+    short = replace(families.HOPPER_FAMILY, long_forward_from=0, long_forward_from_if_alike=0)
+    monkeypatch.setattr(families, "HOPPER_FAMILY", short)
     kernel = emulate(monkeypatch, variant, Timing.LATE_PRODUCTS)
     tiles_for.cache_clear()
     try:

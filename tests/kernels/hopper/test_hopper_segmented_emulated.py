@@ -12,7 +12,7 @@ import torch
 from bench.peers.torch_peers import make_schedule
 from codegen.testing import golden
 from emulator import EmulationError, Kernel, Timing
-from generated._runtime.kernels import ATOMIC
+from generated._runtime.kernels import TRAITS
 from tests.kernels.hopper.test_hopper_backward_emulated import PORTABLE_DQ, WIDE, check_gradients, emulate_backward
 from tests.kernels.hopper.test_hopper_emulated import PACKAGE, VARIANTS, Mutation, check_lse, check_output
 from tests.kernels.hopper.test_hopper_emulated import emulate as emulate_forward
@@ -113,10 +113,10 @@ def check(variant: str, call: Call, **options: Any) -> None:
 
 
 CASES = [
-    *((variant, name) for variant in VARIANTS if variant not in ATOMIC for name in FOR_EACH),
+    *((variant, name) for variant in VARIANTS if not TRAITS[variant].gradients_use_atomics for name in FOR_EACH),
     *((variant, name) for variant in FEW for name in FOR_FEW if variant not in BY_ROW or name not in ANY_ORDER),
     # Their portable dq takes the interpreter long.
-    *((variant, "padded columns") for variant in VARIANTS if variant in ATOMIC),
+    *((variant, "padded columns") for variant in VARIANTS if TRAITS[variant].gradients_use_atomics),
 ]
 
 
@@ -127,7 +127,7 @@ def test_calls(monkeypatch: pytest.MonkeyPatch, variant: str, name: str) -> None
     assert [kernel.launches for kernel in kernels] == [1, 1]
 
 
-@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant in ATOMIC])
+@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if TRAITS[variant].gradients_use_atomics])
 def test_forward(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
     kernel = emulate_forward(monkeypatch, variant, Timing.LATE_PRODUCTS, mode="segmented")
     for name in ("documents", "restarting positions", "one segment of whole blocks"):

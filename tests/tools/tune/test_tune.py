@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from codegen.arch.chips import ARCHS
+from codegen.arch.tile_rules import TileConfig
 from codegen.cli import main as cli
 from codegen.compile.packages import Package
 from codegen.compile.pool import WorkerDiedError
 from codegen.load.spec_file import load
 from codegen.render.files import write_atomically
-from codegen.spec.model import SMEM_LIMIT, Pass, TileConfig
+from codegen.spec.model import Pass
 from codegen.tune import tuner as tuner_module
 from codegen.tune.compiling import Compilation, Compilers, Task, fault_of
 from codegen.tune.progress import Progress, gain, totals
@@ -60,7 +62,7 @@ def test_the_model_of_shared_memory(pass_: Pass, config: TileConfig, wanted: int
     assert shared_bytes(kernel, config) == wanted
 
 
-@pytest.mark.parametrize("arch", list(SMEM_LIMIT))
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("pass_", list(Pass))
 def test_candidates_begin_with_what_is_known_and_fit(arch: str, pass_: Pass) -> None:
     kernel = Kernel(pass_=pass_, arch=arch, itemsize=2, head_dim=128)

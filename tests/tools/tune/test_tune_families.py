@@ -13,10 +13,11 @@ from typing import Any, ClassVar
 
 import pytest
 
+from codegen.arch.tile_rules import TileConfig
 from codegen.cli import main as cli
 from codegen.compile.packages import Package
 from codegen.load.spec_file import load
-from codegen.spec.model import Pass, TileConfig
+from codegen.spec.model import Pass
 from codegen.testing.calls import draw_call
 from codegen.tune import command, measuring, timing
 from codegen.tune import families as families_module
@@ -700,7 +701,7 @@ def test_explain_says_what_was_measured(
     folder: Path, made_up: type[MadeUpBench], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("codegen.inspect.explain._ARCH_OF", {"imaginary_1": "sm_90"})
+    monkeypatch.setattr("codegen.inspect.explain.GPU_CHIPS", {"imaginary_1": "sm_90"})
     made_up.MS = times(portable=1.0, hopper=1.5, hopper_dkdv=0.75)
     judge(folder, comparison("fwd"), comparison("bwd"))
     printed = explained(capsys, "causal", 10_000)

@@ -21,7 +21,7 @@ from codegen.spec.model import Variant
 from codegen.util.errors import ExprError
 from tests.support.expressions import SCOPE, TENSORS, texts
 
-LIBRARY = load(default_spec_path()).variants
+DEFAULT_VARIANTS = load(default_spec_path()).variants
 
 FLOATS = (0.0, 0.5, -1.5, 3.0, 1e30, float("inf"), float("-inf"), float("nan"))
 DRAWN = {"int32": st.integers(-4, 24), "float32": st.sampled_from(FLOATS), "bool": st.booleans()}
@@ -192,20 +192,20 @@ def library_calls(draw: st.DrawFn, variant: Variant) -> Call:
     return replace(call, tensors={**call.tensors, **tensors}) if draw(st.booleans()) else call
 
 
-MASKED = [name for name, variant in LIBRARY.items() if variant.mask is not None]
+MASKED = [name for name, variant in DEFAULT_VARIANTS.items() if variant.mask is not None]
 
 
 @settings(DRAWING, max_examples=30)
 @given(data=st.data())
 @pytest.mark.parametrize("name", MASKED)
 def test_nothing_wrong_is_proven_of_the_library(name: str, data: st.DataObject) -> None:
-    check(mask_of(LIBRARY[name]), data.draw(grids(library_calls(LIBRARY[name]))))
+    check(mask_of(DEFAULT_VARIANTS[name]), data.draw(grids(library_calls(DEFAULT_VARIANTS[name]))))
 
 
 @pytest.mark.parametrize("name", MASKED)
 def test_every_block_of_the_library_is_decided(name: str) -> None:
     """The blocks that a kernel visits, and masks, are those it must."""
-    variant = LIBRARY[name]
+    variant = DEFAULT_VARIANTS[name]
     call = make_call(variant, q_len=4096, kv_len=4096, q_offset=0, batch=0, head=0, scalars={}, files={})
     grid = Grid(call=call, block_m=128, block_n=128)
     mask = mask_of(variant)

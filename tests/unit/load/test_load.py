@@ -12,13 +12,14 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codegen.arch.tile_rules import TILE_FIELDS, tile_problems
+from codegen.arch.chips import ARCHS
+from codegen.arch.tile_rules import MAX_HEAD_DIM, TILE_FIELDS, TileConfig, tile_problems
 from codegen.ir import expr
 from codegen.ir.expr import Op, ScalarType, TensorSpec, Type
 from codegen.ir.parse import Scope, parse, parse_example
 from codegen.load.spec_file import default_spec_path, load
 from codegen.render.package import manifest_entries
-from codegen.spec.model import ARCHS, MAX_HEAD_DIM, Pass, ScalarSpec, Spec, TileConfig, Variant
+from codegen.spec.model import Pass, ScalarSpec, Spec, Variant
 from codegen.util.errors import Problem, SpecError
 from tests.support.paths import ROOT
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
+from codegen.arch.tile_rules import MAX_HEAD_DIM, MIN_HEAD_DIM
 from codegen.ir.expr import INDEX_NAMES, ScalarType
 from codegen.load.json_schema import json_schema
 from codegen.load.spec_file import SECTIONS, default_spec_path
 from codegen.load.variants import SCALAR_KEYS, TENSOR_KEYS, VARIANT_KEYS
-from codegen.spec.model import MAX_HEAD_DIM, MIN_HEAD_DIM
 from tests.support.paths import ROOT
 
 BAD = ROOT / "tests" / "specs" / "bad"

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,22 @@ def test_write_changes_only_what_differs_and_leaves_what_is_not_its_own(out: Pat
         [*NEW, "tuned/h100/causal.json", ".gitattributes"]
     )
     assert not (out / "alibi").exists(), "an empty folder would still import as a namespace package"
+
+
+def test_a_write_waits_for_another_one_into_the_same_folder(out: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    around = os.open(out.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(around, fcntl.LOCK_EX)
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(files.write, out, NEW)
+            with pytest.raises(TimeoutError):
+                writing.result(timeout=0.2)
+            assert files.compare(out, NEW)
+            fcntl.flock(around, fcntl.LOCK_UN)
+            assert writing.result(timeout=60).written
+    finally:
+        os.close(around)
 
 
 def test_a_second_write_touches_nothing(out: Path) -> None:

@@ -1,0 +1,103 @@
+"""The family of kernels written in Gluon for Hopper: its tiles, and the lengths from which it is the faster family.
+
+Rendering writes `FAMILY` into `_runtime/archs.py`; `_runtime/core/families.py` decides from there. All numbers were
+measured on an H100.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from codegen.arch.chips import HOPPER
+from codegen.arch.tile_rules import TileConfig
+
+NAME = "hopper"
+"""The family, as in `family=` of a call."""
+
+ARCH = HOPPER.name
+
+LEAST_FILLED = Fraction(3, 4)
+"""Part of a tile's columns that a head_dim must fill. A tile is padded to a power of two, and the padding costs as much
+as the rest. The portable kernels split such a head_dim into two tiles instead."""
+
+
+def _tile(block_m: int, block_n: int, num_warps: int, num_stages: int) -> TileConfig:
+    return TileConfig(block_m=block_m, block_n=block_n, num_warps=num_warps, num_stages=num_stages)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HopperFamily:
+    """Tiles and thresholds. Every key of a mapping is the number of columns of a tile: those of q and k or those of v,
+    whichever are more. Every length is a number of keys.
+
+    Attributes:
+        arch: the only chip that runs these kernels.
+        launch_warps: warps that a kernel is launched with: one warpgroup, which starts the others.
+        forward_tiles: tiles of the forward: 64 rows for each of two warpgroups, and as many keys and pipeline stages as
+            fit shared memory.
+        long_forward_tile: tile at 64 columns of long dense calls, if the score is the scaled product and every query
+            attends to one key range that starts at key 0. Three warpgroups hide each other's exponentials, but more of
+            their tiles are cut by the mask, and no registers are left for a score expression.
+        long_forward_from: length from which on `long_forward_tile` is used.
+        long_forward_from_if_alike: the same if all rows attend to the same keys, so that the mask cuts no tile.
+        backward_tiles: tiles of the backward, whose two warpgroups share the keys.
+        scored_rows: most rows of a backward tile if the score is more than the scaled product, or dropout is applied:
+            then the score of half of the rows fills the registers.
+        wide_keys: `block_n` of the backward kernel for more than 128 columns, where both warpgroups hold all keys.
+        narrow_forward_from: length from which on the forward at 64 columns is the faster one.
+        narrow_forward_from_if_alike: the same if all rows attend to the same keys.
+        packed_from: average length from which on packed calls are the faster ones.
+        fused_backward_from: length from which on one kernel for dq, dk and dv is faster than a portable dq beside
+            Hopper's dk and dv: the fused kernel clears and converts its sum of dq, whatever the length.
+        slow_backward_head_dims: smallest and largest head_dim of the backwards that are slower than the portable ones,
+            because padding to 256 columns costs more than these kernels gain.
+    """
+
+    arch: str = ARCH
+    launch_warps: int = 4
+    forward_tiles: Mapping[int, TileConfig]
+    long_forward_tile: TileConfig
+    long_forward_from: int
+    long_forward_from_if_alike: int
+    backward_tiles: Mapping[int, TileConfig]
+    scored_rows: int
+    wide_keys: int
+    narrow_forward_from: int
+    narrow_forward_from_if_alike: int
+    packed_from: int
+    fused_backward_from: Mapping[int, int]
+    slow_backward_head_dims: tuple[int, int]
+
+    @property
+    def least_head_dim(self) -> dict[int, int]:
+        """Columns of a tile -> the smallest head_dim that fills enough of them."""
+        return {columns: -(-columns * LEAST_FILLED // 1) for columns in self.forward_tiles}
+
+    def columns(self, head_dim: int) -> int:
+        """Columns of the tile that holds a head_dim."""
+        return min(columns for columns in self.forward_tiles if columns >= head_dim)
+
+    def serves_head_dim(self, head_dim: int) -> bool:
+        """True if a head_dim fills enough of a tile's columns."""
+        return head_dim >= self.least_head_dim[self.columns(head_dim)]
+
+
+FAMILY = HopperFamily(
+    forward_tiles={64: _tile(128, 128, 8, 3), 128: _tile(128, 128, 8, 2), 256: _tile(128, 64, 8, 2)},
+    long_forward_tile=_tile(192, 128, 12, 2),
+    long_forward_from=8192,
+    long_forward_from_if_alike=2048,
+    backward_tiles={64: _tile(128, 128, 8, 2), 128: _tile(64, 128, 8, 2), 256: _tile(64, 64, 8, 2)},
+    scored_rows=64,
+    wide_keys=64,
+    narrow_forward_from=1024,
+    narrow_forward_from_if_alike=512,
+    packed_from=1024,
+    fused_backward_from={64: 2048, 128: 1024, 256: 1024},
+    slow_backward_head_dims=(129, 192),
+)
+
+WIDE_BAND = 1024
+"""Keys of a band from which on the backward of this family is the faster one: with windows of 128 keys it is not."""

@@ -1,0 +1,157 @@
+"""Expressions as torch or jnp source: plain broadcasting mathematics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from codegen.ir.expr import FLOAT_FUNCTIONS, ROUNDINGS, Expr, Load, Op, Type, Var, compare, loads, logical_or, names
+from codegen.ir.printers.base import ATOM, INFIX, PRODUCT, PYTHON_INTEGER, Printer
+from codegen.ir.printers.formula import NumberPrinter
+
+ROWS = {"q_idx": "q_row", "kv_idx": "kv_row"}
+"""Position of a query or key -> its row. Where the call gives no positions, row plus offset is the position."""
+
+_MODULE_FUNCTIONS = (*sorted((FLOAT_FUNCTIONS | ROUNDINGS) - {"sigmoid", "erf"}), "abs", "minimum", "maximum", "where")
+
+
+@dataclass
+class ArrayPrinter(Printer):
+    """Source for torch or jnp. An index that may be out of range is clamped to the ends of its axis.
+
+    `numbers`: variables that are Python numbers, not arrays. `exact_dims(tensor, axis, index)`: True if an index is
+    always in range. `row_dims(tensor, axis)`: True if the axis is indexed by row although the call gives positions.
+    `placed(tensor, axis, index)`: source that finds an index in another way than by clamping, or "". `kept`: tensors
+    that get no gradient from masked pairs, not even a NaN.
+    """
+
+    module: str = "torch"
+    numbers: frozenset[str] = frozenset()
+    float_cast: Callable[[str], str] = lambda x: f"{x}.to(score.dtype)"
+    int_cast: Callable[[str], str] = lambda x: f"{x}.to(torch.int64)"
+    clamp: Callable[[str, str], str] = lambda x, size: f"{x}.clamp(0, {size} - 1)"
+    exact_dims: Callable[[str, int, Expr], bool] = lambda tensor, axis, index: False
+    row_dims: Callable[[str, int], bool] = lambda tensor, axis: False
+    placed: Callable[[str, int, str], str] = lambda tensor, axis, index: ""
+    kept: frozenset[str] = frozenset()
+    by_row: bool = False
+
+    def __post_init__(self) -> None:
+        table = {name: f"{self.module}.{name}" for name in _MODULE_FUNCTIONS}
+        special = "torch.special" if self.module == "torch" else "jax.scipy.special"
+        sigmoid = "torch.sigmoid" if self.module == "torch" else "jax.nn.sigmoid"
+        self.functions = table | {
+            "min": table["minimum"],
+            "max": table["maximum"],
+            "sigmoid": sigmoid,
+            "relu": "torch.relu" if self.module == "torch" else "jax.nn.relu",
+            "erf": f"{special}.erf",
+        }
+        self.infix = {**INFIX, **PYTHON_INTEGER}
+
+    def is_number(self, e: Expr) -> bool:
+        """True if `e` is a Python number or a Python bool."""
+        return self.numbers >= names(e) and not loads(e)
+
+    def variable(self, e: Var) -> str:
+        return ROWS.get(e.name, e.name) if self.by_row else e.name
+
+    def operation(self, e: Op) -> tuple[str, int]:
+        return NumberPrinter().operation(e) if self.is_number(e) else super().operation(e)
+
+    def call(self, e: Op) -> str:
+        if e.op in ("float", "int"):
+            # torch casts by a method, jnp by a function.
+            inner = self.operand(e.args[0], ATOM) if self.module == "torch" else self.text(e.args[0])
+            return self.float_cast(inner) if e.op == "float" else self.int_cast(inner)
+        if e.op in ("min", "max"):
+            return self._extreme(e)
+        if e.op == "clamp":
+            return self._clamp(e)
+        if e.op == "abs" and e.type is Type.FLOAT and self.module == "jnp":
+            # The derivative of jnp.abs at 0 is 1.
+            return f"({self.operand(e.args[0], PRODUCT)} * jnp.sign({self.text(e.args[0])}))"
+        if e.op == "where" and self.module == "torch":
+            return self._torch_where(e)
+        return super().call(e)
+
+    def _torch_where(self, e: Op) -> str:
+        """A choice. At least one arm is printed as a tensor: torch's functions take no Python numbers, and
+        `torch.where` of two Python floats is float32, whatever the dtype of the score."""
+        condition, a, b = e.args
+        if self.is_number(condition):
+            return f"({self._array(a)} if {self.text(condition)} else {self._array(b)})"
+        other = self._array(b) if self.is_number(a) else self.text(b)
+        return f"torch.where({self.text(condition)}, {self.text(a)}, {other})"
+
+    def _extreme(self, e: Op) -> str:
+        """`min` or `max`. jnp.minimum takes Python numbers, torch.minimum does not. Tensor.clamp does, but for floats
+        its derivative differs where both operands are equal."""
+        if self.module != "torch":
+            return super().call(e)
+        if e.type is Type.FLOAT:
+            return f"{self.functions[e.op]}({', '.join(self._array(a) for a in e.args)})"
+        for x, bound in (e.args, e.args[::-1]):
+            if self.is_number(bound):
+                side = "max" if e.op == "min" else "min"
+                return f"{self.operand(x, ATOM)}.clamp({side}={self.text(bound)})"
+        return super().call(e)
+
+    def _array(self, e: Expr) -> str:
+        """The text of `e` as a torch tensor, also if it is a Python number."""
+        if not self.is_number(e):
+            return self.text(e)
+        dtype = {Type.FLOAT: "", Type.INT: ", dtype=torch.int64", Type.BOOL: ", dtype=torch.bool"}[e.type]
+        return f"score.new_full((), {self.text(e)}{dtype})"
+
+    def _clamp(self, e: Op) -> str:
+        """`clamp` with the derivative of torch's clamp, which differs from that of jnp.clip at the ends."""
+        x, low, high = e.args
+        if self.module == "torch":
+            inner = self._array(x) if self.is_number(x) else self.operand(x, ATOM)
+            return f"{inner}.clamp(min={self.text(low)}).clamp(max={self.text(high)})"
+        above = Op(Type.BOOL, "gt", (x, high))
+        beyond = self.text(logical_or(above, compare("gt", low, high)))
+        below = self.text(Op(Type.BOOL, "lt", (x, low)))
+        return f"jnp.where({beyond}, {self.text(high)}, jnp.where({below}, {self.text(low)}, {self.text(x)}))"
+
+    def load(self, e: Load) -> str:
+        element = f"{e.tensor}[{', '.join(self.indices(e))}]" if e.indices else e.tensor
+        return f"{self.module}.where(keep, {element}, 0.0)" if e.tensor in self.kept else element
+
+    def indices(self, e: Load) -> list[str]:
+        """The indices of a load, each clamped to its axis."""
+        return [self._index(e.tensor, axis, index) for axis, index in enumerate(e.indices)]
+
+    def _index(self, tensor: str, axis: int, index: Expr) -> str:
+        outer, self.by_row = self.by_row, self.row_dims(tensor, axis)
+        try:
+            return self._clamped(tensor, axis, index)
+        finally:
+            self.by_row = outer
+
+    def _clamped(self, tensor: str, axis: int, index: Expr) -> str:
+        if self.exact_dims(tensor, axis, index):
+            return self.text(index)
+        if placed := self.placed(tensor, axis, self.text(index)):
+            return placed
+        size = f"{tensor}.shape[{axis}]"
+        if self.module == "torch" and self.is_number(index):
+            return f"min(max({self.operand(index, ATOM)}, 0), {size} - 1)"
+        return self.clamp(self.operand(index, ATOM), size)
+
+
+def torch_printer(exact_dims: Callable[[str, int, Expr], bool], **options: Any) -> ArrayPrinter:
+    """A printer of torch source; `options` are fields of `ArrayPrinter`."""
+    return ArrayPrinter(exact_dims=exact_dims, **options)
+
+
+def jnp_printer(exact_dims: Callable[[str, int, Expr], bool], **options: Any) -> ArrayPrinter:
+    """A printer of jnp source; `options` are fields of `ArrayPrinter`."""
+    dialect: dict[str, Any] = {
+        "float_cast": lambda x: f"jnp.asarray({x}, score.dtype)",
+        "int_cast": lambda x: f"jnp.asarray({x}).astype(jnp.int32)",
+        "clamp": lambda x, size: f"jnp.clip({x}, 0, {size} - 1)",
+    }
+    return ArrayPrinter(module="jnp", exact_dims=exact_dims, **(dialect | options))

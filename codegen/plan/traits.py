@@ -1,0 +1,125 @@
+"""Facts about a variant that decide between the families of kernels and between their tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from codegen.analysis.affine import linear
+from codegen.analysis.call_modes import Mode
+from codegen.analysis.gradients import is_deterministic
+from codegen.analysis.schedule import Schedule
+from codegen.arch.hopper import FAMILY, WIDE_BAND
+from codegen.arch.tile_rules import TileConfig
+from codegen.ir import expr
+from codegen.ir.expr import Const, Level, Load, Op
+from codegen.plan.hopper import fuses_backward
+from codegen.plan.variant import VariantPlan
+from codegen.spec.model import Variant
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariantTraits:
+    """One record per variant. The package holds it as `_runtime/kernels.py: TRAITS`; `_runtime/core/traits.py` says
+    what each field means."""
+
+    score_is_scaled_product: bool
+    score_is_cheap: bool
+    keys_start_at_zero: bool
+    rows_are_alike: bool
+    keys_are_runs: bool
+    segmented_keys_are_runs: bool
+    keys_are_wide_bands: bool
+    backward_can_fuse: bool
+    gradients_use_atomics: bool
+
+
+def variant_traits(variant: Variant, plans: Mapping[Mode, VariantPlan]) -> VariantTraits:
+    """The traits of a variant. `plans`: of its dense and its segmented kernels."""
+    dense = plans[Mode.DENSE]
+    return VariantTraits(
+        score_is_scaled_product=score_is_scaled_product(dense),
+        score_is_cheap=_score_is_cheap(variant),
+        keys_start_at_zero=keys_start_at_zero(dense),
+        rows_are_alike=rows_are_alike(dense),
+        keys_are_runs=_keys_are_runs(dense),
+        segmented_keys_are_runs=_keys_are_runs(plans[Mode.SEGMENTED]),
+        keys_are_wide_bands=_keys_are_wide_bands(dense),
+        backward_can_fuse=fuses_backward(dense),
+        gradients_use_atomics=not is_deterministic(variant),
+    )
+
+
+def score_is_scaled_product(planned: VariantPlan) -> bool:
+    """True if the score is the scaled product of query and key: no score expression, no dropout."""
+    return planned.fwd.linear and not planned.variant.dropout
+
+
+def _score_is_cheap(variant: Variant) -> bool:
+    """True if a score expression costs a few instructions: no function call, nothing read per key or pair, no random
+    number."""
+    nodes = expr.walk(variant.score) if variant.score is not None else ()
+    expensive = (
+        (isinstance(node, Op) and node.op in expr.FLOAT_FUNCTIONS)
+        or (isinstance(node, Load) and expr.level(node) > Level.QUERY)
+        for node in nodes
+    )
+    return not variant.decay and not variant.dropout and not any(expensive)
+
+
+def keys_start_at_zero(planned: VariantPlan) -> bool:
+    """True if every query attends to one contiguous key range that starts at key 0, as with a causal mask.
+
+    A program of Hopper's family works on one tile of rows at a time. The start and end of a short range cost it more
+    than a portable program, which shares its multiprocessor with others.
+    """
+    bounds = planned.fwd.bounds
+    return bounds is not None and bounds.begin == "0" and not bounds.jumps and not bounds.lists
+
+
+def rows_are_alike(planned: VariantPlan) -> bool:
+    """True if all rows attend to the same keys, so that the mask cuts no tile."""
+    bounds = planned.fwd.bounds
+    return bounds is not None and not bounds.masked
+
+
+def _keys_are_runs(planned: VariantPlan) -> bool:
+    """True if a row attends to contiguous key ranges. A list of blocks describes other masks; it cuts most tiles."""
+    bounds = planned.fwd.bounds
+    return bounds is not None and not bounds.lists
+
+
+def _keys_are_wide_bands(planned: VariantPlan) -> bool:
+    """True if a row attends to a key range from a table, or to keys up to a distance that is not known to be less than
+    WIDE_BAND."""
+    if planned.analysis.schedule is Schedule.RANGES:
+        return True
+    first = planned.analysis.keys.main.first
+    if first is None:
+        return False
+    operands = first.args if isinstance(first, Op) and first.op == "max" else (first,)
+    forms = [linear(expr.substitute(operand, {"q_first": expr.int_var("q_idx")})) for operand in operands]
+    bands = [form.rest for form in forms if form is not None and form.q == 1]
+    return bool(bands) and not any(isinstance(rest, Const) and 1 - rest.value < WIDE_BAND for rest in bands)
+
+
+# ------------------------------------------------------------------------------------------ tiles of Hopper's family
+
+
+def hopper_forward_tile(head_dim: int) -> TileConfig:
+    """The default tile of the forward."""
+    return FAMILY.forward_tiles[FAMILY.columns(head_dim)]
+
+
+def hopper_long_forward_tile(planned: VariantPlan, head_dim: int) -> TileConfig | None:
+    """The tile of the forward of long sequences, if it differs."""
+    is_long = planned.mode is Mode.DENSE and score_is_scaled_product(planned) and keys_start_at_zero(planned)
+    return FAMILY.long_forward_tile if is_long and FAMILY.columns(head_dim) == min(FAMILY.forward_tiles) else None
+
+
+def hopper_backward_tile(planned: VariantPlan, head_dim: int) -> TileConfig:
+    """The tile of the backward."""
+    tile = FAMILY.backward_tiles[FAMILY.columns(head_dim)]
+    if score_is_scaled_product(planned):
+        return tile
+    return replace(tile, block_m=min(tile.block_m, FAMILY.scored_rows))
