@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
-from generated._runtime.torch.support import INTERPRET
 
 from codegen.testing.golden import load_manifest
+from generated._runtime.torch.support import INTERPRET
 from tests.support.paths import ROOT
 
 GENERATED = ROOT / "generated"

@@ -95,7 +95,7 @@ OF_CAUSAL = jobs(SPEC, replace(EVERYTHING, variants=["causal"], modes=[Mode.DENS
 
 
 def kernels_of(chosen: Iterable[Job]) -> set[tuple[str, str, int, str, Pass, TileConfig]]:
-    """The kernels that differ in what they take of a chip."""
+    """The kernels that differ in what they take of a chip; sm_120 has the instructions and the memory of sm_89."""
     chips = {"sm_120": "sm_89"}
     entries = [(j, *entry) for j in chosen for entry in j.configs]
     return {(chips.get(j.arch, j.arch), j.dtype, j.head_dim, j.family, p, tile) for j, p, tile in entries}
