@@ -147,7 +147,7 @@ def _features(
 
 
 def _kind(arch: str) -> Hashable:
-    """What decides how a tile is compiled for a chip and whether it fits. Chips that agree need not both be compiled."""
+    """What decides how a tile is compiled for a chip and whether it fits: chips that agree need not both be checked."""
     chip = CHIPS[arch]
     return chip.is_nvidia, chip.shared_memory, chip.registers, chip.has_wgmma, chip.tensor_columns
 
