@@ -1,4 +1,4 @@
-"""`python -m bench`: see `bench.options` for what it takes, and README.md for how it measures."""
+"""The command `python -m bench`. Its options are in `bench.options`; README.md says how it measures."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from bench import record
 from bench.options import SPEED, SUITES, parser
-from bench.report import record
-from bench.report.record import Results
-from bench.report.tables import report
+from bench.record import Results
+from bench.report.tables import STYLES, report
 from bench.timing.clock import Clock
+from codegen.util.terminal import print_coloured
 
 EXIT_OK, EXIT_WRONG, EXIT_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -24,7 +25,7 @@ Keep = Callable[[], None]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 when every suite asked for came out right, 1 when not, 2 when it cannot run here, 130 when interrupted."""
+    """Exit status: 0 if every suite passed, 1 if one failed, 2 if bench cannot run here, 130 if interrupted."""
     options = parser().parse_args(arguments)
     if options.plots and importlib.util.find_spec("matplotlib") is None:
         return _refuse("--plots needs matplotlib: pip install matplotlib")
@@ -74,10 +75,10 @@ def _measure(options: argparse.Namespace) -> int:
         right = _run_all(options, results, keep, clock)
         code = EXIT_OK if right else EXIT_WRONG
     except KeyboardInterrupt:
-        print("\ninterrupted: what was measured until now", flush=True)
+        print("\ninterrupted; these are the measurements so far", flush=True)
         code = EXIT_INTERRUPTED
     except GpuLostError as error:
-        print(f"\nthe GPU is lost, and with it all further cases: {error}", flush=True)
+        print(f"\nthe GPU is lost, so no other case can run: {error}", flush=True)
         code = EXIT_WRONG
     keep()
     _present(options, results)
@@ -85,7 +86,7 @@ def _measure(options: argparse.Namespace) -> int:
 
 
 def _run_all(options: argparse.Namespace, results: Results, keep: Keep, clock: Clock) -> bool:
-    """Every suite asked for; whether all of them came out right."""
+    """Run every selected suite; true if all passed."""
     rest: dict[str, Callable[[], bool]] = {
         "packed": lambda: _packed(options, results, keep, clock),
         "jax": lambda: _jax(options, results, keep, clock),
@@ -103,7 +104,7 @@ def _run_all(options: argparse.Namespace, results: Results, keep: Keep, clock: C
                 continue
             try:
                 right = rest[name]() and right
-            except Exception:  # the other suites may do better
+            except Exception:  # the other suites still run
                 traceback.print_exc()
                 right = False
     return right
@@ -115,7 +116,7 @@ def _speed(options: argparse.Namespace, results: Results, keep: Keep, clock: Clo
     chosen = speed.plan(options)
     _say_missing(results, chosen.missing)
     if not chosen.cases:
-        # With other suites asked for, one --only may mean cases of those.
+        # --only may select cases of the other suites.
         print("--only matches no case of the speed suites", file=sys.stderr)
         return not set(options.suite) <= set(SPEED)
     results.settings |= {
@@ -127,7 +128,7 @@ def _speed(options: argparse.Namespace, results: Results, keep: Keep, clock: Clo
 
 
 def _say_missing(results: Results, gone: Mapping[str, str]) -> None:
-    """Say once of each peer that is not installed how it would be."""
+    """Print once for each missing peer how to install it."""
     for peer, name in gone.items():
         if peer not in results.missing:
             print(f"{peer} is not installed: pip install {name}", flush=True)
@@ -135,15 +136,14 @@ def _say_missing(results: Results, gone: Mapping[str, str]) -> None:
 
 
 def _packed(options: argparse.Namespace, results: Results, keep: Keep, clock: Clock) -> bool:
+    from bench.cases.packed import cases, with_peers
     from bench.peers.installed import missing
     from bench.runs import packed
 
     gone = missing(peer for peer in ("fla",) if options.peers is None or peer in options.peers)
     _say_missing(results, gone)
     chosen = [
-        packed.with_peers(case, options.peers, gone)
-        for case in packed.cases()
-        if not options.only or options.only.search(case.name)
+        with_peers(case, options.peers, gone) for case in cases() if not options.only or options.only.search(case.name)
     ]
     if not chosen:
         print("--only matches no case of the packed suite", file=sys.stderr)
@@ -190,7 +190,7 @@ def _host(results: Results, keep: Keep) -> bool:
 
 
 def _printed(suite: str) -> bool:
-    """A suite that prints its table and keeps nothing."""
+    """Run a suite that only prints its table."""
     right: bool = importlib.import_module(f"bench.runs.{suite}").run()
     return right
 
@@ -202,9 +202,9 @@ def _keep(options: argparse.Namespace, results: Results) -> None:
 
 
 def _present(options: argparse.Namespace, results: Results) -> None:
-    """The tables, and the files asked for."""
+    """Print the tables, and write the files that the options name."""
     if results.measurements:
-        print(f"\n{report(results)}", flush=True)
+        print_coloured(f"\n{report(results)}", STYLES)
     if options.csv:
         record.write_csv(options.csv, results)
     if options.plots:

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from pathlib import Path
 
-from bench.report.record import OURS, TITLES
-from bench.timing.pool import DEFAULT_JOBS
+from bench.record import OURS, TITLES
 
 SPEED = ("core", "fa3", "paper", "fla", "gqa", "dims", "variants")
-"""Suites of `bench.cases.suites`."""
+"""The speed suites, which are those of `bench.cases.suites`."""
 
 SUITES = (*SPEED, "packed", "jax", "schedules", "host", "memory")
 JAX_CASES = ("same", "cudnn", "pallas", "kvax", "first")
 PEERS = (*(name for name in TITLES if name != OURS), "pallas", "kvax")
 
+DEFAULT_JOBS = min(12, max(1, (os.cpu_count() or 2) * 3 // 4))
+"""Processes that compile at once. Each has a CUDA context and a case's tensors, a few GiB, on the same GPU."""
+
 DESCRIPTION = """Measures the generated ops beside their peers on this machine's GPU.
 
-python -m bench --suite core --minutes 8 --json r.json --plots plots  # what the project's bars need
+python -m bench --suite core --minutes 8 --json r.json --plots plots  # all that the project's targets need
 python -m bench                                        # everything
 python -m bench --suite fa3,fla --peers flex-max,fa4   # also: paper, gqa, dims, variants, packed, jax, schedules, ...
 python -m bench --suite fa3 --only 'causal.*D128' --seqs 4096,65536 --csv speed.csv
-python -m bench --suite core --list                    # the cases and what they take; needs no GPU
-python -m bench --from bench/results/h100.json --plots plots  # tables, bars and plots of a stored run; needs no GPU
+python -m bench --suite core --list                    # the cases and an estimate of their time; needs no GPU
+python -m bench --from bench/results/h100/2026-11-22-core.json --plots plots  # report on a stored run; needs no GPU
 """
 
 
@@ -48,7 +51,7 @@ def _minutes(text: str) -> float:
 
 
 def _some_of(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """Names separated by commas, without those that come again."""
+    """Names separated by commas, without repetitions."""
     named = tuple(dict.fromkeys(text.split(",")))
     if unknown := [name for name in named if name not in known]:
         raise argparse.ArgumentTypeError(f"no such name: {', '.join(unknown)}; there are {','.join(known)}")
@@ -68,7 +71,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """All options; `suite` and `peers` become tuples of names, `peers` None where each suite's own are meant."""
+    """The parser of all options. `suite` and `peers` become tuples of names; `peers` is None for each suite's own."""
     made = argparse.ArgumentParser(
         prog="python -m bench", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -78,21 +81,27 @@ def parser() -> argparse.ArgumentParser:
         "--peers",
         type=lambda text: _some_of(text, PEERS),
         metavar="NAME,...",
-        help=f"instead of each suite's own (of core: of its own), some of {', '.join(PEERS)}",
+        help=f"peers instead of each suite's own (in core: a subset of its own): some of {', '.join(PEERS)}",
     )
-    add("--only", type=_pattern, metavar="REGEX", help="cases of the speed suites and of packed that match")
-    add("--seqs", type=_numbers, metavar="N,...", help="sequence lengths of the suites fa3 and core")
+    add("--only", type=_pattern, metavar="REGEX", help="only the cases of the speed suites and of packed that match")
+    add("--seqs", type=_numbers, metavar="N,...", help="sequence lengths of the suites fa3, gqa and core")
     add("--cases", type=lambda text: _some_of(text, JAX_CASES), default=JAX_CASES, help="parts of the suite jax")
     add(
         "--quick",
         action="store_true",
-        help="a third of the time per pass; of fa3, core and variants head_dim 128 alone",
+        help="a third of the time per pass; only head_dim 128 in fa3, gqa, core and variants",
     )
-    add("--minutes", type=_minutes, metavar="N", help="begin no case after that, compiling included")
-    add("--jobs", type=int, default=DEFAULT_JOBS, metavar="N", help="processes that compile beforehand; 0: none")
-    add("--json", type=Path, metavar="FILE", help="write everything, after every case")
+    add("--minutes", type=_minutes, metavar="N", help="start no case after so many minutes, compile time included")
+    add(
+        "--jobs",
+        type=int,
+        default=DEFAULT_JOBS,
+        metavar="N",
+        help="processes that compile before the measurements; 0: none",
+    )
+    add("--json", type=Path, metavar="FILE", help="write all results, after every case")
     add("--csv", type=Path, metavar="FILE", help="write the measurements of the speed suites")
     add("--plots", type=Path, metavar="DIR", help="draw ratios and rates as PNG; needs matplotlib")
-    add("--from", type=Path, dest="stored", metavar="FILE", help="measure nothing: report on the JSON of a run")
+    add("--from", type=Path, dest="stored", metavar="FILE", help="measure nothing: report on a stored run")
     add("--list", action="store_true", help="measure nothing: print the cases of the speed suites")
     return made

@@ -1,11 +1,11 @@
-"""See the generated attention at work in JAX: `python -m examples.demo_jax`, or `make demo-jax`, which does the set-up.
+"""A demo of the generated attention in JAX: `python -m examples.demo_jax`, or `make demo-jax`, which also sets it up.
 
 1. Runs the kernels of every variant and compares their outputs and gradients with float64 mathematics.
-2. Trains one small Flax model twice on real text, with `generated.jax.causal` as its `attention_fn` and with Flax's own
-   attention, which is that of `jax.nn`, and compares the loss curves.
+2. Trains a small Flax model twice on real text, once with `generated.jax.causal` as its `attention_fn` and once with
+   Flax's own attention (from `jax.nn`), and compares the loss curves.
 
-The exit status is 1 when a variant is wrong, the two curves part, or the loss does not fall. `--table` is step 1 alone,
-with the kernels in Triton's interpreter under `TRITON_INTERPRET=1 JAX_PLATFORMS=cpu`.
+The exit status is 1 if a variant is wrong, if the curves differ, or if the loss does not fall. `--table` runs step 1
+only; with `TRITON_INTERPRET=1 JAX_PLATFORMS=cpu` the kernels run in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from generated import jax as ops
 from generated.jax_nn import attention_fn
 
 CPU_SIZE = replace(demo.CPU_SIZE, steps=400)
-"""Enough steps for a loss that depends on attention, and for `demo.CURVE_BOUND`: measured here, equal mathematics moves
-a loss by 4e-6, q, k and v rounded to bfloat16 by 7e-3, a softmax scale that is 5% off by 6e-3, a lost dk by 3e-1."""
+"""Enough steps for the loss to depend on attention. Measured for `demo.CURVE_BOUND`: another order of rounding moves a
+loss by 4e-6, q, k and v rounded to bfloat16 by 7e-3, a softmax scale that is 5% off by 6e-3, a missing dk by 3e-1."""
 
 # Odd lengths, grouped heads, a head_dim that is no power of two.
 CPU_SHAPES = ((Shape(batch=2, heads=4, kv_heads=2, seq=75, dim=40), torch.float32),)
@@ -54,14 +54,14 @@ def errors(variant: str, shape: Shape, dtype: torch.dtype) -> dict[str, float]:
 
 
 def print_table() -> bool:
-    """The errors of every variant; whether all of them are within the bound."""
+    """Print the errors of every variant. True if all are within the bound."""
     shapes = GPU_SHAPES if jax.default_backend() == "gpu" else CPU_SHAPES
     variants = list(golden.load_manifest())
     return not sum(golden.print_errors(*each, variants, errors) for each in shapes)
 
 
 def _compare_with_golden(device: str) -> bool:
-    """Step 1; without a GPU in a process of its own: whether kernels are interpreted is settled by their import."""
+    """Step 1; without a GPU in a new process, because importing Triton decides whether kernels are interpreted."""
     print("Step 1 of 2: every variant's kernels, as JAX ops, against float64 mathematics, forward and all gradients.")
     if importlib.util.find_spec("triton") is None:
         print("  Skipped: the kernels need Triton, which is not installed. Step 2 runs on the plain reference.")
@@ -79,7 +79,7 @@ def _compare_with_golden(device: str) -> bool:
 
 
 def _train_twice(device: str) -> bool:
-    """Step 2: the same model, seed and batches with either attention."""
+    """Step 2: two models with the same seed and batches, one with each attention."""
     size = demo.GPU_SIZE if device == "cuda" else CPU_SIZE
     print("\nStep 2 of 2: one byte-level transformer in Flax, trained twice on the text of Python's documentation.")
     print(
@@ -101,9 +101,9 @@ def _train_twice(device: str) -> bool:
 
 
 def main() -> int:
-    """Both steps; 0 when all is well."""
+    """Run both steps; returns 0 if both pass."""
     parser = argparse.ArgumentParser(prog="python -m examples.demo_jax", description=__doc__.splitlines()[0])
-    parser.add_argument("--table", action="store_true", help="the first step's table alone, on what there is")
+    parser.add_argument("--table", action="store_true", help="run step 1 only, on the GPU if there is one")
     if parser.parse_args().table:
         return int(not print_table())
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A byte-level transformer trained on the English text of Python's own documentation, with any causal attention."""
+"""Trains a byte-level transformer, with any causal attention, on the English text of Python's documentation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Report = Callable[[int, float], None]
-"""Is told a step and its loss."""
+"""Called with a step and its loss."""
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Causal attention of q `[B, Hq, S, D]` and k, v `[B, Hkv, S, D]`: returns `[B, Hq, S, D]`."""
@@ -76,7 +76,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Bytes `[B, S]` to the logits of the byte that follows each, `[B, S, 256]`."""
+    """Maps bytes `[B, S]` to the logits of each next byte, `[B, S, 256]`."""
 
     def __init__(self, size: Size, attend: Attend) -> None:
         super().__init__()
@@ -93,19 +93,19 @@ class Transformer(nn.Module):
 
 
 def load_text() -> tuple[Tensor, Tensor]:
-    """The bytes to train on, and the tenth held out."""
+    """The training bytes, and the last tenth of the text, which is held out."""
     text = torch.frombuffer(bytearray("\n".join(topics.values()), "utf-8"), dtype=torch.uint8)
     cut = len(text) * 9 // 10
     return text[:cut], text[cut:]
 
 
 def _windows(text: Tensor, starts: Tensor, seq: int, device: str) -> Tensor:
-    """`seq + 1` bytes from each start: inputs and, one further, what is to be predicted."""
+    """`seq + 1` bytes from each start: the inputs, and shifted by one the targets."""
     return text[starts[:, None] + torch.arange(seq + 1)].long().to(device)
 
 
 def _loss(model: nn.Module, window: Tensor) -> Tensor:
-    """Mean cross-entropy in nats per byte; in bfloat16 on a GPU, as such models are trained."""
+    """Mean cross-entropy in nats per byte, in bfloat16 on a GPU."""
     with torch.autocast(window.device.type, dtype=torch.bfloat16, enabled=window.is_cuda):
         logits = model(window[:, :-1])
     return functional.cross_entropy(logits.float().flatten(0, 1), window[:, 1:].flatten())
@@ -113,14 +113,14 @@ def _loss(model: nn.Module, window: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Run:
-    """The training loss at each step, the loss on held-out text at the end, in nats per byte, and the model."""
+    """The training loss of each step and the final loss on held-out text, in nats per byte, and the model."""
 
     losses: list[float]
     held_out: float
     model: nn.Module | None = None
 
     def with_attention(self, attend: Attend) -> nn.Module:
-        """The trained model, from now on with another attention."""
+        """The trained model, changed in place to use another attention."""
         if self.model is None:
             raise ValueError("with_attention: expected a run that kept its model")
         for module in self.model.modules():
@@ -130,7 +130,7 @@ class Run:
 
 
 def held_out_loss(size: Size, model: nn.Module, device: str) -> float:
-    """The loss of a trained model on text held out of training, in nats per byte."""
+    """The loss of a trained model on held-out text, in nats per byte."""
     _, text = load_text()
     with torch.no_grad():
         starts = torch.arange(0, len(text) - size.seq, size.seq)[:HELD_OUT_WINDOWS]
@@ -138,7 +138,7 @@ def held_out_loss(size: Size, model: nn.Module, device: str) -> float:
 
 
 def train(size: Size, attend: Attend, device: str, report: Report, every: int) -> Run:
-    """Train from a fixed seed on a fixed order of batches; `report` gets the mean loss of every `every` steps."""
+    """Train with a fixed seed and fixed batches; calls `report` every `every` steps with their mean loss."""
     torch.manual_seed(0)
     model = Transformer(size, attend).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=size.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)

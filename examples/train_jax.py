@@ -1,4 +1,4 @@
-"""The transformer of `examples.train` in Flax, trained with any function that Flax takes for its attention."""
+"""The transformer of `examples.train` in Flax, trained with any Flax `attention_fn`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Block(nnx.Module):
 
 
 class Transformer(nnx.Module):
-    """Bytes `[B, S]` to the logits of the byte that follows each, `[B, S, 256]`."""
+    """Maps bytes `[B, S]` to the logits of each next byte, `[B, S, 256]`."""
 
     def __init__(self, size: Size, attend: Attend, dtype: Any, rngs: nnx.Rngs) -> None:
         small = nnx.initializers.normal(0.02)
@@ -86,7 +86,7 @@ def _optimizer(size: Size) -> optax.GradientTransformation:
 
 
 def _batches(size: Size, text: Tensor) -> Iterator[Array]:
-    """Those of `examples.train`, `[B, S + 1]`: inputs and, one further, what is to be predicted."""
+    """The batches of `examples.train`, `[B, S + 1]`: the inputs, and shifted by one the targets."""
     order = torch.Generator().manual_seed(1)
     for _ in range(size.steps):
         starts = torch.randint(len(text) - size.seq, (size.batch,), generator=order)
@@ -98,9 +98,9 @@ def _windows(text: Tensor, starts: Tensor, seq: int) -> Array:
 
 
 def train(size: Size, attend: Attend, report: Report, every: int) -> Run:
-    """Train from a fixed seed on a fixed order of batches; `report` gets the mean loss of every `every` steps.
+    """Train with a fixed seed and fixed batches; calls `report` every `every` steps with their mean loss.
 
-    In bfloat16 on a GPU, with parameters in float32, as such models are trained.
+    On a GPU it computes in bfloat16, with parameters in float32.
     """
     dtype = jnp.bfloat16 if jax.default_backend() == "gpu" else jnp.float32
     model = Transformer(size, attend, dtype, nnx.Rngs(0))

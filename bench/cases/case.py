@@ -1,4 +1,4 @@
-"""What is timed: one case is a variant at one size, with the peers it is compared with."""
+"""A benchmark case: one variant at one size, and the peers it is compared with."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 
 from bench.cases.flex_mods import MODS
 from bench.cases.pairs import count
-from bench.report.record import TITLES
+from bench.record import TITLES
 from codegen.testing.golden import Shape
 
 BACKWARD_FLOPS = 2.5
-"""Five matrix products in the backward (S again, dP, dV, dK, dQ) to the forward's two."""
+"""The backward has five matrix products (S again, dP, dV, dK, dQ), the forward two."""
 
 NO_FLEX = ("causal_dropout", "forgetting")
-"""Variants in `mods.py` that FlexAttention cannot spell: what is dropped, and a decay summed along the sequence."""
+"""Variants in `flex_mods` that FlexAttention cannot express: dropout, and a log-decay summed along the sequence."""
 
 SDPA = ("causal", "full")
 FA4 = (*SDPA, "window", "softcap", "gemma2_local")
@@ -23,9 +23,9 @@ FLA = ("causal", "forgetting")
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One row pair of the table.
+    """One case, which is one row in each of the tables for forward and backward.
 
-    `own_grads` tells whether the variant's own tensors are trained: peers then compute those gradients as well.
+    `own_grads`: whether the variant's own tensors need gradients, for us and for the peers.
     """
 
     variant: str
@@ -41,14 +41,14 @@ class Case:
 
     @property
     def pairs(self) -> float:
-        """Unmasked scores of one head of one batch row, the mean over rows."""
+        """Unmasked scores of one head, averaged over the batch rows."""
         mods = MODS.get(self.variant)
         if mods is None:
             return count(self.variant, self.shape.seq, self.shape.batch, self.scalars)
         return mods.pairs(self.shape.seq, self.scalars)
 
     def flops(self, which: str) -> float:
-        """Work of the "fwd" or "bwd" pass: four times head_dim per unmasked score, and 2.5 times that."""
+        """FLOPs of the "fwd" or "bwd" pass: 4 x head_dim per unmasked score forward, 2.5 times that backward."""
         forward = 4.0 * self.shape.dim * self.pairs * self.shape.batch * self.shape.heads
         return forward * BACKWARD_FLOPS if which == "bwd" else forward
 
@@ -68,18 +68,18 @@ def able(case: Case) -> tuple[str, ...]:
 
 
 def with_peers(case: Case, wanted: Sequence[str] | None, absent: Iterable[str] = ()) -> Case:
-    """The case beside those of the `wanted` peers that can compute it (None: its own), but for `absent` ones."""
+    """The case with the `wanted` peers that can compute it (None: its own peers), without the `absent` ones."""
     peers = case.peers if wanted is None else tuple(peer for peer in able(case) if peer in wanted)
     return replace(case, peers=tuple(peer for peer in peers if peer not in set(absent)))
 
 
 def narrowed(case: Case, wanted: Sequence[str] | None) -> Case:
-    """The case beside those of its own peers that are `wanted` (None: all)."""
+    """The case with those of its own peers that are `wanted` (None: all)."""
     return case if wanted is None else replace(case, peers=tuple(peer for peer in case.peers if peer in wanted))
 
 
 def merged(cases: Iterable[Case]) -> list[Case]:
-    """Each case once, in the order of their first mention, beside the peers of every mention."""
+    """Each case once, in order of first occurrence, with the peers of all its occurrences."""
     found: dict[str, Case] = {}
     for case in cases:
         known = found.get(case.name)

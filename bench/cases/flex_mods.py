@@ -1,4 +1,4 @@
-"""Variants as FlexAttention spells them, how many scores each keeps, and what their tensors hold in a benchmark."""
+"""The variants as mask_mod and score_mod of FlexAttention, their unmasked pairs, and their tensors in a benchmark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DISTANCES = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Mods:
-    """One variant. `pairs` counts the unmasked scores of one head of one row, of a length and scalars."""
+    """One variant. `pairs` gives the unmasked (query, key) pairs of one head of one batch row."""
 
     pairs: Callable[[int, Scalars], int]
     mask: Callable[[Inputs], MaskMod] | None = None
@@ -76,7 +76,7 @@ def _relative(inputs: Inputs) -> ScoreMod:
 
 
 def _lengths(seq: int) -> list[int]:
-    """Twelve documents of unequal lengths, longest about five times the shortest."""
+    """The lengths of twelve documents; the longest is about five times the shortest."""
     shares = [1 + (5 * i) % DOCUMENTS * 4 / DOCUMENTS for i in range(DOCUMENTS)]
     ends = [round(seq * sum(shares[: i + 1]) / sum(shares)) for i in range(DOCUMENTS)]
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
@@ -89,7 +89,7 @@ def _documents(shape: Shape, device: str) -> dict[str, Tensor]:
 
 
 def _kept(seq: int) -> int:
-    """Keys that are no padding: three in four."""
+    """Keys that are not padding: three quarters of them."""
     return max(1, 3 * seq // 4)
 
 

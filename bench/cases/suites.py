@@ -1,6 +1,6 @@
-"""The suites of speed: which cases each has, and what a run of them takes.
+"""The cases of each speed suite.
 
-Shapes and variants are those of the protocols that the peers publish; `core` is what the project's bars need.
+Shapes and variants are those of the benchmarks that the peers publish. `core` has the cases of the project's targets.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from bench.cases.case import Case, able, with_peers
 from codegen.testing.golden import Shape, load_manifest
 
 TOKENS, HIDDEN = 16384, 2048
-"""FlashAttention-3's benchmark (arXiv:2407.08608, section 4.1): tokens in all, and heads times head_dim."""
+"""FlashAttention-3's benchmark (arXiv:2407.08608, section 4.1): total tokens, and heads x head_dim."""
 
 FA3_SEQS = (512, 1024, 2048, 4096, 8192, 16384)
 CORE_SEQS = (16384, 2048, 4096)
@@ -28,19 +28,19 @@ SCALARS: dict[str, dict[str, int | float]] = {
     "prefix_lm": {"length": 1024},
     "streaming_llm": {"size": 1024, "sinks": 4},
 }
-"""What scalars are in a benchmark; those of other variants are their examples."""
+"""The scalars of benchmark calls; other variants take the examples of the spec."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What narrows the suites: lengths (None: each suite's own) and the head_dims of those that have several."""
+    """The sequence lengths (None: each suite's own) and head_dims that the suites cover."""
 
     seqs: tuple[int, ...] | None = None
     dims: tuple[int, ...] = (64, 128, 256)
 
 
 def fa3_shape(seq: int, dim: int) -> Shape:
-    """16k tokens, hidden size 2048."""
+    """FlashAttention-3's shape for a sequence length and head_dim: 16k tokens, hidden size 2048."""
     heads = HIDDEN // dim
     return Shape(batch=max(1, TOKENS // seq), heads=heads, kv_heads=heads, seq=seq, dim=dim)
 
@@ -50,7 +50,7 @@ def _beside_all(case: Case) -> Case:
 
 
 def fa3(sizes: Sizes) -> list[Case]:
-    """FlashAttention-3's protocol, beside every peer."""
+    """FlashAttention-3's benchmark, with every peer."""
     return [
         _beside_all(Case(variant=variant, shape=fa3_shape(seq, dim)))
         for variant in ("causal", "full")
@@ -60,8 +60,10 @@ def fa3(sizes: Sizes) -> list[Case]:
 
 
 def paper(_: Sizes, seq: int = LONG, dim: int = 64) -> list[Case]:
-    """The variants of the FlexAttention paper (arXiv:2412.05496), four rows of 16 heads, with own heads of k and v and
-    with two; and a learned relative bias, whose gradient FlexAttention adds up with atomics."""
+    """The variants of the FlexAttention paper (arXiv:2412.05496): batch 4, 16 query heads on 16 and on 2 key heads.
+
+    Added is a learned relative bias, whose gradient FlexAttention accumulates with atomics.
+    """
     names = ("full", "causal", "alibi", "window", "prefix_lm", "softcap", "document", "natten")
     cases = []
     for kv_heads in (16, 2):
@@ -86,7 +88,7 @@ def fla(_: Sizes) -> list[Case]:
 
 
 def gqa(sizes: Sizes) -> list[Case]:
-    """32 query heads for 8 key heads, 16k tokens, beside those that need no compilation."""
+    """32 query heads on 8 key heads, 16k tokens, with peers that compile in little time."""
     return [
         Case(
             variant=variant,
@@ -100,7 +102,7 @@ def gqa(sizes: Sizes) -> list[Case]:
 
 
 def dims(_: Sizes) -> list[Case]:
-    """Head dims that are no powers of two, among those that are."""
+    """Head dims that are powers of two and head dims that are not."""
     return [
         Case(
             variant="causal",
@@ -112,7 +114,7 @@ def dims(_: Sizes) -> list[Case]:
 
 
 def variants(sizes: Sizes) -> list[Case]:
-    """Every variant of the package with gradients of its own tensors, beside no peer unless some are asked for."""
+    """Every variant of the package, with gradients of its own tensors; no peers by default."""
     return [
         Case(variant=name, shape=fa3_shape(LONG, dim), scalars=_scalars(name), peers=())
         for dim in sizes.dims
@@ -122,7 +124,7 @@ def variants(sizes: Sizes) -> list[Case]:
 
 
 def _scalars(variant: str) -> dict[str, int | float]:
-    """The scalars of a variant, all of them said, so that its unmasked scores can be counted."""
+    """All scalars of a variant, so that its unmasked scores can be counted."""
     entry = load_manifest()[variant]
     if variant in SCALARS:
         return dict(SCALARS[variant])
@@ -131,8 +133,10 @@ def _scalars(variant: str) -> dict[str, int | float]:
 
 
 def core(sizes: Sizes) -> list[Case]:
-    """What the bars are about: forgetting, FlexAttention with max-autotune, dims and variants; the longest, where most
-    of a run's time goes to, first, and the other lengths last."""
+    """The cases of the targets: forgetting, FlexAttention with max-autotune, head dims, variants.
+
+    The longest sequences come first and the other lengths last, so that a run that is cut short drops a length.
+    """
     first, *others = sizes.seqs or CORE_SEQS
     decayed = [case for case in fla(sizes) if case.variant == "forgetting"]
     own = [with_peers(case, ()) for case in (*dims(sizes), *variants(sizes))]

@@ -1,4 +1,4 @@
-"""Which peers this machine has: found without importing them, and what pip calls those it has not."""
+"""Finds out which peers are installed, without importing them, and the pip names of the others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACKAGES = {
     "jax": ("jax", "jax[cuda13]"),
     "kvax": ("kvax", "kvax jax-triton==0.3.1"),
 }
-"""Peers that do not come with torch: the module that must be there, and what `pip install` calls it."""
+"""Peers that do not come with torch: module and pip name."""
 
 VERSIONS = (
     "torch",
@@ -30,21 +30,21 @@ VERSIONS = (
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module, perhaps inside a package, can be found."""
+    """True if a module can be found, also a submodule."""
     try:
         return importlib.util.find_spec(module) is not None
-    except Exception:  # the package around it is missing, or broken in any way
+    except Exception:  # the parent package is missing or broken
         return False
 
 
 def missing(peers: Iterable[str]) -> dict[str, str]:
-    """Those of the peers that are not installed, with what to ask pip for."""
+    """The peers that are not installed, with their pip names."""
     needed = {peer: PACKAGES[peer] for peer in peers if peer in PACKAGES}
     return {peer: package for peer, (module, package) in needed.items() if not is_installed(module)}
 
 
 def machine() -> dict[str, str]:
-    """What the figures depend on; `kernels` is a digest of the generated package, the same for the same kernels."""
+    """The GPU and versions that results depend on. `kernels` is a hash of the manifest: equal for equal kernels."""
     import torch
 
     import generated

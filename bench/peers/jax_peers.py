@@ -1,6 +1,6 @@
-"""The implementations compared in JAX, each built for a case: ours in its modes, and cuDNN through `jax.nn`.
+"""The implementations compared in JAX: ours in each call mode, and cuDNN through `jax.nn`.
 
-All get q, k, v and do of `[B, S, H, D]` from one draw, and are checked against plain float32 before anything is timed.
+All of them get the same q, k, v and do `[B, S, H, D]`, and are checked against plain float32 before they are timed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from bench.runs.packed import PackedCase
+from bench.cases.packed import PackedCase
 from codegen.testing.golden import BOUND
 from generated import jax as ops
 
 CHECK_ROWS = 512
-"""So many of the last rows of a batch are computed again in float32."""
+"""The number of last query rows that are computed again in float32."""
 
 OURS = ("ours", "ours packed", "ours segments")
 
@@ -34,7 +34,7 @@ class JaxCase(PackedCase):
     dtype: str = "bfloat16"
 
     def flops(self, which: str) -> float:
-        """Work of the "fwd" or "bwd" pass on unmasked scores alone."""
+        """FLOPs of the "fwd" or "bwd" pass, counting unmasked scores only."""
         triangle = super().flops(which)
         if self.variant != "full":
             return triangle
@@ -44,10 +44,10 @@ class JaxCase(PackedCase):
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """An implementation on its inputs, compiled at its first call.
+    """An implementation with its inputs, compiled at its first call.
 
-    `op` takes `leaves`, what gradients are taken of, and `given`, the other arrays and pytrees, by name. `dense` brings
-    a leaf or o to `[B, S, H, D]`. `schedule` makes again what of `given` is made beforehand.
+    `op` takes by name `leaves`, the arrays whose gradients are computed, and `given`, all other arrays and pytrees.
+    `dense` converts a leaf or o to `[B, S, H, D]`. `schedule` recomputes the entry of `given` that is made in advance.
     """
 
     op: Callable[..., Any]
@@ -59,7 +59,7 @@ class Program:
 
     @cached_property
     def _passes(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        # What JAX keeps of a compiled function must not hold arrays: `op` has none, `self` gigabytes.
+        # JAX keeps a compiled function alive: `op` holds no arrays, `self` holds gigabytes.
         names = tuple(self.leaves)
         return functools.partial(_attend, self.op, names), functools.partial(_differentiate, self.op, names)
 
@@ -72,29 +72,29 @@ class Program:
         return jax.jit(self._passes[1])
 
     def forward(self) -> Any:
-        """o."""
+        """Compute o."""
         return self._forward(tuple(self.leaves.values()), dict(self.given))
 
     def both(self) -> Any:
-        """o and the gradients, from one program."""
+        """Compute o and the gradients in one program."""
         return self._both(tuple(self.leaves.values()), self.do, dict(self.given))
 
     def results(self) -> dict[str, Any]:
-        """o of the forward alone, and the gradients."""
+        """o of the forward program, and the gradients, by name."""
         _, *gradients = self.both()
         named = {"o": self.forward()} | {f"d{name}": x for name, x in zip(self.leaves, gradients, strict=True)}
         return {name: jax.block_until_ready(self.dense(x)) for name, x in named.items()}
 
     def chained(self, calls: int) -> dict[str, Callable[[], Any]]:
-        """Both passes, each as one program of so many calls, where one would take less time than its dispatch.
+        """Each pass as one program of `calls` chained calls, for calls that are shorter than their dispatch.
 
-        A call takes what the last one gave, so that none can be left out: o for q, or gradients and o for what they
-        are the gradients of and for do. All leaves must have the shape and dtype of o.
+        Each call takes the results of the one before, so that XLA can drop none: o becomes q, or the gradients become
+        the leaves and o becomes do. All leaves must have the shape and dtype of o.
         """
         leaves, given = tuple(self.leaves.values()), dict(self.given)
         attend, differentiate = self._passes
 
-        # Written out: XLA's loops copy what they carry, and ask the host for every turn.
+        # Unrolled: XLA's loops copy their carry and synchronise with the host at each iteration.
         def forwards(leaves: tuple[Any, ...], given: Mapping[str, Any]) -> Any:
             for _ in range(calls):
                 leaves = (attend(leaves, given), *leaves[1:])
@@ -121,10 +121,10 @@ def _differentiate(
     return (o, *pullback(do))
 
 
-# Cases follow one another, each with several implementations; the arrays of one are gigabytes.
+# One case at a time: its arrays take gigabytes, and several implementations use them.
 @functools.lru_cache(maxsize=1)
 def draw(case: JaxCase) -> dict[str, Any]:
-    """q, k, v and do."""
+    """Draw q, k, v and do."""
     shape = case.shape
     keys = jax.random.split(jax.random.key(0), 4)
     heads = {"q": shape.heads, "k": shape.kv_heads, "v": shape.kv_heads, "do": shape.heads}
@@ -135,30 +135,30 @@ def draw(case: JaxCase) -> dict[str, Any]:
 
 
 def leaves_of(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """q, k and v."""
+    """The entries q, k and v."""
     return {name: arrays[name] for name in ("q", "k", "v")}
 
 
 def segment_ids(case: JaxCase) -> Any:
-    """The number of each token's document in its row, int32 `[B, S]`."""
+    """The document index of each token within its row, int32 `[B, S]`."""
     return jnp.asarray(np.stack([np.repeat(np.arange(len(row)), row) for row in case.rows]), jnp.int32)
 
 
 def cu_seqlens(case: JaxCase) -> Any:
-    """Where documents begin and end among all tokens, int32."""
+    """Cumulative document lengths over all rows, int32 `[documents + 1]`."""
     lengths = [length for row in case.rows for length in row]
     return jnp.asarray(np.cumsum([0, *lengths]), jnp.int32)
 
 
 def ours(case: JaxCase) -> Program:
-    """A dense call."""
+    """Ours as a dense call."""
     arrays = draw(case)
     return Program(op=getattr(ops, case.variant), leaves=leaves_of(arrays), do=arrays["do"])
 
 
 def with_schedule(program: Program, make: Callable[..., Any]) -> Program:
-    """The same with the schedule that `make` makes, made beforehand."""
-    # Of q, k and v only shapes and dtype matter: compiled, none of them is read.
+    """The program with a schedule that `make` computes in advance."""
+    # A schedule depends on the shapes of q, k and v alone; compiled, it does not read them.
     compiled = jax.jit(lambda leaves, given: make(**leaves, **given))
 
     def schedule() -> Any:
@@ -196,7 +196,7 @@ def _same_document_before(ids: Any) -> Any:
 
 
 def _cudnn(case: JaxCase, *, mask_is_whole: bool) -> Program:
-    """cuDNN: causal by itself, documents by a mask of all pairs; or the mask holds both."""
+    """cuDNN with its causal flag and an S x S document mask; or, if `mask_is_whole`, with both in the mask."""
     arrays = draw(case)
 
     def op(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
@@ -219,7 +219,7 @@ BUILDERS: dict[str, Callable[[JaxCase], Program]] = {
 
 
 def _attended(q: Any, k: Any, v: Any, keep: Any) -> Any:
-    """o `[rows, G, D]` of the query heads of one key head, in float32, of q `[rows, G, D]` and k, v `[S, D]`."""
+    """Attention in float32: q `[rows, G, D]` of the query heads of one key head, k and v `[S, D]`; o `[rows, G, D]`."""
     scores = jnp.einsum("qgd,kd->gqk", q, k, precision="highest") * q.shape[-1] ** -0.5
     weights = jax.nn.softmax(jnp.where(keep, scores, -jnp.inf), axis=-1)
     return jnp.einsum("gqk,kd->qgd", weights, v, precision="highest")
@@ -227,9 +227,9 @@ def _attended(q: Any, k: Any, v: Any, keep: Any) -> Any:
 
 @functools.lru_cache(maxsize=1)
 def _expected(case: JaxCase) -> dict[str, Any]:
-    """o and gradients of the last rows of the batch, for its first key head.
+    """o and gradients for the last rows of the batch and the first key head.
 
-    Causal, the last keys are seen by no other queries: their gradients are whole too.
+    With a causal mask only these queries attend to the last keys, so that their dk and dv are complete.
     """
     arrays, ids = draw(case), segment_ids(case)[-1]
     seq, group = case.shape.seq, case.shape.heads // case.shape.kv_heads
@@ -246,9 +246,9 @@ def _expected(case: JaxCase) -> dict[str, Any]:
 
 
 def fault(case: JaxCase, name: str, program: Program) -> str:
-    """What is wrong with the results of an implementation; "" when nothing is.
+    """The error of an implementation's results; "" if they are right.
 
-    A peer need only compute the same: its own precision is its own affair.
+    Peers are checked for computing the same function, not for precision: their bound is twice ours.
     """
     want, got = _expected(case), program.results()
     errors = {}
@@ -257,6 +257,6 @@ def fault(case: JaxCase, name: str, program: Program) -> str:
         found = got[key][-1, -rows:, :heads].astype(jnp.float32)
         errors[key] = float(jnp.max(jnp.abs(found - wanted)) / jnp.max(jnp.abs(wanted)))
     bound = BOUND[getattr(torch, case.dtype)] * (1 if name in OURS else 2)
-    # A NaN is above every bound.
+    # A NaN counts as infinitely wrong.
     worst = max(errors, key=lambda each: errors[each] if errors[each] == errors[each] else float("inf"))
     return "" if errors[worst] <= bound else f"WRONG against float32: {worst} is off by {errors[worst]:.1e}"

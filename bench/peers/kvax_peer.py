@@ -25,7 +25,7 @@ from bench.peers.jax_peers import JaxCase, Program, draw, leaves_of, segment_ids
 from generated._runtime.jax.kernels import device_arch
 
 SPECS = ("data", None, "model", None)
-"""Which axis of the mesh cuts which axis of q, k and v; the mesh is one device."""
+"""The mesh axes that shard the axes of q, k and v; the mesh has one device."""
 
 _hinted_kernels: dict[Any, Any] = {}
 
@@ -41,11 +41,11 @@ def _modules() -> SimpleNamespace:
     import jax.experimental.shard_map as old_home
 
     with (
-        # Kvax names this type in its annotations; JAX has it no more since 0.8.
+        # Kvax's annotations name this type, which JAX removed in 0.8.
         patch.object(old_home, "Specs", object, create=True),
-        # Deprecated since 0.8, and with it the name of its last argument.
+        # Deprecated since 0.8, as is the name of its last argument.
         patch.object(old_home, "shard_map", _shard_map, create=True),
-        # jax-triton sets TRITON_CACHE_DIR="", with which Triton compiles nothing else in this process.
+        # jax-triton sets TRITON_CACHE_DIR="", which breaks every other compilation in this process.
         patch.dict(os.environ),
     ):
         import jax_triton.triton_lib as triton_lib
@@ -62,26 +62,26 @@ def _modules() -> SimpleNamespace:
 
 @contextlib.contextmanager
 def compiling(hints: bool) -> Iterator[None]:
-    """What Kvax's kernels are compiled with; with `hints`, as jax-triton up to 0.3.0 compiled them."""
+    """The environment in which Kvax's kernels compile; `hints`: with the hints of jax-triton up to 0.3.0."""
     lib = _modules().triton_lib
     with contextlib.ExitStack() as stack:
-        # Triton's, about `and` between blocks, and a line for each use.
+        # Triton warns at each use of `and` between blocks.
         stack.enter_context(warnings.catch_warnings(action="ignore"))
-        # jax-triton asks the driver, which also a machine that only compiles would need.
+        # jax-triton asks the driver for it, which a machine without a GPU has not.
         capability = int(device_arch("kvax").removeprefix("sm_"))
         stack.enter_context(patch.object(lib.triton_kernel_call_lib, "get_compute_capability", lambda _: capability))
         if hints:
             stack.enter_context(patch.object(lib, "get_or_create_triton_kernel", _with_hints(lib)))
-            # The key of jax-triton's cache does not tell the two ways of compiling apart.
+            # The key of jax-triton's cache does not include the hints.
             stack.enter_context(patch.object(lib, "_COMPILED_KERNEL_CACHE", _hinted_kernels))
         yield
 
 
 def _with_hints(lib: Any) -> Callable[..., Any]:
-    """jax-triton's compilation, telling Triton again which integers 16 divides.
+    """jax-triton's compilation, with hints for the integer arguments that 16 divides.
 
-    Triton itself does so in every launch, and jax-triton did until 0.3.1. Without it a kernel cannot know that rows
-    begin at multiples of 16 bytes, loads 2 bytes at a time, and prefetches nothing.
+    Triton itself adds them at every launch, and jax-triton did until 0.3.1. Without them a kernel cannot assume that
+    rows start at multiples of 16 bytes: it loads 2 bytes at a time and prefetches nothing.
     """
     compile_kernel, source = lib.get_or_create_triton_kernel, lib.tc.ASTSource
 
@@ -102,7 +102,7 @@ def _with_hints(lib: Any) -> Callable[..., Any]:
 
 
 def _blocks() -> dict[str, Any]:
-    """The block sizes that Kvax takes by itself where the name of the device holds "H100"."""
+    """Kvax's own default block sizes for an H100."""
     config = _modules().utils.FlashAttentionParamsConfig
     return {
         "fwd_params": config(query_block_size=128, kv_block_size=128, num_warps=8, num_stages=3),
@@ -111,7 +111,7 @@ def _blocks() -> dict[str, Any]:
 
 
 def uncompiled(case: JaxCase) -> Program:
-    """Kvax on documents, or on whole rows as one document each; its masks, yet to be made, are its schedule."""
+    """Kvax on documents, not yet compiled. Its block masks, not yet computed, are its schedule."""
     kvax = _modules()
     arrays, ids = draw(case), segment_ids(case)
     positions = jnp.broadcast_to(jnp.arange(case.shape.seq, dtype=jnp.int32), ids.shape)
@@ -137,7 +137,7 @@ def uncompiled(case: JaxCase) -> Program:
 
 
 def build(case: JaxCase, *, hints: bool) -> Program:
-    """Kvax as it installs, or with `hints`; compiled."""
+    """Kvax as installed, or with `hints`; compiled."""
     program = uncompiled(case)
     assert program.schedule is not None
     with compiling(hints):

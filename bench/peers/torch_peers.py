@@ -1,12 +1,12 @@
-"""The implementations compared, each built for a case and its inputs: ours, FlexAttention, SDPA's, FA4 and FLA's.
+"""The implementations compared in torch: ours, FlexAttention, the backends of SDPA, FA4 and FLA.
 
-A peer that is not there, or cannot compute a case, raises when it is built or first called; the caller reports it.
+Each is built for a case and its inputs. A peer that is missing or cannot compute a case raises, when it is built or at
+its first call; the caller reports that.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,21 +22,20 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bench.cases.case import Case
 from bench.cases.flex_mods import MODS
-from bench.report.record import OURS, TITLES
+from bench.record import OURS
+from codegen.testing.calls import make_schedule
 from codegen.testing.golden import Inputs, has_tables, load_op
 
-__all__ = ["BUILDERS", "OURS", "TITLES", "Runner", "build", "forget", "make_schedule"]
-
 EAGER_MASK_LIMIT = 32768
-"""Up to here a block mask is made eagerly: at once, from an S x S mask of at most a GiB. Compiling it takes seconds."""
+"""Longest sequence whose block mask is made eagerly, from an S x S mask of at most 1 GiB; compiling takes seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Runner:
     """One implementation, ready to run.
 
-    `forward` returns o in the runner's own layout, `do` is its cotangent there, `leaves` what gradients are taken of.
-    `prepare` makes what `forward` was given: a schedule, or a block mask.
+    `forward` returns o in the runner's own layout, and `do` is the gradient of o in that layout. `leaves` are the
+    tensors whose gradients are computed. `prepare` makes the schedule or block mask that `forward` uses.
     """
 
     forward: Callable[[], Tensor]
@@ -46,7 +45,7 @@ class Runner:
     prepare: Callable[[], Any] | None = None
 
     def gradients(self, o: Tensor) -> tuple[Tensor, ...]:
-        """Every gradient; the graph is kept, so that it may be timed again and again."""
+        """The gradients of all leaves. The graph is kept, so that the backward can be timed repeatedly."""
         return torch.autograd.grad(o, list(self.leaves.values()), self.do, retain_graph=True)
 
     def results(self) -> dict[str, Tensor]:
@@ -61,19 +60,12 @@ def _ours(case: Case, inputs: Inputs) -> Runner:
     op: Any = load_op(case.variant)
     if not has_tables(case.variant):
         return Runner(forward=lambda: inputs.call(op), do=inputs.do, leaves=inputs.leaves())
-    # As FlexAttention's block mask: made once.
+    # Made once, as FlexAttention's block mask is.
     prepare = functools.partial(make_schedule, op, inputs)
     schedule = prepare()
     return Runner(
         forward=lambda: inputs.call(op, schedule=schedule), do=inputs.do, leaves=inputs.leaves(), prepare=prepare
     )
-
-
-def make_schedule(op: Any, inputs: Inputs, **options: Any) -> Any:
-    """The schedule of an op for these inputs."""
-    taken = inspect.signature(op.schedule).parameters
-    own = {name: value for name, value in (inputs.tensors | inputs.scalars).items() if name in taken}
-    return op.schedule(inputs.q, inputs.k, inputs.v, **own, **options)
 
 
 def _sdpa(backend: SDPBackend) -> Callable[[Case, Inputs], Runner]:
@@ -97,7 +89,7 @@ def _block_mask(case: Case, inputs: Inputs) -> BlockMask | None:
     if make is None:
         return None
     seq = case.shape.seq
-    # Only a mask that reads a tensor may differ from row to row.
+    # Only a mask that reads a tensor may differ between batch rows.
     rows = case.shape.batch if {"doc", "length"} & set(inputs.tensors) else None
     create = create_block_mask if seq <= EAGER_MASK_LIMIT else torch.compile(create_block_mask)
     mask: BlockMask = create(make(inputs), rows, None, seq, seq, device=inputs.q.device)
@@ -105,7 +97,7 @@ def _block_mask(case: Case, inputs: Inputs) -> BlockMask | None:
 
 
 def forget() -> None:
-    """Forget what torch compiled for other cases: past eight versions of one function dynamo would run it eagerly."""
+    """Reset dynamo: after eight compiled versions of one function it would run the function eagerly."""
     torch.compiler.reset()
 
 
@@ -113,9 +105,9 @@ MAX_AUTOTUNE = "max-autotune-no-cudagraphs"
 
 
 def _flex(case: Case, inputs: Inputs, mode: str | None = None) -> Runner:
-    # Kept graphs are run again and again here, which donated buffers forbid.
+    # Graphs are kept and run repeatedly, which donated buffers forbid.
     functorch_config.donated_buffer = False
-    # Max-autotune would print a table of what it tried for each kernel.
+    # Otherwise max-autotune prints a table of its candidates for each kernel.
     inductor_config.autotune_num_choices_displayed = 0
     mods = MODS[case.variant]
     block_mask = _block_mask(case, inputs)
@@ -145,14 +137,14 @@ def _flex(case: Case, inputs: Inputs, mode: str | None = None) -> Runner:
     if mode is None:
         try:
             runner.results()
-        except Exception:  # mostly: its default blocks do not fit shared memory; without a pipeline they may
+        except Exception:  # mostly: its default blocks exceed shared memory; without pipelining they may fit
             forget()
             options["kernel_options"] = {"num_stages": 1}
     return runner
 
 
 def _seq_first(inputs: Inputs) -> tuple[dict[str, Tensor], Tensor]:
-    """q, k and v as leaves of their own in layout "bshd", and do in it."""
+    """New leaves q, k, v in layout "bshd", and do in that layout."""
     q, k, v, do = (t.detach().transpose(1, 2).contiguous() for t in (inputs.q, inputs.k, inputs.v, inputs.do))
     return {"q": q.requires_grad_(), "k": k.requires_grad_(), "v": v.requires_grad_()}, do
 
@@ -174,16 +166,16 @@ def _fla(case: Case, inputs: Inputs) -> Runner:  # noqa: ARG001 -- the signature
 FA4_OPTIONS: dict[str, Callable[[Inputs], dict[str, Any]]] = {
     "full": lambda inputs: {},
     "causal": lambda inputs: {"causal": True},
-    # Its window counts the keys to the left of the query's own.
+    # FA4's window is the number of keys before the query's own position.
     "window": lambda inputs: {"causal": True, "window_size": (int(inputs.scalars["size"]) - 1, 0)},
     "softcap": lambda inputs: {"causal": True, "softcap": 20.0},
     "gemma2_local": lambda inputs: {"causal": True, "window_size": (4095, 0), "softcap": 50.0},
 }
-"""The variants that FA4 has arguments for."""
+"""The arguments of FA4 for the variants that it can compute."""
 
 
 def _fa4(case: Case, inputs: Inputs) -> Runner:
-    # It compiles for seconds: once for all processes. Read when it is imported.
+    # Shares compiled kernels between processes. The module reads this when it is imported.
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     from flash_attn.cute import flash_attn_func  # optional
 
@@ -212,5 +204,5 @@ BUILDERS: dict[str, Callable[[Case, Inputs], Runner]] = {
 
 
 def build(name: str, case: Case, inputs: Inputs) -> Runner:
-    """One implementation for one case."""
+    """Build one implementation for one case."""
     return BUILDERS[name](case, inputs)

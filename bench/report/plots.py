@@ -1,4 +1,4 @@
-"""Pictures of a run: how much faster or slower than each peer, and rates over the sequence length. Needs matplotlib."""
+"""Plots of a run: the ratio to each peer, and rates by sequence length. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from bench.cases.suites import HIDDEN, TOKENS
-from bench.report.record import OURS, PASSES, TITLES, Results, parse_name
+from bench.record import OURS, PASSES, TITLES, Results, parse_name
 
-# Okabe and Ito's palette, told apart by most colour-blind readers, and a marker for those who print in grey.
+# Okabe and Ito's palette, which colour-blind readers can distinguish, and markers for print in grey.
 STYLES = {
     OURS: ("#000000", "o"),
     "flex": ("#E69F00", "s"),
@@ -26,15 +26,15 @@ STYLES = {
 }
 PASS_TITLES = {"fwd": "forward", "bwd": "backward"}
 _LOSS = "#FBE3D6"
-"""Behind what is slower than a peer."""
+"""The background where ours is slower."""
 
 _DPI = 150
 _LEAST_SPAN = (0.8, 1.5)
-"""Ratios an axis shows at least."""
+"""The smallest range of ratios on an axis."""
 
 
 def save_all(results: Results, folder: Path) -> list[Path]:
-    """Write every picture that the run has figures for; their paths."""
+    """Write every plot that the run has data for; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     pictures = {f"ratios_{suite}": _ratios(results, suite, cases) for suite, cases in results.panels().items()}
     pictures["rates"] = _rates(results)
@@ -54,7 +54,7 @@ def _figure(width: float, height: float, title: str, results: Results) -> Figure
 
 
 def _ratios(results: Results, suite: str, cases: Sequence[str]) -> Figure | None:
-    """The peers' times over ours: a line per case, a dot per peer, a panel per pass."""
+    """The peers' times divided by ours: one line per case, one dot per peer, one panel per pass."""
     timed = results.timed()
     ratios = {
         (case, which, peer): theirs.ms / ours.ms
@@ -103,7 +103,7 @@ def _ratio_panel(axes: Any, ratios: dict[tuple[str, str], float], shown: list[st
 
 
 def _rates(results: Results) -> Figure | None:
-    """TFLOP/s over the length, on FlashAttention-3's protocol: a row per mask and pass, a column per head_dim."""
+    """TFLOP/s by sequence length in FlashAttention-3's benchmark: a row per mask and pass, a column per head_dim."""
     rates: dict[tuple[str, str, int], dict[str, list[tuple[int, float]]]] = {}
     for m in results.measurements:
         name = parse_name(m.case)

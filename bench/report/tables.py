@@ -1,22 +1,25 @@
-"""Results as tables; those with many peers are a little wider than the columns that text is wrapped to."""
+"""Results as text tables. With many peers they are a little wider than `COLUMNS`."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 
-from bench.report.record import OURS, TITLES, Measurement, Results
+from bench.record import OURS, TITLES, Measurement, Results
 from bench.report.targets import bars_table, below, causal_beside
 
 COLUMNS = 120
 UNSTEADY = 0.05
-"""Rounds that lie further apart are said so."""
+"""The spread of rounds above which the report warns."""
+
+STYLES = {r"\d+\.\d+<": "red", r"\bMISSED\b": "bold red", r"\bmet\b": "green", r"\bWRONG\b": "bold red"}
+"""Styles of a terminal, by regular expression."""
 
 PASS_TITLES = {"fwd": "forward", "bwd": "backward"}
 
 
 def report(results: Results) -> str:
-    """Everything: a table per suite and pass, shares, costs, what is missing, and the bars."""
+    """The whole report: a table per suite and pass, shares, costs, notes, and the project's targets."""
     parts = []
     for suite, cases in results.panels().items():
         parts += [speed_table(results, suite, cases, which) for which in PASS_TITLES]
@@ -25,7 +28,7 @@ def report(results: Results) -> str:
 
 
 def speed_table(results: Results, suite: str, cases: Sequence[str], which: str) -> str:
-    """One line per case: ours, and of each peer its rate and its time over ours; "<" marks where ours is slower."""
+    """One line per case: ours, then the rate of each peer and its time divided by ours; "<" where ours is slower."""
     timed = results.timed()
     chosen = set(cases)
     peers = _used(m.implementation for m in results.measurements if m.case in chosen)[1:]
@@ -57,7 +60,7 @@ def _cell(cell: Measurement | None, ours: Measurement | None) -> str:
 
 
 def shares_table(results: Results) -> str:
-    """Our rates beside that of plain causal attention of the same shape, and of the power of two below a head_dim."""
+    """Our rates as shares of causal's rate at the same shape, and of the rate at the next smaller power-of-two D."""
     causal = "ours, forward | backward: TFLOP/s and share of causal's of the same shape, per unmasked score"
     power = "ours, forward | backward: TFLOP/s and share of the power of two below, per useful FLOP"
     tables = (_shares(results, causal_beside, causal), _shares(results, below, power))
@@ -80,7 +83,7 @@ def _shares(results: Results, beside: Callable[[str], str | None], title: str) -
 
 
 def costs_table(results: Results) -> str:
-    """Memory, preparation and first calls: a line per case, a column per implementation."""
+    """Memory, preparation and first calls: one line per case, one column per implementation."""
     kinds: dict[str, tuple[str, int]] = {
         "peak_mib": ("peak memory of forward and backward beyond the inputs, MiB", 0),
         "setup_ms": ("making the schedule or block mask, ms, before the clock starts", 3),
@@ -109,7 +112,7 @@ def costs_table(results: Results) -> str:
 
 
 def notes(results: Results) -> str:
-    """What was wrong or missing, each reason once with the cases it concerns."""
+    """Errors and missing peers, each reason once with its cases."""
     cases: dict[str, list[str]] = {}
     for m in results.measurements:
         reason = f"{TITLES.get(m.implementation, m.implementation)}: {m.note}"

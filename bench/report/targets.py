@@ -1,6 +1,6 @@
-"""The project's own bars, held against a run: each met or missed, with the figure that decides it.
+"""The project's performance targets ("bars") compared with a run: each met or missed, with the deciding figure.
 
-They are for bfloat16 on one NVIDIA H100, with the kernels that calls get there. A ratio is the peer's time over ours.
+They hold for bfloat16 on one NVIDIA H100. A ratio is the peer's time divided by ours.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from bench.report.record import OURS, Measurement, Name, Results, parse_name
+from bench.record import OURS, Measurement, Name, Results, parse_name
 
 GPU = "H100"
 LONG, SHORT = 16384, 512
@@ -18,7 +18,7 @@ POWER_BELOW = {80: 64, 96: 64, 112: 64, 192: 128}
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """What is asked of every one of some cases, and what each of them has."""
+    """One target: the least ratio that every one of its cases must reach, and the ratio `found` for each case."""
 
     title: str
     which: str
@@ -27,30 +27,30 @@ class Bar:
 
     @property
     def met(self) -> bool | None:
-        """None where nothing was measured."""
+        """True if every case reaches the target; None if none was measured."""
         return min(self.found.values()) >= self.needed if self.found else None
 
     @property
     def missed(self) -> dict[str, float]:
-        """The cases below the bar, the worst first."""
+        """The cases below the target, worst first."""
         return dict(sorted(((c, x) for c, x in self.found.items() if x < self.needed), key=lambda each: each[1]))
 
 
 def causal_beside(case: str) -> str | None:
-    """The causal case of the same shape; None for that itself."""
+    """The causal case of the same shape; None for a causal case."""
     name = parse_name(case)
     return None if name.variant == "causal" else str(replace(name, variant="causal", scalars=""))
 
 
 def below(case: str) -> str | None:
-    """The case of the head_dim that is the power of two below; None where a head_dim is one."""
+    """The case at the next smaller power-of-two head_dim; None if the head_dim is a power of two."""
     name = parse_name(case)
     dim = POWER_BELOW.get(name.dim)
     return None if dim is None else str(replace(name, dim=dim))
 
 
 def _ratio(mine: Measurement | None, theirs: Measurement) -> float:
-    """0 where ours did not run or is wrong."""
+    """The peer's time divided by ours; 0 if ours failed or is wrong."""
     return theirs.ms / mine.ms if mine and mine.ms and theirs.ms and not mine.note else 0.0
 
 
@@ -86,7 +86,7 @@ def _short(name: Name) -> bool:
 
 
 def bars(results: Results) -> Iterator[Bar]:
-    """Every bar, forward and backward."""
+    """All targets, forward and backward."""
     plain = "causal, full, {}, S2k-16k: over {}"
     for which, wide, fa4, flex, decayed in (("fwd", 1.2, 0.95, 1.4, 1.6), ("bwd", 1.8, 0.9, 1.3, 3.0)):
         narrow = _against(results, "flex-max", which, lambda name: _plain(name) and name.dim in (64, 128))
@@ -112,7 +112,7 @@ def bars(results: Results) -> Iterator[Bar]:
 
 
 def bars_table(results: Results) -> str:
-    """A line per bar and pass: met or missed, by which worst figure of how many cases, and all cases that miss it."""
+    """One line per target and pass: the worst figure, the verdict, and below it all cases that miss the target."""
     gpu = results.machine.get("gpu", "an unknown GPU")
     lines = ["the project's bars" + ("" if GPU in gpu else f", which are for an {GPU}, on {gpu}")]
     for bar in sorted(bars(results), key=lambda each: each.title):

@@ -1,4 +1,4 @@
-"""What one call costs the CPU: Python, checks and launches, with no wait for the GPU; and the replay of its graph."""
+"""CPU time of one call (Python, checks and launches, without waiting for the GPU), and of the replay of its graph."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
-from bench.peers.torch_peers import OURS
+from bench.record import OURS
 from codegen.testing.golden import load_op
 
 TOKENS, HEADS, DIM = 128, 8, 64
 SEQUENCES = (0, 40, 128)
 FORWARD_US, AUTOGRAD_US = 25.0, 60.0
-"""Microseconds a forward of ours may take where it launches one kernel, without autograd and with it."""
+"""Targets for our forward when it launches one kernel, microseconds without autograd and with it."""
 
-# Fewer launches than the driver's queue of 1024 holds: enqueueing never waits for the GPU.
+# Fewer launches than the driver's queue holds (1024), so that enqueueing never waits for the GPU.
 CALLS, REPEATS = 60, 25
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostMeasurement:
-    """The CPU's microseconds of one call of an implementation; None where `note` says why there is no such figure.
+    """CPU microseconds of one call. `replay_us`: replay of a CUDA graph of forward and backward.
 
-    `replay_us`: of the replay of a CUDA graph with forward and backward.
+    `note` is an error, or the reason why there is no `replay_us`.
     """
 
     case: str
@@ -43,7 +43,7 @@ class HostMeasurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Implementation:
-    """What is called, the tensors it takes, and the gradient of what it returns."""
+    """A forward call, its leaves, and the gradient of its output."""
 
     case: str
     name: str
@@ -63,7 +63,7 @@ def _draw(*shape: int) -> tuple[list[Tensor], Tensor]:
 
 
 def _implementations() -> Iterator[Implementation]:
-    """Ours and its peers: causal attention, that of documents by their numbers, and that of packed ones."""
+    """Ours and peers on three cases: causal, documents given by ids, and the same documents packed."""
     causal, document = load_op("causal"), load_op("document")
     ends = torch.tensor(SEQUENCES, dtype=torch.int32, device="cuda")
     rows = torch.arange(TOKENS, device="cuda")
@@ -106,7 +106,7 @@ def _implementations() -> Iterator[Implementation]:
 
 
 def microseconds(call: Callable[[], Any]) -> float:
-    """Median time of one call among many enqueued at once."""
+    """Median time of one of many calls enqueued at once."""
     for _ in range(10):
         call()
     times = timeit.repeat(call, setup=torch.cuda.synchronize, repeat=REPEATS, number=CALLS)
@@ -115,7 +115,7 @@ def microseconds(call: Callable[[], Any]) -> float:
 
 
 def captured(step: Callable[[], tuple[Tensor, ...]]) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
-    """The replay of a CUDA graph of this step, and what it fills."""
+    """Capture a step in a CUDA graph; returns its replay and the tensors that the replay writes."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -136,7 +136,7 @@ def _measure(one: Implementation) -> HostMeasurement:
     try:
         replay, filled = captured(one.step)
         replay_us = microseconds(replay)
-        # A peer may add up its gradients in any order.
+        # A peer may accumulate its gradients in any order.
         if one.name == OURS and not all(map(torch.equal, filled, one.step())):
             note = "WRONG: the graph's results are not those of a call"
     except RuntimeError as error:  # it cannot be captured
@@ -153,11 +153,11 @@ def _measure(one: Implementation) -> HostMeasurement:
 
 
 def run() -> tuple[bool, list[HostMeasurement]]:
-    """Print the table; whether ours is within its targets and right in a graph, and the measurements."""
+    """Print the table. Returns true if ours meets its targets and is right in a graph, and the measurements."""
     print(
         f"\nCPU time of one call, microseconds ({HEADS} heads, {TOKENS} tokens, head_dim {DIM}, bfloat16)", flush=True
     )
-    print("  The documents of SDPA and Flex are those of `causal, packed` too; a replay is of forward and backward.")
+    print("  The documents of SDPA and Flex are those of `causal, packed`; graph replay: forward and backward.")
     print(f"  {'':15} {'':5} {'forward':>9} {'with autograd':>14} {'and backward':>13} {'graph replay':>13}")
     right, rows = True, []
     for one in _implementations():

@@ -1,7 +1,7 @@
-"""The JAX ops beside the torch ops, and beside what attends in JAX: cuDNN, Pallas and Kvax.
+"""The JAX ops beside the torch ops, and beside cuDNN, Pallas and Kvax in JAX.
 
-A time is the median of five rounds; a round makes many calls and waits for the last. TF are TFLOP/s of unmasked scores,
-and a ratio is a row's time over that of the row it names: above 1, that row is faster.
+A time is the median of five rounds; a round makes many calls and waits for the last. TF is TFLOP/s of unmasked scores.
+A ratio is a row's time divided by that of the row it names: above 1, the named row is faster.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import functools
 import gc
 import os
 
-# JAX reads it when it first finds the GPU: torch is to have memory too.
+# Read by JAX when it initialises the GPU; otherwise it takes the memory that torch needs.
 os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 
-import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,18 +26,19 @@ from torch.utils.dlpack import from_dlpack
 
 from bench.cases.case import Case
 from bench.cases.flex_mods import MODS
+from bench.cases.packed import DOCUMENTS, SEQS, TOKENS, random_lengths
 from bench.peers.jax_peers import BUILDERS, OURS, JaxCase, Program, draw, fault, ours, with_schedule
-from bench.peers.torch_peers import Runner, build, make_schedule
-from bench.runs.packed import DOCUMENTS, SEQS, TOKENS, random_lengths
+from bench.peers.torch_peers import Runner, build
 from bench.timing import first_call
 from bench.timing.clock import Clock
+from bench.timing.loops import loop_ms, loops_ms
 from codegen.testing import golden
+from codegen.testing.calls import make_schedule
 from codegen.testing.golden import BOUND, Inputs, Shape
 from generated import jax as ops
 
-ROUNDS, ROUND_S, MOST_CALLS = 5, 0.05, 100
 CHAIN = 20
-"""So many calls make one program where a call is shorter than its dispatch."""
+"""Calls in one program where a call is shorter than its dispatch."""
 
 PASSES = ("fwd", "fwd+bwd")
 REFERENCES = ("torch", *OURS)
@@ -46,9 +46,9 @@ REFERENCES = ("torch", *OURS)
 
 @dataclass(frozen=True, kw_only=True)
 class JaxMeasurement:
-    """One implementation of a case: milliseconds and TFLOP/s by pass; which results have the bits of torch's.
+    """One implementation of a case: milliseconds and TFLOP/s by pass, and which results equal torch's bit for bit.
 
-    `remark` says how it was run, `note` why it is missing or wrong.
+    `remark` says how it was run; `note` says why it is missing or wrong.
     """
 
     section: str
@@ -59,30 +59,6 @@ class JaxMeasurement:
     same_bits: dict[str, bool] = field(default_factory=dict)
     remark: str = ""
     note: str = ""
-
-
-def loop_ms(call: Callable[[], Any], wait: Callable[[Any], Any] = jax.block_until_ready) -> float:
-    """Median time of a call among many enqueued at once; `wait` returns once what a call gave is there."""
-    return loops_ms((call, wait))[0]
-
-
-def loops_ms(*measured: tuple[Callable[[], Any], Callable[[Any], Any]]) -> list[float]:
-    """The same of several calls, their rounds in turn: a chip that has grown hot is slow for all of them."""
-    counts = []
-    for call, wait in measured:
-        wait(call())
-        start = time.perf_counter()
-        wait(call())
-        counts.append(max(1, min(MOST_CALLS, int(ROUND_S / (time.perf_counter() - start)))))
-    rounds: list[list[float]] = [[] for _ in measured]
-    for _ in range(ROUNDS):
-        for (call, wait), count, found in zip(measured, counts, rounds, strict=True):
-            start = time.perf_counter()
-            for _ in range(count):
-                last = call()
-            wait(last)
-            found.append((time.perf_counter() - start) / count)
-    return [statistics.median(found) * 1e3 for found in rounds]
 
 
 def _tflops(case: Case | JaxCase, ms: Mapping[str, float]) -> dict[str, float]:
@@ -99,7 +75,7 @@ def _reason(error: Exception) -> str:
 
 
 def same_cases() -> list[Case]:
-    """The variants whose kernels differ most: plain, tanh and window, tables, a decay with a gradient of its own."""
+    """The variants whose kernels differ most: plain, tanh and window, block tables, log-decay with its gradient."""
     short = Shape(batch=8, heads=16, kv_heads=16, seq=2048, dim=128)
     long = Shape(batch=1, heads=32, kv_heads=8, seq=16384, dim=128)
     variants = ("causal", "gemma2_local", "document", "forgetting")
@@ -108,7 +84,7 @@ def same_cases() -> list[Case]:
 
 
 def drawn(case: Case, device: str) -> Inputs:
-    """A case's inputs for torch."""
+    """Draw a case's inputs as torch tensors."""
     inputs = golden.draw_inputs(golden.load_manifest()[case.variant], case.shape, dtype=torch.bfloat16, device=device)
     own = MODS[case.variant].tensors
     if own is not None:
@@ -117,7 +93,7 @@ def drawn(case: Case, device: str) -> Inputs:
 
 
 def twin(case: Case, inputs: Inputs) -> Program:
-    """The JAX op on the very tensors that torch has, not copies of them."""
+    """The JAX op on the memory of torch's tensors, without copies."""
     leaves = {name: jax.dlpack.from_dlpack(x.detach()) for name, x in inputs.leaves().items()}
     others = {name: jax.dlpack.from_dlpack(x) for name, x in inputs.tensors.items() if name not in leaves}
     op = getattr(ops, case.variant)
@@ -136,7 +112,7 @@ def _torch_results(runner: Runner) -> dict[str, Tensor]:
 
 
 def compared(runner: Runner, program: Program) -> tuple[dict[str, bool], str]:
-    """Which results of torch and JAX are the same bits, and what is wrong if they are not even close."""
+    """Which results of torch and JAX are equal bit for bit, and an error text if any is not even close."""
     mine = _torch_results(runner)
     theirs = {name: from_dlpack(x) for name, x in program.results().items()}
     same = {name: torch.equal(x, theirs[name]) for name, x in mine.items()}
@@ -151,7 +127,7 @@ def _synchronize(_: Any) -> None:
 
 
 def _both_ms(case: Case, runner: Runner, inputs: Inputs, program: Program) -> tuple[dict[str, float], dict[str, float]]:
-    """The times in torch, and those in JAX."""
+    """The times in torch and the times in JAX."""
     from triton.testing import do_bench  # where there is a GPU
 
     calls = {"fwd": runner.forward, "fwd+bwd": lambda: runner.gradients(runner.forward())}
@@ -196,7 +172,7 @@ def same() -> Iterator[JaxMeasurement]:
     for case in same_cases():
         try:
             yield from _same_case(case)
-        except Exception as error:  # the next case may do better
+        except Exception as error:  # the next case still runs
             yield JaxMeasurement(section="same", case=case.name, implementation="ours", note=_reason(error))
         torch.cuda.empty_cache()
 
@@ -205,13 +181,13 @@ def same() -> Iterator[JaxMeasurement]:
 
 
 def dense_case(batch: int, heads: tuple[int, int], seq: int) -> JaxCase:
-    """Causal on whole rows."""
+    """Causal attention on rows of one document each."""
     case = JaxCase(name="", rows=((seq,),) * batch, heads=heads)
     return replace(case, name=f"causal {case.shape}")
 
 
 def documents(seq: int, batch: int) -> JaxCase:
-    """Rows of Kvax's benchmark."""
+    """Rows of documents from Kvax's benchmark."""
     case = JaxCase(name="", rows=(random_lengths(seq, DOCUMENTS),) * batch)
     return replace(case, name=f"{DOCUMENTS} documents {case.shape}")
 
@@ -229,31 +205,31 @@ PEERS: dict[str, Callable[[JaxCase], Program]] = {
 }
 
 
-# Two sections have some cases in common; ours need not be timed in both.
+# Two sections share some cases; ours is timed once.
 @functools.cache
 def _measured(case: JaxCase, name: str) -> tuple[dict[str, float], str]:
-    """The times of one implementation, or what is wrong with it."""
+    """The times of one implementation, or its error."""
     program = PEERS[name](case)
     wrong = fault(case, name, program)
     return {} if wrong else program_ms(program), wrong
 
 
 def timed(section: str, case: JaxCase, names: Sequence[str]) -> Iterator[JaxMeasurement]:
-    """Each implementation of a case that is there and right."""
+    """Check and time each implementation of a case."""
     for name in names:
         try:
             ms, note = _measured(case, name)
-        except Exception as error:  # a peer may be absent or fail in any way: the row says so
+        except Exception as error:  # a peer may be missing or fail in any way; its row says so
             ms, note = {}, _reason(error)
         if note:
-            gc.collect()  # arrays that an error's frames still hold
+            gc.collect()  # frees arrays that the error's frames hold
         yield JaxMeasurement(
             section=section, case=case.name, implementation=name, ms=ms, tflops=_tflops(case, ms), note=note
         )
 
 
 def cudnn() -> Iterator[JaxMeasurement]:
-    """cuDNN through `jax.nn`: causal, and on documents by a mask of all pairs, on fewer rows where it does not fit."""
+    """cuDNN through `jax.nn`: causal, and documents with an S x S mask, on fewer rows if that exceeds memory."""
     for case in (dense_case(8, (16, 16), 2048), dense_case(1, (32, 8), 16384)):
         yield from timed("cudnn", case, ("ours", "cudnn"))
     for seq in SEQS[:2]:
@@ -267,7 +243,7 @@ def cudnn() -> Iterator[JaxMeasurement]:
 
 
 def kvax() -> Iterator[JaxMeasurement]:
-    """Kvax as it installs, and with the hint on integers that jax-triton lost."""
+    """Kvax as installed, and with the divisibility hints that jax-triton 0.3.1 dropped."""
     for seq in SEQS:
         peers = ("kvax", "kvax patched")
         yield from timed("kvax", documents(seq, TOKENS // seq), (*OURS[1:], *peers))
@@ -281,26 +257,26 @@ PALLAS_BLOCKS: dict[str, tuple[tuple[int, ...], int]] = {
     "128x64 3 stages, 64x32": ((128, 64, 64, 32, 32, 64), 3),
     "64x64, 128x64": ((64, 64, 64, 128, 128, 64), 2),
 }
-"""Of Pallas: rows and keys of a block forward, then of dk and dv, then of dq; and stages forward."""
+"""Block sizes of Pallas (rows and keys of the forward, of dk and dv, of dq), and stages of the forward."""
 
 
 def pallas_case() -> JaxCase:
-    """The shape of Triton's tutorial, as Pallas's own benchmarks have it."""
+    """The shape of Triton's tutorial, which Pallas's own benchmarks use."""
     case = JaxCase(name="", rows=((1024,),) * 4, heads=(8, 8), dim=64, variant="full", dtype="float16")
     return replace(case, name=f"full {case.shape} float16")
 
 
 def pallas_program(case: JaxCase, blocks: str, interpret: bool = False) -> Program:
-    """Pallas's own attention with some of its blocks."""
+    """Pallas's own attention with the given block sizes."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it recommends another library
+        warnings.simplefilter("ignore")  # a recommendation of another library
         from jax.experimental.pallas.ops.gpu import attention
     sizes, stages = PALLAS_BLOCKS[blocks]
     block_sizes = attention.BlockSizes(*sizes)
     scale = case.dim**-0.5
 
     def op(q: Any, k: Any, v: Any) -> Any:
-        # Positions of what it does not differentiate by must be positions.
+        # Its non-differentiated arguments must be positional.
         return attention.mha(q, k, v, None, scale, False, block_sizes, "triton", None, stages, None, interpret)
 
     return replace(ours(case), op=op)
@@ -313,7 +289,7 @@ def _chained_ms(case: JaxCase, name: str, program: Program) -> tuple[dict[str, f
 
 
 def pallas() -> Iterator[JaxMeasurement]:
-    """Pallas's attention with its default blocks and some others; last, the best of all for each pass."""
+    """Pallas's attention with its default blocks and with others, and the best of them for each pass."""
     case = pallas_case()
     remark = f"{CHAIN} calls in a program"
     row = functools.partial(JaxMeasurement, section="pallas", case=case.name)
@@ -323,7 +299,7 @@ def pallas() -> Iterator[JaxMeasurement]:
     for name, make in makers.items():
         try:
             ms, note = _chained_ms(case, name, make())
-        except Exception as error:  # some blocks may not fit
+        except Exception as error:  # some blocks exceed shared memory
             ms, note = {}, _reason(error)
         if ms and name != "ours":
             found[name] = ms
@@ -335,7 +311,7 @@ def pallas() -> Iterator[JaxMeasurement]:
 
 
 def first() -> Iterator[JaxMeasurement]:
-    """Fresh processes: with nothing compiled yet, then with Triton's cache."""
+    """The first call in fresh processes: with empty caches, then with Triton's cache."""
     row = functools.partial(JaxMeasurement, section="first", case=first_call.CASE)
     try:
         for state, seconds in first_call.measured():
@@ -348,7 +324,7 @@ def first() -> Iterator[JaxMeasurement]:
 
 
 def line(m: JaxMeasurement, earlier: Sequence[JaxMeasurement]) -> str:
-    """A row of the table, beside the earlier rows of the same case that it is compared with."""
+    """A row of the table, with its ratios to the earlier rows of the same case."""
     cells = [f"{m.case:34} {m.implementation:22}"]
     for which in PASSES:
         if which in m.ms:
@@ -376,7 +352,7 @@ SECTIONS: dict[str, Callable[[], Iterator[JaxMeasurement]]] = {
 
 
 def require_gpu() -> None:
-    """Raise a RuntimeError where JAX has no GPU."""
+    """Raise a RuntimeError if JAX has no GPU."""
     jax.devices("gpu")
 
 
@@ -385,7 +361,7 @@ def run(
     keep: Callable[[Sequence[JaxMeasurement]], None],
     clock: Clock = Clock(),  # noqa: B008 -- immutable, and without a limit
 ) -> bool:
-    """Print each row as it comes, and `keep` what there is after each section; whether ours is right."""
+    """Print each row at once, and call `keep` after each section. True if ours is right."""
     print(f"\n{__doc__}", flush=True)
     measurements: list[JaxMeasurement] = []
     torch.cuda.empty_cache()

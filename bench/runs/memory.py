@@ -1,23 +1,24 @@
-"""The peak memory of forward and backward at two lengths: linear in the length, or an S x S matrix slipped in."""
+"""Peak memory of forward and backward at two lengths, which must grow linearly: no S x S matrix."""
 
 from __future__ import annotations
 
 import torch
 
 from bench.cases.case import Case
-from bench.peers.torch_peers import OURS, build
+from bench.peers.torch_peers import build
+from bench.record import OURS
 from bench.timing.measure import draw
 from codegen.testing.golden import Shape, load_manifest
 
 LENGTHS = (32768, 65536)
 MAX_GROWTH = 2.2
-"""What memory may grow by when the length doubles: 2 when linear, 4 when quadratic, and a little for the allocator."""
+"""Largest growth when the length doubles: 2 is linear, 4 quadratic; 0.2 is for the allocator."""
 
 MIB = 2**20
 
 
 def _peak(variant: str, seq: int) -> int:
-    """Bytes in use at the peak of one forward and backward, beyond the inputs and the output's gradient."""
+    """Peak bytes of one forward and backward, without the inputs and the output's gradient."""
     case = Case(variant=variant, shape=Shape(batch=1, heads=4, kv_heads=2, seq=seq, dim=64))
     inputs = draw(case)
     runner = build(OURS, case, inputs)
@@ -30,7 +31,7 @@ def _peak(variant: str, seq: int) -> int:
 
 
 def run() -> bool:
-    """Print the table; whether every variant's memory is linear in the length."""
+    """Print the table. True if every variant's memory is linear in the length."""
     lengths = " ".join(f"{f'S={seq}':>10}" for seq in LENGTHS)
     print("\nPeak memory of forward + backward beyond the inputs, MiB (B1 H4/2 D64, bfloat16)", flush=True)
     print(f"  {'variant':14} {lengths}   growth")

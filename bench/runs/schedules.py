@@ -1,4 +1,4 @@
-"""What it costs to make tables of blocks: time beside the forward's, memory at a million positions."""
+"""The cost of block tables: their time relative to the forward, and their memory at a million positions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 from triton.testing import do_bench
 
 from bench.cases.case import Case
-from bench.peers.torch_peers import make_schedule
 from bench.timing.measure import draw
 from codegen.testing import golden
+from codegen.testing.calls import make_schedule
 from codegen.testing.golden import Shape
 
 SEQ, LONG = 16384, 2**20
@@ -19,7 +19,7 @@ MEMORY_LIMIT = 100 * 2**20
 
 
 def run() -> bool:
-    """Print the table; whether every variant keeps the limits."""
+    """Print the table. True if every variant stays within the limits."""
     ops = {name: golden.load_op(name) for name in golden.load_manifest()}
     scheduled = {name: op for name, op in ops.items() if golden.has_tables(name)}
     print(f"\ntables of blocks, all passes: time at S={SEQ} beside one forward (B4 H16 D64), memory at S={LONG}\n")

@@ -1,4 +1,4 @@
-"""Runs the speed suites: which cases, in what time, with which peers; everything found is kept case by case."""
+"""Plans and runs the speed suites; results are stored after every case."""
 
 from __future__ import annotations
 
@@ -9,35 +9,34 @@ from dataclasses import dataclass
 
 from bench.cases.case import Case, merged, narrowed, with_peers
 from bench.cases.suites import SUITES, Sizes
-from bench.options import SPEED
 from bench.peers.installed import missing
-from bench.report.record import OURS, PASSES, TITLES, Measurement, Results
+from bench.record import OURS, PASSES, TITLES, Measurement, Results
 from bench.timing.clock import Clock
 from bench.timing.measure import GpuLostError, measure
 from bench.timing.warm_compile import compile_all, tasks
 
 BUDGET_MS, QUICK_MS = 150.0, 50.0
-"""GPU time for each implementation and pass."""
+"""GPU milliseconds for each implementation and pass, in full and with --quick."""
 
 COMPILE_SHARE = 0.5
-"""The most of the run's time that compiling beforehand may take."""
+"""Largest share of the run's time for compiling in advance."""
 
 CHECK_S = 1.0
-"""About what it takes to hold one case against float64 and draw its inputs."""
+"""Estimated seconds to check one case against float64 and draw its inputs."""
 
 START_S = {OURS: 0.8, "flex": 2.5, "flex-max": 4.0, "fa4": 1.0, "fla": 1.0}
-"""About what the first call takes, with everything compiled; other peers' 0.3."""
+"""Estimated seconds of a first call with compiled kernels; 0.3 for other peers."""
 
 COMPILE_S = {OURS: 8.0, "flex": 12.0, "flex-max": 75.0, "fa4": 40.0, "fla": 15.0}
-"""About what one process takes to compile what a case needs. Ours is often compiled already, for another length."""
+"""Estimated seconds to compile a case in one process. Ours is often compiled already, for another length."""
 
 POOLS_S = 30.0
-"""About what it takes to start the processes, twice."""
+"""Estimated seconds to start the processes of both pools."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is to be run, and which of the peers asked for are not installed."""
+    """The cases of a run, and the selected peers that are not installed, with their pip names."""
 
     suites: dict[str, list[str]]
     cases: list[Case]
@@ -45,12 +44,12 @@ class Plan:
 
 
 def plan(options: argparse.Namespace, absent: Callable[[Iterable[str]], dict[str, str]] = missing) -> Plan:
-    """The cases of the suites asked for, each once."""
+    """The cases of the selected suites, without repetitions."""
     sizes = Sizes(seqs=options.seqs, dims=(128,) if options.quick else (64, 128, 256))
     found: dict[str, list[Case]] = {}
-    for suite in SPEED:
+    for suite in SUITES:
         if suite in options.suite:
-            # What core holds beside no peer is measured against its own other cases.
+            # Cases of core without peers are compared with other cases of core, so --peers adds none.
             beside = narrowed if suite == "core" else with_peers
             chosen = [beside(case, options.peers) for case in SUITES[suite](sizes)]
             found[suite] = [case for case in chosen if not options.only or options.only.search(case.name)]
@@ -65,9 +64,9 @@ def plan(options: argparse.Namespace, absent: Callable[[Iterable[str]], dict[str
 
 
 def estimate_s(cases: Sequence[Case], jobs: int, budget_ms: float) -> tuple[float, float]:
-    """About how long compiling beforehand and measuring take, seconds, on a machine with a core per job.
+    """Estimated seconds of compiling in advance and of measuring, with one core per job.
 
-    Guesses, of an H100: passes that are longer than their budget take longer, and caches that are warm save most.
+    A rough guess for an H100: passes longer than their budget take more time, warm caches save most of it.
     """
     compiling = sum(COMPILE_S[name] for kind in tasks(cases) for _, name in kind)
     names = [(OURS, *case.peers) for case in cases]
@@ -77,7 +76,7 @@ def estimate_s(cases: Sequence[Case], jobs: int, budget_ms: float) -> tuple[floa
 
 
 def describe(chosen: Plan, options: argparse.Namespace) -> str:
-    """The cases of a plan with their peers, and how long it may take."""
+    """List the cases with their peers, and the estimated time."""
     width = max((len(case.name) for case in chosen.cases), default=0)
     lines = [f"{case.name:{width}}  {', '.join(case.peers) or '-'}" for case in chosen.cases]
     compiling, measuring = estimate_s(chosen.cases, options.jobs, budget_of(options))
@@ -88,13 +87,15 @@ def describe(chosen: Plan, options: argparse.Namespace) -> str:
 
 
 def budget_of(options: argparse.Namespace) -> float:
-    """Milliseconds of GPU time for each implementation and pass."""
+    """GPU milliseconds for each implementation and pass."""
     return QUICK_MS if options.quick else BUDGET_MS
 
 
 def run(options: argparse.Namespace, chosen: Plan, results: Results, keep: Callable[[], None], clock: Clock) -> None:
-    """Measure the cases of a plan into `results`, calling `keep` after each. Those there is no time for stay listed as
-    skipped."""
+    """Measure the cases of a plan into `results`, and call `keep` after each.
+
+    Cases for which time runs out stay in `results.skipped`.
+    """
     results.suites = chosen.suites
     results.skipped = [case.name for case in chosen.cases]
     keep()
@@ -113,7 +114,7 @@ def run(options: argparse.Namespace, chosen: Plan, results: Results, keep: Calla
             results.settings["lost"] = str(error)
             keep()
             raise
-        except Exception as error:  # not even its inputs could be drawn; another case may be smaller
+        except Exception as error:  # even drawing its inputs failed; another case may be smaller
             note = f"{type(error).__name__}: {error}"
             rows, costs = [Measurement(case=case.name, which=p, implementation=OURS, note=note) for p in PASSES], []
         results.measurements += rows

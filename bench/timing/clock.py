@@ -1,4 +1,4 @@
-"""How long a run may last."""
+"""The time limit of a run."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """`minutes` from when it was made, or no limit where that is None."""
+    """A limit of `minutes` from the clock's creation; None is no limit."""
 
     minutes: float | None = None
     start: float = field(default_factory=time.monotonic)
 
     @property
     def over(self) -> bool:
-        """Whether nothing new is to begin."""
+        """True if no new case may start."""
         return self.minutes is not None and time.monotonic() - self.start >= 60 * self.minutes
 
     def at(self, share: float) -> float | None:
-        """When this share of what is left from now on will be over, by `time.monotonic`; None without a limit."""
+        """The time, by `time.monotonic`, at which this share of the remaining time is used; None without a limit."""
         if self.minutes is None:
             return None
         now = time.monotonic()

@@ -1,8 +1,8 @@
-"""What the first call of an op costs in a fresh process: importing, compiling, loading.
+"""The cost of an op's first call in a fresh process: importing, compiling, loading.
 
-python -m bench.timing.first_call  # one process: a line of JSON with the seconds of each phase
+python -m bench.timing.first_call  # prints one line of JSON: the seconds of each phase
 
-It imports nothing beforehand of what it times.
+This module imports nothing at its top that it times.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def phases(seq: int = SEQ) -> dict[str, float]:
 
 
 def measured() -> Iterator[tuple[str, dict[str, float]]]:
-    """The phases of two processes, of which the second finds the first one's kernels in Triton's cache on disk."""
+    """The phases of two processes; the second finds the first one's kernels in Triton's cache on disk."""
     with tempfile.TemporaryDirectory() as cache:
         changed = {"TRITON_CACHE_DIR": cache, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-        # Not JAX's own cache of programs: it is off unless asked for.
+        # Without JAX's cache of compiled programs, which is off by default.
         inherited = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
         for state in STATES:
             done = subprocess.run(

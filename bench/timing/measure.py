@@ -16,7 +16,7 @@ from torch import Tensor
 from bench.cases.case import Case
 from bench.cases.flex_mods import MODS
 from bench.peers.torch_peers import Runner, build, forget
-from bench.report.record import OURS, PASSES, TITLES, Cost, Measurement
+from bench.record import OURS, PASSES, TITLES, Cost, Measurement
 from codegen.testing import golden
 from codegen.testing.golden import BOUND, Inputs, Shape
 from codegen.tune import timing
@@ -28,7 +28,7 @@ MIB = 2**20
 
 
 class GpuLostError(RuntimeError):
-    """A kernel failed in a way after which this process can use the GPU no more; `rows` is what was known by then."""
+    """A kernel failed so that this process can no longer use the GPU; `rows` are the measurements up to then."""
 
     def __init__(self, message: str, rows: list[Measurement]) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class GpuLostError(RuntimeError):
 
 @dataclass(kw_only=True)
 class Found:
-    """What is known of a case so far; `runners` are those that may be timed."""
+    """The results of a case so far. `runners`: implementations that can be timed."""
 
     case: Case
     runners: dict[str, Runner] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Found:
     times: dict[str, dict[str, Timing]] = field(default_factory=dict)
 
     def measurements(self) -> list[Measurement]:
-        """One for each implementation and pass: a time, or the reason why there is none."""
+        """One for each implementation and pass: a time, or the reason for its absence."""
         names = (OURS, *self.case.peers)
         return [self._measurement(name, which) for name in names for which in PASSES]
 
@@ -60,7 +60,7 @@ class Found:
 
 
 def draw(case: Case) -> Inputs:
-    """The inputs of a case, on the GPU."""
+    """Draw the inputs of a case on the GPU."""
     entry = golden.load_manifest()[case.variant]
     inputs = golden.draw_inputs(
         entry, case.shape, dtype=DTYPE, device="cuda", scalars=case.scalars, own_grads=case.own_grads
@@ -71,9 +71,9 @@ def draw(case: Case) -> Inputs:
 
 
 def measure(case: Case, budget_ms: float) -> tuple[list[Measurement], list[Cost]]:
-    """Ours, once it is known to be right, and each peer, `budget_ms` of GPU time for each pass of each.
+    """Check ours against float64, then time ours and each peer for `budget_ms` of GPU time per pass.
 
-    Raises `GpuLostError` where the process can use the GPU no more.
+    Raises `GpuLostError` if the process can no longer use the GPU.
     """
     found = Found(case=case)
     fault = verify(case)
@@ -90,7 +90,7 @@ def measure(case: Case, budget_ms: float) -> tuple[list[Measurement], list[Cost]
 
 
 def _build_all(found: Found, inputs: Inputs) -> None:
-    """Build each implementation, run it once, and hold its results against ours."""
+    """Build each implementation, run it once, and compare its results with ours."""
     ours: dict[str, Tensor] | None = None
     for name in (OURS, *found.case.peers):
         if name in found.notes:
@@ -104,18 +104,18 @@ def _build_all(found: Found, inputs: Inputs) -> None:
             if name == OURS:
                 ours = results
             elif ours is not None and (fault := _difference(ours, results)):
-                # Said once: a second peer would repeat it.
+                # Reported once: other peers would only repeat it.
                 found.notes[OURS] = f"differs from {TITLES[name]}: {fault}"
                 ours = None
             del results
             found.runners[name] = runner
             found.costs.append(_cost(found.case, name, runner, first_s))
-        except Exception as error:  # a peer may be absent or fail in any way: the row says so
+        except Exception as error:  # a peer may be missing or fail in any way; its row says so
             _fail(found, name, error)
 
 
 def _time_all(found: Found, budget_ms: float) -> None:
-    """Both passes of all that run, in turn. The forward is a training step's: it keeps what the backward needs."""
+    """Time both passes of all runners in turn. The forward is a training step's: it saves what the backward needs."""
     outputs: dict[str, Tensor] = {}
     for name, runner in list(found.runners.items()):
         try:
@@ -144,7 +144,7 @@ def _fail(found: Found, name: str, error: Exception) -> None:
 
 
 def _cost(case: Case, name: str, runner: Runner, first_s: float) -> Cost:
-    """What a built and warm implementation costs: memory of one forward and backward, and what it is prepared with."""
+    """The costs of a warm implementation: memory of one forward and backward, and the time of `prepare`."""
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     runner.gradients(runner.forward())
@@ -155,7 +155,7 @@ def _cost(case: Case, name: str, runner: Runner, first_s: float) -> Cost:
 
 
 def wall_ms(call: Callable[[], Any]) -> float:
-    """Median time until what a call enqueues is done, the CPU's part included."""
+    """Median wall time of a call, from its start until the GPU has finished its work."""
     wait = timing.clock().wait
     times = []
     for _ in range(PREPARATIONS):
@@ -168,7 +168,7 @@ def wall_ms(call: Callable[[], Any]) -> float:
 
 
 def verify(case: Case) -> str:
-    """What is wrong with ours at a smaller size of the same kind, against float64; "" when nothing is."""
+    """The error of ours against float64 at a smaller size of the same kind; "" if it is right."""
     group = case.shape.heads // case.shape.kv_heads
     return _verify(case.variant, Shape(batch=1, heads=2 * group, kv_heads=2, seq=1000, dim=case.shape.dim))
 
@@ -177,13 +177,13 @@ def verify(case: Case) -> str:
 def _verify(variant: str, shape: Shape) -> str:
     try:
         errors, right = golden.check(variant, shape, DTYPE, "cuda")
-    except Exception as error:  # whatever it is, the row says it, and the case is not timed
+    except Exception as error:  # the row reports it, and the case is not timed
         return f"{type(error).__name__}: {_first_line(error)}"
     return "" if right else f"WRONG against float64: {_worst(errors)}"
 
 
 def _difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> str:
-    """What parts two results of the full size; both are rounded, hence twice the bound."""
+    """The difference of two results at the full size, if it exceeds twice the bound: both are rounded."""
     errors = golden.relative_errors(ours, theirs)
     return "" if max(errors.values()) <= 2 * BOUND[DTYPE] else _worst(errors)
 

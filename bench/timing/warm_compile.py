@@ -1,7 +1,7 @@
-"""Compiles what cases will run, in many processes at once, into the caches on disk that the measuring process reads.
+"""Compiles the kernels of all cases in many processes, into the caches on disk that the measuring process reads.
 
-FlexAttention's max-autotune not only compiles some twenty kernels for each case but times them, and keeps the choice in
-inductor's cache. That happens after everything else and by one process at a time: the others only compile meanwhile.
+FlexAttention's max-autotune compiles about twenty kernels for each case, times them, and stores its choice in the cache
+of inductor. This comes last, and one process at a time may use the GPU for timing while the others compile.
 """
 
 from __future__ import annotations
@@ -12,46 +12,49 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
 
 from bench.cases.case import Case
 from bench.peers.torch_peers import build
-from bench.report.record import OURS
+from bench.record import OURS
 from bench.timing.measure import draw, verify
-from bench.timing.pool import my_turn, spread
+from codegen.compile.pool import my_turn, spread
+from codegen.util.terminal import Status
+
+Item = TypeVar("Item")
 
 TUNED = ("flex-max",)
-"""Peers that choose among kernels by timing them."""
+"""Peers that choose a kernel by timing candidates."""
 
 COMPILED = ("cudnn", "efficient", "fa2")
-"""Peers that come compiled."""
+"""Peers whose kernels are precompiled."""
 
 ANY_LENGTH = ("fa4",)
-"""Peers that compile the same for all lengths."""
+"""Peers whose kernels do not depend on the sequence length."""
 
 Task = tuple[Case, str]
 """A case and one implementation of it."""
 
 
 def share_caches() -> None:
-    """Name Triton's cache, for this process and those it starts, before anything is compiled.
+    """Set the directory of Triton's cache for this process and its children, before anything is compiled.
 
-    Else inductor would name one of its own on its first use, and ours would look there from then on.
+    Otherwise inductor sets one of its own at its first use, and our kernels would be cached there from then on.
     """
     home = Path(os.environ.get("TRITON_HOME") or Path.home())
     os.environ.setdefault("TRITON_CACHE_DIR", str(home / ".triton" / "cache"))
 
 
 def rehearse(task: Task) -> None:
-    """Run everything that one implementation of a case will run, once, so that it is compiled."""
+    """Run one implementation of a case once, so that all its kernels are compiled."""
     case, name = task
     if name == OURS:
         verify(case)
     inputs = draw(case)
-    # What fails here fails again in `measure`, which reports it.
+    # A failure here happens again in `measure`, which reports it.
     with contextlib.suppress(Exception), _timed_alone() if name in TUNED else contextlib.nullcontext():
         build(name, case, inputs).results()
     del inputs
@@ -61,9 +64,9 @@ def rehearse(task: Task) -> None:
 
 @contextlib.contextmanager
 def _timed_alone() -> Iterator[None]:
-    """Let inductor time kernels only while no other process of the pool does.
+    """Let only one process of the pool time inductor's candidates at a time.
 
-    Raises where inductor has changed: then nothing is chosen here, and the measuring process chooses.
+    Raises if inductor's internals have changed; the measuring process then makes the choice itself.
     """
     from torch._inductor.select_algorithm import AlgorithmSelectorCache as Selector
 
@@ -72,7 +75,7 @@ def _timed_alone() -> Iterator[None]:
 
 
 def one_at_a_time(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, run by one process of a pool at a time."""
+    """Wrap a function so that one process of a pool at a time runs it."""
 
     def alone(*args: Any, **kwargs: Any) -> Any:
         with my_turn():
@@ -82,16 +85,16 @@ def one_at_a_time(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def tasks(cases: Iterable[Case]) -> tuple[list[Task], list[Task]]:
-    """What only compiles, and what also chooses; each once, the longest first, as far as that is known."""
+    """The tasks that only compile, and those that also time candidates; without repetitions, longest first."""
     every = [(case, name) for case in cases for name in (OURS, *case.peers) if name not in COMPILED]
     unlike = list({_compilation(task): task for task in reversed(every)}.values())[::-1]
-    # What backward kernels take to compile grows with the head_dim.
+    # The compile time of backward kernels grows with head_dim.
     unlike.sort(key=lambda task: -task[0].shape.dim)
     return [task for task in unlike if task[1] not in TUNED], [task for task in unlike if task[1] in TUNED]
 
 
 def _compilation(task: Task) -> tuple[str, str]:
-    """The same for tasks that compile the same."""
+    """A key that is equal for tasks that compile the same kernels."""
     case, name = task
     if name in ANY_LENGTH:
         shape = replace(case.shape, batch=1, heads=case.shape.heads // case.shape.kv_heads, kv_heads=1, seq=1)
@@ -100,12 +103,22 @@ def _compilation(task: Task) -> tuple[str, str]:
 
 
 def compile_all(cases: Sequence[Case], jobs: int, until: float | None) -> None:
-    """Rehearse all of the cases, or what can be until the time `until` of `time.monotonic`."""
-    start = time.perf_counter()
+    """Rehearse all cases; stop at the time `until` of `time.monotonic`."""
     for title, chosen in zip(("compiling", "tuning peers"), tasks(cases), strict=True):
-        done = 0
-        for done, _ in enumerate(spread(rehearse, chosen, jobs, until) if chosen else (), start=1):
-            seconds = time.perf_counter() - start
-            print(f"\r{title}, {jobs} processes: {done}/{len(chosen)}, {seconds:.0f} s ", end="", flush=True)
-        if chosen:
-            print("" if done == len(chosen) else "\n  out of time: the others compile as they are measured", flush=True)
+        compile_in_parallel(rehearse, chosen, jobs, until, title)
+
+
+def compile_in_parallel(
+    task: Callable[[Item], None], items: Sequence[Item], jobs: int, until: float | None, title: str
+) -> None:
+    """Run a task that fills the caches for each item, with progress on a terminal and a line at the end."""
+    start = time.perf_counter()
+    with Status(len(items)) as status:
+        status.show(f"{title}, {jobs} processes")
+        for _ in spread(task, items, jobs, until=until):
+            status.done += 1
+            status.show(f"{title}, {jobs} processes")
+    if items:
+        late = "" if status.done == len(items) else "; out of time: the others compile when they are measured"
+        seconds = time.perf_counter() - start
+        print(f"{title}, {jobs} processes: {status.done}/{len(items)}, {seconds:.0f} s{late}", flush=True)

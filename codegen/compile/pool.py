@@ -1,14 +1,21 @@
-"""Work that compiles, spread over processes. A compiler that crashes takes one piece of work with it, not the rest."""
+"""The process pool of lint, tune, bench and fuzz: a task that crashes or hangs its process costs only itself.
+
+It is written by hand because these commands run on GPU hosts without a network: only what torch brings is there.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import pickle
 import queue
+import re
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,26 +28,31 @@ Result = TypeVar("Result")
 
 
 class WorkerDiedError(Exception):
-    """A process ended in the middle of its work, as after a failed assertion of a compiler."""
+    """The process ended before its task did: a compiler crashed, or the task ran longer than its limit."""
 
 
 class Pool(Generic[Item, Result]):
-    """Processes that do `task` of one item after the other; a context, at whose end all of them are gone.
+    """Worker processes that call `task` on one item after the other; leaving the context kills all of them.
 
-    `task` and what it takes and returns are pickled.
+    `task`, its items and its results must be picklable. A task that runs longer than `limit` seconds is killed.
     """
 
-    def __init__(self, task: Callable[[Item], Result], processes: int) -> None:
+    def __init__(self, task: Callable[[Item], Result], processes: int, *, limit: float | None = None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="codegen-pool-")
         self._idle: queue.SimpleQueue[_Worker[Item, Result]] = queue.SimpleQueue()
-        self._workers = [_Worker(task, Path(self._folder.name) / str(number)) for number in range(processes)]
+        folder = Path(self._folder.name)
+        self._workers = [_Worker(task, folder / str(number), limit) for number in range(processes)]
         for worker in self._workers:
             self._idle.put(worker)
-        # A thread waits for each process.
+        # One thread waits for each process.
         self._threads = ThreadPoolExecutor(processes)
 
     def submit(self, item: Item) -> Future[Result]:
-        """The result to come: first come, first served. `WorkerDiedError` is its error where a process died of it."""
+        """Start a task as soon as a worker is free, in order of submission.
+
+        The future raises `WorkerDiedError` if the process dies, a `CodegenError` as it was raised, and any other error
+        as a `RuntimeError` that names it.
+        """
         return self._threads.submit(self._do, item)
 
     def _do(self, item: Item) -> Result:
@@ -58,45 +70,83 @@ class Pool(Generic[Item, Result]):
         for worker in self._workers:
             worker.end()
         self._threads.shutdown()
+        for worker in self._workers:
+            worker.kill()
         self._folder.cleanup()
 
 
 def spread(
-    task: Callable[[Item], Result], items: Sequence[Item], processes: int
-) -> Iterator[tuple[Item, Result | Exception]]:
-    """`task` of every item, as they finish; in place of a result the error it raised, or that its process died."""
+    task: Callable[[Item], Result],
+    items: Sequence[Item],
+    processes: int,
+    *,
+    limit: float | None = None,
+    until: float | None = None,
+) -> Generator[tuple[Item, Result | Exception], None, None]:
+    """Yield each item with its result, or with its error, in the order in which they finish.
+
+    `limit`: seconds after which one task is killed. `until`: the time by `time.monotonic` at which all unfinished work
+    is killed and the iteration ends.
+    """
     if not items:
         return
-    with Pool(task, min(processes, len(items))) as pool:
+    with Pool(task, min(processes, len(items)), limit=limit) as pool:
         futures = {pool.submit(item): item for item in items}
-        for future in as_completed(futures):
-            error = future.exception()
-            if error is not None and not isinstance(error, Exception):
-                raise error
-            yield futures[future], future.result() if error is None else error
+        try:
+            for future in as_completed(futures, None if until is None else max(0.0, until - time.monotonic())):
+                error = future.exception()
+                if error is not None and not isinstance(error, Exception):
+                    raise error
+                yield futures[future], future.result() if error is None else error
+        except TimeoutError:
+            return
+
+
+_turn: Path | None = None
+"""In a worker: the file whose lock `my_turn` holds, shared by the workers of one pool."""
+
+
+@contextlib.contextmanager
+def my_turn() -> Iterator[None]:
+    """A section that one worker of a pool runs at a time, such as timing on a GPU; outside a pool it does nothing."""
+    if _turn is None:
+        yield
+        return
+    import fcntl  # POSIX, as Triton is
+
+    with _turn.open("wb") as file:
+        # The system releases the lock of a process that dies, so that the other workers go on.
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 class _Worker(Generic[Item, Result]):
-    """A process that does one item after the other, and its successors. What it writes goes to a file."""
+    """One worker process, replaced by a new one when it dies. Its stdout and stderr go to the file `output`."""
 
-    # A forked child would share the threads of torch, and could not use a GPU that its parent has used.
+    # A forked child would share torch's threads, and could not use a GPU that its parent has used.
     _context = multiprocessing.get_context("spawn")
 
-    def __init__(self, task: Callable[[Item], Result], output: Path) -> None:
-        self._task, self._output = task, output
+    def __init__(self, task: Callable[[Item], Result], output: Path, limit: float | None) -> None:
+        self._task, self._output, self._limit = pickle.dumps(task), output, limit
         self._process: Any = None
         self._ended = False
         self._lock = threading.Lock()
 
     def do(self, item: Item) -> Result:
-        """The result of an item, waited for; raises what the task raised."""
+        """Run the task and wait for its result; raises what the task raised."""
         try:
             connection = self._started()
             connection.send(item)
+            if not connection.poll(self._limit):
+                self.kill()
+                raise WorkerDiedError(f"it took longer than {self._limit:g} s")
             received: Result | Exception = connection.recv()
         except (EOFError, ConnectionResetError, BrokenPipeError):
-            self._kill()
-            raise WorkerDiedError(_last_words(self._output)) from None
+            self.kill()
+            raise WorkerDiedError(_cause_of_death(self._output)) from None
         if isinstance(received, Exception):
             raise received
         return received
@@ -113,13 +163,14 @@ class _Worker(Generic[Item, Result]):
             return self._connection
 
     def end(self) -> None:
-        """Kill the process; there is no next."""
+        """Kill the process, wait for nothing, and start no other."""
         self._ended = True
         with self._lock:
             if self._process is not None:
                 self._process.kill()
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
+        """Kill the process and wait until it is gone; the next task starts another."""
         with self._lock:
             if self._process is not None:
                 self._process.kill()
@@ -128,36 +179,37 @@ class _Worker(Generic[Item, Result]):
                 self._process = None
 
 
-def _work(task: Callable[[Item], Result], connection: Connection, output: Path) -> None:
-    """What a worker process runs, until its parent kills it."""
-    # Ctrl-C reaches the workers too: they leave it to their parent.
+def _work(pickled_task: bytes, connection: Connection, output: Path) -> None:
+    """The main loop of a worker process, which its parent ends by killing it."""
+    global _turn
+    # Ctrl-C reaches the workers too; only their parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # One of many: no threads of its own.
-    os.environ["OMP_NUM_THREADS"] = "1"
+    # The pool is the parallelism. Both are read when torch is imported, which unpickling the task may do.
+    os.environ["OMP_NUM_THREADS"] = os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    _turn = output.with_name("turn")
     with output.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    task: Callable[[Any], Any] = pickle.loads(pickled_task)
     while True:
         try:
             item = connection.recv()
-        except EOFError:  # the parent is gone
+        except EOFError:  # the parent has died
             return
         os.ftruncate(2, 0)
         os.lseek(2, 0, os.SEEK_SET)
-        result: Result | Exception
+        result: Any
         try:
             result = task(item)
         except CodegenError as error:
             result = error
-        except Exception as error:  # which may be one that cannot be pickled
+        except Exception as error:  # its class may not survive pickling
             result = RuntimeError(f"{type(error).__name__}: {error}")
         connection.send(result)
 
 
-def _last_words(output: Path) -> str:
-    """The line in which a process said why it dies: an error, or a failed assertion without what comes before it."""
+def _cause_of_death(output: Path) -> str:
+    """The first error or failed assertion that a process printed during its last task."""
     text = output.read_text(encoding="utf-8", errors="replace") if output.is_file() else ""
-    for line in text.splitlines():
-        if "error: " in line or "Assertion " in line:
-            return line[line.find("error: ") if "error: " in line else line.find("Assertion ") :][:200]
-    return "it gave no reason"
+    found = re.search(r"(\w*[Ee]rror: |Assertion ).*", text)
+    return found[0][:200] if found else "it gave no reason"

@@ -1,16 +1,15 @@
-"""The command `lint`: from its options to what it prints."""
+"""The command `lint`."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-import torch  # noqa: F401 - compiling needs both: missing ones are said before any work is done
+import torch  # noqa: F401 - compiling needs both; a missing one is reported before any work
 import triton  # noqa: F401
 
 from codegen.analysis.call_modes import Mode
@@ -21,10 +20,11 @@ from codegen.lint.jobs import HALF_DTYPE, Selection, jobs, tuned_jobs
 from codegen.lint.look import Finding, Task, failed, look_at, main_kernel
 from codegen.spec.model import DTYPES, Pass, Spec
 from codegen.util.errors import CodegenError, did_you_mean
+from codegen.util.terminal import Status, print_coloured
 
 
 def selection(spec: Spec, args: argparse.Namespace) -> Selection:
-    """What the options of a command line select; raises `CodegenError` for a name that does not exist."""
+    """The selection of a command line; raises `CodegenError` for an unknown name."""
     return Selection(
         variants=_chosen("VARIANT", args.names, spec.variants) or tuple(spec.variants),
         archs=_listed("--arch", args.arch, spec.archs) or tuple(spec.archs),
@@ -38,7 +38,7 @@ def selection(spec: Spec, args: argparse.Namespace) -> Selection:
 
 
 def run(spec: Spec, package: Path, selected: Selection, processes: int) -> tuple[list[Finding], float]:
-    """Look at the kernels of a selection; what was found, and how many seconds it took."""
+    """Compile and judge the selected kernels; returns the findings and the seconds that it took."""
     folder = package.resolve()
     chosen = jobs(spec, selected)
     if selected.tuned:
@@ -47,13 +47,16 @@ def run(spec: Spec, package: Path, selected: Selection, processes: int) -> tuple
     start = time.monotonic()
     findings: list[Finding] = []
     died: list[Task] = []
-    for done, (task, result) in enumerate(spread(look_at, tasks, processes), start=1):
-        if isinstance(result, WorkerDiedError):
-            died.append(task)
-        else:
-            findings += _found(task, result)
-        _show_progress(done, len(tasks), time.monotonic() - start)
-    # One of these kernels takes its compiler with it. Alone, it does not take the others.
+    with Status(len(tasks)) as status:
+        status.show("calls compiled")
+        for task, result in spread(look_at, tasks, processes):
+            if isinstance(result, WorkerDiedError):
+                died.append(task)
+            else:
+                findings += _found(task, result)
+            status.done += 1
+            status.show("calls compiled")
+    # One kernel of each of these tasks crashes the compiler: compile them one by one.
     alone = [replace(task, job=replace(task.job, configs=(entry,))) for task in died for entry in task.job.configs]
     for task, result in spread(look_at, alone, processes):
         findings += _found(task, result)
@@ -70,7 +73,7 @@ def _found(task: Task, result: list[Finding] | Exception) -> list[Finding]:
 
 def print_report(findings: Sequence[Finding], seconds: float) -> None:
     for line in [*report.lines(findings), *report.summary(findings, seconds)]:
-        print(line)
+        print_coloured(line, report.STYLES)
 
 
 def save(path: Path, findings: Sequence[Finding]) -> None:
@@ -78,14 +81,14 @@ def save(path: Path, findings: Sequence[Finding]) -> None:
 
 
 def _default_dtypes(spec: Spec) -> tuple[str, ...]:
-    """One of 16 bits for both, and float32, as far as the spec has them."""
+    """One 16-bit dtype, which stands for both, and float32, if the spec has them."""
     halves = [dtype for dtype in spec.defaults.dtypes if dtype != "float32"]
     half = HALF_DTYPE if HALF_DTYPE in halves else next(iter(halves), None)
     return tuple(d for d in (half, "float32" if "float32" in spec.defaults.dtypes else None) if d is not None)
 
 
 def _listed(option: str, text: str | None, known: Iterable[str]) -> tuple[str, ...]:
-    """The names of a list such as `sm_80,sm_90`; none where the option was not given."""
+    """The names of a list such as `sm_80,sm_90`; empty if the option was not given."""
     return () if text is None else _chosen(option, text.split(","), known)
 
 
@@ -106,12 +109,3 @@ def _head_dims(text: str | None) -> tuple[int, ...] | None:
         expected = f"integers from {MIN_HEAD_DIM} to {MAX_HEAD_DIM} such as 64,80"
         raise CodegenError(f"--head-dim: expected {expected}, got '{text}'")
     return tuple(dict.fromkeys(map(int, words)))
-
-
-def _show_progress(done: int, total: int, seconds: float) -> None:
-    """A line that a terminal overwrites: calls done, and how long the others will take at this rate."""
-    if not sys.stderr.isatty():
-        return
-    left = seconds / done * (total - done)
-    end = "\r\033[K" if done == total else ""
-    print(f"\r{done} of {total} calls compiled, {left:.0f} s left \033[K{end}", end="", file=sys.stderr, flush=True)

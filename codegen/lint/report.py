@@ -1,4 +1,4 @@
-"""What `lint` found, as a table for a terminal and as JSON."""
+"""The findings of `lint`, as text tables and as JSON."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from codegen.render.files import write_atomically
 from codegen.util.text import aligned
 
 _Key = tuple[str, str, int, str, tuple[int, ...]]
-"""Chip, dtype, head_dim, pass and config; small kernels have `-` for a pass."""
+"""Chip, dtype, head_dim, pass and config; the pass of small kernels is `-`."""
 
 HEADER = ("pass", "dtype", "D", "tile", "warps", "stages", "kernels", "regs", "spills", "shared", "matrix", "")
 
 
-def lines(findings: Iterable[Finding]) -> list[str]:
-    """For each chip a row per config, with the most that any kernel takes in it, and below what is wrong.
+STYLES = {r"\berror\b": "bold red", r"\bwarning\b": "yellow", r"^(sm_\d+|gfx\w+), ": "bold"}
+"""Styles of a terminal, by regular expression."""
 
-    Bytes of shared memory are of a program, registers and spilled bytes, written and read, of a thread. The matrix
-    instructions are those of the kernel that takes the most registers.
+
+def lines(findings: Iterable[Finding]) -> list[str]:
+    """One table per chip with a row per config: the maxima over its kernels; below it errors and warnings.
+
+    Shared memory is in bytes per program; registers, and spilled bytes written and read, are per thread. The matrix
+    instructions are those of the kernel with the most registers.
     """
     text: list[str] = []
     by_key = sorted(findings, key=_key)
@@ -39,7 +43,7 @@ def lines(findings: Iterable[Finding]) -> list[str]:
 
 
 def without_repetition(findings: Iterable[Finding]) -> list[Finding]:
-    """Small kernels, which many calls launch alike, once for each chip; of different findings the worst."""
+    """Without repetitions: a small kernel that many calls launch is kept once per chip, with its worst finding."""
     kept: dict[tuple[object, ...], Finding] = {}
     for finding in findings:
         own = finding.job if finding.config is not None else finding.job.arch
@@ -50,7 +54,7 @@ def without_repetition(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def summary(findings: Sequence[Finding], seconds: float) -> list[str]:
-    """How many kernels there were, how many of them are wrong, by chip."""
+    """The number of kernels, errors and warnings by chip."""
     rows = [("chip", "kernels", "errors", "warnings")]
     for arch, group in groupby(sorted(findings, key=lambda f: f.job.arch), lambda f: f.job.arch):
         rows.append((arch, *_counts(list(group))))
@@ -59,7 +63,7 @@ def summary(findings: Sequence[Finding], seconds: float) -> list[str]:
 
 
 def save_json(path: Path, findings: Sequence[Finding], triton: str) -> None:
-    """Write everything found; the file is there in whole or, after an interruption, as it was."""
+    """Write all findings as JSON, atomically."""
     document = {"triton": triton, "kernels": [asdict(finding) for finding in sorted(findings, key=_key)]}
     write_atomically(path, json.dumps(document, indent=1) + "\n")
 
@@ -92,7 +96,7 @@ def _row(group: Sequence[Finding]) -> tuple[str, ...]:
 
 
 def _problems(group: Sequence[Finding], severity: str) -> list[str]:
-    """One line for each kind of problem of a config: the first kernel that has it, and how many more do."""
+    """One line for each kind of problem of a config: its worst kernel, and the number of others."""
     found: dict[str, list[tuple[int, str, str]]] = {}
     for finding in group:
         used = finding.usage

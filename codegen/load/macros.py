@@ -1,4 +1,4 @@
-"""Reading `masks:` and `scores:`, the named expressions."""
+"""Readers of `masks:` and `scores:`, the named expressions."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from collections.abc import Mapping
 
 from codegen.ir.expr import Type
 from codegen.ir.parse import Macro, check_syntax, parse_header
+from codegen.load.grammar import BODY, MASKS, SCORES
 from codegen.load.yaml_tree import Document, Item
 from codegen.spec.names import macro_problem
 from codegen.util.errors import ExprError
 
 
 def read_macros(doc: Document, sections: Mapping[str, Item], inherited: Mapping[str, Macro]) -> dict[str, Macro]:
-    """The named masks and scores in scope of the file: those inherited, and its own in their place."""
+    """The named masks and scores in scope of the file: its own override the inherited ones."""
     macros = dict(inherited)
     own: dict[str, int] = {}
-    for section, kind in (("masks", Type.BOOL), ("scores", Type.FLOAT)):
+    for section, table, kind in (("masks", MASKS, Type.BOOL), ("scores", SCORES, Type.FLOAT)):
         if section not in sections:
             continue
-        for header, item in doc.mapping(sections[section]).items():
+        for header, item in table.items(doc, sections[section]).items():
             macro = _read_macro(doc, header, item, kind)
             if macro is None:
                 continue
@@ -34,7 +35,7 @@ def read_macros(doc: Document, sections: Mapping[str, Item], inherited: Mapping[
 
 
 def _read_macro(doc: Document, header: str, item: Item, kind: Type) -> Macro | None:
-    body = expression_text(doc, item)
+    body = BODY.read(doc, item)
     try:
         name, params = parse_header(header)
     except ExprError as error:
@@ -51,12 +52,3 @@ def _read_macro(doc: Document, header: str, item: Item, kind: Type) -> Macro | N
         doc.note_in(item, error.column, str(error))
     # A body with a syntax error stays in scope: its name is known, and dropping it would blame the uses.
     return Macro(name=name, params=params, body=body, type=kind)
-
-
-def expression_text(doc: Document, item: Item) -> str | None:
-    """The text of a mask or score; None, and a problem, if there is none."""
-    text = doc.text(item, "an expression must be text")
-    if text is not None and not text.strip():
-        doc.note(item, "an expression must not be empty; leave the key out instead")
-        return None
-    return text

@@ -13,14 +13,13 @@ from pathlib import Path
 
 from codegen.ir.parse import Macro
 from codegen.load.archs import read_archs, read_defaults
+from codegen.load.grammar import FILE
 from codegen.load.macros import read_macros
 from codegen.load.variants import read_variants
 from codegen.load.yaml_tree import Document, Item
 from codegen.spec.model import ArchSpec, Defaults, Spec
 from codegen.util.errors import SpecError
 from codegen.util.shipped import shipped_path
-
-SECTIONS = ("defaults", "archs", "masks", "scores", "variants")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +40,14 @@ def load(path: str | os.PathLike[str], *, library: str | os.PathLike[str] | None
     inherited, problems = _Inherited(), []
     if not _same_file(path, base):
         builtin = Document(os.fspath(base))
-        inherited = _read_shared(builtin, builtin.mapping(builtin.root, SECTIONS), inherited)
+        inherited = _read_shared(builtin, builtin.mapping(builtin.root, tuple(FILE.fields)), inherited)
         problems += builtin.problems
     doc = Document(os.fspath(path))
-    sections = doc.mapping(doc.root, SECTIONS)
+    sections = FILE.items(doc, doc.root)
     values = _read_shared(doc, sections, inherited)
     variants = {}
     if "variants" in sections:
         variants = read_variants(doc, sections["variants"], values.macros, values.archs)
-    elif all("." in p.where for p in doc.problems):  # else a top-level problem, such as a misspelt key, explains it
-        doc.note(doc.root, "the file needs the key 'variants'")
     problems += doc.problems
     if problems:
         raise SpecError(problems)

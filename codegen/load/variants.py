@@ -1,4 +1,4 @@
-"""Reading `variants:`."""
+"""The reader of `variants:`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,35 @@ from codegen.ir.derive import ZERO, derivative
 from codegen.ir.expr import INDEX_NAMES, LENGTH_NAMES, Expr, ScalarType, TensorSpec, Type
 from codegen.ir.parse import Macro, Scope, parse, parse_example
 from codegen.load.archs import read_archs
-from codegen.load.macros import expression_text
+from codegen.load.grammar import (
+    DECAY,
+    DIM_SIZE,
+    DIMS,
+    DOC,
+    DROPOUT,
+    DTYPE,
+    EXAMPLE,
+    GRAD,
+    MASK,
+    SCALAR_LIMITS,
+    SCALAR_RANGES,
+    SCALAR_TYPE,
+    SCALAR_VALUES,
+    SCALARS,
+    SCORE,
+    SINK,
+    TENSOR,
+    TENSORS,
+    VARIANT,
+    VARIANTS,
+)
+from codegen.load.shapes import Expression, Flag
 from codegen.load.yaml_tree import Document, Item, one_line
 from codegen.spec import dims
 from codegen.spec.model import TENSOR_DTYPES, ArchSpec, ScalarSpec, Variant
 from codegen.spec.names import argument_problem, dim_problem, variant_problem
 from codegen.util.errors import ExprError
 
-VARIANT_KEYS = ("doc", "mask", "score", "tensors", "scalars", "sink", "decay", "dropout", "archs")
-TENSOR_KEYS = ("dims", "dtype", "grad", "example")
-SCALAR_KEYS = ("type", "min", "max", "example")
-SCALAR_TYPES = tuple(t.value for t in ScalarType)
-INT_LIMIT = 2**30
-"""Largest integer scalar either way that an op takes: half of 32 bits leaves room for sums."""
-MOST_DOC = 10_000
-"""The longest text about a variant: it stands in each of its files."""
 FLOAT_DTYPES = tuple(dtype for dtype in TENSOR_DTYPES if "float" in dtype)
 
 
@@ -42,7 +56,7 @@ def read_variants(
     variants: dict[str, Variant] = {}
     spelled: dict[str, str] = {}
     before = len(doc.problems)
-    entries = doc.mapping(item, noun="variant")
+    entries = VARIANTS.items(doc, item)
     for name, entry in entries.items():
         _check_name(doc, name, entry, spelled)
         variant = _VariantReader(doc, name, entry, macros, archs, frozenset(entries)).read()
@@ -82,9 +96,9 @@ class _VariantReader:
         self.macros = macros
         self.archs = archs
         self.variants = variants
-        self.keys = doc.mapping(item, VARIANT_KEYS)
-        self.tensor_items = doc.mapping(self.keys["tensors"]) if "tensors" in self.keys else {}
-        self.scalar_items = doc.mapping(self.keys["scalars"]) if "scalars" in self.keys else {}
+        self.keys = VARIANT.items(doc, item)
+        self.tensor_items = TENSORS.items(doc, self.keys["tensors"]) if "tensors" in self.keys else {}
+        self.scalar_items = SCALARS.items(doc, self.keys["scalars"]) if "scalars" in self.keys else {}
 
     def read(self) -> Variant | None:
         """The variant, None if it has problems."""
@@ -92,17 +106,17 @@ class _VariantReader:
         tensors = self._with_computed_dims(tensors, {s.name: s.type for s in scalars.values()})
         self._check_names(tensors)
         scope = Scope(tensors=tensors, scalars={s.name: s.type for s in scalars.values()}, macros=self.macros)
-        mask, mask_text = self._expression("mask", scope, Type.BOOL)
+        mask, mask_text = self._expression("mask", MASK, scope, Type.BOOL)
         if mask is not None and keeps_nothing(mask):
             self.doc.note(self.keys["mask"], f"no query attends to any key: {mask_text.strip()!r} is always false")
-        score, score_text = self._expression("score", scope, Type.FLOAT)
+        score, score_text = self._expression("score", SCORE, scope, Type.FLOAT)
         if score is not None and expr.is_const(score, -math.inf):
             self.doc.note(self.keys["score"], f"no query attends to any key: {score_text.strip()!r} is -inf")
         mask, score = self._without_left_out(mask, score)
-        doc = self.doc.text(self.keys["doc"]) if "doc" in self.keys else None
-        if doc is not None and len(doc) > MOST_DOC:
-            self.doc.note(self.keys["doc"], f"a doc has at most {MOST_DOC} characters, got {len(doc)}")
-        sink, decay, dropout = (self._flag(self.keys, key) for key in ("sink", "decay", "dropout"))
+        doc = DOC.read(self.doc, self.keys["doc"]) if "doc" in self.keys else None
+        sink, decay, dropout = (
+            self._flag(shape, self.keys, key) for key, shape in (("sink", SINK), ("decay", DECAY), ("dropout", DROPOUT))
+        )
         own_archs = self._own_archs()
         if not self.doc.has_problem_in(self.item):
             self._check_used(tensors, mask, score)
@@ -125,12 +139,12 @@ class _VariantReader:
             dropout=dropout,
         )
 
-    def _flag(self, keys: Mapping[str, Item], key: str) -> bool:
-        return key in keys and self.doc.boolean(keys[key]) is True
+    def _flag(self, shape: Flag, keys: Mapping[str, Item], key: str) -> bool:
+        return key in keys and shape.read(self.doc, keys[key])
 
-    def _expression(self, key: str, scope: Scope, want: Type) -> tuple[Expr | None, str]:
+    def _expression(self, key: str, shape: Expression, scope: Scope, want: Type) -> tuple[Expr | None, str]:
         """The expression and its text; None and "" if the variant has none."""
-        text = expression_text(self.doc, self.keys[key]) if key in self.keys else None
+        text = shape.read(self.doc, self.keys[key]) if key in self.keys else None
         if text is None:
             return None, ""
         try:
@@ -176,19 +190,15 @@ class _VariantReader:
     def _scalar(self, name: str, item: Item) -> ScalarSpec | None:
         """Its type alone, or a mapping of it and a range."""
         if item.kind != "mapping":
-            kind = self.doc.choice(item, SCALAR_TYPES)
+            kind = SCALAR_TYPE.read(self.doc, item)
             return None if kind is None else ScalarSpec(name=name, type=ScalarType(kind))
         before = len(self.doc.problems)
-        keys = self.doc.mapping(item, SCALAR_KEYS)
-        if "type" not in keys:
-            if len(self.doc.problems) == before:
-                self.doc.note(item, f"a scalar needs a type, one of {' '.join(SCALAR_TYPES)}")
-            return None
-        kind = self.doc.choice(keys["type"], SCALAR_TYPES)
+        keys = SCALAR_RANGES[ScalarType.INT].items(self.doc, item)
+        kind = SCALAR_TYPE.read(self.doc, keys["type"]) if "type" in keys else None
         if kind is None:
             return None
         type_ = ScalarType(kind)
-        values = {key: self._number(keys[key], type_) for key in SCALAR_KEYS[1:] if key in keys}
+        values = {key: SCALAR_VALUES[type_].read(self.doc, keys[key]) for key in SCALAR_LIMITS if key in keys}
         low, high, example = values.get("min"), values.get("max"), values.get("example")
         if low is not None and high is not None and low > high:
             self.doc.note(keys["max"], f"must be at least min, {low}, got {high}")
@@ -199,14 +209,6 @@ class _VariantReader:
         if len(self.doc.problems) > before:
             return None
         return ScalarSpec(name=name, type=type_, minimum=low, maximum=high, example=example)
-
-    def _number(self, item: Item, kind: ScalarType) -> float | None:
-        if kind is ScalarType.FLOAT:
-            return self.doc.number(item)
-        value = self.doc.integer(item)
-        if value is not None and abs(value) > INT_LIMIT:
-            self.doc.note(item, f"an int is at most 2**30 either way, got {value}")
-        return value
 
     def _own_archs(self) -> dict[str, ArchSpec]:
         """The architectures whose block sizes the variant changes, each completed from the shared ones."""
@@ -233,12 +235,10 @@ class _VariantReader:
 
     def _tensor(self, name: str, item: Item) -> TensorSpec | None:
         before = len(self.doc.problems)
-        keys = self.doc.mapping(item, TENSOR_KEYS)
-        if "dims" not in keys and len(self.doc.problems) == before:
-            self.doc.note(item, "a tensor needs dims, such as {dims: [h]}")
-        sizes = [self._dim(dim) for dim in self.doc.sequence(keys["dims"])] if "dims" in keys else []
-        dtype = self.doc.choice(keys["dtype"], TENSOR_DTYPES) if "dtype" in keys else "float32"
-        grad = self._flag(keys, "grad")
+        keys = TENSOR.items(self.doc, item)
+        sizes = [self._dim(dim) for dim in DIMS.items(self.doc, keys["dims"])] if "dims" in keys else []
+        dtype = DTYPE.read(self.doc, keys["dtype"]) if "dtype" in keys else DTYPE.default
+        grad = self._flag(GRAD, keys, "grad")
         if grad and dtype is not None and dtype not in FLOAT_DTYPES:
             self.doc.note(keys["grad"], f"a gradient needs a dtype of {' '.join(FLOAT_DTYPES)}, got {dtype}")
         if dtype is None or len(self.doc.problems) > before:
@@ -247,7 +247,7 @@ class _VariantReader:
         return replace(tensor, example=self._example(keys["example"], tensor)) if "example" in keys else tensor
 
     def _example(self, item: Item, tensor: TensorSpec) -> Expr | None:
-        text = expression_text(self.doc, item)
+        text = EXAMPLE.read(self.doc, item)
         if text is None:
             return None
         try:
@@ -258,10 +258,7 @@ class _VariantReader:
 
     def _dim(self, item: Item) -> str | int | None:
         if item.kind == "int":
-            size = self.doc.integer(item)
-            if size is not None and size < 1:
-                self.doc.note(item, f"a dim must be at least 1, got {size}")
-            return size
+            return DIM_SIZE.read(self.doc, item)
         if item.kind != "str":
             rule = f"a dim must be one of {' '.join(INDEX_NAMES)}, a free name, an integer or an expression of integers"
             self.doc.note(item, f"{rule}, got {item.got}")

@@ -6,6 +6,7 @@ A variant's golden is its own reference, `<package>.<variant>.torch_reference`, 
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -242,6 +243,13 @@ def packed(entry: Mapping[str, Any], inputs: Inputs) -> Inputs:
     q, k, v, do = (joined(x) for x in (inputs.q, inputs.k, inputs.v, inputs.do))
     tensors = {name: own(name, x) for name, x in inputs.tensors.items()}
     return replace(inputs, q=q, k=k, v=v, do=do, dlse=inputs.dlse.transpose(0, 1).flatten(1), tensors=tensors)
+
+
+def make_schedule(op: Any, inputs: Inputs, **options: Any) -> Any:
+    """`op.schedule(...)` with those of the inputs that it takes."""
+    taken = inspect.signature(op.schedule).parameters
+    own = {name: value for name, value in (inputs.tensors | inputs.scalars).items() if name in taken}
+    return op.schedule(inputs.q, inputs.k, inputs.v, **own, **options)
 
 
 def draw_call(

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +18,10 @@ from codegen.compile.packages import Package, chosen, find_package
 from codegen.load.spec_file import load
 from codegen.render.files import MANIFEST
 from codegen.spec.model import Pass, Spec
-from codegen.tune.progress import Progress, clock, family_totals, totals
+from codegen.tune.progress import Progress, family_totals, totals
 from codegen.tune.record import Comparison, Group, Machine, Workload
 from codegen.util.errors import CodegenError, not_installed
+from codegen.util.terminal import clock
 
 if TYPE_CHECKING:
     from codegen.tune.families import Families
@@ -103,7 +104,7 @@ def _tune(
     progress = Progress(len(wanted))
     request = Request(groups=wanted, workloads=workloads, budget=budget, jobs=choice.jobs)
     tuner = Tuner(context, request, progress.report, progress.note)
-    with _going_on_later(lambda: f"{progress.done} of {len(wanted)} kernels are tuned"):
+    with _resumable(progress, f"of {len(wanted)} kernels are tuned"):
         left = tuner.run()
     seconds = sum(each.seconds for each in tuner.compiled)
     measuring = clock(tuner.measuring)
@@ -133,7 +134,7 @@ def _compare(
     progress = Progress(len(wanted))
     request = FamilyRequest(comparisons=wanted, workloads=workloads, deadline=deadline, jobs=choice.jobs)
     tuner = FamilyTuner(families, request, progress.judged, progress.note)
-    with _going_on_later(lambda: f"{progress.done} of {len(wanted)} comparisons are made"):
+    with _resumable(progress, f"of {len(wanted)} comparisons are made"):
         left = tuner.run()
     seconds = sum(each.seconds for each in tuner.compiled)
     measuring = clock(tuner.measuring)
@@ -143,13 +144,16 @@ def _compare(
 
 
 @contextmanager
-def _going_on_later(done: Callable[[], str]) -> Iterator[None]:
-    """What is written by then is said where the work is interrupted."""
+def _resumable(progress: Progress, what: str) -> Iterator[None]:
+    """On Ctrl-C, say how much is done and stored."""
     try:
         yield
     except KeyboardInterrupt:
-        print(f"\n{done()} and written; the same command goes on", file=sys.stderr)
+        progress.close()
+        print(f"\n{progress.done} {what} and written; the same command goes on", file=sys.stderr)
         raise
+    finally:
+        progress.close()
 
 
 def _print_left_out(left: Sequence[Group] | Sequence[Comparison], things: str) -> None:

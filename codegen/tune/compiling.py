@@ -17,6 +17,9 @@ from codegen.plan.hopper import FORWARD
 from codegen.spec.model import KERNEL_ENDINGS, Pass
 from codegen.tune.record import Group, config_of
 
+COMPILE_LIMIT = 600.0
+"""Seconds after which a compiler that hangs is killed: thirty times what the slowest kernel takes."""
+
 CUT_SEQ, WHOLE_SEQ = 1000, 1024
 """Lengths whose last blocks are cut, and not cut, whatever the tile: kernels are compiled once for each."""
 
@@ -149,10 +152,10 @@ def _arguments(package: Package, group: Group, seq: int, heads: tuple[int, int])
 
 
 class Compilers(Pool[Task | HopperTask, Compilation]):
-    """Processes that compile each task once; a compiler that crashes costs its own task alone."""
+    """Processes that compile each task once; a compiler that crashes or hangs costs only its own task."""
 
     def __init__(self, jobs: int) -> None:
-        super().__init__(compile_task, jobs)
+        super().__init__(compile_task, jobs, limit=COMPILE_LIMIT)
         self._futures: dict[Task | HopperTask, Future[Compilation]] = {}
 
     def submit(self, item: Task | HopperTask) -> Future[Compilation]:

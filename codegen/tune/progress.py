@@ -1,63 +1,54 @@
-"""What the tuner shows: a line that changes while it works, a line for each kernel, and what was gained."""
+"""The output of the tuner: the current step, a line for each kernel, and the gains in total."""
 
 from __future__ import annotations
 
 import math
-import sys
-import time
 from collections.abc import Sequence
 
 from codegen.tune.record import Judgement, Outcome, Verdict, Winner
+from codegen.util.terminal import Status
 
 
 class Progress:
-    """Prints to the terminal; `total` kernels are to be tuned, or as many comparisons of families to be judged."""
+    """The output of a tuning run of `total` kernels, or of as many comparisons of kernel families."""
 
     def __init__(self, total: int) -> None:
-        self.total = total
-        self.done = 0
         self.outcomes: list[Outcome] = []
         self.judgements: list[Judgement] = []
-        self._start = time.monotonic()
+        self._status = Status(total)
+
+    @property
+    def done(self) -> int:
+        """Kernels tuned, or comparisons made."""
+        return self._status.done
 
     def note(self, text: str) -> None:
-        """Show what goes on, on a terminal only."""
-        if sys.stderr.isatty():
-            print(f"\r\033[K{self._count()} {text}  {self._eta()}", end="", file=sys.stderr, flush=True)
+        """Show the current step, on a terminal only."""
+        self._status.show(text)
 
     def report(self, outcome: Outcome) -> None:
-        """One line for a kernel that is done."""
+        """Print one line for a tuned kernel."""
         self.outcomes.append(outcome)
         self._line(f"{outcome.group}: {summary(outcome)}")
 
     def judged(self, judgement: Judgement) -> None:
-        """One line for a comparison that is done."""
+        """Print one line for a comparison."""
         self.judgements.append(judgement)
         self._line(f"{judgement.comparison}: {judgement_text(judgement)}")
 
+    def close(self) -> None:
+        """Erase the current step."""
+        self._status.erase()
+
     def _line(self, text: str) -> None:
-        self.done += 1
-        if sys.stderr.isatty():
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-        print(f"{self._count()} {text}  {self._eta()}", flush=True)
-
-    def _count(self) -> str:
-        return f"[{self.done}/{self.total}]"
-
-    def _eta(self) -> str:
-        if not self.done:
-            return ""
-        left = (time.monotonic() - self._start) / self.done * (self.total - self.done)
-        return f"({clock(left)} left)" if self.done < self.total else f"({clock(time.monotonic() - self._start)})"
-
-
-def clock(seconds: float) -> str:
-    """A duration as minutes and seconds."""
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+        status = self._status
+        status.done += 1
+        status.erase()
+        print(f"{status.count} {text}  {status.time_left}", flush=True)
 
 
 def summary(outcome: Outcome) -> str:
-    """The gain over the defaults, the tiles chosen, and how many did not count."""
+    """The gain over the default tiles, the chosen tiles, and the number of tiles that failed."""
     if not outcome.winners:
         reason = next(iter(outcome.failed.values()), "no candidate")
         return f"no tile is right: {reason}"
@@ -76,12 +67,12 @@ def _tile_text(winner: Winner) -> str:
 
 
 def gain(winner: Winner) -> float | None:
-    """The default's time over the tile's; None where the default does not run."""
+    """The default tile's time divided by the winner's; None if the default does not run."""
     return winner.default_ms / winner.ms if winner.default_ms else None
 
 
 def totals(outcomes: Sequence[Outcome]) -> str:
-    """The geometric mean of all gains, with the least and the greatest, over the cases that were timed."""
+    """The geometric mean, the least and the greatest of all gains."""
     ratios = [ratio for outcome in outcomes for winner in outcome.winners if (ratio := gain(winner))]
     if not ratios:
         return "nothing was timed"
@@ -94,7 +85,7 @@ def totals(outcomes: Sequence[Outcome]) -> str:
 
 
 def judgement_text(judgement: Judgement) -> str:
-    """Where a comparison overrules the rule, with what gain, and which contenders did not count."""
+    """The workloads in which a comparison overrules the rule, the gain in each, and the contenders that failed."""
     if not judgement.verdicts:
         return f"no verdict: {judgement.undecided}"
     others = [verdict for verdict in judgement.verdicts if verdict.taken != verdict.ruled]
@@ -110,12 +101,12 @@ def judgement_text(judgement: Judgement) -> str:
 
 
 def overruled(verdict: Verdict) -> float | None:
-    """The time of the rule's contender over that of the one taken; None where the rule's does not run."""
+    """The time of the rule's contender divided by that of the chosen one; None if the rule's does not run."""
     return verdict.ms[verdict.ruled] / verdict.ms[verdict.taken] if verdict.ruled in verdict.ms else None
 
 
 def family_totals(judgements: Sequence[Judgement]) -> str:
-    """In how many cases families were compared, and what was gained where the rule does not hold."""
+    """The number of comparisons in which the rule holds, and the gain in the others."""
     verdicts = [verdict for judgement in judgements for verdict in judgement.verdicts]
     if not verdicts:
         return "no families were compared"

@@ -1,956 +1,1028 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/archs.py.jinja
-# hash: 60dd1021c27f0ef8
-"""Default tiles per architecture and pass, from `archs:` of variants.yaml."""
+# hash: 9a78fd94ca812cf5
+"""Chips, the rules for tiles, and default tiles: those of `archs:` in variants.yaml, and those of Hopper's family."""
 
-from typing import TypedDict
+from .core.tiles import ArchTiles, HopperFamily, HopperTile, Tile
 
-# pass -> rows of (largest head_dim served, block_m, block_n, num_warps, num_stages)
-Passes = dict[str, tuple[tuple[int, int, int, int, int], ...]]
+MIN_HEAD_DIM, MAX_HEAD_DIM = 8, 256
 
+# Field of a tile -> the values that it may have.
+TILE_VALUES: dict[str, tuple[int, ...]] = {
+    "block_m": (16, 32, 64, 128, 256),
+    "block_n": (16, 32, 64, 128, 256),
+    "num_warps": (1, 2, 4, 8, 16),
+    "num_stages": (1, 2, 3, 4, 5, 6, 7, 8),
+}
 
-class Arch(TypedDict):
-    """Tiles for 16-bit inputs, for float32, and for 16-bit inputs of sequences up to a length."""
+# Chip without tiles of its own -> the chip whose tiles it runs with: same instructions, no less shared memory.
+SAME_TILES: dict[str, str] = {
+    "sm_86": "sm_89",
+    "sm_87": "sm_80",
+    "sm_103": "sm_100",
+    "sm_121": "sm_120",
+}
 
-    half: Passes
-    float32: Passes
-    short: dict[int, Passes]
+# What kernels are planned for where no GPU is present: the multiprocessors of an H100.
+DEFAULT_MULTIPROCESSORS = 132
 
-
-ARCHS: dict[str, Arch] = {
-    "gfx942": {
-        "half": {
-            "dkdv": (
-                (64, 32, 64, 4, 1),
-                (128, 32, 64, 4, 1),
-                (256, 16, 32, 4, 1),
-            ),
-            "dq": (
-                (64, 64, 32, 4, 1),
-                (128, 64, 32, 4, 1),
-                (256, 32, 16, 4, 1),
-            ),
-            "fwd": (
-                (64, 128, 64, 4, 1),
-                (128, 128, 32, 4, 1),
-                (256, 64, 32, 4, 1),
-            ),
-        },
-        "float32": {
-            "dkdv": (
-                (64, 32, 32, 4, 1),
-                (128, 32, 32, 4, 1),
-                (256, 16, 16, 4, 1),
-            ),
-            "dq": (
-                (64, 32, 32, 4, 1),
-                (128, 32, 32, 4, 1),
-                (256, 16, 16, 4, 1),
-            ),
-            "fwd": (
-                (64, 32, 32, 4, 1),
-                (128, 32, 32, 4, 1),
-                (256, 16, 32, 4, 1),
-            ),
-        },
-        "short": {},
+HOPPER_FAMILY = HopperFamily(
+    arch="sm_90",
+    launch_warps=4,
+    least_head_dim={64: 48, 128: 96, 256: 192},
+    forward_tiles={
+        64: HopperTile(block_m=128, block_n=128, num_warps=8, num_stages=3),
+        128: HopperTile(block_m=128, block_n=128, num_warps=8, num_stages=2),
+        256: HopperTile(block_m=128, block_n=64, num_warps=8, num_stages=2),
     },
-    "sm_100": {
-        "half": {
-            "dkdv": (
-                (64, 64, 64, 8, 2),
-                (128, 32, 64, 8, 2),
-                (256, 32, 64, 8, 1),
-            ),
-            "dq": (
-                (64, 128, 64, 8, 2),
-                (128, 128, 64, 8, 2),
-                (256, 64, 32, 8, 2),
-            ),
-            "fwd": (
-                (64, 128, 128, 8, 2),
-                (128, 128, 128, 8, 2),
-                (256, 128, 64, 8, 2),
-            ),
-        },
-        "float32": {
-            "dkdv": (
-                (64, 32, 32, 4, 2),
-                (128, 32, 32, 8, 1),
-                (256, 16, 32, 8, 1),
-            ),
-            "dq": (
-                (64, 32, 32, 4, 2),
-                (128, 16, 16, 8, 1),
-                (256, 16, 16, 8, 1),
-            ),
-            "fwd": (
-                (64, 64, 32, 8, 2),
-                (128, 32, 16, 8, 2),
-                (256, 16, 32, 8, 1),
-            ),
-        },
-        "short": {},
+    long_forward_tile=HopperTile(block_m=192, block_n=128, num_warps=12, num_stages=2),
+    long_forward_from=8192,
+    long_forward_from_if_alike=2048,
+    backward_tiles={
+        64: HopperTile(block_m=128, block_n=128, num_warps=8, num_stages=2),
+        128: HopperTile(block_m=64, block_n=128, num_warps=8, num_stages=2),
+        256: HopperTile(block_m=64, block_n=64, num_warps=8, num_stages=2),
     },
-    "sm_120": {
-        "half": {
-            "dkdv": (
-                (64, 32, 64, 4, 2),
-                (128, 32, 64, 8, 1),
-                (256, 16, 32, 8, 1),
-            ),
-            "dq": (
-                (64, 64, 32, 4, 2),
-                (128, 64, 32, 4, 1),
-                (256, 32, 16, 4, 1),
-            ),
-            "fwd": (
-                (64, 128, 64, 4, 2),
-                (128, 64, 64, 4, 2),
-                (256, 64, 32, 8, 1),
-            ),
+    scored_rows=64,
+    wide_keys=64,
+    narrow_forward_from=1024,
+    narrow_forward_from_if_alike=512,
+    packed_from=1024,
+    fused_backward_from={64: 2048, 128: 1024, 256: 1024},
+    slow_backward_head_dims=(129, 192),
+)
+
+# Architecture -> its default tiles.
+ARCHS: dict[str, ArchTiles] = {
+    "gfx942": ArchTiles(
+        half={
+            "dkdv": {
+                64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=1),
+                128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=1),
+                256: Tile(block_m=16, block_n=32, num_warps=4, num_stages=1),
+            },
+            "dq": {
+                64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=1),
+                128: Tile(block_m=64, block_n=32, num_warps=4, num_stages=1),
+                256: Tile(block_m=32, block_n=16, num_warps=4, num_stages=1),
+            },
+            "fwd": {
+                64: Tile(block_m=128, block_n=64, num_warps=4, num_stages=1),
+                128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=1),
+                256: Tile(block_m=64, block_n=32, num_warps=4, num_stages=1),
+            },
         },
-        "float32": {
-            "dkdv": (
-                (64, 32, 32, 4, 1),
-                (128, 32, 32, 8, 1),
-                (256, 16, 16, 4, 1),
-            ),
-            "dq": (
-                (64, 32, 16, 4, 1),
-                (128, 16, 16, 8, 1),
-                (256, 16, 16, 8, 1),
-            ),
-            "fwd": (
-                (64, 32, 32, 4, 1),
-                (128, 32, 16, 8, 1),
-                (256, 16, 32, 8, 1),
-            ),
+        float32={
+            "dkdv": {
+                64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=1),
+                128: Tile(block_m=32, block_n=32, num_warps=4, num_stages=1),
+                256: Tile(block_m=16, block_n=16, num_warps=4, num_stages=1),
+            },
+            "dq": {
+                64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=1),
+                128: Tile(block_m=32, block_n=32, num_warps=4, num_stages=1),
+                256: Tile(block_m=16, block_n=16, num_warps=4, num_stages=1),
+            },
+            "fwd": {
+                64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=1),
+                128: Tile(block_m=32, block_n=32, num_warps=4, num_stages=1),
+                256: Tile(block_m=16, block_n=32, num_warps=4, num_stages=1),
+            },
         },
-        "short": {},
-    },
-    "sm_80": {
-        "half": {
-            "dkdv": (
-                (64, 64, 128, 8, 2),
-                (128, 32, 128, 8, 2),
-                (256, 32, 64, 8, 1),
-            ),
-            "dq": (
-                (64, 128, 64, 8, 2),
-                (128, 128, 32, 8, 2),
-                (256, 64, 32, 8, 1),
-            ),
-            "fwd": (
-                (64, 128, 64, 4, 3),
-                (128, 128, 64, 8, 3),
-                (256, 64, 64, 8, 2),
-            ),
+        short={},
+    ),
+    "sm_100": ArchTiles(
+        half={
+            "dkdv": {
+                64: Tile(block_m=64, block_n=64, num_warps=8, num_stages=2),
+                128: Tile(block_m=32, block_n=64, num_warps=8, num_stages=2),
+                256: Tile(block_m=32, block_n=64, num_warps=8, num_stages=1),
+            },
+            "dq": {
+                64: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                256: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
+            },
+            "fwd": {
+                64: Tile(block_m=128, block_n=128, num_warps=8, num_stages=2),
+                128: Tile(block_m=128, block_n=128, num_warps=8, num_stages=2),
+                256: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+            },
         },
-        "float32": {
-            "dkdv": (
-                (64, 32, 32, 4, 2),
-                (128, 32, 32, 8, 1),
-                (256, 16, 32, 8, 1),
-            ),
-            "dq": (
-                (64, 32, 32, 4, 2),
-                (128, 16, 16, 8, 1),
-                (256, 16, 16, 8, 1),
-            ),
-            "fwd": (
-                (64, 64, 32, 8, 2),
-                (128, 32, 32, 4, 2),
-                (256, 32, 32, 8, 1),
-            ),
+        float32={
+            "dkdv": {
+                64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
+                256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+            },
+            "dq": {
+                64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+            },
+            "fwd": {
+                64: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
+                128: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
+                256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+            },
         },
-        "short": {},
-    },
-    "sm_89": {
-        "half": {
-            "dkdv": (
-                (64, 32, 64, 4, 2),
-                (128, 32, 64, 8, 1),
-                (256, 16, 32, 8, 1),
-            ),
-            "dq": (
-                (64, 64, 32, 4, 2),
-                (128, 64, 32, 4, 1),
-                (256, 32, 16, 4, 1),
-            ),
-            "fwd": (
-                (64, 128, 64, 4, 2),
-                (128, 64, 64, 4, 2),
-                (256, 64, 32, 8, 1),
-            ),
+        short={},
+    ),
+    "sm_120": ArchTiles(
+        half={
+            "dkdv": {
+                64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=2),
+                128: Tile(block_m=32, block_n=64, num_warps=8, num_stages=1),
+                256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+            },
+            "dq": {
+                64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=2),
+                128: Tile(block_m=64, block_n=32, num_warps=4, num_stages=1),
+                256: Tile(block_m=32, block_n=16, num_warps=4, num_stages=1),
+            },
+            "fwd": {
+                64: Tile(block_m=128, block_n=64, num_warps=4, num_stages=2),
+                128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                256: Tile(block_m=64, block_n=32, num_warps=8, num_stages=1),
+            },
         },
-        "float32": {
-            "dkdv": (
-                (64, 32, 32, 4, 1),
-                (128, 32, 32, 8, 1),
-                (256, 16, 16, 4, 1),
-            ),
-            "dq": (
-                (64, 32, 16, 4, 1),
-                (128, 16, 16, 8, 1),
-                (256, 16, 16, 8, 1),
-            ),
-            "fwd": (
-                (64, 32, 32, 4, 1),
-                (128, 32, 16, 8, 1),
-                (256, 16, 32, 8, 1),
-            ),
+        float32={
+            "dkdv": {
+                64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=1),
+                128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
+                256: Tile(block_m=16, block_n=16, num_warps=4, num_stages=1),
+            },
+            "dq": {
+                64: Tile(block_m=32, block_n=16, num_warps=4, num_stages=1),
+                128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+            },
+            "fwd": {
+                64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=1),
+                128: Tile(block_m=32, block_n=16, num_warps=8, num_stages=1),
+                256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+            },
         },
-        "short": {},
-    },
-    "sm_90": {
-        "half": {
-            "dkdv": (
-                (64, 64, 64, 4, 3),
-                (80, 64, 64, 4, 3),
-                (96, 32, 64, 4, 3),
-                (128, 64, 128, 8, 3),
-                (192, 32, 128, 8, 2),
-                (256, 32, 64, 8, 3),
-            ),
-            "dq": (
-                (64, 64, 64, 4, 3),
-                (80, 64, 64, 4, 3),
-                (96, 64, 64, 4, 2),
-                (128, 128, 64, 8, 3),
-                (192, 128, 64, 8, 2),
-                (256, 128, 32, 8, 2),
-            ),
-            "fwd": (
-                (64, 128, 64, 4, 3),
-                (96, 128, 64, 4, 3),
-                (128, 128, 128, 8, 3),
-                (192, 128, 64, 8, 3),
-                (256, 128, 64, 8, 2),
-            ),
+        short={},
+    ),
+    "sm_80": ArchTiles(
+        half={
+            "dkdv": {
+                64: Tile(block_m=64, block_n=128, num_warps=8, num_stages=2),
+                128: Tile(block_m=32, block_n=128, num_warps=8, num_stages=2),
+                256: Tile(block_m=32, block_n=64, num_warps=8, num_stages=1),
+            },
+            "dq": {
+                64: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                128: Tile(block_m=128, block_n=32, num_warps=8, num_stages=2),
+                256: Tile(block_m=64, block_n=32, num_warps=8, num_stages=1),
+            },
+            "fwd": {
+                64: Tile(block_m=128, block_n=64, num_warps=4, num_stages=3),
+                128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                256: Tile(block_m=64, block_n=64, num_warps=8, num_stages=2),
+            },
         },
-        "float32": {
-            "dkdv": (
-                (64, 32, 32, 4, 2),
-                (128, 32, 32, 8, 1),
-                (256, 16, 32, 8, 1),
-            ),
-            "dq": (
-                (64, 32, 32, 4, 2),
-                (128, 16, 16, 8, 1),
-                (256, 16, 16, 8, 1),
-            ),
-            "fwd": (
-                (64, 64, 32, 8, 2),
-                (128, 32, 16, 8, 2),
-                (256, 16, 32, 8, 1),
-            ),
+        float32={
+            "dkdv": {
+                64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
+                256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+            },
+            "dq": {
+                64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+            },
+            "fwd": {
+                64: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
+                128: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                256: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
+            },
         },
-        "short": {
+        short={},
+    ),
+    "sm_89": ArchTiles(
+        half={
+            "dkdv": {
+                64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=2),
+                128: Tile(block_m=32, block_n=64, num_warps=8, num_stages=1),
+                256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+            },
+            "dq": {
+                64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=2),
+                128: Tile(block_m=64, block_n=32, num_warps=4, num_stages=1),
+                256: Tile(block_m=32, block_n=16, num_warps=4, num_stages=1),
+            },
+            "fwd": {
+                64: Tile(block_m=128, block_n=64, num_warps=4, num_stages=2),
+                128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                256: Tile(block_m=64, block_n=32, num_warps=8, num_stages=1),
+            },
+        },
+        float32={
+            "dkdv": {
+                64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=1),
+                128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
+                256: Tile(block_m=16, block_n=16, num_warps=4, num_stages=1),
+            },
+            "dq": {
+                64: Tile(block_m=32, block_n=16, num_warps=4, num_stages=1),
+                128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+            },
+            "fwd": {
+                64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=1),
+                128: Tile(block_m=32, block_n=16, num_warps=8, num_stages=1),
+                256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+            },
+        },
+        short={},
+    ),
+    "sm_90": ArchTiles(
+        half={
+            "dkdv": {
+                64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                96: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                128: Tile(block_m=64, block_n=128, num_warps=8, num_stages=3),
+                192: Tile(block_m=32, block_n=128, num_warps=8, num_stages=2),
+                256: Tile(block_m=32, block_n=64, num_warps=8, num_stages=3),
+            },
+            "dq": {
+                64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                96: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                256: Tile(block_m=128, block_n=32, num_warps=8, num_stages=2),
+            },
+            "fwd": {
+                64: Tile(block_m=128, block_n=64, num_warps=4, num_stages=3),
+                96: Tile(block_m=128, block_n=64, num_warps=4, num_stages=3),
+                128: Tile(block_m=128, block_n=128, num_warps=8, num_stages=3),
+                192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                256: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+            },
+        },
+        float32={
+            "dkdv": {
+                64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
+                256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+            },
+            "dq": {
+                64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+            },
+            "fwd": {
+                64: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
+                128: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
+                256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+            },
+        },
+        short={
             512: {
-                "dkdv": (
-                    (64, 32, 64, 4, 3),
-                    (128, 32, 64, 4, 3),
-                ),
-                "dq": (
-                    (64, 64, 32, 4, 3),
-                    (128, 64, 64, 4, 2),
-                ),
-                "fwd": (
-                    (64, 64, 32, 4, 3),
-                    (128, 64, 32, 4, 3),
-                ),
+                "dkdv": {
+                    64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                },
+                "dq": {
+                    64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                    128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                },
+                "fwd": {
+                    64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                    128: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                },
             },
             1024: {
-                "dkdv": (
-                    (64, 32, 64, 4, 3),
-                    (128, 32, 64, 4, 3),
-                ),
-                "dq": (
-                    (64, 64, 64, 4, 2),
-                    (128, 64, 64, 4, 2),
-                ),
-                "fwd": (
-                    (64, 128, 64, 8, 3),
-                    (128, 128, 32, 4, 3),
-                ),
+                "dkdv": {
+                    64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                },
+                "dq": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                },
+                "fwd": {
+                    64: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                    128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
+                },
             },
             2048: {
-                "dkdv": ((128, 32, 64, 4, 3),),
-                "dq": ((128, 64, 64, 4, 2),),
-                "fwd": ((128, 128, 32, 4, 3),),
+                "dkdv": {
+                    128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                },
+                "dq": {
+                    128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                },
+                "fwd": {
+                    128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
+                },
             },
         },
-    },
+    ),
 }
 
-# Columns of a tile -> block_m, block_n, num_warps and num_stages of the forward in Hopper's family.
-HOPPER_FORWARD: dict[int, tuple[int, int, int, int]] = {
-    64: (128, 128, 8, 3),
-    128: (128, 128, 8, 2),
-    256: (128, 64, 8, 2),
-}
-# That at 64 columns, and from how many keys on: of dense calls where a score is the product scaled, and runs are long.
-HOPPER_LONG_FORWARD, HOPPER_LONG_FROM = (192, 128, 12, 2), 8192
-# From how many on where all rows visit the same keys.
-HOPPER_ALIKE_FROM = 2048
-# Columns of a tile -> the backward's, of whose block_m at most so many where a score is more than the product scaled.
-HOPPER_BACKWARD: dict[int, tuple[int, int, int, int]] = {
-    64: (128, 128, 8, 2),
-    128: (64, 128, 8, 2),
-    256: (64, 64, 8, 2),
-}
-SCORED_ROWS = 64
-
-# What a variant runs with instead.
-VARIANT_ARCHS: dict[str, dict[str, Arch]] = {
+# Variant -> architecture -> the tiles that it runs with instead.
+VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
     "full": {
-        "sm_90": {
-            "half": {
-                "dkdv": (
-                    (64, 64, 64, 4, 3),
-                    (80, 64, 64, 4, 3),
-                    (96, 32, 64, 4, 3),
-                    (128, 64, 128, 8, 3),
-                    (192, 32, 128, 8, 2),
-                    (256, 32, 64, 8, 3),
-                ),
-                "dq": (
-                    (64, 64, 64, 4, 3),
-                    (80, 64, 64, 4, 3),
-                    (96, 64, 64, 4, 2),
-                    (128, 128, 64, 8, 3),
-                    (192, 128, 64, 8, 2),
-                    (256, 128, 32, 8, 2),
-                ),
-                "fwd": (
-                    (64, 64, 64, 4, 3),
-                    (96, 128, 64, 4, 3),
-                    (128, 128, 128, 8, 3),
-                    (192, 128, 64, 8, 3),
-                    (256, 128, 64, 8, 2),
-                ),
+        "sm_90": ArchTiles(
+            half={
+                "dkdv": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    128: Tile(block_m=64, block_n=128, num_warps=8, num_stages=3),
+                    192: Tile(block_m=32, block_n=128, num_warps=8, num_stages=2),
+                    256: Tile(block_m=32, block_n=64, num_warps=8, num_stages=3),
+                },
+                "dq": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                    192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                    256: Tile(block_m=128, block_n=32, num_warps=8, num_stages=2),
+                },
+                "fwd": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=128, block_n=64, num_warps=4, num_stages=3),
+                    128: Tile(block_m=128, block_n=128, num_warps=8, num_stages=3),
+                    192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                    256: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                },
             },
-            "float32": {
-                "dkdv": (
-                    (64, 32, 32, 4, 2),
-                    (128, 32, 32, 8, 1),
-                    (256, 16, 32, 8, 1),
-                ),
-                "dq": (
-                    (64, 32, 32, 4, 2),
-                    (128, 16, 16, 8, 1),
-                    (256, 16, 16, 8, 1),
-                ),
-                "fwd": (
-                    (64, 64, 32, 8, 2),
-                    (128, 32, 16, 8, 2),
-                    (256, 16, 32, 8, 1),
-                ),
+            float32={
+                "dkdv": {
+                    64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                    128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
+                    256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                },
+                "dq": {
+                    64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                    128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                    256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                },
+                "fwd": {
+                    64: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
+                    128: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
+                    256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                },
             },
-            "short": {
+            short={
                 512: {
-                    "dkdv": (
-                        (64, 32, 64, 4, 3),
-                        (128, 32, 64, 4, 3),
-                    ),
-                    "dq": (
-                        (64, 64, 32, 4, 3),
-                        (128, 64, 64, 4, 2),
-                    ),
-                    "fwd": (
-                        (64, 64, 32, 4, 3),
-                        (128, 64, 32, 4, 3),
-                    ),
+                    "dkdv": {
+                        64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                        128: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                    },
                 },
                 1024: {
-                    "dkdv": (
-                        (64, 32, 64, 4, 3),
-                        (128, 32, 64, 4, 3),
-                    ),
-                    "dq": (
-                        (64, 64, 64, 4, 2),
-                        (128, 64, 64, 4, 2),
-                    ),
-                    "fwd": (
-                        (64, 128, 64, 8, 3),
-                        (128, 128, 32, 4, 3),
-                    ),
+                    "dkdv": {
+                        64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        64: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                        128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
+                    },
                 },
                 2048: {
-                    "dkdv": ((128, 32, 64, 4, 3),),
-                    "dq": ((128, 64, 64, 4, 2),),
-                    "fwd": ((128, 128, 32, 4, 3),),
+                    "dkdv": {
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
+                    },
                 },
             },
-        },
+        ),
     },
     "window": {
-        "sm_90": {
-            "half": {
-                "dkdv": (
-                    (64, 64, 64, 4, 3),
-                    (80, 64, 64, 4, 3),
-                    (96, 32, 64, 4, 3),
-                    (128, 64, 128, 8, 3),
-                    (192, 32, 128, 8, 2),
-                    (256, 32, 64, 8, 3),
-                ),
-                "dq": (
-                    (64, 64, 64, 4, 3),
-                    (80, 64, 64, 4, 3),
-                    (96, 64, 64, 4, 2),
-                    (128, 128, 64, 8, 3),
-                    (192, 128, 64, 8, 2),
-                    (256, 128, 32, 8, 2),
-                ),
-                "fwd": (
-                    (64, 64, 64, 4, 3),
-                    (96, 128, 64, 4, 3),
-                    (128, 128, 128, 8, 3),
-                    (192, 128, 64, 8, 3),
-                    (256, 128, 64, 8, 2),
-                ),
+        "sm_90": ArchTiles(
+            half={
+                "dkdv": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    128: Tile(block_m=64, block_n=128, num_warps=8, num_stages=3),
+                    192: Tile(block_m=32, block_n=128, num_warps=8, num_stages=2),
+                    256: Tile(block_m=32, block_n=64, num_warps=8, num_stages=3),
+                },
+                "dq": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                    192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                    256: Tile(block_m=128, block_n=32, num_warps=8, num_stages=2),
+                },
+                "fwd": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=128, block_n=64, num_warps=4, num_stages=3),
+                    128: Tile(block_m=128, block_n=128, num_warps=8, num_stages=3),
+                    192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                    256: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                },
             },
-            "float32": {
-                "dkdv": (
-                    (64, 32, 32, 4, 2),
-                    (128, 32, 32, 8, 1),
-                    (256, 16, 32, 8, 1),
-                ),
-                "dq": (
-                    (64, 32, 32, 4, 2),
-                    (128, 16, 16, 8, 1),
-                    (256, 16, 16, 8, 1),
-                ),
-                "fwd": (
-                    (64, 64, 32, 8, 2),
-                    (128, 32, 16, 8, 2),
-                    (256, 16, 32, 8, 1),
-                ),
+            float32={
+                "dkdv": {
+                    64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                    128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
+                    256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                },
+                "dq": {
+                    64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                    128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                    256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                },
+                "fwd": {
+                    64: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
+                    128: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
+                    256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                },
             },
-            "short": {
+            short={
                 512: {
-                    "dkdv": (
-                        (64, 32, 64, 4, 3),
-                        (128, 32, 64, 4, 3),
-                    ),
-                    "dq": (
-                        (64, 64, 32, 4, 3),
-                        (128, 64, 64, 4, 2),
-                    ),
-                    "fwd": (
-                        (64, 64, 32, 4, 3),
-                        (128, 64, 32, 4, 3),
-                    ),
+                    "dkdv": {
+                        64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                        128: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                    },
                 },
                 1024: {
-                    "dkdv": (
-                        (64, 32, 64, 4, 3),
-                        (128, 32, 64, 4, 3),
-                    ),
-                    "dq": (
-                        (64, 64, 64, 4, 2),
-                        (128, 64, 64, 4, 2),
-                    ),
-                    "fwd": (
-                        (64, 128, 64, 8, 3),
-                        (128, 128, 32, 4, 3),
-                    ),
+                    "dkdv": {
+                        64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        64: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                        128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
+                    },
                 },
                 2048: {
-                    "dkdv": ((128, 32, 64, 4, 3),),
-                    "dq": ((128, 64, 64, 4, 2),),
-                    "fwd": ((128, 128, 32, 4, 3),),
+                    "dkdv": {
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
+                    },
                 },
             },
-        },
+        ),
     },
     "document": {
-        "sm_90": {
-            "half": {
-                "dkdv": (
-                    (64, 64, 64, 4, 3),
-                    (80, 64, 64, 4, 3),
-                    (96, 32, 64, 4, 3),
-                    (128, 64, 128, 8, 3),
-                    (192, 32, 128, 8, 2),
-                    (256, 32, 64, 8, 3),
-                ),
-                "dq": (
-                    (64, 64, 64, 4, 3),
-                    (80, 64, 64, 4, 3),
-                    (96, 64, 64, 4, 2),
-                    (128, 128, 64, 8, 3),
-                    (192, 128, 64, 8, 2),
-                    (256, 128, 32, 8, 2),
-                ),
-                "fwd": (
-                    (64, 64, 64, 4, 3),
-                    (96, 128, 64, 4, 3),
-                    (128, 128, 128, 8, 3),
-                    (192, 128, 64, 8, 3),
-                    (256, 128, 64, 8, 2),
-                ),
+        "sm_90": ArchTiles(
+            half={
+                "dkdv": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    128: Tile(block_m=64, block_n=128, num_warps=8, num_stages=3),
+                    192: Tile(block_m=32, block_n=128, num_warps=8, num_stages=2),
+                    256: Tile(block_m=32, block_n=64, num_warps=8, num_stages=3),
+                },
+                "dq": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                    192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                    256: Tile(block_m=128, block_n=32, num_warps=8, num_stages=2),
+                },
+                "fwd": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=128, block_n=64, num_warps=4, num_stages=3),
+                    128: Tile(block_m=128, block_n=128, num_warps=8, num_stages=3),
+                    192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                    256: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                },
             },
-            "float32": {
-                "dkdv": (
-                    (64, 32, 32, 4, 2),
-                    (128, 32, 32, 8, 1),
-                    (256, 16, 32, 8, 1),
-                ),
-                "dq": (
-                    (64, 32, 32, 4, 2),
-                    (128, 16, 16, 8, 1),
-                    (256, 16, 16, 8, 1),
-                ),
-                "fwd": (
-                    (64, 64, 32, 8, 2),
-                    (128, 32, 16, 8, 2),
-                    (256, 16, 32, 8, 1),
-                ),
+            float32={
+                "dkdv": {
+                    64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                    128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
+                    256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                },
+                "dq": {
+                    64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                    128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                    256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                },
+                "fwd": {
+                    64: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
+                    128: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
+                    256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                },
             },
-            "short": {
+            short={
                 512: {
-                    "dkdv": (
-                        (64, 32, 64, 4, 3),
-                        (128, 32, 64, 4, 3),
-                    ),
-                    "dq": (
-                        (64, 64, 32, 4, 3),
-                        (128, 64, 64, 4, 2),
-                    ),
-                    "fwd": (
-                        (64, 64, 32, 4, 3),
-                        (128, 64, 32, 4, 3),
-                    ),
+                    "dkdv": {
+                        64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                        128: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                    },
                 },
                 1024: {
-                    "dkdv": (
-                        (64, 32, 64, 4, 3),
-                        (128, 32, 64, 4, 3),
-                    ),
-                    "dq": (
-                        (64, 64, 64, 4, 2),
-                        (128, 64, 64, 4, 2),
-                    ),
-                    "fwd": (
-                        (64, 128, 64, 8, 3),
-                        (128, 128, 32, 4, 3),
-                    ),
+                    "dkdv": {
+                        64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        64: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                        128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
+                    },
                 },
                 2048: {
-                    "dkdv": ((128, 32, 64, 4, 3),),
-                    "dq": ((128, 64, 64, 4, 2),),
-                    "fwd": ((128, 128, 32, 4, 3),),
+                    "dkdv": {
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
+                    },
                 },
             },
-        },
+        ),
     },
     "softcap": {
-        "sm_90": {
-            "half": {
-                "dkdv": (
-                    (64, 64, 64, 4, 3),
-                    (80, 64, 64, 4, 3),
-                    (96, 32, 64, 4, 3),
-                    (128, 64, 128, 8, 3),
-                    (192, 32, 128, 8, 2),
-                    (256, 32, 64, 8, 3),
-                ),
-                "dq": (
-                    (64, 64, 64, 4, 3),
-                    (80, 64, 64, 4, 3),
-                    (96, 64, 64, 4, 2),
-                    (128, 128, 64, 8, 3),
-                    (192, 128, 64, 8, 2),
-                    (256, 128, 32, 8, 2),
-                ),
-                "fwd": (
-                    (64, 64, 64, 4, 3),
-                    (96, 128, 64, 4, 3),
-                    (128, 128, 128, 8, 3),
-                    (192, 128, 64, 8, 3),
-                    (256, 128, 64, 8, 2),
-                ),
+        "sm_90": ArchTiles(
+            half={
+                "dkdv": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    128: Tile(block_m=64, block_n=128, num_warps=8, num_stages=3),
+                    192: Tile(block_m=32, block_n=128, num_warps=8, num_stages=2),
+                    256: Tile(block_m=32, block_n=64, num_warps=8, num_stages=3),
+                },
+                "dq": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                    192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                    256: Tile(block_m=128, block_n=32, num_warps=8, num_stages=2),
+                },
+                "fwd": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=128, block_n=64, num_warps=4, num_stages=3),
+                    128: Tile(block_m=128, block_n=128, num_warps=8, num_stages=3),
+                    192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                    256: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                },
             },
-            "float32": {
-                "dkdv": (
-                    (64, 32, 32, 4, 2),
-                    (128, 32, 32, 8, 1),
-                    (256, 16, 32, 8, 1),
-                ),
-                "dq": (
-                    (64, 32, 32, 4, 2),
-                    (128, 16, 16, 8, 1),
-                    (256, 16, 16, 8, 1),
-                ),
-                "fwd": (
-                    (64, 64, 32, 8, 2),
-                    (128, 32, 16, 8, 2),
-                    (256, 16, 32, 8, 1),
-                ),
+            float32={
+                "dkdv": {
+                    64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                    128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
+                    256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                },
+                "dq": {
+                    64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                    128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                    256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                },
+                "fwd": {
+                    64: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
+                    128: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
+                    256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                },
             },
-            "short": {
+            short={
                 512: {
-                    "dkdv": (
-                        (64, 32, 64, 4, 3),
-                        (128, 32, 64, 4, 3),
-                    ),
-                    "dq": (
-                        (64, 64, 32, 4, 3),
-                        (128, 64, 64, 4, 2),
-                    ),
-                    "fwd": (
-                        (64, 64, 32, 4, 3),
-                        (128, 64, 32, 4, 3),
-                    ),
+                    "dkdv": {
+                        64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                        128: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                    },
                 },
                 1024: {
-                    "dkdv": (
-                        (64, 32, 64, 4, 3),
-                        (128, 32, 64, 4, 3),
-                    ),
-                    "dq": (
-                        (64, 64, 64, 4, 2),
-                        (128, 64, 64, 4, 2),
-                    ),
-                    "fwd": (
-                        (64, 128, 64, 8, 3),
-                        (128, 128, 32, 4, 3),
-                    ),
+                    "dkdv": {
+                        64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        64: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                        128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
+                    },
                 },
                 2048: {
-                    "dkdv": ((128, 32, 64, 4, 3),),
-                    "dq": ((128, 64, 64, 4, 2),),
-                    "fwd": ((128, 128, 32, 4, 3),),
+                    "dkdv": {
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
+                    },
                 },
             },
-        },
+        ),
     },
     "gemma2_local": {
-        "sm_90": {
-            "half": {
-                "dkdv": (
-                    (64, 64, 64, 4, 3),
-                    (80, 64, 64, 4, 3),
-                    (96, 32, 64, 4, 3),
-                    (128, 64, 128, 8, 3),
-                    (192, 32, 128, 8, 2),
-                    (256, 32, 64, 8, 3),
-                ),
-                "dq": (
-                    (64, 64, 64, 4, 3),
-                    (80, 64, 64, 4, 3),
-                    (96, 64, 64, 4, 2),
-                    (128, 128, 64, 8, 3),
-                    (192, 128, 64, 8, 2),
-                    (256, 128, 32, 8, 2),
-                ),
-                "fwd": (
-                    (64, 64, 64, 4, 3),
-                    (96, 128, 64, 4, 3),
-                    (128, 128, 128, 8, 3),
-                    (192, 128, 64, 8, 3),
-                    (256, 128, 64, 8, 2),
-                ),
+        "sm_90": ArchTiles(
+            half={
+                "dkdv": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    128: Tile(block_m=64, block_n=128, num_warps=8, num_stages=3),
+                    192: Tile(block_m=32, block_n=128, num_warps=8, num_stages=2),
+                    256: Tile(block_m=32, block_n=64, num_warps=8, num_stages=3),
+                },
+                "dq": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                    192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                    256: Tile(block_m=128, block_n=32, num_warps=8, num_stages=2),
+                },
+                "fwd": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=128, block_n=64, num_warps=4, num_stages=3),
+                    128: Tile(block_m=128, block_n=128, num_warps=8, num_stages=3),
+                    192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                    256: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                },
             },
-            "float32": {
-                "dkdv": (
-                    (64, 32, 32, 4, 2),
-                    (128, 32, 32, 8, 1),
-                    (256, 16, 32, 8, 1),
-                ),
-                "dq": (
-                    (64, 32, 32, 4, 2),
-                    (128, 16, 16, 8, 1),
-                    (256, 16, 16, 8, 1),
-                ),
-                "fwd": (
-                    (64, 64, 32, 8, 2),
-                    (128, 32, 16, 8, 2),
-                    (256, 16, 32, 8, 1),
-                ),
+            float32={
+                "dkdv": {
+                    64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                    128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
+                    256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                },
+                "dq": {
+                    64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                    128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                    256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                },
+                "fwd": {
+                    64: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
+                    128: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
+                    256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                },
             },
-            "short": {
+            short={
                 512: {
-                    "dkdv": (
-                        (64, 32, 64, 4, 3),
-                        (128, 32, 64, 4, 3),
-                    ),
-                    "dq": (
-                        (64, 64, 32, 4, 3),
-                        (128, 64, 64, 4, 2),
-                    ),
-                    "fwd": (
-                        (64, 64, 32, 4, 3),
-                        (128, 64, 32, 4, 3),
-                    ),
+                    "dkdv": {
+                        64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                        128: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                    },
                 },
                 1024: {
-                    "dkdv": (
-                        (64, 32, 64, 4, 3),
-                        (128, 32, 64, 4, 3),
-                    ),
-                    "dq": (
-                        (64, 64, 64, 4, 2),
-                        (128, 64, 64, 4, 2),
-                    ),
-                    "fwd": (
-                        (64, 128, 64, 8, 3),
-                        (128, 128, 32, 4, 3),
-                    ),
+                    "dkdv": {
+                        64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        64: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                        128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
+                    },
                 },
                 2048: {
-                    "dkdv": ((128, 32, 64, 4, 3),),
-                    "dq": ((128, 64, 64, 4, 2),),
-                    "fwd": ((128, 128, 32, 4, 3),),
+                    "dkdv": {
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
+                    },
                 },
             },
-        },
+        ),
     },
     "relative_bias": {
-        "sm_90": {
-            "half": {
-                "dkdv": (
-                    (64, 64, 64, 4, 3),
-                    (80, 64, 64, 4, 3),
-                    (96, 32, 64, 4, 3),
-                    (128, 64, 128, 8, 3),
-                    (192, 32, 128, 8, 2),
-                    (256, 32, 64, 8, 3),
-                ),
-                "dq": (
-                    (64, 64, 64, 4, 3),
-                    (80, 64, 64, 4, 3),
-                    (96, 64, 64, 4, 2),
-                    (128, 128, 64, 8, 3),
-                    (192, 128, 64, 8, 2),
-                    (256, 128, 32, 8, 2),
-                ),
-                "fwd": (
-                    (64, 64, 64, 4, 3),
-                    (96, 128, 64, 4, 3),
-                    (128, 128, 128, 8, 3),
-                    (192, 128, 64, 8, 3),
-                    (256, 128, 64, 8, 2),
-                ),
+        "sm_90": ArchTiles(
+            half={
+                "dkdv": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    128: Tile(block_m=64, block_n=128, num_warps=8, num_stages=3),
+                    192: Tile(block_m=32, block_n=128, num_warps=8, num_stages=2),
+                    256: Tile(block_m=32, block_n=64, num_warps=8, num_stages=3),
+                },
+                "dq": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                    192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                    256: Tile(block_m=128, block_n=32, num_warps=8, num_stages=2),
+                },
+                "fwd": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=128, block_n=64, num_warps=4, num_stages=3),
+                    128: Tile(block_m=128, block_n=128, num_warps=8, num_stages=3),
+                    192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                    256: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                },
             },
-            "float32": {
-                "dkdv": (
-                    (64, 32, 32, 4, 2),
-                    (128, 32, 32, 8, 1),
-                    (256, 16, 32, 8, 1),
-                ),
-                "dq": (
-                    (64, 32, 32, 4, 2),
-                    (128, 16, 16, 8, 1),
-                    (256, 16, 16, 8, 1),
-                ),
-                "fwd": (
-                    (64, 64, 32, 8, 2),
-                    (128, 32, 16, 8, 2),
-                    (256, 16, 32, 8, 1),
-                ),
+            float32={
+                "dkdv": {
+                    64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                    128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
+                    256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                },
+                "dq": {
+                    64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                    128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                    256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                },
+                "fwd": {
+                    64: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
+                    128: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
+                    256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                },
             },
-            "short": {
+            short={
                 512: {
-                    "dkdv": (
-                        (64, 32, 64, 4, 3),
-                        (128, 32, 64, 4, 3),
-                    ),
-                    "dq": (
-                        (64, 64, 32, 4, 3),
-                        (128, 64, 64, 4, 2),
-                    ),
-                    "fwd": (
-                        (64, 64, 32, 4, 3),
-                        (128, 64, 32, 4, 3),
-                    ),
+                    "dkdv": {
+                        64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                        128: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                    },
                 },
                 1024: {
-                    "dkdv": (
-                        (64, 32, 64, 4, 3),
-                        (128, 32, 64, 4, 3),
-                    ),
-                    "dq": (
-                        (64, 64, 64, 4, 2),
-                        (128, 64, 64, 4, 2),
-                    ),
-                    "fwd": (
-                        (64, 128, 64, 8, 3),
-                        (128, 128, 32, 4, 3),
-                    ),
+                    "dkdv": {
+                        64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        64: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                        128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
+                    },
                 },
                 2048: {
-                    "dkdv": ((128, 32, 64, 4, 3),),
-                    "dq": ((128, 64, 64, 4, 2),),
-                    "fwd": ((128, 128, 32, 4, 3),),
+                    "dkdv": {
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
+                    },
                 },
             },
-        },
+        ),
     },
     "forgetting": {
-        "sm_90": {
-            "half": {
-                "dkdv": (
-                    (64, 64, 64, 4, 3),
-                    (80, 64, 64, 4, 3),
-                    (96, 32, 64, 4, 3),
-                    (128, 32, 64, 4, 3),
-                    (192, 32, 128, 8, 2),
-                    (256, 32, 64, 8, 3),
-                ),
-                "dq": (
-                    (64, 64, 64, 4, 3),
-                    (80, 64, 64, 4, 3),
-                    (96, 64, 64, 4, 2),
-                    (128, 128, 64, 8, 3),
-                    (192, 128, 64, 8, 2),
-                    (256, 128, 32, 8, 2),
-                ),
-                "fwd": (
-                    (64, 128, 64, 4, 3),
-                    (96, 128, 64, 4, 3),
-                    (128, 128, 64, 8, 3),
-                    (192, 128, 64, 8, 3),
-                    (256, 128, 64, 8, 2),
-                ),
+        "sm_90": ArchTiles(
+            half={
+                "dkdv": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    192: Tile(block_m=32, block_n=128, num_warps=8, num_stages=2),
+                    256: Tile(block_m=32, block_n=64, num_warps=8, num_stages=3),
+                },
+                "dq": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                    192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                    256: Tile(block_m=128, block_n=32, num_warps=8, num_stages=2),
+                },
+                "fwd": {
+                    64: Tile(block_m=128, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=128, block_n=64, num_warps=4, num_stages=3),
+                    128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                    192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                    256: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                },
             },
-            "float32": {
-                "dkdv": (
-                    (64, 32, 32, 4, 2),
-                    (128, 32, 32, 8, 1),
-                    (256, 16, 32, 8, 1),
-                ),
-                "dq": (
-                    (64, 32, 32, 4, 2),
-                    (128, 16, 16, 8, 1),
-                    (256, 16, 16, 8, 1),
-                ),
-                "fwd": (
-                    (64, 64, 32, 8, 2),
-                    (128, 32, 16, 8, 2),
-                    (256, 16, 32, 8, 1),
-                ),
+            float32={
+                "dkdv": {
+                    64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                    128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
+                    256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                },
+                "dq": {
+                    64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                    128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                    256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                },
+                "fwd": {
+                    64: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
+                    128: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
+                    256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                },
             },
-            "short": {
+            short={
                 512: {
-                    "dkdv": (
-                        (64, 32, 64, 4, 3),
-                        (128, 32, 64, 4, 3),
-                    ),
-                    "dq": (
-                        (64, 64, 32, 4, 3),
-                        (128, 64, 64, 4, 2),
-                    ),
-                    "fwd": (
-                        (64, 64, 32, 4, 3),
-                        (128, 64, 32, 4, 3),
-                    ),
+                    "dkdv": {
+                        64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                        128: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                    },
                 },
                 1024: {
-                    "dkdv": (
-                        (64, 32, 64, 4, 3),
-                        (128, 32, 64, 4, 3),
-                    ),
-                    "dq": (
-                        (64, 64, 64, 4, 2),
-                        (128, 64, 64, 4, 2),
-                    ),
-                    "fwd": (
-                        (64, 128, 64, 8, 3),
-                        (128, 128, 32, 4, 3),
-                    ),
+                    "dkdv": {
+                        64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        64: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                        128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
+                    },
                 },
                 2048: {
-                    "dkdv": ((128, 32, 64, 4, 3),),
-                    "dq": ((128, 64, 64, 4, 2),),
-                    "fwd": ((128, 128, 32, 4, 3),),
+                    "dkdv": {
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
+                    },
                 },
             },
-        },
+        ),
     },
     "gpt_oss": {
-        "sm_90": {
-            "half": {
-                "dkdv": (
-                    (64, 64, 64, 4, 3),
-                    (80, 64, 64, 4, 3),
-                    (96, 32, 64, 4, 3),
-                    (128, 64, 128, 8, 3),
-                    (192, 32, 128, 8, 2),
-                    (256, 32, 64, 8, 3),
-                ),
-                "dq": (
-                    (64, 64, 64, 4, 3),
-                    (80, 64, 64, 4, 3),
-                    (96, 64, 64, 4, 2),
-                    (128, 128, 64, 8, 3),
-                    (192, 128, 64, 8, 2),
-                    (256, 128, 32, 8, 2),
-                ),
-                "fwd": (
-                    (64, 64, 64, 4, 3),
-                    (96, 128, 64, 4, 3),
-                    (128, 128, 128, 8, 3),
-                    (192, 128, 64, 8, 3),
-                    (256, 128, 64, 8, 2),
-                ),
+        "sm_90": ArchTiles(
+            half={
+                "dkdv": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    128: Tile(block_m=64, block_n=128, num_warps=8, num_stages=3),
+                    192: Tile(block_m=32, block_n=128, num_warps=8, num_stages=2),
+                    256: Tile(block_m=32, block_n=64, num_warps=8, num_stages=3),
+                },
+                "dq": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                    192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                    256: Tile(block_m=128, block_n=32, num_warps=8, num_stages=2),
+                },
+                "fwd": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=128, block_n=64, num_warps=4, num_stages=3),
+                    128: Tile(block_m=128, block_n=128, num_warps=8, num_stages=3),
+                    192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                    256: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                },
             },
-            "float32": {
-                "dkdv": (
-                    (64, 32, 32, 4, 2),
-                    (128, 32, 32, 8, 1),
-                    (256, 16, 32, 8, 1),
-                ),
-                "dq": (
-                    (64, 32, 32, 4, 2),
-                    (128, 16, 16, 8, 1),
-                    (256, 16, 16, 8, 1),
-                ),
-                "fwd": (
-                    (64, 64, 32, 8, 2),
-                    (128, 32, 16, 8, 2),
-                    (256, 16, 32, 8, 1),
-                ),
+            float32={
+                "dkdv": {
+                    64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                    128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
+                    256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                },
+                "dq": {
+                    64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                    128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                    256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                },
+                "fwd": {
+                    64: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
+                    128: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
+                    256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                },
             },
-            "short": {
+            short={
                 512: {
-                    "dkdv": (
-                        (64, 32, 64, 4, 3),
-                        (128, 32, 64, 4, 3),
-                    ),
-                    "dq": (
-                        (64, 64, 32, 4, 3),
-                        (128, 64, 64, 4, 2),
-                    ),
-                    "fwd": (
-                        (64, 64, 32, 4, 3),
-                        (128, 64, 32, 4, 3),
-                    ),
+                    "dkdv": {
+                        64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                        128: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                    },
                 },
                 1024: {
-                    "dkdv": (
-                        (64, 32, 64, 4, 3),
-                        (128, 32, 64, 4, 3),
-                    ),
-                    "dq": (
-                        (64, 64, 64, 4, 2),
-                        (128, 64, 64, 4, 2),
-                    ),
-                    "fwd": (
-                        (64, 128, 64, 8, 3),
-                        (128, 128, 32, 4, 3),
-                    ),
+                    "dkdv": {
+                        64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        64: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                        128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
+                    },
                 },
                 2048: {
-                    "dkdv": ((128, 32, 64, 4, 3),),
-                    "dq": ((128, 64, 64, 4, 2),),
-                    "fwd": ((128, 128, 32, 4, 3),),
+                    "dkdv": {
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
+                    },
                 },
             },
-        },
+        ),
     },
 }

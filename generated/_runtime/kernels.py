@@ -1,10 +1,180 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: dc445158123c8821
-"""What each kernel's code is, as a hash: tuned tiles hold for the code they were measured on."""
+# hash: 8994e282bdac032e
+"""The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
-# variant -> mode of calls -> pass -> hash of the kernel's file without comments and docstrings
+from .core.traits import VariantTraits
+
+TRAITS: dict[str, VariantTraits] = {
+    "full": VariantTraits(
+        score_is_scaled_product=True,
+        score_is_cheap=True,
+        keys_start_at_zero=True,
+        rows_are_alike=True,
+        keys_are_runs=True,
+        segmented_keys_are_runs=True,
+        keys_are_wide_bands=False,
+        backward_can_fuse=True,
+        gradients_use_atomics=False,
+    ),
+    "causal": VariantTraits(
+        score_is_scaled_product=True,
+        score_is_cheap=True,
+        keys_start_at_zero=True,
+        rows_are_alike=False,
+        keys_are_runs=True,
+        segmented_keys_are_runs=True,
+        keys_are_wide_bands=False,
+        backward_can_fuse=True,
+        gradients_use_atomics=False,
+    ),
+    "causal_dropout": VariantTraits(
+        score_is_scaled_product=False,
+        score_is_cheap=False,
+        keys_start_at_zero=True,
+        rows_are_alike=False,
+        keys_are_runs=True,
+        segmented_keys_are_runs=True,
+        keys_are_wide_bands=False,
+        backward_can_fuse=True,
+        gradients_use_atomics=False,
+    ),
+    "window": VariantTraits(
+        score_is_scaled_product=True,
+        score_is_cheap=True,
+        keys_start_at_zero=False,
+        rows_are_alike=False,
+        keys_are_runs=True,
+        segmented_keys_are_runs=True,
+        keys_are_wide_bands=True,
+        backward_can_fuse=True,
+        gradients_use_atomics=False,
+    ),
+    "prefix_lm": VariantTraits(
+        score_is_scaled_product=True,
+        score_is_cheap=True,
+        keys_start_at_zero=True,
+        rows_are_alike=False,
+        keys_are_runs=True,
+        segmented_keys_are_runs=True,
+        keys_are_wide_bands=False,
+        backward_can_fuse=True,
+        gradients_use_atomics=False,
+    ),
+    "document": VariantTraits(
+        score_is_scaled_product=True,
+        score_is_cheap=True,
+        keys_start_at_zero=False,
+        rows_are_alike=False,
+        keys_are_runs=True,
+        segmented_keys_are_runs=True,
+        keys_are_wide_bands=True,
+        backward_can_fuse=True,
+        gradients_use_atomics=False,
+    ),
+    "padding": VariantTraits(
+        score_is_scaled_product=True,
+        score_is_cheap=True,
+        keys_start_at_zero=True,
+        rows_are_alike=False,
+        keys_are_runs=True,
+        segmented_keys_are_runs=True,
+        keys_are_wide_bands=False,
+        backward_can_fuse=True,
+        gradients_use_atomics=False,
+    ),
+    "streaming_llm": VariantTraits(
+        score_is_scaled_product=True,
+        score_is_cheap=True,
+        keys_start_at_zero=False,
+        rows_are_alike=False,
+        keys_are_runs=True,
+        segmented_keys_are_runs=False,
+        keys_are_wide_bands=True,
+        backward_can_fuse=True,
+        gradients_use_atomics=False,
+    ),
+    "natten": VariantTraits(
+        score_is_scaled_product=True,
+        score_is_cheap=True,
+        keys_start_at_zero=False,
+        rows_are_alike=False,
+        keys_are_runs=False,
+        segmented_keys_are_runs=False,
+        keys_are_wide_bands=False,
+        backward_can_fuse=True,
+        gradients_use_atomics=False,
+    ),
+    "softcap": VariantTraits(
+        score_is_scaled_product=False,
+        score_is_cheap=False,
+        keys_start_at_zero=True,
+        rows_are_alike=False,
+        keys_are_runs=True,
+        segmented_keys_are_runs=True,
+        keys_are_wide_bands=False,
+        backward_can_fuse=True,
+        gradients_use_atomics=False,
+    ),
+    "gemma2_local": VariantTraits(
+        score_is_scaled_product=False,
+        score_is_cheap=False,
+        keys_start_at_zero=False,
+        rows_are_alike=False,
+        keys_are_runs=True,
+        segmented_keys_are_runs=True,
+        keys_are_wide_bands=True,
+        backward_can_fuse=True,
+        gradients_use_atomics=False,
+    ),
+    "alibi": VariantTraits(
+        score_is_scaled_product=False,
+        score_is_cheap=True,
+        keys_start_at_zero=True,
+        rows_are_alike=False,
+        keys_are_runs=True,
+        segmented_keys_are_runs=True,
+        keys_are_wide_bands=False,
+        backward_can_fuse=True,
+        gradients_use_atomics=False,
+    ),
+    "relative_bias": VariantTraits(
+        score_is_scaled_product=False,
+        score_is_cheap=False,
+        keys_start_at_zero=True,
+        rows_are_alike=False,
+        keys_are_runs=True,
+        segmented_keys_are_runs=True,
+        keys_are_wide_bands=False,
+        backward_can_fuse=False,
+        gradients_use_atomics=True,
+    ),
+    "forgetting": VariantTraits(
+        score_is_scaled_product=False,
+        score_is_cheap=False,
+        keys_start_at_zero=True,
+        rows_are_alike=False,
+        keys_are_runs=True,
+        segmented_keys_are_runs=True,
+        keys_are_wide_bands=False,
+        backward_can_fuse=True,
+        gradients_use_atomics=False,
+    ),
+    "gpt_oss": VariantTraits(
+        score_is_scaled_product=True,
+        score_is_cheap=True,
+        keys_start_at_zero=False,
+        rows_are_alike=False,
+        keys_are_runs=True,
+        segmented_keys_are_runs=True,
+        keys_are_wide_bands=False,
+        backward_can_fuse=True,
+        gradients_use_atomics=False,
+    ),
+}
+
+# Variant -> mode of calls -> pass -> hash of the kernel's file without comments and docstrings.
 KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
     "full": {
         "dense": {
@@ -442,132 +612,3 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
     },
 }
-
-# Variants of which a kernel finds nothing for a pair but the product of query and key, scaled.
-LINEAR = frozenset(
-    {
-        "full",
-        "causal",
-        "window",
-        "prefix_lm",
-        "document",
-        "padding",
-        "streaming_llm",
-        "natten",
-        "gpt_oss",
-    }
-)
-
-# Variants whose score reads nothing for each key, and calls no function, and which drop nothing.
-CHEAP_SCORES = frozenset(
-    {
-        "full",
-        "causal",
-        "window",
-        "prefix_lm",
-        "document",
-        "padding",
-        "streaming_llm",
-        "natten",
-        "alibi",
-        "gpt_oss",
-    }
-)
-
-# Variants whose rows visit one long run of keys, from the first on: there Hopper's family is the faster one.
-LONG_RUNS = frozenset(
-    {
-        "full",
-        "causal",
-        "causal_dropout",
-        "prefix_lm",
-        "padding",
-        "softcap",
-        "alibi",
-        "relative_bias",
-        "forgetting",
-    }
-)
-
-# Those of them whose rows all visit the same keys.
-ALIKE_ROWS = frozenset(
-    {
-        "full",
-    }
-)
-
-# Variants whose rows visit runs of keys, and no blocks of a list.
-RUNS = frozenset(
-    {
-        "full",
-        "causal",
-        "causal_dropout",
-        "window",
-        "prefix_lm",
-        "document",
-        "padding",
-        "streaming_llm",
-        "softcap",
-        "gemma2_local",
-        "alibi",
-        "relative_bias",
-        "forgetting",
-        "gpt_oss",
-    }
-)
-
-# Variants whose rows do so in segmented calls.
-SEGMENTED_RUNS = frozenset(
-    {
-        "full",
-        "causal",
-        "causal_dropout",
-        "window",
-        "prefix_lm",
-        "document",
-        "padding",
-        "softcap",
-        "gemma2_local",
-        "alibi",
-        "relative_bias",
-        "forgetting",
-        "gpt_oss",
-    }
-)
-
-# Variants whose rows visit keys up to a distance that is not known to be short, or as far as a table says.
-BANDS = frozenset(
-    {
-        "window",
-        "document",
-        "streaming_llm",
-        "gemma2_local",
-    }
-)
-
-# Variants with a gradient that is added with atomics, in any order.
-ATOMIC = frozenset(
-    {
-        "relative_bias",
-    }
-)
-
-# Variants whose backward may be one kernel of Hopper's family. Of the others the portable dq gathers something besides.
-FUSED_BACKWARDS = frozenset(
-    {
-        "full",
-        "causal",
-        "causal_dropout",
-        "window",
-        "prefix_lm",
-        "document",
-        "padding",
-        "streaming_llm",
-        "natten",
-        "softcap",
-        "gemma2_local",
-        "alibi",
-        "forgetting",
-        "gpt_oss",
-    }
-)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -14,7 +13,7 @@ from .running import Failure
 from .session import FATAL, Outcome, Plan, drawn, run_variants
 
 HANGS_AFTER = 420.0
-"""Seconds after which a process that is still at one chunk of variants is given up."""
+"""Seconds after which a process that is still at one chunk of variants is killed."""
 
 
 def run_all(plan: Plan, numbers: Sequence[int], *, chunk: int, jobs: int = 0) -> Outcome:
@@ -34,9 +33,7 @@ def _task(plan: Plan, numbers: tuple[int, ...]) -> Outcome:
     global _unusable
     if _unusable:
         os._exit(1)
-    faulthandler.dump_traceback_later(HANGS_AFTER, exit=True)
     outcome = run_variants(plan, numbers)
-    faulthandler.cancel_dump_traceback_later()
     _unusable = any(word in failure.text for _, failure in outcome.failures for word in FATAL)
     return outcome
 
@@ -51,7 +48,7 @@ def outcomes(plan: Plan, numbers: Sequence[int], *, chunk: int, jobs: int) -> It
     waiting, died = list(chunks), dict[int, int]()
     while waiting:
         again: list[tuple[int, ...]] = []
-        for each, result in spread(task, waiting, jobs):
+        for each, result in spread(task, waiting, jobs, limit=HANGS_AFTER):
             if isinstance(result, Outcome):
                 again += [(number,) for number in result.left]
                 yield result

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import generated
-from bench.peers.torch_peers import make_schedule
 from codegen.testing import golden
+from codegen.testing.calls import make_schedule
 from codegen.testing.golden import Inputs
 from generated._runtime.core.checks import ArgumentError
 from generated._runtime.core.configs import PASSES

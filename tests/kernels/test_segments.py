@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.peers.torch_peers import make_schedule
 from codegen.testing import golden
+from codegen.testing.calls import make_schedule
 from codegen.testing.golden import Inputs
 from generated._runtime.core.checks import ArgumentError
 from tests.support.cases import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.cases.case import Case
-from bench.report.record import PASSES, Cost, Measurement, Results
+from bench.record import PASSES, Cost, Measurement, Results
 from codegen.testing.golden import Shape
 
 

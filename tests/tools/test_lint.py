@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from codegen.analysis.call_modes import Mode
 from codegen.arch.chips import ARCHS
 from codegen.arch.tile_rules import TileConfig
 from codegen.cli.main import main
-from codegen.compile import pool
 from codegen.compile.offline import compile_launches
 from codegen.lint import kernels, report
 from codegen.lint.jobs import Job, Selection, jobs, tuned_jobs
@@ -222,23 +220,6 @@ def test_json_is_written_in_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- the command
-
-
-def _die(number: int) -> int:
-    if number == 2:
-        os.write(2, b"a.cpp:7: int f(): Assertion `false' failed.\n")
-        os._exit(1)
-    if number == 3:
-        raise KeyError(number)
-    return number
-
-
-def test_a_process_that_dies_loses_its_own_work_alone() -> None:
-    results = dict(pool.spread(_die, [1, 2, 3, 4], 1))
-    assert (results[1], results[4]) == (1, 4)
-    assert isinstance(results[2], pool.WorkerDiedError)
-    assert str(results[2]) == "Assertion `false' failed."
-    assert str(results[3]) == "KeyError: 3"
 
 
 def test_a_package_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

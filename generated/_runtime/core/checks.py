@@ -4,12 +4,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from ..archs import MAX_HEAD_DIM, MIN_HEAD_DIM
+
 FLOAT_DTYPES = ("float16", "bfloat16", "float32")
 LAYOUTS = ("bhsd", "bshd")
 PACKED = "packed"
 # Of a layout: the dims as messages write them, the axes of heads and of the sequence.
 _DIMS = {"bhsd": ("[B, H, S, D]", 1, 2), "bshd": ("[B, S, H, D]", 2, 1), PACKED: ("[total, H, D]", 1, 0)}
-MIN_HEAD_DIM, MAX_HEAD_DIM = 8, 256
 # Positions, offsets and integer scalars are 32-bit in the kernels; half the range leaves room for their sums.
 INT_LIMIT = 2**30
 SEED_END = 2**63

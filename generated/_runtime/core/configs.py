@@ -1,33 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernels a call runs, with which tiles: as it asks, else as measured on this GPU, else as the rule has it."""
+"""The kernels and tiles of a call: those that it asks for, else those measured on this GPU, else the defaults."""
 
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from ..archs import ARCHS, VARIANT_ARCHS, Arch
-from ..kernels import ATOMIC
+from ..archs import ARCHS, HOPPER_FAMILY, SAME_TILES, TILE_VALUES, VARIANT_ARCHS
+from ..kernels import TRAITS
 from .checks import fail
 from .families import (
     FAMILIES,
     WIDE_KEYS,
-    HopperTile,
     as_a_rule,
     backward_tiles,
     fastest,
     hopper_tile,
 )
 from .families import INTERPRETER as INTERPRETER
-from .tuned import HOPPER, HOPPER_DKDV, PORTABLE, Entry, Problem, Verdict, tuned_entries
-from .tuned import Tile as Tile
+from .tiles import HOPPER, PORTABLE, ArchTiles, HopperTile
+from .tiles import Tile as Tile
+from .tuned import HOPPER_DKDV, Entry, Problem, Verdict, tuned_entries
 
 PASSES = ("fwd", "dkdv", "dq")
 NOT_SHORT = 2**31
 _FIXED_ORDER = "order fixed"
 _REFERENCE = "reference"
-# Chips without an entry of their own that run another's tiles: same instructions, no less shared memory.
-SAME_TILES = {"sm_86": "sm_89", "sm_87": "sm_80", "sm_103": "sm_100", "sm_121": "sm_120"}
 
 Tiles = Mapping[str, Tile]
 _Found = TypeVar("_Found", Entry, Verdict)
@@ -44,30 +42,31 @@ def next_power_of_2(n: int) -> int:
 
 
 def whole_columns(head_dim: int) -> int:
-    """Columns of a tile in one part: a power of two, and as many at least as a matrix product takes."""
+    """Columns of an unsplit tile: a power of two, and at least the 16 that a matrix instruction takes."""
     return max(next_power_of_2(head_dim), 16)
 
 
 def block_columns(head_dim: int) -> int:
-    """Columns of a tile, a power of two. Fewer than `head_dim` are those of its first part, the second has the rest.
+    """Columns of a tile, a power of two. If they are fewer than `head_dim`, a second tile holds the rest.
 
-    Two parts, two powers of two, are wherever they have fewer columns together than one.
+    A head_dim is split into two tiles wherever these have fewer columns together than one tile.
 
     >>> [block_columns(n) for n in (8, 64, 80, 96, 112, 128, 192)]
     [16, 64, 64, 64, 128, 128, 128]
     """
     whole = whole_columns(head_dim)
-    # Rows of whole 16 bytes: the second part is then copied to shared memory like the first.
+    # Rows of whole 16 bytes: the second tile is then copied to shared memory like the first.
     splits = whole > 32 and head_dim <= whole // 2 + whole // 4 and head_dim % 8 == 0
     return whole // 2 if splits else whole
 
 
 def padded(head_dim: int) -> int:
-    """The head_dim whose tiles serve: itself where it is in two parts, else the columns that it is padded to."""
+    """The head_dim to look tiles up for: itself if it is split into two tiles, else the columns that it is padded
+    to."""
     return head_dim if block_columns(head_dim) < head_dim else whole_columns(head_dim)
 
 
-def _arch(op: str, arch: str) -> Arch:
+def _arch(op: str, arch: str) -> ArchTiles:
     like = SAME_TILES.get(arch, arch)
     table = VARIANT_ARCHS.get(op, ARCHS).get(like) or ARCHS.get(like)
     if table is None:
@@ -78,32 +77,30 @@ def _arch(op: str, arch: str) -> Arch:
 
 @cache
 def default_tiles(op: str, arch: str, itemsize: int, head_dim: int, length: int = NOT_SHORT) -> Tiles:
-    """The architecture's tiles for inputs of `itemsize` bytes; `head_dim` is the larger one of q's and v's, `padded`.
+    """The architecture's tiles for inputs of `itemsize` bytes. `head_dim` is the larger one of q's and v's, `padded`.
 
-    `length` is one of those that the architecture has tiles for short sequences of, or NOT_SHORT.
+    `length` is a key of the architecture's `short` tiles, or NOT_SHORT.
     """
     if arch == INTERPRETER:
         return dict.fromkeys(PASSES, Tile(64, 64, 4, 1))
     table = _arch(op, arch)
-    passes = table["float32"] if itemsize == 4 else table["half"]
-    served = {name: min(row for row in rows if row[0] >= head_dim) for name, rows in passes.items()}
-    for name, rows in table["short"].get(length, {}).items() if itemsize == 2 else ():
-        # In place of the row of its own head_dim alone: what is short for one is not so for another.
-        own = [row for row in rows if row[0] == served[name][0]]
-        served[name] = own[0] if own else served[name]
-    return {name: Tile(*row[1:]) for name, row in served.items()}
+    passes = table.float32 if itemsize == 4 else table.half
+    short = table.short.get(length, {}) if itemsize == 2 else {}
+    served = {name: min(largest for largest in tiles if largest >= head_dim) for name, tiles in passes.items()}
+    # A tile for short sequences replaces the one of the same head_dim only.
+    return {name: short.get(name, {}).get(largest, passes[name][largest]) for name, largest in served.items()}
 
 
 @cache
 def _short_lengths(op: str, arch: str) -> tuple[int, ...]:
-    return () if arch == INTERPRETER else tuple(sorted(_arch(op, arch)["short"]))
+    return () if arch == INTERPRETER else tuple(sorted(_arch(op, arch).short))
 
 
 def nearest(found: Sequence[_Found], pass_name: str, problem: Problem) -> _Found | None:
-    """What was measured of a pass on the problem most like this one, of its mode, columns and itemsize.
+    """The measurement of a pass on the problem nearest to this one, among those of its mode, columns and itemsize.
 
-    That of the same dtype goes before the other of 16 bits, whose kernels take as much of a chip. Then what is best
-    goes by the length, in octaves, before it goes by the group.
+    The same dtype is nearer than the other dtype of 16 bits. Then the length counts, in octaves, and a quarter as much
+    the group.
     """
 
     def distance(each: _Found) -> tuple[bool, float, int]:
@@ -120,7 +117,7 @@ def nearest(found: Sequence[_Found], pass_name: str, problem: Problem) -> _Found
 
 
 class Choice(NamedTuple):
-    """The tile of one kernel, and the rung of the ladder it is from: `config`, `tuned` with the entry, or `default`."""
+    """The tile of one kernel and its source: `config`, `tuned` (then with the entry), or `default`."""
 
     tile: Tile
     source: str
@@ -145,9 +142,9 @@ def ladder(op: str, arch: str, gpu: str, problem: Problem, config_words: str = "
 
 
 class Decision(NamedTuple):
-    """Whose kernels a forward or backward runs where the call does not say: one of CONTENDERS.
+    """The kernels of a forward or backward if the call names none: one of CONTENDERS.
 
-    `verdict`: the nearest that was measured, if any; `overrules`: whether it says otherwise than the rule.
+    `verdict`: the nearest measurement, if there is one. `overrules`: true if it contradicts the rule.
     """
 
     kernels: str
@@ -158,11 +155,11 @@ class Decision(NamedTuple):
 def decision(
     pass_name: str, op: str, gpu: str, problem: Problem, head_dims: tuple[int, int], in_order: bool = False
 ) -> Decision:
-    """Whose kernels a forward, `fwd`, or a backward, `bwd`, runs on sm_90.
+    """The kernels of a forward (`fwd`) or a backward (`bwd`) on a chip with Hopper's family.
 
-    Where the rule held for what was measured it holds for what lies between, too: it knows more lengths than those.
-    Elsewhere the fastest is taken, and nothing ever that gave wrong results. `in_order`: gradients are added up in a
-    fixed order.
+    If the rule was right for the nearest measurement, the rule decides, for it knows more lengths than were measured.
+    Otherwise the fastest kernels of that measurement run. Kernels that gave wrong results never do. `in_order`:
+    gradients are added up in a fixed order.
     """
 
     def possible(kernels: str) -> str:
@@ -196,9 +193,9 @@ def tiles_for(
 
     Args:
         mode: dense, packed or segmented.
-        arch: the chip, such as sm_90, and `gpu`, the folder of its tuned tiles, empty where the GPU is not there.
+        arch: the chip, such as sm_90. gpu: the folder of its tuned tiles, empty if no GPU is present.
         head_dims: of q and of v. heads: of q and of k.
-        length: how many keys a sequence has, on average where they are packed.
+        length: number of keys of a sequence, the average in a packed call.
         config_words: a text of `config_text`.
     """
     problem = Problem(mode, dtype, max(head_dims, key=padded), heads[0] // heads[1], length)
@@ -206,8 +203,8 @@ def tiles_for(
     forward = _forward_on_hopper(op, arch, gpu, problem, head_dims, config_words)
     backward = _backward_on_hopper(op, arch, gpu, problem, head_dims, config_words)
     widths = {width for head_dim in head_dims for width in (whole_columns(head_dim), block_columns(head_dim))}
-    if arch == "sm_90" and dtype != "float32" and len(widths) > 1:
-        # Triton 3.6 compiles wrong results where tiles of different width get no pipeline: k's and v's, or their parts.
+    if arch == HOPPER_FAMILY.arch and dtype != "float32" and len(widths) > 1:
+        # Triton 3.6 miscompiles tiles of different widths (of k and v, or of a split head_dim) without a pipeline.
         tiles = {name: tile._replace(num_stages=max(tile.num_stages, 2)) for name, tile in tiles.items()}
     return {**tiles, **forward, **backward}
 
@@ -215,7 +212,7 @@ def tiles_for(
 def _forward_on_hopper(
     op: str, arch: str, gpu: str, problem: Problem, head_dims: tuple[int, int], config_words: str
 ) -> dict[str, HopperTile]:
-    """The tile of a forward that runs in Hopper's family: where it can, unless the call wants another."""
+    """The tile of a forward in Hopper's family; empty if that family cannot run it or the call asks for another."""
     family, own = asked_family(config_words), parse_config(config_words).get("fwd")
     if family == PORTABLE or (own is not None and family != HOPPER):
         return {}
@@ -236,10 +233,10 @@ def _forward_on_hopper(
 def _backward_on_hopper(
     op: str, arch: str, gpu: str, problem: Problem, head_dims: tuple[int, int], config_words: str
 ) -> dict[str, HopperTile]:
-    """The tiles of a backward that runs in Hopper's family: where it can, unless the call wants another.
+    """The tiles of a backward in Hopper's family; empty if that family cannot run it or the call asks for another.
 
-    One kernel for all gradients adds those of q in any order. Where the call wants a fixed one, or has a tile for dq,
-    the portable kernel computes dq, and one of Hopper's the rest.
+    The kernel for all gradients adds dq in any order. If the call asks for a fixed order, or has a tile for dq, the
+    portable kernel computes dq and one of Hopper's kernels the rest.
     """
     family, own = asked_family(config_words), parse_config(config_words)
     if family == PORTABLE or (family != HOPPER and {"dkdv", "dq"} & own.keys()):
@@ -270,11 +267,10 @@ def checked_tile(op: str, name: str, entry: Any) -> Tile:
     if not isinstance(entry, Mapping) or set(entry) != set(Tile._fields):
         fail(op, f"config[{name!r}]", f"a mapping with {', '.join(Tile._fields)}", entry)
     for field, value in entry.items():
-        least, most = {"num_warps": (1, 32), "num_stages": (1, 8)}.get(field, (16, 256))
-        power = field == "num_stages" or (isinstance(value, int) and value > 0 and value & (value - 1) == 0)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most or not power:
-            kind = "an int" if field == "num_stages" else "a power of two"
-            fail(op, f"config[{name!r}][{field!r}]", f"{kind} from {least} to {most}", repr(value))
+        allowed = TILE_VALUES[field]
+        if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
+            kind = "a power of two" if all(n & (n - 1) == 0 for n in allowed) else "an int"
+            fail(op, f"config[{name!r}][{field!r}]", f"{kind} from {allowed[0]} to {allowed[-1]}", repr(value))
     return Tile(**entry)
 
 
@@ -288,7 +284,7 @@ def config_text(op: str, config: Any, family: Any = None, deterministic: Any = N
         fail(op, "family", f"None or one of {', '.join(map(repr, FAMILIES))}", repr(family))
     if deterministic is not None and not isinstance(deterministic, bool):
         fail(op, "deterministic", "None, True or False", repr(deterministic))
-    if deterministic and op in ATOMIC:
+    if deterministic and TRAITS[op].gradients_use_atomics:
         fail(op, "deterministic", "None or False, as one of its gradients is added with atomics, in any order", "True")
     asked = [f"family {family}"] if family is not None else []
     if deterministic:

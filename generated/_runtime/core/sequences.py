@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What calls may say of their sequences, in either framework. No framework is imported."""
+"""Rules for packed sequences, segment ids and positions, for both frameworks. No framework is imported."""
 
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .checks import fail
 
@@ -10,10 +10,10 @@ TOKEN_ARGUMENTS = ("q_segment_ids", "kv_segment_ids", "q_positions", "kv_positio
 
 
 class ByRow(NamedTuple):
-    """What an op that reads something by row asks of the positions of a call, where they are not the rows.
+    """The rule for the positions of a call to an op that reads a tensor by row: they equal the row numbers, or else
 
     `in_order`: they rise by one from row to row of a segment. `in_step`: the query and the key of a row are one token.
-    `as_rows`: nothing else will do. `rule` says so in words.
+    `as_rows`: nothing else is allowed. `rule` is the text for error messages.
     """
 
     in_order: bool
@@ -23,9 +23,49 @@ class ByRow(NamedTuple):
 
 
 def fail_order(op: str, by_row: ByRow, wrong: list[bool]) -> None:
-    """Raise the error of positions that are `wrong` in some batch rows, if they are in any."""
+    """Raise an error if positions are `wrong` in any batch row."""
     if any(wrong):
         fail(op, "q_positions", by_row.rule, f"others in batch row {wrong.index(True)}")
+
+
+class TokenRows(NamedTuple):
+    """The queries, or the keys, of a call: segment ids and positions `[B, S]`, and the row numbers 0 to S - 1."""
+
+    ids: Any
+    positions: Any
+    rows: Any
+
+
+def breaks_rule(queries: TokenRows, keys: TokenRows, padding_id: int, by_row: ByRow) -> Any:
+    """Booleans `[B]`: true where the positions of a batch row break the rule. Padding may have any position.
+
+    Only operators that torch's tensors and JAX's arrays share are used.
+    """
+    allowed: list[Any] = []
+    equal_rows: list[Any] = []
+    for ids, positions, rows in (queries, keys):
+        padding = ids == padding_id
+        equal_rows.append(((positions == rows[None]) | padding).all(1))
+        if by_row.in_order:
+            rises = positions[:, 1:] - positions[:, :-1] == 1
+            begins = ids[:, 1:] != ids[:, :-1]
+            allowed.append((rises | begins | padding[:, 1:]).all(1))
+    if by_row.in_step:
+        both = min(queries.ids.shape[1], keys.ids.shape[1])
+        q_ids, kv_ids = queries.ids[:, :both], keys.ids[:, :both]
+        one_token = queries.positions[:, :both] == keys.positions[:, :both]
+        one_token = one_token & ((kv_ids == q_ids) | (kv_ids == padding_id))
+        padding = queries.ids == padding_id
+        allowed += [(one_token | padding[:, :both]).all(1), padding[:, both:].all(1)]
+    are_rows = _all_of(equal_rows)
+    return ~are_rows if by_row.as_rows else ~(are_rows | _all_of(allowed))
+
+
+def _all_of(conditions: list[Any]) -> Any:
+    together = conditions[0]
+    for each in conditions[1:]:
+        together = together & each
+    return together
 
 
 def check_begins(op: str, name: str, begins: list[int], packed: str, total: int) -> None:

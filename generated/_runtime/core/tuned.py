@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was measured on a GPU: `tuned/<gpu>/<variant>.json` beside the variants, written by `codegen tune`."""
+"""Measurements on a GPU: `tuned/<gpu>/<variant>.json` beside the variants, written by `codegen tune`."""
 
 import json
 import math
@@ -11,39 +11,27 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..kernels import KERNEL_HASHES
+from .tiles import HOPPER, PORTABLE, Tile
 
-# Files without `families` are of this format, too.
+# A file without `families` has this format too.
 FORMAT = 1
 PACKAGE = Path(__file__).resolve().parents[2]
 COMMAND = "codegen tune"
 
-CONTENDERS = PORTABLE, HOPPER_DKDV, HOPPER = ("portable", "hopper_dkdv", "hopper")
-"""Whose kernels a forward or a backward runs: the portable family's; Hopper's for dk and dv, beside the portable dq;
-Hopper's for all that there is to compute."""
+HOPPER_DKDV = "hopper_dkdv"
+CONTENDERS = (PORTABLE, HOPPER_DKDV, HOPPER)
+"""The kernels that a forward or a backward can run: the portable family; Hopper's for dk and dv, with the portable dq;
+Hopper's for everything."""
 
-# What of a GPU's name tells neither its chip nor its power apart from others.
+# Parts of a GPU's name that do not tell its chip or its power from others.
 _NOISE = re.compile(r"nvidia|amd|tesla|geforce|instinct|generation|\d+ ?gi?b|hbm\d\w*|sxm\d*|oam", re.IGNORECASE)
 
 
-class Tile(NamedTuple):
-    """Block sizes and launch options of one kernel of the portable family."""
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
-
-    @property
-    def family(self) -> str:
-        """The family of the kernel."""
-        return PORTABLE
-
-
 class Problem(NamedTuple):
-    """What a tile is chosen for, beside the kernel.
+    """The properties of a call that a tile is chosen by.
 
     `mode`: dense, packed or segmented. `head_dim`: the larger of q's and v's. `group`: query heads per key head. `seq`:
-    keys of a sequence, on average where they are packed.
+    keys of a sequence, the average in a packed call.
     """
 
     mode: str
@@ -57,10 +45,10 @@ class Problem(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What the tuner found for one kernel and problem: the fastest tile, and what its default took beside it, in ms.
+    """The fastest tile of one kernel for one problem, with its time and that of the default tile, in ms.
 
-    `kernel`: the hash of the code that was measured, with Triton `triton`. `default_ms` is None where the default does
-    not run.
+    `kernel`: hash of the code that was measured. `triton`: the version of Triton. `default_ms` is None if the default
+    does not run.
     """
 
     pass_name: str
@@ -73,10 +61,10 @@ class Entry(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What a forward, `fwd`, or a whole backward, `bwd`, took on a problem with each family's kernels, in ms.
+    """The times of a forward (`fwd`) or a whole backward (`bwd`) on a problem, with the kernels of each family.
 
-    `ms`: by contender, of those that gave right results; `failed`: the reasons of the others. `kernels`: the hashes of
-    the code that was measured, by kernel, with Triton `triton`.
+    `ms`: time of each contender that gave right results. `failed`: why the others did not. `kernels`: hashes of the
+    code that was measured, by kernel. `triton`: the version of Triton.
     """
 
     pass_name: str
@@ -88,7 +76,7 @@ class Verdict(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What a file says of a variant on the GPU of that name."""
+    """The measurements of a variant in one file. `gpu`: the name that the driver gives."""
 
     gpu: str
     entries: tuple[Entry, ...]
@@ -99,7 +87,7 @@ _NOTHING = Measured("", (), ())
 
 
 def gpu_key(name: str) -> str:
-    """The folder of a GPU's tuned tiles, from the name that its driver gives.
+    """The folder of a GPU's tuned tiles, from the name that the driver gives.
 
     >>> gpu_key("NVIDIA H100 80GB HBM3"), gpu_key("NVIDIA H100 PCIe"), gpu_key("NVIDIA GeForce RTX 4090")
     ('h100', 'h100_pcie', 'rtx_4090')
@@ -109,12 +97,12 @@ def gpu_key(name: str) -> str:
 
 
 def tuned_path(gpu: str, variant: str, package: Path = PACKAGE) -> Path:
-    """The file of what was measured of a variant on a GPU."""
+    """The file with the measurements of a variant on a GPU."""
     return package / "tuned" / gpu / f"{variant}.json"
 
 
 def read(path: Path) -> Measured:
-    """What a file says; ValueError says what is wrong with it."""
+    """The content of a file. A ValueError says what is wrong with it."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["format"] != FORMAT:
@@ -164,7 +152,7 @@ def _check_numbers(row: Mapping[str, Any], numbers: Sequence[Any]) -> None:
 
 @cache
 def tuned_entries(gpu: str, variant: str) -> Measured:
-    """What holds for the kernels as they are. What cannot be used is ignored, aloud, once."""
+    """The measurements that are valid for the present kernels. The rest is ignored with one warning."""
     path = tuned_path(gpu, variant)
     if not gpu or not path.is_file():
         return _NOTHING
@@ -186,14 +174,14 @@ def tuned_entries(gpu: str, variant: str) -> Measured:
 
 
 def is_fresh(variant: str, found: Entry | Verdict) -> bool:
-    """Whether the code that was measured is what the variant's kernels are now."""
+    """True if the code that was measured is that of the variant's present kernels."""
     known = KERNEL_HASHES.get(variant, {}).get(found.problem.mode, {})
     kernels = found.kernels if isinstance(found, Verdict) else {found.pass_name: found.kernel}
     return all(known.get(name) == code for name, code in kernels.items())
 
 
 def stale_parts(variant: str, measured: Measured) -> list[str]:
-    """What of a file was measured on other kernels than the variant's are now: its passes, then its families'."""
+    """The parts of a file that were measured on other code than that of the present kernels: passes, then families."""
     tiles = {_kernel_of(entry) for entry in measured.entries if not is_fresh(variant, entry)}
     families = {_kernel_of(verdict) for verdict in measured.verdicts if not is_fresh(variant, verdict)}
     return [*sorted(tiles), *(f"families of {name}" for name in sorted(families))]

@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 
+from ..archs import DEFAULT_MULTIPROCESSORS
 from ..core.configs import INTERPRETER, Tiles, tiles_for
 from ..core.settings import HAS_TRITON as HAS_TRITON
 from ..core.settings import INTERPRET as INTERPRET
@@ -98,8 +99,9 @@ def _multiprocessors(arch: str) -> int:
         device = jax.local_devices(backend="gpu")[0]
     except RuntimeError:
         device = None
-    # Those of an H100 where there is no GPU, or another chip is meant: fewer programs have more to do each.
-    return int(device.core_count) if device is not None and _capability(device) == arch else 132
+    if device is None or _capability(device) != arch:
+        return DEFAULT_MULTIPROCESSORS
+    return int(device.core_count)
 
 
 def multiprocessors(x: Tensor) -> int:

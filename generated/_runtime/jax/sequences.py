@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ..core.checks import PACKED, check_padding_id, fail
-from ..core.sequences import ByRow, check_begins, fail_order
+from ..core.sequences import ByRow, TokenRows, breaks_rule, check_begins, fail_order
 from .support import (
     as_integers,
     check_int,
@@ -122,39 +122,18 @@ def check_tokens(
 def check_order(
     op: str, tokens: Tokens | None, batch: int, q_len: int, kv_len: int, padding_id: int, by_row: ByRow | None
 ) -> jax.Array | None:
-    """Check that positions are what the op asks of them, or, where their values are not known or on a device, of each
-    batch row 1 if they are, else NaN; None where nothing is asked."""
+    """Check the rule for positions. If their values are not known, or on a device, the result is 1 for each batch row
+    that keeps the rule and NaN for each that breaks it; None if there is nothing more to check."""
     if tokens is None or tokens.q_positions is None or tokens.kv_positions is None or by_row is None:
         return None
     q_ids, q_positions = (jnp.broadcast_to(x, (batch, q_len)) for x in (tokens.q_segment_ids, tokens.q_positions))
     kv_ids, kv_positions = (jnp.broadcast_to(x, (batch, kv_len)) for x in (tokens.kv_segment_ids, tokens.kv_positions))
-    wrong = _in_disorder(Tokens(q_ids, kv_ids, q_positions, kv_positions, tokens.kv_lengths), padding_id, by_row)
+    queries = TokenRows(q_ids, q_positions, jnp.arange(q_len))
+    wrong = breaks_rule(queries, TokenRows(kv_ids, kv_positions, jnp.arange(kv_len)), padding_id, by_row)
     if values_are_checked(wrong):
         fail_order(op, by_row, wrong.tolist())
         return None
     return jnp.where(wrong, jnp.nan, 1.0)
-
-
-def _in_disorder(tokens: Tokens, padding_id: int, by_row: ByRow) -> jax.Array:
-    """Of each batch row whether its positions are not its rows, nor else what the op asks of them."""
-    q_ids, kv_ids, q_positions, kv_positions, _ = tokens
-    assert q_positions is not None
-    assert kv_positions is not None
-    is_row, fine = [], []
-    for ids, positions in ((q_ids, q_positions), (kv_ids, kv_positions)):
-        padding = ids == padding_id
-        is_row.append(((positions == jnp.arange(ids.shape[1])[None]) | padding).all(1))
-        if by_row.in_order:
-            follows = (jnp.diff(positions) == 1) | (jnp.diff(ids) != 0) | padding[:, 1:]
-            fine.append(follows.all(1))
-    if by_row.in_step:
-        both = min(q_ids.shape[1], kv_ids.shape[1])
-        ids, positions = kv_ids[:, :both], kv_positions[:, :both]
-        same = (positions == q_positions[:, :both]) & ((ids == q_ids[:, :both]) | (ids == padding_id))
-        padding = q_ids == padding_id
-        fine += [(same | padding[:, :both]).all(1), padding[:, both:].all(1)]
-    rows = jnp.stack(is_row).all(0)
-    return ~rows if by_row.as_rows else ~(rows | jnp.stack(fine).all(0))
 
 
 def _pair(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.checks import PACKED, check_int, check_padding_id, fail
-from ..core.sequences import ByRow, check_begins, fail_order
+from ..core.sequences import ByRow, TokenRows, breaks_rule, check_begins, fail_order
 from ..core.settings import DEBUG
 from .support import (
     as_integers,
@@ -131,41 +131,30 @@ def check_tokens(
 
 
 def check_order(op: str, tokens: Tokens | None, padding_id: int, by_row: ByRow) -> None:
-    """Check that positions are what the op asks of them, where that waits for no device."""
+    """Check the rule for positions, unless reading them would wait for a device."""
     if tokens is None or tokens.q_positions is None:
         return
     if launches_directly(tokens.q_positions) and values_are_checked(tokens.q_positions):
-        fail_order(op, by_row, _in_disorder(tokens, padding_id, by_row).tolist())
+        fail_order(op, by_row, positions_break_rule(tokens, padding_id, by_row).tolist())
 
 
 def marked(o: Tensor, lse: Tensor, tokens: Tokens | None, padding_id: int, by_row: ByRow) -> tuple[Tensor, Tensor]:
-    """o and lse of a reference that is traced, NaN in batch rows whose positions are not what the op asks of them."""
+    """o and lse of a reference that is traced: NaN in batch rows whose positions break the rule of the op."""
     if tokens is None or tokens.q_positions is None or launches_directly(tokens.q_positions):
         return o, lse
-    factor = torch.where(_in_disorder(tokens, padding_id, by_row), float("nan"), 1.0)
+    factor = torch.where(positions_break_rule(tokens, padding_id, by_row), float("nan"), 1.0)
     return o * factor.view(-1, 1, 1, 1).to(o.dtype), lse * factor.view(-1, 1, 1).to(lse.dtype)
 
 
-def _in_disorder(tokens: Tokens, padding_id: int, by_row: ByRow) -> Tensor:
-    """Of each batch row whether its positions are not its rows, nor else what the op asks of them."""
-    q_ids, kv_ids, q_positions, kv_positions = tokens
-    assert q_positions is not None
-    assert kv_positions is not None
-    is_row, fine = [], []
-    for ids, positions in ((q_ids, q_positions), (kv_ids, kv_positions)):
-        padding = ids == padding_id
-        is_row.append(((positions == torch.arange(ids.shape[1], device=ids.device)) | padding).all(1))
-        if by_row.in_order:
-            follows = (positions.diff() == 1) | (ids.diff() != 0) | padding[:, 1:]
-            fine.append(follows.all(1))
-    if by_row.in_step:
-        both = min(q_ids.shape[1], kv_ids.shape[1])
-        ids, positions = kv_ids[:, :both], kv_positions[:, :both]
-        same = (positions == q_positions[:, :both]) & ((ids == q_ids[:, :both]) | (ids == padding_id))
-        padding = q_ids == padding_id
-        fine += [(same | padding[:, :both]).all(1), padding[:, both:].all(1)]
-    rows = torch.stack(is_row).all(0)
-    return ~rows if by_row.as_rows else ~(rows | torch.stack(fine).all(0))
+def positions_break_rule(tokens: Tokens, padding_id: int, by_row: ByRow) -> Tensor:
+    """Booleans `[B]`: true where the positions of a batch row break the rule of the op."""
+
+    def rows_of(ids: Tensor, positions: Tensor | None) -> TokenRows:
+        return TokenRows(ids, positions, torch.arange(ids.shape[1], device=ids.device))
+
+    queries = rows_of(tokens.q_segment_ids, tokens.q_positions)
+    broken: Tensor = breaks_rule(queries, rows_of(tokens.kv_segment_ids, tokens.kv_positions), padding_id, by_row)
+    return broken
 
 
 def key_lengths(k: Tensor, kv_lengths: Tensor | None) -> Tensor:

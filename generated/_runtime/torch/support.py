@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..archs import DEFAULT_MULTIPROCESSORS
 from ..core.checks import (
     SEED_END,
     Size,
@@ -26,7 +27,7 @@ from ..core.settings import DEBUG, require_triton
 from ..core.settings import HAS_TRITON as HAS_TRITON
 from ..core.settings import INTERPRET as INTERPRET
 from ..core.tuned import gpu_key
-from ..kernels import ATOMIC
+from ..kernels import TRAITS
 from .replay import is_recording
 from .transforms import refuse_gradient_of, refuse_tangents
 
@@ -269,7 +270,7 @@ def _device_multiprocessors(index: int) -> int:
 
 def multiprocessors(x: Tensor) -> int:
     """How many programs that fill a multiprocessor run at once; those of an H100 where kernels are only compiled."""
-    return 132 if x.device.type == "cpu" else _device_multiprocessors(x.device.index)
+    return DEFAULT_MULTIPROCESSORS if x.device.type == "cpu" else _device_multiprocessors(x.device.index)
 
 
 @cache
@@ -280,7 +281,7 @@ def _device_gpu(index: int) -> str:
 def call_words(op: str, config: Any, family: Any, deterministic: Any) -> str:
     """`config_text` of a call in torch, whose order of additions is by default what torch is told to keep."""
     if deterministic is None and torch.are_deterministic_algorithms_enabled():
-        deterministic = op not in ATOMIC
+        deterministic = not TRAITS[op].gradients_use_atomics
     return config_text(op, config, family, deterministic)
 
 

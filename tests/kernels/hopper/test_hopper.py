@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from bench.peers.torch_peers import make_schedule
 from codegen.testing import golden
+from codegen.testing.calls import make_schedule
 from codegen.testing.golden import Inputs
 from generated._runtime.archs import HOPPER_FAMILY
 from generated._runtime.kernels import KERNEL_HASHES, TRAITS

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from bench.peers.torch_peers import make_schedule
 from codegen.testing import golden
+from codegen.testing.calls import make_schedule
 from emulator import DeadlockError, EmulationError, Kernel, Timing
 from tests.kernels.hopper.test_hopper_backward_emulated import (
     FUSED,

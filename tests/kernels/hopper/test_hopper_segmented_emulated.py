@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from bench.peers.torch_peers import make_schedule
 from codegen.testing import golden
+from codegen.testing.calls import make_schedule
 from emulator import EmulationError, Kernel, Timing
 from generated._runtime.kernels import TRAITS
 from tests.kernels.hopper.test_hopper_backward_emulated import PORTABLE_DQ, WIDE, check_gradients, emulate_backward

@@ -13,12 +13,13 @@ pytest.importorskip("torch", reason="the benchmark needs torch")
 import torch
 
 from bench.cases import pairs, suites
+from bench.cases.block_shares import share_of_blocks
 from bench.cases.case import Case, able, merged, with_peers
 from bench.cases.flex_mods import MODS
 from bench.cases.suites import Sizes, fa3_shape
 from bench.options import SPEED, SUITES, parser
 from bench.peers import torch_peers as peers
-from bench.report.record import TITLES, parse_name
+from bench.record import TITLES, parse_name
 from bench.runs import speed
 from bench.timing.warm_compile import tasks
 from codegen.testing.golden import Inputs, Shape, load_manifest
@@ -110,7 +111,7 @@ def test_formulas_count_what_the_masks_keep(variant: str, scalars: dict[str, int
 )
 def test_the_share_of_blocks_that_is_unmasked(variant: str, scalars: dict[str, int | float], share: float) -> None:
     shape = Shape(batch=1, heads=1, kv_heads=1, seq=512, dim=64)
-    assert pairs.share_of_blocks(Case(variant=variant, shape=shape, scalars=scalars)) == pytest.approx(share)
+    assert share_of_blocks(Case(variant=variant, shape=shape, scalars=scalars)) == pytest.approx(share)
 
 
 def test_a_variant_without_a_formula_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

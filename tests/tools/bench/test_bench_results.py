@@ -14,13 +14,13 @@ from tests.support.paths import ROOT
 pytest.importorskip("torch", reason="the benchmark needs torch")
 
 from bench import __main__ as command
-from bench.report import record
+from bench import record
+from bench.record import Results
 from bench.report import targets as bars
-from bench.report.record import Results
 from bench.report.tables import report
 from tests.support.measured import changed, some_results
 
-STORED = sorted((ROOT / "bench" / "results").glob("*.json"))
+STORED = sorted((ROOT / "bench" / "results").glob("*/*.json"))
 
 
 # --------------------------------------------------------------------------------------------------------------- files
@@ -48,7 +48,7 @@ def test_what_is_stored_comes_back(tmp_path: Path) -> None:
     assert record.load(tmp_path / "r.json") == results
 
 
-@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", STORED, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_stored_runs_stay_readable(path: Path) -> None:
     results = record.load(path)
     assert results.measurements

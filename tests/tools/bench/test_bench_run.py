@@ -19,12 +19,12 @@ pytest.importorskip("triton", reason="the benchmark needs Triton")
 import torch
 
 from bench import __main__ as command
+from bench import record
 from bench.cases.case import Case
 from bench.options import parser
 from bench.peers import torch_peers as peers
 from bench.peers.installed import PACKAGES, is_installed, missing
-from bench.report import record
-from bench.report.record import Cost, Measurement, Results
+from bench.record import Cost, Measurement, Results
 from bench.runs import speed
 from bench.timing import measure
 from bench.timing import warm_compile as beforehand

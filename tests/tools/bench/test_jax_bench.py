@@ -24,15 +24,15 @@ import jax.numpy as jnp
 
 from bench import __main__ as command
 from bench.cases.case import Case
+from bench.cases.packed import TOKENS
 from bench.options import JAX_CASES, parser
 from bench.peers import jax_peers, kvax_peer
 from bench.peers.jax_peers import BUILDERS, OURS, JaxCase
 from bench.peers.torch_peers import build
-from bench.report.record import Results
+from bench.record import Results
 from bench.runs import in_jax
 from bench.runs.in_jax import JaxMeasurement, line
-from bench.runs.packed import TOKENS
-from bench.timing import first_call
+from bench.timing import first_call, loops
 from bench.timing.clock import Clock
 from codegen.testing.golden import Shape
 
@@ -44,7 +44,7 @@ FULL = JaxCase(name="full", rows=((32,), (32,)), heads=(2, 2), dim=16, variant="
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(jax_peers, "CHECK_ROWS", 24)
-    monkeypatch.setattr(in_jax, "ROUND_S", 1e-4)
+    monkeypatch.setattr(loops, "ROUND_S", 1e-4)
     yield
     jax_peers.draw.cache_clear()
     in_jax._measured.cache_clear()
@@ -149,9 +149,9 @@ def test_a_round_is_many_calls_and_one_wait(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(time, "perf_counter", lambda: next(looks) * 1e-6)
     calls: list[int] = []
     waits: list[None] = []
-    assert in_jax.loop_ms(lambda: calls.append(1), waits.append) > 0
-    assert len(waits) == 2 + in_jax.ROUNDS
-    assert len(calls) == 2 + in_jax.ROUNDS * in_jax.MOST_CALLS
+    assert loops.loop_ms(lambda: calls.append(1), waits.append) > 0
+    assert len(waits) == 2 + loops.ROUNDS
+    assert len(calls) == 2 + loops.ROUNDS * loops.MOST_CALLS
 
 
 def test_rows_are_kept_after_each_part(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

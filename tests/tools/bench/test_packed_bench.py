@@ -9,55 +9,57 @@ import pytest
 
 pytest.importorskip("torch", reason="the benchmark needs torch")
 
+from bench.cases import packed as cases
+from bench.peers import packed_peers as peers
 from bench.runs import packed
 from bench.timing.clock import Clock
 
-CASES = {case.name: case for case in packed.cases()}
+CASES = {case.name: case for case in cases.cases()}
 
 
 def test_every_case_has_all_tokens_in_rows_of_one_length() -> None:
     for case in CASES.values():
         assert {sum(row) for row in case.rows} == {case.shape.seq}
-        assert case.shape.batch * case.shape.seq == packed.TOKENS
+        assert case.shape.batch * case.shape.seq == cases.TOKENS
         assert min(length for row in case.rows for length in row) >= 1
 
 
 def test_work_is_that_of_unmasked_scores() -> None:
-    case = packed.PackedCase(name="", rows=((1, 2), (3, 0)), implementations=(), heads=(4, 2), dim=16)
+    case = cases.PackedCase(name="", rows=((1, 2), (3, 0)), implementations=(), heads=(4, 2), dim=16)
     assert case.flops("fwd") == 4 * 16 * 4 * (1 + 3 + 6)
     assert case.flops("bwd") == 2.5 * case.flops("fwd")
 
 
-@pytest.mark.parametrize("name", packed.OURS)
+@pytest.mark.parametrize("name", cases.OURS)
 @pytest.mark.parametrize("case", ["documents B2 S65536", "forgetting B8 S16384"])
 def test_ours_is_taken_for_right(case: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "CHECK_TOKENS", 256)
+    monkeypatch.setattr(cases, "CHECK_TOKENS", 256)
     small = replace(CASES[case].small(), heads=(4, 2), dim=16)
     if name == "dense":
         small = replace(small, rows=tuple((sum(row),) for row in small.rows))
-    assert packed.fault(small, name, "cpu") == ""
+    assert peers.fault(small, name, "cpu") == ""
 
 
 def test_what_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents that see each other."""
-    monkeypatch.setattr(packed, "CHECK_TOKENS", 256)
-    monkeypatch.setitem(packed.BUILDERS, "segments", packed.BUILDERS["dense"])
+    monkeypatch.setattr(cases, "CHECK_TOKENS", 256)
+    monkeypatch.setitem(peers.BUILDERS, "segments", peers.BUILDERS["dense"])
     small = replace(CASES["documents B2 S65536"].small(), heads=(2, 1), dim=16)
-    assert packed.fault(small, "segments", "cpu").startswith("WRONG against float64: ")
+    assert peers.fault(small, "segments", "cpu").startswith("WRONG against float64: ")
 
 
 def test_peers_can_be_chosen_and_be_absent() -> None:
     case = CASES["documents B2 S65536"]
-    assert packed.with_peers(case, None, []) == case
-    assert packed.with_peers(case, ("fla",), []).implementations == ("packed", "segments")
-    assert packed.with_peers(case, None, ["flex"]).implementations == ("packed", "segments")
+    assert cases.with_peers(case, None, []) == case
+    assert cases.with_peers(case, ("fla",), []).implementations == ("packed", "segments")
+    assert cases.with_peers(case, None, ["flex"]).implementations == ("packed", "segments")
 
 
 def test_every_case_is_kept_until_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[int] = []
     clock = Clock(minutes=1.0)
 
-    def measure(case: packed.PackedCase, _: int) -> Iterator[packed.PackedMeasurement]:
+    def measure(case: cases.PackedCase, _: int) -> Iterator[packed.PackedMeasurement]:
         if kept:
             monkeypatch.setattr(Clock, "over", True)
         yield packed.PackedMeasurement(case=case.name, implementation="packed", ms={"fwd": 1.0}, tflops={"fwd": 1.0})

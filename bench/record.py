@@ -1,6 +1,6 @@
-"""What a run found, as data: measurements, costs, the machine, and the JSON and CSV files that hold them.
+"""The results of a run as data: measurements, costs and the machine, and their JSON and CSV files.
 
-Imports neither torch nor Triton: stored results can be read, judged and drawn anywhere.
+This module imports neither torch nor Triton, so that stored results can be reported on anywhere.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ TITLES = {
     "fa4": "FA4",
     "fla": "FLA",
 }
-"""What tables call implementations. FA2, cuDNN and Effic. are backends of PyTorch's `scaled_dot_product_attention`."""
+"""Implementations and their titles in tables. FA2, cuDNN and Effic. are backends of PyTorch's SDPA."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One implementation's time for one pass of a case; `ms` is None where there is none, and `note` says why.
+    """The time of one implementation for one pass of a case. `ms` is None if there is none, and `note` says why.
 
-    `tflops` counts unmasked scores. `spread` is what the medians of the rounds differ by, over their median.
+    `tflops` counts unmasked scores. `spread` is the range of the rounds' medians, divided by their median.
     """
 
     case: str
@@ -49,11 +49,11 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What one implementation of a case costs besides time per pass.
+    """What one implementation of a case costs besides its time per pass.
 
-    `peak_mib`: most memory in use in one forward and backward, beyond what was there before, MiB. `setup_ms`: making
-    the schedule or block mask, which is done before the clock starts. `first_s`: from nothing to the first output and
-    gradients in the measuring process, which finds on disk what was compiled beforehand.
+    `peak_mib`: peak memory of one forward and backward, minus the memory in use before, MiB. `setup_ms`: making the
+    schedule or block mask, which the timed passes do not include. `first_s`: time to the first output and gradients in
+    the measuring process, which finds compiled kernels in the caches on disk.
     """
 
     case: str
@@ -65,7 +65,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Name:
-    """A case as its name has it: "window(1024) B4 H16/2 S16384 D64"."""
+    """The parts of a case's name, such as "window(1024) B4 H16/2 S16384 D64"."""
 
     variant: str
     scalars: str
@@ -85,7 +85,7 @@ _NAME = re.compile(r"(\w+)(?:\(([^)]*)\))? B(\d+) H(\d+)(?:/(\d+))? S(\d+) D(\d+
 
 
 def parse_name(text: str) -> Name:
-    """The parts of a case's name; raises `ValueError` for one that has others."""
+    """Parse the name of a case; raises `ValueError` for any other text."""
     match = _NAME.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is no name of a case such as 'causal B1 H32/8 S16384 D128'")
@@ -103,10 +103,10 @@ def parse_name(text: str) -> Name:
 
 @dataclass(kw_only=True)
 class Results:
-    """A run, while it is made and as it is stored.
+    """The results of a run, in memory and on disk.
 
-    `suites` are the names of the cases of each suite, `skipped` those there was no time for, and `missing` the peers
-    that are not installed, with what pip calls them. `others` is what further suites add, by their names.
+    `suites` maps each suite to the names of its cases. `skipped`: cases for which time ran out. `missing`: peers that
+    are not installed, with their pip names. `others`: results of the suites that are no speed suites, by suite.
     """
 
     machine: dict[str, str] = field(default_factory=dict)
@@ -119,21 +119,21 @@ class Results:
     others: dict[str, Any] = field(default_factory=dict)
 
     def cases(self) -> list[str]:
-        """All cases that were tried, in their order."""
+        """The names of all cases that were tried, in order."""
         return list(dict.fromkeys(m.case for m in self.measurements))
 
     def timed(self) -> dict[tuple[str, str, str], Measurement]:
-        """What has a time, by case, pass and implementation."""
+        """The measurements with a time, by case, pass and implementation."""
         return {(m.case, m.which, m.implementation): m for m in self.measurements if m.ms}
 
     def panels(self) -> dict[str, list[str]]:
-        """The cases of each suite that were tried; of a file older than suites, all of them as one."""
+        """The cases of each suite that were tried. A file from before there were suites has one, "all"."""
         tried = set(self.cases())
         named = {suite: [case for case in cases if case in tried] for suite, cases in self.suites.items()}
         return {suite: cases for suite, cases in (named or {"all": self.cases()}).items() if cases}
 
     def right(self) -> bool:
-        """Whether ours ran and was right in everything that was tried."""
+        """True if ours ran and was right in every case that was tried."""
         return not any(m.note for m in self.measurements if m.implementation == OURS)
 
 
@@ -143,7 +143,7 @@ def _known(kind: type[Any], entries: Iterable[Mapping[str, Any]]) -> list[Any]:
 
 
 def load(path: Path) -> Results:
-    """A stored run, also one from before there were suites and costs."""
+    """Read a stored run, also one from before suites and costs were stored."""
     document = json.loads(path.read_text(encoding="utf-8"))
     own = {each.name for each in fields(Results)} - {"others"}
     return Results(
@@ -159,14 +159,14 @@ def load(path: Path) -> Results:
 
 
 def save(path: Path, results: Results) -> None:
-    """Write a run as JSON. An interruption leaves the file as it was or as it is to be, never half of it."""
+    """Write a run as JSON, atomically: an interruption leaves the old file or the new one."""
     document = asdict(results)
     document |= document.pop("others")
     write_atomically(path, json.dumps(document, indent=1) + "\n")
 
 
 def rows(results: Results) -> list[dict[str, Any]]:
-    """Everything of each measurement in one flat row: its case, its time, ours beside it, its costs, the machine."""
+    """One flat row for each measurement: case, time, ratio to ours, costs, machine."""
     timed = results.timed()
     costs = {(cost.case, cost.implementation): cost for cost in results.costs}
     found = []
@@ -181,7 +181,7 @@ def rows(results: Results) -> list[dict[str, Any]]:
 
 
 def write_csv(path: Path, results: Results) -> None:
-    """One line per measurement; `ratio` is its time over ours: above 1, ours is faster."""
+    """Write one line per measurement. `ratio` is its time divided by ours: above 1, ours is faster."""
     lines: Sequence[Mapping[str, Any]] = rows(results)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(lines[0]) if lines else ["case"])

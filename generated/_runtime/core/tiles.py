@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tile of a kernel, and the records of tiles that `_runtime/archs.py` is written in."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+PORTABLE, HOPPER = "portable", "hopper"
+"""The families of kernels."""
+
+
+class Tile(NamedTuple):
+    """Block sizes and launch options of one kernel of the portable family."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+    @property
+    def family(self) -> str:
+        """The family of the kernel."""
+        return PORTABLE
+
+
+class HopperTile(Tile):
+    """A tile of Hopper's family. `num_warps` counts the warps of the warpgroups that share its rows, or its keys; each
+    of the ring buffers of keys and values has `num_stages` stages.
+    """
+
+    __slots__ = ()
+
+    @property
+    def family(self) -> str:
+        return HOPPER
+
+
+Passes = Mapping[str, Mapping[int, Tile]]
+"""Pass -> largest head_dim served -> tile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchTiles:
+    """Default tiles of an architecture: of 16-bit inputs, of float32, and of 16-bit inputs of short sequences by the
+    longest sequence served."""
+
+    half: Passes
+    float32: Passes
+    short: Mapping[int, Passes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HopperFamily:
+    """Tiles of Hopper's family, and the lengths from which it is faster than the portable family.
+
+    Every key of a mapping is the number of columns of a tile: those of q and k or those of v, whichever are more. Every
+    length is a number of keys. "Alike": all rows attend to the same keys.
+
+    Attributes:
+        arch: the only chip that runs these kernels.
+        launch_warps: warps that a kernel is launched with: one warpgroup, which starts the others.
+        least_head_dim: the smallest head_dim that fills enough of a tile's columns.
+        long_forward_tile: of long dense calls at 64 columns, if the score is the scaled product and every query attends
+            to one key range that starts at key 0.
+        scored_rows: most rows of a backward tile if the score is more than the scaled product.
+        wide_keys: `block_n` of the backward kernel for more than 128 columns.
+        narrow_forward_from: length from which on the forward at 64 columns is the faster one.
+        packed_from: average length from which on packed calls are the faster ones.
+        fused_backward_from: length from which on one kernel for all gradients is faster than a portable dq beside it.
+        slow_backward_head_dims: smallest and largest head_dim of the backwards that are slower than the portable ones.
+    """
+
+    arch: str
+    launch_warps: int
+    least_head_dim: Mapping[int, int]
+    forward_tiles: Mapping[int, HopperTile]
+    long_forward_tile: HopperTile
+    long_forward_from: int
+    long_forward_from_if_alike: int
+    backward_tiles: Mapping[int, HopperTile]
+    scored_rows: int
+    wide_keys: int
+    narrow_forward_from: int
+    narrow_forward_from_if_alike: int
+    packed_from: int
+    fused_backward_from: Mapping[int, int]
+    slow_backward_head_dims: tuple[int, int]
