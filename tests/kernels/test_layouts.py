@@ -17,7 +17,7 @@ from tests.support.judge import check_results
 
 pytestmark = pytest.mark.covers(mode="dense", family="portable", dtype="float16", framework="torch")
 
-SHAPE = Shape(batch=2, kv_heads=2, group=2, q_len=70, kv_len=90, dim=40, dim_v=24)
+SHAPE = Shape(batch=2, kv_heads=2, group=1, q_len=70, kv_len=90, dim=40, dim_v=24)
 
 
 def _in_nan(x: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ def check(version: str, interpreter: Path) -> tuple[bool, str]:
     python = environment(version, interpreter)
     if isinstance(python, str):
         return True, f"Python {version}: NOT CHECKED: its packages could not be installed: {python}"
-    command = [python, "-m", "codegen", "check"]
+    command: list[str | Path] = [python, "-m", "codegen", "check"]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     return done.returncode == 0, f"Python {version}: {done.stdout.rstrip()}"
 
