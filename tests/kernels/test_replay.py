@@ -207,7 +207,7 @@ def test_arguments_that_equal_good_ones_are_refused() -> None:
             op()
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_of_replayed_calls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_replay, "MOST_KINDS", 4)
     with replaying("causal") as (op, replays), torch.no_grad():
         for length in [*range(16, 26), 20, 20, 20, 20]:

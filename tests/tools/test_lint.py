@@ -278,7 +278,7 @@ def test_nothing_compiles_where_kernels_are_interpreted(
 # ---------------------------------------------------------------------------------------------- codegen.compile.offline
 
 
-def test_what_is_launched_after_compiling_is_launched_as_before() -> None:
+def test_launches_after_compiling_are_as_before() -> None:
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 

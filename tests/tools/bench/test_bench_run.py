@@ -67,13 +67,13 @@ def test_rounds_are_taken_in_turn_and_each_begins_with_another() -> None:
     )
 
 
-def test_what_is_slow_is_called_but_a_few_times() -> None:
+def test_in_turn_calls_slow_functions_a_few_times() -> None:
     log: list[str] = []
     timing.in_turn({"a": partial(str, "a")}, 150.0, sampled(log, {"a": 5000.0}))
     assert len(log) == 2
 
 
-def test_what_fails_does_not_end_the_others() -> None:
+def test_in_turn_goes_on_after_a_failure() -> None:
     def bad() -> str:
         raise RuntimeError("no such kernel")
 
@@ -304,7 +304,7 @@ def test_a_suite_that_crashes_does_not_end_the_others(
     assert "ValueError: broken" in capsys.readouterr().err
 
 
-def test_what_was_known_is_kept_when_the_gpu_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurements_survive_a_lost_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def lose(case: Case, _: float) -> Any:
         raise GpuLostError("gone", rows_of(case)[:1])
 
