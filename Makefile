@@ -70,12 +70,13 @@ lint-kernels: $(STAMP) ## whether kernels compile for every chip and its default
 check: lint ## lint, and whether generated/ is what the spec renders to
 	$(RUN) -m codegen check
 
-# A worker that has no test left takes some of another's.
+# A worker that has no test left takes some of another's. mypy needs one core: kernels are compiled beside it.
 PYTEST = $(RUN) -m pytest -q -n $(WORKERS) --dist worksteal $(SELECTION)
 # Of what XLA compiles most runs once: it need not be fast.
 test test-all: export JAX_DISABLE_MOST_OPTIMIZATIONS := 1
 test-all: SELECTION := --full
-test test-all: check lint-kernels
+test test-all: $(STAMP)
+	@$(MAKE) --no-print-directory -j 2 check lint-kernels
 	$(PYTEST) tests codegen --ignore=tests/kernels --doctest-modules
 	@if $(HAS_TRITON); then set -x; TRITON_INTERPRET=1 $(PYTEST) tests/kernels; else $(NO_TRITON) tests/kernels; fi
 
