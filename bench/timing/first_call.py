@@ -1,14 +1,18 @@
-"""The cost of an op's first call in a fresh process: importing, compiling, loading.
+"""What imports and the first call of an op cost in a fresh process.
 
-python -m bench.timing.first_call  # prints one line of JSON: the seconds of each phase
+python -m bench.timing.first_call                # one process, in JAX: a line of JSON with the seconds of each phase
+python -m bench.timing.first_call imports        # a table of what each import takes, of fresh processes, with its bar
+python -m bench.timing.first_call imports torch  # one process: a line of JSON with the seconds of each import
 
 This module imports nothing at its top that it times.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,6 +24,17 @@ HEADS, SEQ, DIM = 8, 2048, 64
 CASE = f"causal B1 H{HEADS} S{SEQ} D{DIM}"
 STATES = ("cold cache", "warm cache")
 LIMIT_S = 150
+
+FRAMEWORKS = {
+    "torch": ("torch", "torch.library", "triton", "triton.compiler"),
+    "jax": ("jax", "jax.numpy"),
+}
+"""What is imported before the package: not counted against it."""
+
+IMPORT_BARS_S = {"package": 0.1, "first variant": 0.3}
+"""Seconds that an import may take, beyond those of the framework and Triton."""
+
+PROCESSES = 5
 
 
 def phases(seq: int = SEQ) -> dict[str, float]:
@@ -55,27 +70,72 @@ def phases(seq: int = SEQ) -> dict[str, float]:
     return seconds
 
 
+def import_seconds(framework: str) -> dict[str, float]:
+    """Seconds of each import, in this process."""
+    seconds: dict[str, float] = {}
+    last = time.perf_counter()
+    for module in FRAMEWORKS[framework]:
+        importlib.import_module(module)
+    seconds["framework"], last = time.perf_counter() - last, time.perf_counter()
+    ops = importlib.import_module(f"generated.{framework}")
+    seconds["package"], last = time.perf_counter() - last, time.perf_counter()
+    _ = ops.causal
+    seconds["first variant"] = time.perf_counter() - last
+    return seconds
+
+
+def import_table() -> bool:
+    """Print what each import takes, the median of some fresh processes; whether all are within their bars."""
+    right = True
+    for framework in FRAMEWORKS:
+        runs = [_in_process(["imports", framework], {}) for _ in range(PROCESSES + 1)]
+        # The first of them may have written bytecode.
+        found = {name: statistics.median(run[name] for run in runs[1:]) for name in runs[0]}
+        for name, seconds in found.items():
+            bar = IMPORT_BARS_S.get(name)
+            holds = bar is None or seconds <= bar
+            verdict = "" if bar is None else f"of {bar:.1f} s: {'OK' if holds else 'TOO SLOW'}"
+            print(f"  {framework:6} {name:14} {seconds:8.3f} s  {verdict}".rstrip(), flush=True)
+            right = right and holds
+    return right
+
+
+def _in_process(arguments: list[str], changed: dict[str, str]) -> dict[str, float]:
+    """The seconds that this module prints as JSON in a fresh process."""
+    # Not JAX's own cache of programs: it is off unless asked for.
+    inherited = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.timing.first_call", *arguments],
+        env=inherited | changed,
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise RuntimeError(f"the process ended with {done.returncode}: {last}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 def measured() -> Iterator[tuple[str, dict[str, float]]]:
     """The phases of two processes; the second finds the first one's kernels in Triton's cache on disk."""
     with tempfile.TemporaryDirectory() as cache:
         changed = {"TRITON_CACHE_DIR": cache, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-        # Without JAX's cache of compiled programs, which is off by default.
-        inherited = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
         for state in STATES:
-            done = subprocess.run(
-                [sys.executable, "-m", "bench.timing.first_call"],
-                env=inherited | changed,
-                cwd=Path(__file__).resolve().parents[1],
-                capture_output=True,
-                text=True,
-                timeout=LIMIT_S,
-                check=False,
-            )
-            if done.returncode != 0:
-                last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-                raise RuntimeError(f"{state}: the process ended with {done.returncode}: {last}")
-            yield state, json.loads(done.stdout.splitlines()[-1])
+            try:
+                yield state, _in_process([], changed)
+            except RuntimeError as error:
+                raise RuntimeError(f"{state}: {error}") from None
 
 
 if __name__ == "__main__":
-    print(json.dumps(phases()))
+    match sys.argv[1:]:
+        case ["imports"]:
+            sys.exit(not import_table())
+        case ["imports", named]:
+            print(json.dumps(import_seconds(named)))
+        case _:
+            print(json.dumps(phases()))

@@ -56,7 +56,7 @@ def answer(out: Path, question: Question) -> list[str]:
     families = importlib.import_module(f"{package}._runtime.core.families")
     dims, heads = (question.head_dim, question.head_dim), (question.group, 1)
     refusal = families.refusal(arch, dtype, dims, question.seq)
-    tiles = configs.tiles_for(variant, mode, arch, gpu, dtype, dims, heads, question.seq, "")
+    tiles = configs.tiles_for(variant, mode, arch, gpu, dtype, dims, heads, question.seq)
     rows = [("pass", "family", "block_m", "block_n", "num_warps", "num_stages", "from")]
     for name in configs.PASSES:
         tile, reason = tiles[name], _reason(choices[name], path, arch)

@@ -1,4 +1,4 @@
-"""The expression IR evaluated with numpy: what `show` draws, and what block analysis is tested against.
+"""Expressions evaluated with numpy: `show` draws the result, and tests of block analysis compare with it.
 
 >>> from codegen.ir import expr
 >>> e = expr.compare("ge", expr.int_var("q_idx"), expr.int_var("kv_idx"))

@@ -113,7 +113,7 @@ class OpPlan(InMode):
         dropout = ["dropout_p: float", f"seed: {self.framework.number('int')}"] if self.dropout else []
         own = [a.parameter(self.framework) for a in self.scalars]
         tables = ["block_tables: list[Tensor]"] if self.tables else []
-        return [*own, *dropout, *self._cu_seqlens, *positions, *offset, "scale: float", "config_words: str", *tables]
+        return [*own, *dropout, *self._cu_seqlens, *positions, *offset, "scale: float", "options: CallOptions", *tables]
 
     @property
     def given_positions(self) -> Sequence[str]:
@@ -181,7 +181,7 @@ class OpPlan(InMode):
 
     @property
     def tiles_call(self) -> str:
-        return f"tiles_of({', '.join(filter(None, ('q', 'v', self.tiles_tokens, 'config_words')))})"
+        return f"tiles_of({', '.join(filter(None, ('q', 'v', self.tiles_tokens, 'options')))})"
 
     @property
     def launched_table_values(self) -> list[str]:
@@ -371,7 +371,7 @@ class OpPlan(InMode):
     @property
     def reference_parameters(self) -> str:
         """The parameters of the forward, for the reference, which takes no notice of tiles and tables."""
-        unread = {"config_words", "block_tables", *self.unread_positions}
+        unread = {"options", "block_tables", *self.unread_positions}
         if not self.has_offset:
             unread |= {"row_offset", "row_offsets"}
         return _only(self._forward_parameters, set(self.parameter_names) - unread)

@@ -17,6 +17,7 @@ import jinja2
 
 from codegen.analysis.call_modes import Mode
 from codegen.analysis.gradients import is_deterministic
+from codegen.analysis.token_order import by_row
 from codegen.arch import chips, tile_rules
 from codegen.arch.hopper import FAMILY
 from codegen.ir.expr import TensorSpec
@@ -77,6 +78,9 @@ def make_environment(folder: Path) -> jinja2.Environment:
 KERNELS = {"fwd": "fwd", "bwd_dq": "dq", "bwd_dkdv": "dkdv"}
 """File stem of each kernel -> the attribute of `VariantPlan` that holds its plan."""
 
+HOPPER_KERNELS = {stem: f"hopper_{stem}" for stem in ("fwd", "bwd", "bwd_wide", "delta")}
+"""The same of Hopper's family, whose files are `hopper_<stem>.py`."""
+
 KERNELS_FILE = "_runtime/kernels.py"
 """The file that says which code each kernel is."""
 
@@ -103,7 +107,7 @@ def render(spec: Spec) -> dict[str, str]:
     files["__init__.py"] = _fill(env, "host/package_init.py.jinja", variants=names)
     for framework in Framework:
         files[INIT_FILES[framework]] = _fill(env, f"host/{framework}_init.py.jinja", variants=names)
-    files["torch/nn.py"] = _fill(env, "host/torch_nn.py.jinja", modules=module_plans(spec.variants.values()))
+    files |= _module_files(env, spec)
     files["_runtime/archs.py"] = _archs_file(env, spec)
     files |= _runtime_files()
     files["py.typed"] = ""
@@ -114,6 +118,19 @@ def render(spec: Spec) -> dict[str, str]:
     fields = {name: list(asdict(of_variant).items()) for name, of_variant in traits.items()}
     formatted |= _format({KERNELS_FILE: _fill(env, "host/kernels.py.jinja", hashes=hashes, traits=fields)})
     return {path: _sign(formatted[path]) for path in sorted(formatted)}
+
+
+def _module_files(env: jinja2.Environment, spec: Spec) -> dict[str, str]:
+    """The variants as modules of `torch.nn`: a file for each, and the module that imports them when they are read."""
+    variants = list(spec.variants.values())
+    plans = module_plans(variants)
+    files = {
+        f"{variant.name}/torch_module.py": _fill(
+            env, "host/torch_module.py.jinja", module=module, variant=variant, entry=_entry(variant)
+        )
+        for module, variant in zip(plans, variants, strict=True)
+    }
+    return files | {"torch/nn.py": _fill(env, "host/torch_nn.py.jinja", modules=plans)}
 
 
 def _archs_file(env: jinja2.Environment, spec: Spec) -> str:
@@ -150,6 +167,8 @@ def _variant_files(env: jinja2.Environment, name: str, plans: Mapping[Mode, Vari
     context = _context(plans[Mode.DENSE])
     for mode, planned in plans.items():
         files.update(_kernel_files(env, _mode_folder(name, mode), planned))
+    for mode, planned in plans.items():
+        files[f"{_mode_folder(name, mode)}/__init__.py"] = _mode_init_file(env, planned)
     for framework in Framework:
         ops = {mode: op_plan(planned, framework) for mode, planned in plans.items()}
         for mode, planned in plans.items():
@@ -169,15 +188,43 @@ _TITLES = {Mode.DENSE: "", Mode.PACKED: ", packed sequences", Mode.SEGMENTED: ",
 
 
 def _context(planned: VariantPlan) -> dict[str, Any]:
-    entry = comment(f"variant: {planned.variant.entry}")
-    return {"variant": planned.variant, "symbol": planned.symbol, "title": _TITLES[planned.mode], "entry": entry}
+    title, entry = _TITLES[planned.mode], _entry(planned.variant)
+    return {"variant": planned.variant, "symbol": planned.symbol, "title": title, "entry": entry}
+
+
+def _entry(variant: Variant) -> str:
+    return comment(f"variant: {variant.entry}")
 
 
 def _launch_file(env: jinja2.Environment, planned: VariantPlan, op: OpPlan) -> str:
     """The launches of one mode's kernels in a framework."""
-    runtime = ".._runtime" if planned.mode is Mode.DENSE else "..._runtime"
-    given = {"op": op, "plan": planned, "framework": op.framework, "runtime": runtime}
-    return _fill(env, f"host/{op.framework}_launch.py.jinja", **given, **_context(planned))
+    dense = planned.mode is Mode.DENSE
+    given = {"op": op, "plan": planned, "framework": op.framework, "runtime": _runtime_of(planned.mode)}
+    # Whose modules the kernels are: the folder that the launches lie in.
+    folder = planned.variant.name if dense else planned.mode.value
+    return _fill(env, f"host/{op.framework}_launch.py.jinja", **given, folder=folder, **_context(planned))
+
+
+def _runtime_of(mode: Mode) -> str:
+    """The package `_runtime`, as the modules of a mode import it."""
+    return f"..{RUNTIME}" if mode is Mode.DENSE else f"...{RUNTIME}"
+
+
+def _mode_init_file(env: jinja2.Environment, planned: VariantPlan) -> str:
+    """The package of a mode, by which launches and kernels are imported when they are first needed."""
+    runtime = _runtime_of(planned.mode)
+    own = [*KERNELS, *(f"hopper_{stem}" for stem in HOPPER_KERNELS), *(f"{each}_launch" for each in Framework)]
+    if planned.lists is not None:
+        own.append(planned.lists.module)
+    modules: dict[str, list[str]] = {".": own}
+    if planned.variant.decay:
+        # The cumulative sums of a segmented call are those of a dense one.
+        modules.setdefault(".." if planned.mode is Mode.SEGMENTED else ".", []).append("decay")
+    if planned.mode is Mode.SEGMENTED and by_row(planned.written) is not None:
+        modules[f"{runtime}.core"] = ["token_order"]
+    # In the order of imports: the packages farthest up first.
+    listed = {package: sorted(modules[package]) for package in sorted(modules, key=lambda x: (-x.count("."), x))}
+    return _fill(env, "host/variant_init.py.jinja", modules=listed, runtime=runtime, **_context(planned))
 
 
 def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) -> dict[str, str]:
@@ -187,17 +234,12 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
         f"{folder}/{stem}.py": _fill(env, f"portable/{stem}.py.jinja", kernel=getattr(planned, attribute), **context)
         for stem, attribute in KERNELS.items()
     }
-    plans = {
-        "fwd": planned.hopper_fwd,
-        "bwd": planned.hopper_bwd,
-        "bwd_wide": planned.hopper_bwd_wide,
-        "delta": planned.hopper_delta,
-    }
+    fuses = hopper.fuses_backward(planned)
     files |= {
         f"{folder}/hopper_{stem}.py": _fill(
-            env, f"hopper/{stem}.py.jinja", kernel=kernel, fuses_backward=hopper.fuses_backward(planned), **context
+            env, f"hopper/{stem}.py.jinja", kernel=getattr(planned, attribute), fuses_backward=fuses, **context
         )
-        for stem, kernel in plans.items()
+        for stem, attribute in HOPPER_KERNELS.items()
     }
     if planned.lists is not None:
         stem = planned.lists.module
@@ -205,7 +247,6 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
     if planned.variant.decay and planned.mode is not Mode.SEGMENTED:
         packed = planned.mode is Mode.PACKED
         files[f"{folder}/decay.py"] = _fill(env, "portable/decay.py.jinja", packed=packed, **context)
-    files[f"{folder}/__init__.py"] = _fill(env, "host/variant_init.py.jinja", **context)
     return files
 
 

@@ -28,26 +28,26 @@ _WORDS = """
     program programs q_values query_parts query_programs ranges span spans table_kernel their_part_idx
     their_part_offs tile_blocks visits
 
-    ddecay_cols ddecay_rows decay_kernels has_key lag share sums unrounded p_sink
+    ddecay_cols ddecay_rows has_key lag share sums unrounded p_sink
 
     check_dropout_p drop dropout dropout_mask dropout_seed keep_numbers keep_scale p_dropped probs threshold
     bit_layout counter_eights counter_layout counter_neighbours dropout_words dropped dropped_bits
     head_index minus_delta of_scores p_kept p_scale philox product_with wide_product with_signs without_dropped
 
     add_diagonals add_dot aligned apply at_least autocast_inputs batch_row block_columns call_tiles cdiv check_float
-    check_inputs check_int check_tensor clamp_index config_text config_words custom_op diagonal_sums dot_rows
+    check_inputs check_int check_tensor clamp_index options diagonal_sums dot_rows
     empty_like_layout floor_div floor_mod has_tanh_instruction host_number interpreter_dtype is_nvidia launches_directly
     load_columns load_pairs load_vector next_power_of_2 once_differentiable packed_rows place_pairs place_sums
     positive_scale query_offset reduce_gradient reference replayed row_products runs_reference second_width
     unit_strides
 
-    AttentionGradients FOLDED_AXES batched computes_plainly differentiates_backward plain_backward plain_forward
-    keyless plain_words refuse_gradient_of refuse_second_derivative replayed_op
+    AttentionGradients FOLDED_AXES batched differentiates_backward plain_backward plain_forward
+    keyless refuse_gradient_of refuse_second_derivative replayed_op
 
-    Any BLOCK_D BLOCK_DV BLOCK_M BLOCK_N DROPOUT FLOAT_DTYPES FP32 HARDWARE_TANH HAS_DLSE HAS_TRITON HEAD_DIM
+    Any BLOCK_D BLOCK_DV BLOCK_M BLOCK_N DROPOUT FLOAT_DTYPES FP32 HARDWARE_TANH HAS_DLSE HEAD_DIM
     HEAD_DIM_V LN2 LOG2E NAME NAMESPACE SEGMENTS Q_OFFSET_PER_BATCH RAGGED Schedule Tensor Tile Tiles UNIT
 
-    CHUNK FILL OWN_ROOM PART PARTS POSITIONS PTX block_lists block_ranges call_sizes call_words list_blocks pass_table
+    CHUNK FILL OWN_ROOM PART PARTS POSITIONS PTX block_lists block_ranges call_sizes call_options list_blocks pass_table
     schedule schedule_tables scheduled
 
     TOLD apart first_plain hear hear_block key_blocks make_numbers num_masked num_plain numbers o_len o_row
@@ -79,13 +79,14 @@ _WORDS = """
     MOST_COUNT MOST_ROWS WRAP_STRIDE hear_work next_work num_work seq_end seq_len sequence_work take_work told_work
     head_seqs num_row_blocks row_first row_seqs work_counter work_ring work_turn
 
-    Attention PASSES make_tables tables tiles_of
+    CallOptions namespace_of register_operator
+    Attention PASSES dense kernels make_tables segmented tables tiles_of
 
     computed key_lengths round_even size_of
 
     block_seqs block_sequences check_sequences cols first_entry key_block_list key_block_seqs key_ranges key_spans
-    kv_parts kv_start kv_total launched num_entries num_others_most num_seqs packed_launch packed_row q_parts q_row
-    q_start q_total record row_stride segmented_launch sequence_of_rows sequences slots sums_by_sequence table_row
+    kv_parts kv_start kv_total launched num_entries num_others_most num_seqs packed_row q_parts q_row
+    q_start q_total record row_stride sequence_of_rows sequences slots sums_by_sequence table_row
 
     cu_seqlens_k cu_seqlens_q kv_lengths kv_positions kv_segment_ids padding_id q_positions q_segment_ids
 
@@ -94,7 +95,7 @@ _WORDS = """
     packed_reference packed_sequences packed_sizes q_ids q_row sequence tokens
 
     Arguments Array DENSE INT32 Kernels PACKED SCALARS_LOADED SEGMENTED arguments attention forward heads is_loaded jax
-    jax_launch jax_reference jnp launch running_sums schedule_of wide_int
+    SequenceArguments checked_options jax_reference jnp launch running_sums schedule_of wide_int
 """
 _USED = frozenset(_WORDS.split())
 

@@ -71,15 +71,13 @@ class Families:
 
     def config(self, comparison: Comparison, workload: Workload) -> PassTiles:
         """The tiles of the portable kernels that a call runs with."""
-        tiles = self._tiles(comparison, workload.seq, workload.group, f"family {PORTABLE}")
+        tiles = self._tiles(comparison, workload.seq, workload.group, PORTABLE)
         passes = (Pass.FWD,) if comparison.pass_ == "fwd" else (Pass.DKDV, Pass.DQ)
         return {pass_: tiles[pass_] for pass_ in passes}
 
     def contenders(self, comparison: Comparison, workload: Workload) -> list[Contender]:
         """Those of a workload: of a forward two, of a backward up to three."""
-        own, portable = (
-            self._tiles(comparison, workload.seq, workload.group, f"family {family}") for family in (FAMILY, PORTABLE)
-        )
+        own, portable = (self._tiles(comparison, workload.seq, workload.group, family) for family in (FAMILY, PORTABLE))
         heads = SMALL_HEADS if comparison.mode == "dense" else timed_heads(comparison.head_dim, workload)
 
         def contender(name: str, tiles: PassTiles, own: TileConfig | None = None, seq: int = WHOLE_SEQ) -> Contender:
@@ -104,7 +102,7 @@ class Families:
         """A length, the shorter the better, at which Hopper's forward has this tile."""
 
         def serves(seq: int) -> bool:
-            return self._tiles(comparison, seq, workload.group, f"family {FAMILY}")[Pass.FWD] == own
+            return self._tiles(comparison, seq, workload.group, FAMILY)[Pass.FWD] == own
 
         seq = WHOLE_SEQ
         while seq < workload.seq and not serves(seq):
@@ -130,9 +128,10 @@ class Families:
         self.context.runtime("core.tuned").tuned_entries.cache_clear()
         self._configs.tiles_for.cache_clear()
 
-    def _tiles(self, comparison: Comparison, seq: int, group: int, words: str) -> dict[Pass, TileConfig]:
+    def _tiles(self, comparison: Comparison, seq: int, group: int, family: str) -> dict[Pass, TileConfig]:
         dims, arch = (comparison.head_dim, comparison.head_dim), self.context.machine.arch
-        given = (comparison.variant, comparison.mode, arch, self._gpu, comparison.dtype, dims, (group, 1), seq, words)
+        options = self.context.runtime("core.options").CallOptions(family=family)
+        given = (comparison.variant, comparison.mode, arch, self._gpu, comparison.dtype, dims, (group, 1), seq, options)
         with warnings.catch_warnings():
             # That verdicts are of other kernels is why they are measured; of tiles it is said.
             warnings.filterwarnings("ignore", ".*: its families of ", RuntimeWarning)

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from ..core.options import CallOptions
 from ..core.settings import DEBUG, HAS_TRITON, INTERPRET
 
 MOST_KINDS = 2048
@@ -424,6 +425,8 @@ def _kind_of(
                 kind += (of, x)
             elif of is float:
                 kind += (of, copysign(1.0, x), x)
+            elif of is CallOptions:
+                kind += (of, *vars(x).values())
             elif of is list:
                 kind += (of, len(x))
                 pending += x

@@ -5,9 +5,10 @@ from __future__ import annotations
 import doctest
 
 import pytest
+from generated._runtime.core.options import checked_options
 
 from generated._runtime.core import configs
-from generated._runtime.core.configs import Tile, Tiles, block_columns, config_text, next_power_of_2, tiles_for
+from generated._runtime.core.configs import Tile, Tiles, block_columns, next_power_of_2, tiles_for
 
 HEAD_DIMS = range(16, 257)
 
@@ -34,8 +35,8 @@ def test_tiles_of_several_widths_get_a_pipeline(head_dim: int, head_dim_v: int, 
     own = dict.fromkeys(configs.PASSES, tile._asdict())
 
     def chosen(arch: str, dtype: str) -> Tiles:
-        dims, words = (head_dim, head_dim_v), config_text("causal", own)
-        return tiles_for("causal", "dense", arch, "", dtype, dims, (1, 1), 1024, words)
+        dims, options = (head_dim, head_dim_v), checked_options("causal", own)
+        return tiles_for("causal", "dense", arch, "", dtype, dims, (1, 1), 1024, options)
 
     assert chosen("sm_90", "bfloat16") == dict.fromkeys(configs.PASSES, tile._replace(num_stages=num_stages))
     assert chosen("sm_80", "bfloat16") == dict.fromkeys(configs.PASSES, tile)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import os
 import shutil
-import subprocess
 import sys
 import textwrap
 from functools import cache
@@ -21,6 +19,7 @@ from torch import Tensor
 from codegen.testing import golden
 from codegen.testing.golden import Inputs, Shape, draw_inputs, evaluate, load_manifest, load_op, load_reference
 from generated._runtime.torch.support import INTERPRET
+from tests.support.fresh import python
 from tests.support.paths import ROOT
 
 GENERATED = ROOT / "generated"
@@ -33,16 +32,6 @@ SOURCES = sorted(GENERATED.rglob("*.py"))
 KERNELS = sorted(path for path in GENERATED.glob("*/*.py") if "\nimport triton\n" in path.read_text(encoding="utf-8"))
 
 reference_runs = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 the ops run their kernels")
-
-
-def python(code: str, cwd: Path = ROOT) -> str:
-    """What a fresh interpreter prints; it imports what lies in `cwd`, and runs no kernel."""
-    environment = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "PYTHONPATH")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @cache

@@ -27,7 +27,7 @@ from codegen.analysis.schedule import Range, Schedule, Union
 from codegen.load.spec_file import load
 from codegen.plan.variant import VariantPlan, plan
 from codegen.util.cover import cover
-from tests.support.paths import ROOT
+from tests.support.paths import DEFAULT_SPEC, LIBRARY
 
 Feature = Hashable
 
@@ -133,7 +133,7 @@ class Variants:
 
     @staticmethod
     def of_repository() -> Variants:
-        return Variants(own=plan_classes(ROOT / "variants.yaml"), library=plan_classes(ROOT / "library.yaml"))
+        return Variants(own=plan_classes(DEFAULT_SPEC), library=plan_classes(LIBRARY))
 
     def features(self, case: Case) -> Iterator[Feature]:
         """Everything that a test covers: the items of the module's list."""

@@ -235,6 +235,14 @@ def test_the_first_call_is_timed_in_phases(monkeypatch: pytest.MonkeyPatch) -> N
     assert failed.note == "RuntimeError: cold cache: the process ended with 1: no output"
 
 
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_imports_are_timed_in_a_fresh_process(framework: str) -> None:
+    seconds = first_call._in_process(["imports", framework], {})
+    assert list(seconds) == ["framework", *first_call.IMPORT_BARS_S]
+    # Beside other tests a process may wait for long: the bars themselves are those of a quiet machine.
+    assert seconds["package"] + seconds["first variant"] < 10 * sum(first_call.IMPORT_BARS_S.values())
+
+
 def test_what_is_timed_is_not_imported_beforehand() -> None:
     code = "import sys, bench.timing.first_call; print(sorted({'jax', 'torch', 'numpy', 'triton'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

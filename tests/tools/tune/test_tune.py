@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from generated._runtime.core.options import checked_options
 
 from codegen.arch.chips import ARCHS
 from codegen.arch.tile_rules import TileConfig
@@ -28,9 +29,9 @@ from codegen.tune.tuner import Context, Request, Tuner
 from generated._runtime import kernels
 from generated._runtime.core import configs, tuned
 from tests.support.inline_pool import InlinePool
-from tests.support.paths import ROOT
+from tests.support.paths import DEFAULT_SPEC, ROOT
 
-SPEC = load(ROOT / "variants.yaml")
+SPEC = load(DEFAULT_SPEC)
 MACHINE = Machine(gpu="NVIDIA Imaginary 1", arch="sm_90", triton="3.6.0")
 GROUP = Group(variant="causal", mode="dense", dtype="bfloat16", head_dim=128, pass_=Pass.FWD)
 LONG = Workload(seq=16384, group=1)
@@ -272,8 +273,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     tuned.tuned_entries.cache_clear()
 
 
-def chosen(asked: Any, config_words: str = "") -> dict[str, Any]:
-    return configs.ladder("causal", "sm_90", "imaginary_1", asked, config_words)
+def chosen(asked: Any, config: Any = None) -> dict[str, Any]:
+    options = checked_options("causal", config)
+    return configs.ladder("causal", "sm_90", "imaginary_1", asked, options)
 
 
 def test_the_ladder(package: Path) -> None:
@@ -285,7 +287,7 @@ def test_the_ladder(package: Path) -> None:
         "dq": "default",
     }
     assert choices["fwd"].tile == (64, 64, 4, 3)
-    assert chosen(problem(), "fwd 32 32 4 1")["fwd"] == ((32, 32, 4, 1), "config", None)
+    assert chosen(problem(), {"fwd": configs.Tile(32, 32, 4, 1)._asdict()})["fwd"] == ((32, 32, 4, 1), "config", None)
     for other in ({"dtype": "float32"}, {"mode": "packed"}, {"head_dim": 64}):
         assert chosen(problem(**other))["fwd"].source == "default"
     assert chosen(problem(head_dim=100, seq=700, group=8))["fwd"].source == "tuned"

@@ -32,6 +32,7 @@ from codegen.tune.tuner import Context
 from codegen.util.errors import CodegenError
 from generated._runtime import kernels
 from generated._runtime.core import configs, families, tuned
+from generated._runtime.core.options import NO_OPTIONS, CallOptions, checked_options
 from tests.support.inline_pool import InlinePool
 from tests.support.paths import ROOT
 
@@ -119,11 +120,11 @@ def family_of(
     dtype: str = "bfloat16",
     mode: str = "dense",
     gpu: str = "imaginary_1",
-    words: str = "",
+    options: CallOptions = NO_OPTIONS,
 ) -> str:
     """The family of a kernel of a call."""
     dims = (head_dim, head_dim)
-    return configs.tiles_for(variant, mode, "sm_90", gpu, dtype, dims, (group, 1), seq, words)[name].family
+    return configs.tiles_for(variant, mode, "sm_90", gpu, dtype, dims, (group, 1), seq, options)[name].family
 
 
 # --------------------------------------------------------------------------------------------------------------- tuner
@@ -185,9 +186,9 @@ def test_options_of_contenders_run_what_they_are_called(folder: Path) -> None:
     compared = families_of(folder)
     for of in (comparison("fwd"), comparison("bwd"), comparison("bwd", head_dim=256)):
         for contender in compared.contenders(of, MIDDLE):
-            words = configs.config_text("causal", contender.options["config"], contender.family)
+            asked = checked_options("causal", contender.options["config"], contender.family)
             tiles = configs.tiles_for(
-                "causal", "dense", "sm_90", "", "bfloat16", (of.head_dim, of.head_dim), (1, 1), 2048, words
+                "causal", "dense", "sm_90", "", "bfloat16", (of.head_dim, of.head_dim), (1, 1), 2048, asked
             )
             if of.pass_ == "fwd":
                 assert tiles["fwd"].family == contender.name
@@ -356,22 +357,22 @@ def test_kernels_of_a_backward(folder: Path, made_up: type[MadeUpBench]) -> None
         judge(folder, comparison("bwd"))
         assert f"{family_of('dkdv')} {family_of('dq')}" == wanted
         # One kernel for all keeps no order: what does is chosen of the others.
-        words = configs.config_text("causal", None, None, True)
-        assert f"{family_of('dkdv', words=words)} {family_of('dq', words=words)}" == in_order
+        in_fixed_order = checked_options("causal", None, None, True)
+        assert f"{family_of('dkdv', options=in_fixed_order)} {family_of('dq', options=in_fixed_order)}" == in_order
 
 
 def test_a_call_that_names_a_family_gets_it(folder: Path, made_up: type[MadeUpBench]) -> None:
     made_up.MS = times(portable=1.0, hopper=2.0, hopper_dkdv=2.0)
     judge(folder, comparison("fwd"), comparison("bwd"))
-    hopper = configs.config_text("causal", None, "hopper")
-    assert [family_of(name, words=hopper) for name in configs.PASSES] == ["hopper"] * 3
+    hopper = checked_options("causal", None, "hopper")
+    assert [family_of(name, options=hopper) for name in configs.PASSES] == ["hopper"] * 3
     made_up.MS = times(portable=2.0, hopper=1.0, hopper_dkdv=1.1)
     judge(folder, comparison("fwd", "natten"), comparison("bwd", "natten"))
     assert [family_of(name, "natten") for name in configs.PASSES] == ["hopper"] * 3
-    portable = configs.config_text("natten", None, "portable")
-    assert [family_of(name, "natten", words=portable) for name in configs.PASSES] == ["portable"] * 3
-    own = configs.config_text("natten", {"fwd": configs.Tile(64, 64, 4, 2)._asdict()})
-    assert [family_of(name, "natten", words=own) for name in configs.PASSES] == ["portable", "hopper", "hopper"]
+    portable = checked_options("natten", None, "portable")
+    assert [family_of(name, "natten", options=portable) for name in configs.PASSES] == ["portable"] * 3
+    own = checked_options("natten", {"fwd": configs.Tile(64, 64, 4, 2)._asdict()})
+    assert [family_of(name, "natten", options=own) for name in configs.PASSES] == ["portable", "hopper", "hopper"]
 
 
 def test_the_nearest_verdict_counts(folder: Path, made_up: type[MadeUpBench]) -> None:
@@ -423,7 +424,7 @@ def test_other_chips_and_modes_are_as_ever(folder: Path) -> None:
     assert family_of(variant="natten", mode="packed") == "portable"
     assert family_of(variant="natten", dtype="float32") == "portable"
     for arch in ("sm_80", "sm_100"):
-        given = ("dense", arch, "imaginary_1", "bfloat16", (128, 128), (1, 1), 16384, "")
+        given = ("dense", arch, "imaginary_1", "bfloat16", (128, 128), (1, 1), 16384)
         assert {tile.family for tile in configs.tiles_for("natten", *given).values()} == {"portable"}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 import pytest
+from generated._runtime.core.options import checked_tile
 
 from codegen.arch.chips import ARCHS, CHIPS, GPU_CHIPS, SAME_TILES
 from codegen.arch.hopper import FAMILY, HopperFamily
@@ -13,7 +14,6 @@ from codegen.plan.traits import VariantTraits
 from generated._runtime import archs
 from generated._runtime.core import tiles, traits
 from generated._runtime.core.checks import ArgumentError
-from generated._runtime.core.configs import checked_tile
 from generated._runtime.core.families import refusal
 from generated._runtime.core.tuned import gpu_key
 

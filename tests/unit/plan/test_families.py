@@ -17,14 +17,14 @@ from codegen.plan.traits import keys_start_at_zero, rows_are_alike
 from codegen.plan.variant import plan
 from generated._runtime.archs import HOPPER_FAMILY as FAMILY
 from generated._runtime.core.checks import ArgumentError
-from generated._runtime.core.configs import Tile, config_text, tiles_for
+from generated._runtime.core.configs import Tile, tiles_for
 from generated._runtime.core.families import HopperTile, hopper_tile, is_faster
+from generated._runtime.core.options import NO_OPTIONS, checked_options
 from generated._runtime.kernels import TRAITS
-from generated._runtime.torch.support import call_words
-from tests.support.paths import ROOT
+from generated._runtime.torch.support import call_options
+from tests.support.paths import LIBRARY
 
 LENGTH = 4096
-LIBRARY = ROOT / "library.yaml"
 
 
 def forward(
@@ -37,8 +37,8 @@ def forward(
     config: object = None,
     family: str | None = None,
 ) -> Tile:
-    words = config_text(variant, config, family)
-    return tiles_for(variant, mode, arch, "", dtype, head_dims, (8, 2), length, words)["fwd"]
+    options = checked_options(variant, config, family)
+    return tiles_for(variant, mode, arch, "", dtype, head_dims, (8, 2), length, options)["fwd"]
 
 
 def backward(
@@ -51,8 +51,8 @@ def backward(
     deterministic: bool | None = None,
 ) -> tuple[Tile, Tile]:
     """The tiles of dkdv and dq."""
-    words = config_text(variant, config, family, deterministic)
-    tiles = tiles_for(variant, mode, "sm_90", "", "bfloat16", head_dims, (8, 2), length, words)
+    options = checked_options(variant, config, family, deterministic)
+    tiles = tiles_for(variant, mode, "sm_90", "", "bfloat16", head_dims, (8, 2), length, options)
     return tiles["dkdv"], tiles["dq"]
 
 
@@ -191,21 +191,21 @@ def test_a_tile_of_a_call_is_a_portable_one() -> None:
 
 def test_atomics_refuse_a_fixed_order() -> None:
     with pytest.raises(ArgumentError, match=r"deterministic: expected None or False, .* with atomics, in any order"):
-        config_text("relative_bias", None, None, True)
+        checked_options("relative_bias", None, None, True)
 
 
 def test_deterministic_is_a_bool() -> None:
     with pytest.raises(ArgumentError, match="deterministic: expected None, True or False, got 1"):
-        config_text("causal", None, None, 1)
+        checked_options("causal", None, None, 1)
 
 
 def test_torch_decides_about_the_order_where_a_call_does_not() -> None:
-    assert call_words("causal", None, None, None) == ""
+    assert call_options("causal", None, None, None) == NO_OPTIONS
     torch.use_deterministic_algorithms(True)
     try:
-        assert call_words("causal", None, None, None) == config_text("causal", None, None, True)
-        assert call_words("causal", None, None, False) == ""
-        assert call_words("relative_bias", None, None, None) == ""
+        assert call_options("causal", None, None, None) == checked_options("causal", None, None, True)
+        assert call_options("causal", None, None, False) == NO_OPTIONS
+        assert call_options("relative_bias", None, None, None) == NO_OPTIONS
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -331,7 +331,7 @@ def test_a_tile_of_other_rows_is_refused() -> None:
 
 def test_an_unknown_family_is_refused() -> None:
     with pytest.raises(ArgumentError, match="family: expected None or one of 'portable', 'hopper', got 'volta'"):
-        config_text("causal", None, "volta")
+        checked_options("causal", None, "volta")
 
 
 def test_short_key_ranges_run_on_hopper_in_wide_dense_calls_alone() -> None:
