@@ -12,8 +12,6 @@ from tests.support.coverage import SHARED_AXES, VARIANT, Case, Variants, select
 from tests.support.paths import ROOT
 
 MARKER = "covers"
-ALIASES = {"name": VARIANT}
-"""Parameters that hold a variant under another name, in files of which the marker says `variant="name"`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,17 +26,19 @@ SELECTION = pytest.StashKey[Selection]()
 
 
 def case_of(item: pytest.Item) -> Case | None:
-    """What a test covers, or None for a test without the marker, which always runs."""
-    marker = item.get_closest_marker(MARKER)
-    if marker is None:
+    """What a test covers, or None for a test without the marker, which always runs.
+
+    `variant="name"` in a marker: the parameter `name` holds the variant.
+    """
+    # The closest marker comes first: that of a function, then that of its file for what the function leaves out.
+    given: dict[str, str] = {}
+    for marker in item.iter_markers(MARKER):
+        given = {**marker.kwargs, **given}
+    if item.get_closest_marker(MARKER) is None:
         return None
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    alias = marker.kwargs.get(VARIANT, VARIANT)
+    alias = given.get(VARIANT, VARIANT)
     own = {VARIANT if name == alias else name: _text(value) for name, value in parameters.items()}
-    # The closest marker speaks for a function, those of its file for what that leaves out.
-    given: dict[str, str] = {}
-    for each in item.iter_markers(MARKER):
-        given = {**each.kwargs, **given}
     axes = {name: given[name] for name in SHARED_AXES if name in given} | own
     return Case(
         file=item.path.relative_to(ROOT).as_posix(),
