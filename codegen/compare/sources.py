@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePosixPath
 
-from codegen.render.code_hash import code_hash
+from codegen.render.code_hash import code_hash, kernel_hash
 from codegen.util.errors import CodegenError
 
 JIT_DECORATORS = ("@triton.jit", "@gluon.jit")
@@ -16,6 +16,9 @@ JIT_DECORATORS = ("@triton.jit", "@gluon.jit")
 
 HASHES_FILE, HASHES_NAME = "_runtime/kernels.py", "KERNEL_HASHES"
 """The file of a package that holds the hash of each kernel's code, and the name of the dict."""
+
+DEVICE_FOLDER = "_runtime/device/"
+"""The folder of a package that holds device functions only."""
 
 KernelHashes = dict[str, dict[str, dict[str, str]]]
 """Variant -> mode -> kernel -> hash of its code."""
@@ -40,9 +43,10 @@ class Sources:
         return frozenset(found)
 
     def kernel_files(self) -> frozenset[str]:
-        """The files with kernels that are launched. A file that another kernel file imports holds device functions."""
+        """The files with kernels that are launched, and not only called by other kernels."""
         compiled = {path for path, text in self.texts.items() if any(word in text for word in JIT_DECORATORS)}
-        return frozenset(compiled.difference(*(self.imports(path) for path in compiled)))
+        shared = {path for path in compiled if path.startswith(DEVICE_FOLDER)}
+        return frozenset(compiled.difference(shared, *(self.imports(path) for path in compiled)))
 
 
 def read_sources(folder: Path) -> Sources:
@@ -52,9 +56,9 @@ def read_sources(folder: Path) -> Sources:
 
 
 def unchanged_kernels(old: Sources, new: Sources) -> frozenset[str]:
-    """The kernel files whose code is equal in both packages, as is the code of everything that they import."""
+    """The kernel files whose code is equal in both packages, as is the code of every definition that they import."""
     both = old.kernel_files() & new.kernel_files()
-    return frozenset(path for path in both if _is_unchanged(path, old, new))
+    return frozenset(path for path in both if kernel_hash(path, old.texts) == kernel_hash(path, new.texts))
 
 
 def unchanged_variants(old: Sources, new: Sources, variants: Iterable[str]) -> frozenset[str]:
@@ -78,13 +82,6 @@ def kernel_hashes(folder: Path) -> KernelHashes:
             hashes: KernelHashes = ast.literal_eval(node.value) if node.value else {}
             return hashes
     raise CodegenError(f"{path}: it has no {HASHES_NAME}")
-
-
-def _is_unchanged(path: str, old: Sources, new: Sources) -> bool:
-    imports = old.imports(path)
-    return imports == new.imports(path) and all(
-        _same_code(old.texts[each], new.texts[each]) for each in {path, *imports}
-    )
 
 
 def _same_code(old: str | None, new: str | None) -> bool:

@@ -1,11 +1,19 @@
-"""The hash of a kernel's code, by which tuned files know the kernel they measured."""
+"""The hash of a kernel's code, by which tuned files know the kernel they measured.
+
+This module imports nothing of the generator, so that a test can run it with other versions of Python.
+"""
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import io
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import PurePosixPath
+from typing import NamedTuple
 
 HASH_LENGTH = 16
 """Hexadecimal digits of every hash in a generated package."""
@@ -28,6 +36,129 @@ def code_hash(source: str) -> str:
         words.append(kind if text.isspace() or not text else text)
         starts_line = kind in ("NEWLINE", "INDENT", "DEDENT")
     return hashlib.sha256(" ".join(words).encode()).hexdigest()[:HASH_LENGTH]
+
+
+def kernel_hash(path: str, sources: Mapping[str, str]) -> str:
+    """A hash of the kernel file at `path` and of all code of its package that it uses.
+
+    `sources` has the package's files, by path. Of a file that the kernel imports from, the imported names count, and
+    whatever their definitions use in turn: a new helper beside them leaves the hash alone. The hash of a file that
+    imports nothing of the package is its `code_hash`.
+
+    >>> helpers = "SIZE = 2\\ndef used():\\n    return SIZE\\ndef other():\\n    pass\\n"
+    >>> package = {"v/fwd.py": "from ..shared import used\\n", "shared.py": helpers}
+    >>> before = kernel_hash("v/fwd.py", package)
+    >>> before == kernel_hash("v/fwd.py", package | {"shared.py": helpers.replace("pass", "return 1")})
+    True
+    >>> before == kernel_hash("v/fwd.py", package | {"shared.py": helpers.replace("2", "3")})
+    False
+    """
+    own = code_hash(sources[path])
+    used = sorted({(file, code_hash(text)) for file, text in _imported_code(path, sources)})
+    if not used:
+        return own
+    return hashlib.sha256(" ".join([own, *(word for pair in used for word in pair)]).encode()).hexdigest()[:HASH_LENGTH]
+
+
+class _Import(NamedTuple):
+    """What `from` imports: dots before the module's name, that name, and the name it takes from there."""
+
+    level: int
+    module: str
+    name: str
+
+
+@dataclass(frozen=True)
+class _Statement:
+    """A statement at the top level of a module. `text` is empty if it imports from its package."""
+
+    text: str
+    binds: frozenset[str]
+    uses: frozenset[str]
+    imports: tuple[_Import, ...]
+
+
+def _imported_code(path: str, sources: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """File and source of each definition of other files that a file uses, directly or through other definitions."""
+    waiting = [
+        _target(path, imported, sources) for statement in _statements(sources[path]) for imported in statement.imports
+    ]
+    seen: set[tuple[str, _Statement]] = set()
+    while waiting:
+        file, name = waiting.pop()
+        if not file:
+            continue
+        statements = _statements(sources[file])
+        bound = frozenset[str]().union(*(each.binds for each in statements))
+        # A module that is imported as a whole may be used as a whole.
+        for statement in [each for each in statements if name in each.binds] if name in bound else statements:
+            if (file, statement) in seen:
+                continue
+            seen.add((file, statement))
+            if statement.text:
+                yield file, statement.text
+            waiting += [_target(file, imported, sources) for imported in statement.imports]
+            waiting += [(file, used) for used in statement.uses & bound]
+
+
+def _target(path: str, imported: _Import, sources: Mapping[str, str]) -> tuple[str, str]:
+    """The file that an import in a file reads, and the name it takes from there; empty outside the package."""
+    parents = PurePosixPath(path).parents
+    if imported.level > len(parents):
+        return "", ""
+    folder = parents[imported.level - 1].joinpath(*imported.module.split("."))
+    for module, name in ((folder / imported.name, "*"), (folder, imported.name)):
+        for candidate in (f"{module}.py", str(module / "__init__.py")):
+            if candidate in sources:
+                return candidate, name
+    return "", ""
+
+
+@cache
+def _statements(source: str) -> tuple[_Statement, ...]:
+    """The statements of a module; of an import one for each name, because a definition may need only some."""
+    lines = source.splitlines(keepends=True)
+    return tuple(each for node in ast.parse(source).body for each in _split(node, lines))
+
+
+def _split(node: ast.stmt, lines: Sequence[str]) -> Iterator[_Statement]:
+    if isinstance(node, ast.ImportFrom):
+        for alias in node.names:
+            single = ast.ImportFrom(module=node.module, names=[alias], level=node.level)
+            yield _statement(single, "" if node.level else ast.unparse(single))
+        return
+    decorators: Sequence[ast.expr] = getattr(node, "decorator_list", ())
+    first = min([node.lineno, *(each.lineno for each in decorators)])
+    yield _statement(node, "".join(lines[first - 1 : node.end_lineno]))
+
+
+def _statement(node: ast.stmt, text: str) -> _Statement:
+    nodes = list(ast.walk(node))
+    return _Statement(
+        text=text,
+        binds=frozenset(_bound(node)),
+        uses=frozenset(each.id for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)),
+        imports=tuple(
+            _Import(each.level, each.module or "", alias.name)
+            for each in nodes
+            if isinstance(each, ast.ImportFrom) and each.level
+            for alias in each.names
+        ),
+    )
+
+
+def _bound(node: ast.stmt) -> Iterator[str]:
+    """The names that a statement binds in its module; those of all branches of an `if` or `try`."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+        return
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
+            yield each.id
+        elif isinstance(each, ast.FunctionDef | ast.ClassDef):
+            yield each.name
+        elif isinstance(each, ast.Import | ast.ImportFrom):
+            yield from ((alias.asname or alias.name).partition(".")[0] for alias in each.names)
 
 
 def _tokens(source: str) -> Iterator[tuple[str, str]]:

@@ -22,14 +22,17 @@ from codegen.arch import chips, tile_rules
 from codegen.arch.hopper import FAMILY
 from codegen.ir.expr import TensorSpec
 from codegen.ir.printers import FormulaPrinter
-from codegen.plan import hopper
+from codegen.plan import dialects, hopper
+from codegen.plan.device import device_functions
 from codegen.plan.frameworks import Framework
-from codegen.plan.op import OpPlan, op_plan
+from codegen.plan.hopper_text import KernelText
+from codegen.plan.op import op_plan
+from codegen.plan.op_source import OpSource
 from codegen.plan.torch_modules import module_plans
 from codegen.plan.traits import VariantTraits, variant_traits
 from codegen.plan.variant import VariantPlan, plan
 from codegen.render.arch_tables import arch_tables, hopper_fields
-from codegen.render.code_hash import HASH_LENGTH, code_hash
+from codegen.render.code_hash import HASH_LENGTH, kernel_hash
 from codegen.spec import symbols
 from codegen.spec.model import Spec, Variant
 from codegen.util.errors import CodegenError
@@ -69,8 +72,8 @@ def make_environment(folder: Path) -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    env.filters["docstring"] = docstring
-    env.filters |= hopper.FILTERS | symbols.FILTERS
+    env.filters |= {"docstring": docstring, "device_functions": device_functions}
+    env.filters |= dialects.FILTERS | hopper.FILTERS | symbols.FILTERS
     env.tests["renamed_op"] = symbols.is_renamed
     return env
 
@@ -112,9 +115,7 @@ def render(spec: Spec) -> dict[str, str]:
     files |= _runtime_files()
     files["py.typed"] = ""
     formatted = _format(files)
-    hashes = {
-        name: {mode.value: _kernel_hashes(formatted, _mode_folder(name, mode)) for mode in Mode} for name in names
-    }
+    hashes = {name: {mode.value: _kernel_hashes(formatted, name, mode) for mode in Mode} for name in names}
     fields = {name: list(asdict(of_variant).items()) for name, of_variant in traits.items()}
     formatted |= _format({KERNELS_FILE: _fill(env, "host/kernels.py.jinja", hashes=hashes, traits=fields)})
     return {path: _sign(formatted[path]) for path in sorted(formatted)}
@@ -167,21 +168,44 @@ def _variant_files(env: jinja2.Environment, name: str, plans: Mapping[Mode, Vari
     context = _context(plans[Mode.DENSE])
     for mode, planned in plans.items():
         files.update(_kernel_files(env, _mode_folder(name, mode), planned))
+    for path in _copies(files, plans):
+        del files[path]
+    # The plan whose hopper_delta a mode runs.
+    deltas = {mode: plans[mode if _delta_path(name, mode) in files else Mode.DENSE] for mode in plans}
     for mode, planned in plans.items():
-        files[f"{_mode_folder(name, mode)}/__init__.py"] = _mode_init_file(env, planned)
+        files[f"{_mode_folder(name, mode)}/__init__.py"] = _mode_init_file(env, planned, deltas[mode])
     for framework in Framework:
-        ops = {mode: op_plan(planned, framework) for mode, planned in plans.items()}
+        ops = {mode: OpSource.of(op_plan(planned, framework)) for mode, planned in plans.items()}
         for mode, planned in plans.items():
             path = f"{_mode_folder(name, mode)}/{framework}_launch.py"
-            files[path] = _launch_file(env, planned, ops[mode])
+            files[path] = _launch_file(env, planned, ops[mode], deltas[mode])
         given = {"op": ops[Mode.DENSE], **{f"{mode}_op": ops[mode] for mode in (Mode.PACKED, Mode.SEGMENTED)}}
         for stem in (f"{framework}_op", f"{framework}_reference"):
             files[f"{name}/{stem}.py"] = _fill(env, f"host/{stem}.py.jinja", **given, **context)
     return files
 
 
+def _copies(files: Mapping[str, str], plans: Mapping[Mode, VariantPlan]) -> list[str]:
+    """The kernel files of segmented calls that differ from the file of dense calls in their kernels' names alone."""
+    dense, segmented = plans[Mode.DENSE], plans[Mode.SEGMENTED]
+    path = _delta_path(segmented.variant.name, Mode.SEGMENTED)
+    renamed = files[path].replace(f"def {segmented.symbol}_", f"def {dense.symbol}_")
+    renamed = renamed.replace(f"from {_runtime_of(Mode.SEGMENTED)}.", f"from {_runtime_of(Mode.DENSE)}.")
+    renamed = renamed.replace(f"`{_TITLES[Mode.SEGMENTED]}", "`")
+    return [path] if renamed == files[_delta_path(dense.variant.name, Mode.DENSE)] else []
+
+
+def _delta_path(name: str, mode: Mode) -> str:
+    return f"{_mode_folder(name, mode)}/hopper_delta.py"
+
+
 def _mode_folder(name: str, mode: Mode) -> str:
     return name if mode is Mode.DENSE else f"{name}/{mode.value}"
+
+
+def _runtime_of(mode: Mode) -> str:
+    """The package that the files of a mode's folder import shared code from."""
+    return f".{'.' if mode is Mode.DENSE else '..'}{RUNTIME}"
 
 
 _TITLES = {Mode.DENSE: "", Mode.PACKED: ", packed sequences", Mode.SEGMENTED: ", with segment ids"}
@@ -196,27 +220,26 @@ def _entry(variant: Variant) -> str:
     return comment(f"variant: {variant.entry}")
 
 
-def _launch_file(env: jinja2.Environment, planned: VariantPlan, op: OpPlan) -> str:
-    """The launches of one mode's kernels in a framework."""
+def _launch_file(env: jinja2.Environment, planned: VariantPlan, op: OpSource, delta: VariantPlan) -> str:
+    """The launches of one mode's kernels in a framework. `delta`: of which mode the kernel `hopper_delta` is."""
     dense = planned.mode is Mode.DENSE
     given = {"op": op, "plan": planned, "framework": op.framework, "runtime": _runtime_of(planned.mode)}
     # Whose modules the kernels are: the folder that the launches lie in.
     folder = planned.variant.name if dense else planned.mode.value
-    return _fill(env, f"host/{op.framework}_launch.py.jinja", **given, folder=folder, **_context(planned))
+    given |= {"folder": folder, "delta_symbol": delta.symbol}
+    return _fill(env, f"host/{op.framework}_launch.py.jinja", **given, **_context(planned))
 
 
-def _runtime_of(mode: Mode) -> str:
-    """The package `_runtime`, as the modules of a mode import it."""
-    return f"..{RUNTIME}" if mode is Mode.DENSE else f"...{RUNTIME}"
-
-
-def _mode_init_file(env: jinja2.Environment, planned: VariantPlan) -> str:
+def _mode_init_file(env: jinja2.Environment, planned: VariantPlan, delta: VariantPlan) -> str:
     """The package of a mode, by which launches and kernels are imported when they are first needed."""
     runtime = _runtime_of(planned.mode)
     own = [*KERNELS, *(f"hopper_{stem}" for stem in HOPPER_KERNELS), *(f"{each}_launch" for each in Framework)]
     if planned.lists is not None:
         own.append(planned.lists.module)
     modules: dict[str, list[str]] = {".": own}
+    if delta.mode is not planned.mode:
+        own.remove("hopper_delta")
+        modules[".."] = ["hopper_delta"]
     if planned.variant.decay:
         # The cumulative sums of a segmented call are those of a dense one.
         modules.setdefault(".." if planned.mode is Mode.SEGMENTED else ".", []).append("decay")
@@ -229,7 +252,7 @@ def _mode_init_file(env: jinja2.Environment, planned: VariantPlan) -> str:
 
 def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) -> dict[str, str]:
     """The kernels of one mode."""
-    context = _context(planned)
+    context = _context(planned) | {"runtime": _runtime_of(planned.mode)}
     files = {
         f"{folder}/{stem}.py": _fill(env, f"portable/{stem}.py.jinja", kernel=getattr(planned, attribute), **context)
         for stem, attribute in KERNELS.items()
@@ -237,7 +260,11 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
     fuses = hopper.fuses_backward(planned)
     files |= {
         f"{folder}/hopper_{stem}.py": _fill(
-            env, f"hopper/{stem}.py.jinja", kernel=getattr(planned, attribute), fuses_backward=fuses, **context
+            env,
+            f"hopper/{stem}.py.jinja",
+            kernel=KernelText(getattr(planned, attribute)),
+            fuses_backward=fuses,
+            **context,
         )
         for stem, attribute in HOPPER_KERNELS.items()
     }
@@ -245,17 +272,19 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
         stem = planned.lists.module
         files[f"{folder}/{stem}.py"] = _fill(env, f"portable/{stem}.py.jinja", lists=planned.lists, **context)
     if planned.variant.decay and planned.mode is not Mode.SEGMENTED:
-        packed = planned.mode is Mode.PACKED
-        files[f"{folder}/decay.py"] = _fill(env, "portable/decay.py.jinja", packed=packed, **context)
+        files[f"{folder}/decay.py"] = _fill(env, "portable/decay.py.jinja", layout=planned.layout, **context)
     return files
 
 
-def _kernel_hashes(files: Mapping[str, str], folder: str) -> dict[str, str]:
-    """Pass -> hash of its kernel's code, of those of one mode."""
+def _kernel_hashes(files: Mapping[str, str], name: str, mode: Mode) -> dict[str, str]:
+    """Pass -> hash of its kernel's code and of what it imports, for the kernels of one mode."""
     own = (hopper.FORWARD, hopper.BACKWARD, hopper.WIDE_BACKWARD, hopper.DELTA)
     stems = KERNELS | {stem: stem for stem in own}
-    found = {pass_name: files.get(f"{folder}/{stem}.py") for stem, pass_name in stems.items()}
-    return {pass_name: code_hash(text) for pass_name, text in found.items() if text is not None}
+    # A file that the mode lacks is the dense mode's.
+    folders = (_mode_folder(name, mode), _mode_folder(name, Mode.DENSE))
+    paths = {pass_name: [f"{folder}/{stem}.py" for folder in folders] for stem, pass_name in stems.items()}
+    found = {pass_name: next(filter(files.__contains__, each), "") for pass_name, each in paths.items()}
+    return {pass_name: kernel_hash(path, files) for pass_name, path in found.items() if path}
 
 
 def _fill(env: jinja2.Environment, template: str, **context: Any) -> str:

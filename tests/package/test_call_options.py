@@ -7,9 +7,9 @@ import pickle
 from itertools import product
 
 import pytest
-from generated._runtime.core.options import NO_OPTIONS, CallOptions, checked_options
 
 from generated._runtime.core.configs import Tile
+from generated._runtime.core.options import NO_OPTIONS, CallOptions, checked_options
 
 TILES = ((), (("fwd", Tile(128, 64, 8, 3)),), (("dkdv", Tile(64, 64, 4, 2)), ("dq", Tile(32, 16, 1, 1))))
 EVERY = [

@@ -5,10 +5,10 @@ from __future__ import annotations
 import doctest
 
 import pytest
-from generated._runtime.core.options import checked_options
 
 from generated._runtime.core import configs
 from generated._runtime.core.configs import Tile, Tiles, block_columns, next_power_of_2, tiles_for
+from generated._runtime.core.options import checked_options
 
 HEAD_DIMS = range(16, 257)
 

@@ -1,4 +1,4 @@
-"""Names of kernels as Triton has them: those of a loop's body are its own, and a branch defines what both sides do."""
+"""Names in kernel files, by Triton's rules: a loop's body has its own names, a branch defines what both sides do."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ _MADE = re.compile(r"(term|\w+_(val|q|kv|qk|pos))(_\d+)?")
 
 
 def scope_problems(source: str) -> list[str]:
-    """Where a function reads a name ahead of its definition, or a loop overwrites an expression found outside of it."""
+    """Reads of a name before its definition, loops that overwrite an expression from outside, and unused imports."""
     tree = ast.parse(source)
     known = {*dir(builtins), *_module_names(tree)}
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    return [problem for function in functions for problem in _Function(known).problems(function)]
+    found = [problem for function in functions for problem in _Function(known).problems(function)]
+    return found + [f"{name} is imported and not used" for name in sorted(_imported(tree) - _names(tree, ast.Load))]
 
 
 def _module_names(tree: ast.Module) -> Iterator[str]:
@@ -27,6 +28,12 @@ def _module_names(tree: ast.Module) -> Iterator[str]:
             yield node.name
         elif isinstance(node, ast.Assign):
             yield from (name for target in node.targets for name in _names(target, ast.Store))
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    """The names that a file imports from its own package."""
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.level]
+    return {alias.asname or alias.name for node in imports for alias in node.names}
 
 
 def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:

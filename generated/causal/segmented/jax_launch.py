@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/jax_launch.py.jinja
-# hash: fb119ef3fdf05a39
+# hash: f66c07bdcceab4b7
 """Launches of the kernels of `causal`, with segment ids, in JAX."""
 
 from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
@@ -411,7 +411,7 @@ def backward(
         )
         if dq.numel() > 0:
             launch(
-                kernels.hopper_delta.causal_segmented_hopper_delta,
+                kernels.hopper_delta.causal_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -493,7 +493,7 @@ def backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                kernels.hopper_delta.causal_segmented_hopper_dq_rows,
+                kernels.hopper_delta.causal_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/torch_launch.py.jinja
-# hash: 9924a66c46478902
+# hash: f33ac1faf548594a
 """Launches of the kernels of `causal`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -686,7 +686,7 @@ def _backward(
         )
         if dq.numel() > 0:
             launch(
-                kernels.hopper_delta.causal_segmented_hopper_delta,
+                kernels.hopper_delta.causal_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -768,7 +768,7 @@ def _backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                kernels.hopper_delta.causal_segmented_hopper_dq_rows,
+                kernels.hopper_delta.causal_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,

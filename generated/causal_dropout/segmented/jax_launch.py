@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/jax_launch.py.jinja
-# hash: b1f9a2bee36d21e6
+# hash: a6a9fdfe840e9a80
 """Launches of the kernels of `causal_dropout`, with segment ids, in JAX."""
 
 from ..._runtime.core.checks import keep_numbers
@@ -430,7 +430,7 @@ def backward(
         )
         if dq.numel() > 0:
             launch(
-                kernels.hopper_delta.causal_dropout_segmented_hopper_delta,
+                kernels.hopper_delta.causal_dropout_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -517,7 +517,7 @@ def backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                kernels.hopper_delta.causal_dropout_segmented_hopper_dq_rows,
+                kernels.hopper_delta.causal_dropout_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/torch_launch.py.jinja
-# hash: 1928022a34c0dcb3
+# hash: bf3d44fff892c20b
 """Launches of the kernels of `causal_dropout`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -753,7 +753,7 @@ def _backward(
         )
         if dq.numel() > 0:
             launch(
-                kernels.hopper_delta.causal_dropout_segmented_hopper_delta,
+                kernels.hopper_delta.causal_dropout_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -840,7 +840,7 @@ def _backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                kernels.hopper_delta.causal_dropout_segmented_hopper_dq_rows,
+                kernels.hopper_delta.causal_dropout_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/jax_launch.py.jinja
-# hash: e7f0fffa50f7f92c
+# hash: 8ab0a0528cca7ccc
 """Launches of the kernels of `document`, with segment ids, in JAX."""
 
 from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
@@ -465,7 +465,7 @@ def backward(
         )
         if dq.numel() > 0:
             launch(
-                kernels.hopper_delta.document_segmented_hopper_delta,
+                kernels.hopper_delta.document_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -550,7 +550,7 @@ def backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                kernels.hopper_delta.document_segmented_hopper_dq_rows,
+                kernels.hopper_delta.document_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,

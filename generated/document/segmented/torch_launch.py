@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/torch_launch.py.jinja
-# hash: 84f72b2f51c405b8
+# hash: 1d6e2b92bb93df5c
 """Launches of the kernels of `document`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -779,7 +779,7 @@ def _backward(
         )
         if dq.numel() > 0:
             launch(
-                kernels.hopper_delta.document_segmented_hopper_delta,
+                kernels.hopper_delta.document_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -864,7 +864,7 @@ def _backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                kernels.hopper_delta.document_segmented_hopper_dq_rows,
+                kernels.hopper_delta.document_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,

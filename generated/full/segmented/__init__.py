@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/variant_init.py.jinja
-# hash: 7da16f71863b9207
+# hash: 54f7b4807c5a1aab
 """`full`, with segment ids: Every query attends to every key (Vaswani et al., 2017, arXiv:1706.03762).
 
 The modules of launches and of kernels are imported when they are first read.
@@ -26,28 +26,18 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from . import (
-        block_ranges,
-        bwd_dkdv,
-        bwd_dq,
-        fwd,
-        hopper_bwd,
-        hopper_bwd_wide,
-        hopper_delta,
-        hopper_fwd,
-        jax_launch,
-        torch_launch,
-    )
+    from .. import hopper_delta
+    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_fwd, jax_launch, torch_launch
 else:
     __getattr__, __dir__ = lazy_modules(
         __name__,
+        "..hopper_delta",
         ".block_ranges",
         ".bwd_dkdv",
         ".bwd_dq",
         ".fwd",
         ".hopper_bwd",
         ".hopper_bwd_wide",
-        ".hopper_delta",
         ".hopper_fwd",
         ".jax_launch",
         ".torch_launch",

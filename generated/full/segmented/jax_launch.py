@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/jax_launch.py.jinja
-# hash: ca0a4861cf406fe8
+# hash: 5d22e8fac387c560
 """Launches of the kernels of `full`, with segment ids, in JAX."""
 
 from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
@@ -317,7 +317,7 @@ def backward(
         )
         if dq.numel() > 0:
             launch(
-                kernels.hopper_delta.full_segmented_hopper_delta,
+                kernels.hopper_delta.full_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -392,7 +392,7 @@ def backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                kernels.hopper_delta.full_segmented_hopper_dq_rows,
+                kernels.hopper_delta.full_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/torch_launch.py.jinja
-# hash: 0c3f175531f0cb77
+# hash: b5739fcad00714e5
 """Launches of the kernels of `full`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -488,7 +488,7 @@ def _backward(
         )
         if dq.numel() > 0:
             launch(
-                kernels.hopper_delta.full_segmented_hopper_delta,
+                kernels.hopper_delta.full_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -563,7 +563,7 @@ def _backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                kernels.hopper_delta.full_segmented_hopper_dq_rows,
+                kernels.hopper_delta.full_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,

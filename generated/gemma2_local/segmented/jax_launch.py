@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/jax_launch.py.jinja
-# hash: 54d6b949d1cd1660
+# hash: 57aa64948bd84ff8
 """Launches of the kernels of `gemma2_local`, with segment ids, in JAX."""
 
 from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
@@ -414,7 +414,7 @@ def backward(
         )
         if dq.numel() > 0:
             launch(
-                kernels.hopper_delta.gemma2_local_segmented_hopper_delta,
+                kernels.hopper_delta.gemma2_local_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -496,7 +496,7 @@ def backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                kernels.hopper_delta.gemma2_local_segmented_hopper_dq_rows,
+                kernels.hopper_delta.gemma2_local_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,

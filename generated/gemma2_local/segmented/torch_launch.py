@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/torch_launch.py.jinja
-# hash: 19d3c355f03e8dba
+# hash: 4ae195f87c336419
 """Launches of the kernels of `gemma2_local`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -690,7 +690,7 @@ def _backward(
         )
         if dq.numel() > 0:
             launch(
-                kernels.hopper_delta.gemma2_local_segmented_hopper_delta,
+                kernels.hopper_delta.gemma2_local_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -772,7 +772,7 @@ def _backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                kernels.hopper_delta.gemma2_local_segmented_hopper_dq_rows,
+                kernels.hopper_delta.gemma2_local_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/jax_launch.py.jinja
-# hash: 552d011dc00897eb
+# hash: 6cc70027ede205cb
 """Launches of the kernels of `gpt_oss`, with segment ids, in JAX."""
 
 from jax import Array
@@ -419,7 +419,7 @@ def backward(
         )
         if dq.numel() > 0:
             launch(
-                kernels.hopper_delta.gpt_oss_segmented_hopper_delta,
+                kernels.hopper_delta.gpt_oss_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -503,7 +503,7 @@ def backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                kernels.hopper_delta.gpt_oss_segmented_hopper_dq_rows,
+                kernels.hopper_delta.gpt_oss_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,

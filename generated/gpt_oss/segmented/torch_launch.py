@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/torch_launch.py.jinja
-# hash: 27102151689f9bfd
+# hash: 63d6a0ec65e3a5fe
 """Launches of the kernels of `gpt_oss`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -702,7 +702,7 @@ def _backward(
         )
         if dq.numel() > 0:
             launch(
-                kernels.hopper_delta.gpt_oss_segmented_hopper_delta,
+                kernels.hopper_delta.gpt_oss_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -786,7 +786,7 @@ def _backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                kernels.hopper_delta.gpt_oss_segmented_hopper_dq_rows,
+                kernels.hopper_delta.gpt_oss_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,

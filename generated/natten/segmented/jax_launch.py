@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/jax_launch.py.jinja
-# hash: e5ea9352030d4fc2
+# hash: a0ac0379aba0ecb6
 """Launches of the kernels of `natten`, with segment ids, in JAX."""
 
 from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
@@ -416,7 +416,7 @@ def backward(
         )
         if dq.numel() > 0:
             launch(
-                kernels.hopper_delta.natten_segmented_hopper_delta,
+                kernels.hopper_delta.natten_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -499,7 +499,7 @@ def backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                kernels.hopper_delta.natten_segmented_hopper_dq_rows,
+                kernels.hopper_delta.natten_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/torch_launch.py.jinja
-# hash: 54b314fc49344ba8
+# hash: 378d97cf3c6bd1b4
 """Launches of the kernels of `natten`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -691,7 +691,7 @@ def _backward(
         )
         if dq.numel() > 0:
             launch(
-                kernels.hopper_delta.natten_segmented_hopper_delta,
+                kernels.hopper_delta.natten_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -774,7 +774,7 @@ def _backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                kernels.hopper_delta.natten_segmented_hopper_dq_rows,
+                kernels.hopper_delta.natten_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/jax_launch.py.jinja
-# hash: 7b610e10d0f42050
+# hash: a0a44063bddb1ec5
 """Launches of the kernels of `padding`, with segment ids, in JAX."""
 
 from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
@@ -366,7 +366,7 @@ def backward(
         )
         if dq.numel() > 0:
             launch(
-                kernels.hopper_delta.padding_segmented_hopper_delta,
+                kernels.hopper_delta.padding_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -446,7 +446,7 @@ def backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                kernels.hopper_delta.padding_segmented_hopper_dq_rows,
+                kernels.hopper_delta.padding_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,

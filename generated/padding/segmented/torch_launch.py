@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/torch_launch.py.jinja
-# hash: c991ffd1022d7218
+# hash: 28ef7862ec92fe73
 """Launches of the kernels of `padding`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -585,7 +585,7 @@ def _backward(
         )
         if dq.numel() > 0:
             launch(
-                kernels.hopper_delta.padding_segmented_hopper_delta,
+                kernels.hopper_delta.padding_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -665,7 +665,7 @@ def _backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                kernels.hopper_delta.padding_segmented_hopper_dq_rows,
+                kernels.hopper_delta.padding_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/jax_launch.py.jinja
-# hash: 44228a722f949ec5
+# hash: 23c682896af2b272
 """Launches of the kernels of `prefix_lm`, with segment ids, in JAX."""
 
 from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
@@ -422,7 +422,7 @@ def backward(
         )
         if dq.numel() > 0:
             launch(
-                kernels.hopper_delta.prefix_lm_segmented_hopper_delta,
+                kernels.hopper_delta.prefix_lm_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -506,7 +506,7 @@ def backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                kernels.hopper_delta.prefix_lm_segmented_hopper_dq_rows,
+                kernels.hopper_delta.prefix_lm_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,

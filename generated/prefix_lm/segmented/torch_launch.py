@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/torch_launch.py.jinja
-# hash: 353a9f442d146d3f
+# hash: 0117ce8f3b933972
 """Launches of the kernels of `prefix_lm`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -707,7 +707,7 @@ def _backward(
         )
         if dq.numel() > 0:
             launch(
-                kernels.hopper_delta.prefix_lm_segmented_hopper_delta,
+                kernels.hopper_delta.prefix_lm_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -791,7 +791,7 @@ def _backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                kernels.hopper_delta.prefix_lm_segmented_hopper_dq_rows,
+                kernels.hopper_delta.prefix_lm_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/jax_launch.py.jinja
-# hash: e6035d8a6c0feb8c
+# hash: 9805870baf4befdf
 """Launches of the kernels of `relative_bias`, with segment ids, in JAX."""
 
 from jax import Array
@@ -426,7 +426,7 @@ def backward(
         dq_sums = q.new_empty((0,), dtype=FP32)
         if dq.numel() > 0:
             launch(
-                kernels.hopper_delta.relative_bias_segmented_hopper_delta,
+                kernels.hopper_delta.relative_bias_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,

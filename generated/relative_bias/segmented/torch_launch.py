@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/torch_launch.py.jinja
-# hash: 1ac1aca219c28b7e
+# hash: 9731b402a5b2feb5
 """Launches of the kernels of `relative_bias`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -713,7 +713,7 @@ def _backward(
         dq_sums = q.new_empty((0,), dtype=FP32)
         if dq.numel() > 0:
             launch(
-                kernels.hopper_delta.relative_bias_segmented_hopper_delta,
+                kernels.hopper_delta.relative_bias_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/jax_launch.py.jinja
-# hash: 1b0d8bdfa2b90a5a
+# hash: ae98280bca20758a
 """Launches of the kernels of `softcap`, with segment ids, in JAX."""
 
 from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
@@ -414,7 +414,7 @@ def backward(
         )
         if dq.numel() > 0:
             launch(
-                kernels.hopper_delta.softcap_segmented_hopper_delta,
+                kernels.hopper_delta.softcap_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -496,7 +496,7 @@ def backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                kernels.hopper_delta.softcap_segmented_hopper_dq_rows,
+                kernels.hopper_delta.softcap_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/torch_launch.py.jinja
-# hash: d964f10183dc99b2
+# hash: 44283a35a26f07c6
 """Launches of the kernels of `softcap`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -690,7 +690,7 @@ def _backward(
         )
         if dq.numel() > 0:
             launch(
-                kernels.hopper_delta.softcap_segmented_hopper_delta,
+                kernels.hopper_delta.softcap_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -772,7 +772,7 @@ def _backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                kernels.hopper_delta.softcap_segmented_hopper_dq_rows,
+                kernels.hopper_delta.softcap_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,

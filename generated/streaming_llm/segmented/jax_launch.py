@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/jax_launch.py.jinja
-# hash: 7d96762ba817eae3
+# hash: a9dea3626aecc173
 """Launches of the kernels of `streaming_llm`, with segment ids, in JAX."""
 
 from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
@@ -437,7 +437,7 @@ def backward(
         )
         if dq.numel() > 0:
             launch(
-                kernels.hopper_delta.streaming_llm_segmented_hopper_delta,
+                kernels.hopper_delta.streaming_llm_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -523,7 +523,7 @@ def backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                kernels.hopper_delta.streaming_llm_segmented_hopper_dq_rows,
+                kernels.hopper_delta.streaming_llm_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,

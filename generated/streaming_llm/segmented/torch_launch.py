@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/torch_launch.py.jinja
-# hash: 1a92a4adf96355c1
+# hash: 8840d0f4a7c65c39
 """Launches of the kernels of `streaming_llm`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -732,7 +732,7 @@ def _backward(
         )
         if dq.numel() > 0:
             launch(
-                kernels.hopper_delta.streaming_llm_segmented_hopper_delta,
+                kernels.hopper_delta.streaming_llm_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -818,7 +818,7 @@ def _backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                kernels.hopper_delta.streaming_llm_segmented_hopper_dq_rows,
+                kernels.hopper_delta.streaming_llm_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,

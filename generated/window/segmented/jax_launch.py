@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/jax_launch.py.jinja
-# hash: 1ede2dc6c499512c
+# hash: 6804320722958a4b
 """Launches of the kernels of `window`, with segment ids, in JAX."""
 
 from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
@@ -422,7 +422,7 @@ def backward(
         )
         if dq.numel() > 0:
             launch(
-                kernels.hopper_delta.window_segmented_hopper_delta,
+                kernels.hopper_delta.window_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -506,7 +506,7 @@ def backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                kernels.hopper_delta.window_segmented_hopper_dq_rows,
+                kernels.hopper_delta.window_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,

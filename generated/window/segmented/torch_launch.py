@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/torch_launch.py.jinja
-# hash: 8eb971c0ff77d40b
+# hash: 9f7a15285aa62ee0
 """Launches of the kernels of `window`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
@@ -707,7 +707,7 @@ def _backward(
         )
         if dq.numel() > 0:
             launch(
-                kernels.hopper_delta.window_segmented_hopper_delta,
+                kernels.hopper_delta.window_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -791,7 +791,7 @@ def _backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                kernels.hopper_delta.window_segmented_hopper_dq_rows,
+                kernels.hopper_delta.window_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,

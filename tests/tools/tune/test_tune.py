@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from generated._runtime.core.options import checked_options
 
 from codegen.arch.chips import ARCHS
 from codegen.arch.tile_rules import TileConfig
@@ -28,6 +27,7 @@ from codegen.tune.space import Kernel, Work, candidates, fits, shared_bytes
 from codegen.tune.tuner import Context, Request, Tuner
 from generated._runtime import kernels
 from generated._runtime.core import configs, tuned
+from generated._runtime.core.options import checked_options
 from tests.support.inline_pool import InlinePool
 from tests.support.paths import DEFAULT_SPEC, ROOT
 

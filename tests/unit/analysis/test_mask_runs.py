@@ -117,7 +117,7 @@ def test_positions_of_a_call_are_no_columns() -> None:
     for mode in Mode:
         for kernel in (plan(variant, mode).hopper_fwd, plan(variant, mode).hopper_bwd):
             assert kernel.partial is not None
-            assert (kernel.partial.limits is None) == (mode is Mode.SEGMENTED)
+            assert (kernel.partial.run is None) == (mode is Mode.SEGMENTED)
     portable = plan(variant).fwd.partial
     assert portable is not None
-    assert portable.limits is None
+    assert portable.run is None

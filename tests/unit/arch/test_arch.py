@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import fields
 
 import pytest
-from generated._runtime.core.options import checked_tile
 
 from codegen.arch.chips import ARCHS, CHIPS, GPU_CHIPS, SAME_TILES
 from codegen.arch.hopper import FAMILY, HopperFamily
@@ -15,6 +14,7 @@ from generated._runtime import archs
 from generated._runtime.core import tiles, traits
 from generated._runtime.core.checks import ArgumentError
 from generated._runtime.core.families import refusal
+from generated._runtime.core.options import checked_tile
 from generated._runtime.core.tuned import gpu_key
 
 TILE = {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 2}

@@ -74,7 +74,10 @@ def odd_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_kernels_of_odd_scores_define_what_they_read(odd_kernels: Path) -> None:
     found = {path.name: problems for path in odd_kernels.glob("*.py") if (problems := scope_problems(path.read_text()))}
     assert not found
-    assert len(list(odd_kernels.glob("*.py"))) == 3 * len(KERNELS) * len(entries())
+    files = [path.name for path in odd_kernels.glob("*.py")]
+    # Segmented calls may run the dense calls' hopper_delta.
+    required = [name for name in files if not name.endswith("segmented_hopper_delta.py")]
+    assert len(required) == (3 * len(KERNELS) - 1) * len(entries())
 
 
 def test_kernels_of_odd_scores_pass_the_linter(odd_kernels: Path) -> None:

@@ -1,4 +1,4 @@
-"""The hash of a kernel's code: what it sees of a module, and that every Python gives the same one."""
+"""The hash of a kernel's code: which code it covers, and that every version of Python computes the same hash."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from codegen.render.code_hash import code_hash
+from codegen.render.code_hash import code_hash, kernel_hash
 from tests.setup import pythons
 from tests.support.paths import ROOT
 
@@ -66,3 +66,92 @@ def test_code_hash_is_the_same_on_every_python_found(capsys: pytest.CaptureFixtu
         done = subprocess.run([interpreter, "-I", "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.split() == expected, f"Python {version}"
     assert re.fullmatch("[0-9a-f]{16}", HASH)
+
+
+# ------------------------------------------------------------------------------------------------ imported definitions
+
+KERNEL = "v/packed/fwd.py"
+
+PACKAGE = {
+    KERNEL: "import triton\nfrom ..._runtime.device.tl import load, store\nfrom ...v import LIMIT\n",
+    "v/__init__.py": "LIMIT = 4\nOTHER = 5\n",
+    "_runtime/device/tl.py": """\
+import triton
+from ..shared import SIZE, WIDTH
+from .math import power
+
+SCALE = 3
+
+
+def scaled(x):
+    '''Multiply.'''
+    return x * SCALE
+
+
+@triton.jit(noinline=True)
+def load(x):
+    return power(scaled(x), SIZE)
+
+
+try:
+    from triton import store
+except ImportError:
+
+    def store(x):
+        return x
+
+
+def unused(x):
+    return WIDTH + scaled(x)
+""",
+    "_runtime/device/math.py": "def power(x, y):\n    return x**y\n\n\ndef root(x):\n    return x**0.5\n",
+    "_runtime/shared.py": "SIZE = 1\nWIDTH = 2\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new"),
+    [
+        (KERNEL, "import triton", "import triton as t"),
+        ("v/__init__.py", "LIMIT = 4", "LIMIT = 6"),
+        ("_runtime/device/tl.py", "SCALE = 3", "SCALE = 4"),
+        ("_runtime/device/tl.py", "x * SCALE", "x / SCALE"),
+        ("_runtime/device/tl.py", "(noinline=True)", ""),
+        ("_runtime/device/tl.py", "        return x", "        return -x"),
+        ("_runtime/device/math.py", "x**y", "x * y"),
+        ("_runtime/shared.py", "SIZE = 1", "SIZE = 3"),
+    ],
+)
+def test_kernel_hash_covers_imported_definitions_and_what_they_use(path: str, old: str, new: str) -> None:
+    changed = PACKAGE | {path: PACKAGE[path].replace(old, new)}
+    assert changed != PACKAGE
+    assert kernel_hash(KERNEL, changed) != kernel_hash(KERNEL, PACKAGE)
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new"),
+    [
+        ("v/__init__.py", "OTHER = 5", "OTHER = 6"),
+        ("_runtime/device/tl.py", "WIDTH +", "WIDTH -"),
+        ("_runtime/device/tl.py", "Multiply.'''", "Scale.'''  # a comment"),
+        ("_runtime/device/math.py", "x**0.5", "x**-0.5"),
+        ("_runtime/shared.py", "WIDTH = 2", "WIDTH = 3\nMORE = 4"),
+    ],
+)
+def test_kernel_hash_ignores_comments_and_definitions_that_the_kernel_does_not_use(
+    path: str, old: str, new: str
+) -> None:
+    changed = PACKAGE | {path: PACKAGE[path].replace(old, new)}
+    assert changed != PACKAGE
+    assert kernel_hash(KERNEL, changed) == kernel_hash(KERNEL, PACKAGE)
+
+
+def test_kernel_hash_covers_a_module_that_is_imported_as_a_whole() -> None:
+    package = PACKAGE | {KERNEL: "from ..._runtime.device import tl\n"}
+    path = "_runtime/device/tl.py"
+    changed = package | {path: package[path].replace("WIDTH +", "WIDTH -")}
+    assert kernel_hash(KERNEL, changed) != kernel_hash(KERNEL, package)
+
+
+def test_kernel_hash_of_a_file_without_imports_from_its_package_is_its_code_hash() -> None:
+    assert kernel_hash("v/fwd.py", {"v/fwd.py": SOURCE}) == code_hash(SOURCE)

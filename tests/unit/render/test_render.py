@@ -72,3 +72,19 @@ def test_every_rendered_module_begins_with_its_licence(tmp_path: Path) -> None:
         "early/packed/jax_launch.py",
     }
     assert all(texts[path].startswith("# SPDX-License-Identifier: Apache-2.0\n") for path in modules)
+
+
+def test_segmented_calls_run_the_dense_hopper_delta_where_only_its_name_would_differ(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("variants:\n  early: {mask: causal}\n  linear: {score: score - 0.1 * (q_idx - kv_idx)}\n")
+    files = render.render(load(spec))
+    assert "early/segmented/hopper_delta.py" not in files
+    assert "linear/segmented/hopper_delta.py" in files  # what rows add to their logits, dense calls add in hopper_delta
+    for framework in ("torch", "jax"):
+        launches = files[f"early/segmented/{framework}_launch.py"]
+        assert "hopper_delta.early_hopper_delta" in launches
+        assert "hopper_delta.early_segmented_hopper_delta" not in launches
+    space: dict[str, Any] = {}
+    exec(files[render.KERNELS_FILE].replace("from .core.traits import VariantTraits", "VariantTraits = dict"), space)
+    hashes = space["KERNEL_HASHES"]["early"]
+    assert hashes["segmented"]["hopper_delta"] == hashes["dense"]["hopper_delta"]
