@@ -183,21 +183,23 @@ def test_a_kernel_that_only_one_package_launches_is_missing(old: Path, band: Var
 
 
 def test_a_change_of_an_import_is_a_change_of_the_kernel(old: Path) -> None:
-    new = edited(old, ("_runtime/hopper_copies.py", "from typing import Any\n", "from typing import Any\n\nx = 1\n"))
+    new = edited(
+        old, ("_runtime/device/gl_versions.py", "from typing import Any\n", "from typing import Any\n\nx = 1\n")
+    )
     changed = read_sources(old).kernel_files() - unchanged_kernels(read_sources(old), read_sources(new))
     assert "band/hopper_bwd.py" in changed
     assert "band/fwd.py" not in changed
 
 
 def test_device_functions_are_no_kernels_but_parts_of_them(old: Path) -> None:
-    shared = ("band/fwd.py", "import triton\n", "import triton\n\nfrom .._runtime.device import double\n")
+    shared = ("band/fwd.py", "import triton\n", "import triton\n\nfrom .._runtime.device.doubled import double\n")
     before, after = edited(old, shared), edited(old, shared)
     for package, factor in ((before, 2), (after, 3)):
         text = f"import triton\n\n\n@triton.jit\ndef double(x):\n    return {factor} * x\n"
-        (package / "_runtime/device.py").write_text(text)
+        (package / "_runtime/device/doubled.py").write_text(text)
     sources = read_sources(before), read_sources(after)
     assert {"band/fwd.py", "band/packed/hopper_delta.py"} < sources[0].kernel_files()
-    assert "_runtime/device.py" not in sources[0].kernel_files()
+    assert "_runtime/device/doubled.py" not in sources[0].kernel_files()
     assert sources[0].kernel_files() - unchanged_kernels(*sources) == {"band/fwd.py"}
 
 
