@@ -1,6 +1,6 @@
 """Names of Gluon that differ between Triton 3.6 and 3.9."""
 
-from typing import Any
+from typing import Any, TypeVar, dataclass_transform
 
 from triton.experimental import gluon
 from triton.experimental.gluon.language._core import builtin
@@ -14,7 +14,7 @@ if hasattr(tma, "async_atomic_add"):
 else:
     from triton._C.libtriton import ir
 
-    @builtin  # type: ignore[untyped-decorator]  # Triton has no types
+    @builtin
     def async_add(tensor_desc: Any, coord: Any, src: Any, _semantic: Any = None) -> None:
         """Start adding a tile in shared memory to global memory. Triton before 3.9 has the operation without a name."""
         offsets = _semantic._convert_to_ir_values(coord, require_i64=False)
@@ -22,19 +22,24 @@ else:
         _semantic.builder.create_async_tma_reduce(kind, tensor_desc.handle, offsets, src.handle)
 
 
-if hasattr(gluon, "aggregate"):
-    aggregate = gluon.aggregate
-else:
+T = TypeVar("T")
+
+
+@dataclass_transform()
+def aggregate(cls: type[T]) -> type[T]:
+    """A class whose annotated fields are values of a kernel, set in order by its constructor, as from Triton 3.8 on."""
+    if hasattr(gluon, "aggregate"):
+        made: type[T] = gluon.aggregate(cls)
+        return made
     from triton.language.core import _aggregate
 
-    def aggregate(cls: Any) -> Any:
-        """A class whose annotated fields are values of a kernel, set in order by its constructor."""
-        names = tuple(cls.__annotations__)
+    names = tuple(cls.__annotations__)
 
-        def init(self: Any, *values: Any) -> None:
-            for name, value in zip(names, values, strict=True):
-                setattr(self, name, value)
+    def init(self: Any, *values: Any) -> None:
+        for name, value in zip(names, values, strict=True):
+            setattr(self, name, value)
 
-        init.__triton_builtin__ = True  # type: ignore[attr-defined]  # so the compiler calls it as its own
-        cls.__init__ = init
-        return _aggregate(cls)
+    init.__triton_builtin__ = True  # type: ignore[attr-defined]  # so the compiler calls it as its own
+    cls.__init__ = init  # type: ignore[method-assign]
+    made = _aggregate(cls)
+    return made

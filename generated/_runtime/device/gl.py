@@ -231,7 +231,7 @@ class WorkRing:
         fields = ()
         for i in gl.static_range(self.size):
             number = get_number(self.numbers, stage * self.size + i, WARPS)
-            fields = fields + (number,)  # noqa: RUF005 - nor starred tuples
+            fields = fields + (number,)  # type: ignore[assignment]  # noqa: RUF005 - nor starred tuples
         mbarrier.arrive(self.empty.index(stage), count=1)
         return fields
 
