@@ -22,7 +22,7 @@ from bench.peers.torch_peers import build
 from bench.record import OURS
 from bench.timing.measure import draw, verify
 from codegen.compile.pool import my_turn, spread
-from codegen.util.terminal import Status
+from codegen.util.terminal import StatusLine
 
 Item = TypeVar("Item")
 
@@ -113,7 +113,7 @@ def compile_in_parallel(
 ) -> None:
     """Run a task that fills the caches for each item, with progress on a terminal and a line at the end."""
     start = time.perf_counter()
-    with Status(len(items)) as status:
+    with StatusLine(len(items)) as status:
         status.show(f"{title}, {jobs} processes")
         for _ in spread(task, items, jobs, until=until):
             status.done += 1

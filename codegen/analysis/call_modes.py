@@ -7,7 +7,7 @@ carry segment ids, and optionally positions.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 
 from codegen.ir import expr
@@ -21,21 +21,6 @@ class Mode(StrEnum):
     DENSE = "dense"
     PACKED = "packed"
     SEGMENTED = "segmented"
-
-
-@dataclass(frozen=True, kw_only=True)
-class InMode:
-    """Base of the plans that know their call mode."""
-
-    mode: Mode
-
-    @property
-    def packed(self) -> bool:
-        return self.mode is Mode.PACKED
-
-    @property
-    def segmented(self) -> bool:
-        return self.mode is Mode.SEGMENTED
 
 
 POSITIONAL = ("q_idx", "kv_idx")

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from codegen.ir.expr import Expr, Load, TensorSpec, Var
-from codegen.ir.printers import WIDE_INDICES
+
+WIDE_INDICES = ("b", "h", "hkv")
+"""Index names that kernels hold in 64 bits, for the offsets they are part of. As values they are cast to 32 bits, as
+positions are: a bound that one made wider could not be a coordinate of a TMA copy."""
 
 DECAY = TensorSpec(name="decay", dims=("b", "h", "pos"))
 """The cumulative sum of g, already times log2(e): `[B, Hq, P]`, contiguous; `[Hq, total_k]` of packed sequences."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -20,6 +18,7 @@ from codegen.compare.machine import first_difference
 from codegen.compile.pool import Pool
 from codegen.spec.model import Variant
 from codegen.util.errors import CodegenError
+from codegen.util.terminal import StatusLine
 
 
 class Status(Enum):
@@ -148,7 +147,6 @@ class _Rounds:
     def _described(
         self, pending: Sequence[_Pending], level: Level
     ) -> Iterator[tuple[_Pending, list[Launch] | Exception, list[Launch] | Exception]]:
-        start = time.monotonic()
         futures = [
             (
                 each,
@@ -157,9 +155,11 @@ class _Rounds:
             )
             for each in pending
         ]
-        for done, (each, old, new) in enumerate(futures, start=1):
-            yield each, _outcome(old), _outcome(new)
-            _show_progress(level, done, len(pending), time.monotonic() - start)
+        with StatusLine(len(futures)) as status:
+            for each, old, new in futures:
+                status.show(f"calls compared, {level.name}")
+                yield each, _outcome(old), _outcome(new)
+                status.done += 1
 
     def _request(self, call: Call, package: Path, level: Level, names: frozenset[str] | None) -> Request:
         return Request(
@@ -231,14 +231,3 @@ def _failure(call: Call, old: list[Launch] | Exception, new: list[Launch] | Exce
     sides = (("old", old), ("new", new))
     detail = tuple(f"{side}: {outcome}" for side, outcome in sides if isinstance(outcome, Exception))
     return Result(call=call, old=None, new=None, status=Status.FAILED, detail=detail)
-
-
-def _show_progress(level: Level, done: int, total: int, seconds: float) -> None:
-    """A line that a terminal overwrites: calls compared at this level, and how long the others take at this rate."""
-    if not sys.stderr.isatty():
-        return
-    left = seconds / done * (total - done)
-    end = "\r\033[K" if done == total else ""
-    print(
-        f"\r{level.name}: {done} of {total} calls, {left:.0f} s left \033[K{end}", end="", file=sys.stderr, flush=True
-    )

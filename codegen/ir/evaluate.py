@@ -1,6 +1,6 @@
-"""The expression IR evaluated with numpy: what `show` draws, and what block analysis is tested against.
+"""Expressions evaluated with numpy: `show` draws the result, and tests of block analysis compare with it.
 
->>> from codegen import expr
+>>> from codegen.ir import expr
 >>> e = expr.compare("ge", expr.int_var("q_idx"), expr.int_var("kv_idx"))
 >>> evaluate(e, {"q_idx": np.arange(2)[:, None], "kv_idx": np.arange(3)}, {})
 array([[ True, False, False],

@@ -41,10 +41,19 @@ class OperatorReader(ABC):
     def load(self, name: str, indices: tuple[Expr, ...]) -> Load:
         """An element of a tensor in scope."""
 
-    def fail(self, node: ast.AST, message: str) -> ExprError:
-        """An error that points at the column of a node."""
+    def fail(
+        self,
+        node: ast.AST,
+        message: str,
+        unknown: str = "",
+        within: tuple[str, ...] = (),
+        *,
+        indexed: bool = False,
+    ) -> ExprError:
+        """An error that points at the column of a node; see `ExprError`."""
         before = self.utf8[: getattr(node, "col_offset", 0)]  # `ast` counts bytes
-        return ExprError(message, len(before.decode()) + 1)
+        column = len(before.decode()) + 1
+        return ExprError(message, column, unknown=unknown, within=within, indexed=indexed)
 
     def number(self, node: ast.expr, op: str) -> Expr:
         """The IR of an operand that must be a number."""

@@ -180,7 +180,7 @@ class Reader(OperatorReader):
         scope = self.scope
         known = [*INDEX_NAMES, *LENGTH_NAMES, INFINITY, *([SCORE] if self.allow_score else [])]
         hint = did_you_mean(name, [*known, *scope.scalars, *scope.tensors, *scope.macros, *scope.bound])
-        return self.fail(node, f"unknown name '{name}'{hint or '; declare it under tensors: or scalars:'}")
+        return self.fail(node, f"unknown name '{name}'{hint or '; declare it under tensors: or scalars:'}", name)
 
     def not_an_axis(self, node: ast.expr) -> ExprError:
         if self.scope.bound:
@@ -210,7 +210,7 @@ class Reader(OperatorReader):
                 raise self.fail(node, f"tensor '{name}' is indexed, not called: {indexing_example(name, dims)}")
             hint = did_you_mean(name, [*FUNCTIONS, "where", *self.scope.macros])
             remedy = hint or f"; the functions are {' '.join(sorted([*FUNCTIONS, 'where']))}"
-            raise self.fail(node, f"'{name}' is no function of the expression language{remedy}")
+            raise self.fail(node, f"'{name}' is no function of the expression language{remedy}", name)
         fewest, most, build = FUNCTIONS[name]
         if not fewest <= len(args) <= most:
             wanted = str(fewest) if fewest == most else f"{fewest} to {most}"
@@ -222,7 +222,7 @@ class Reader(OperatorReader):
             raise self.not_an_axis(node)
         if name not in self.scope.tensors:
             hint = did_you_mean(name, self.scope.tensors) or "; declare it under tensors:"
-            raise self.fail(node, f"'{name}' is no tensor of this variant{hint}")
+            raise self.fail(node, f"'{name}' is no tensor of this variant{hint}", name, indexed=True)
         items = index.elts if isinstance(index, ast.Tuple) else [index]
         dims = self.scope.tensors[name].dims
         if len(items) != len(dims):
@@ -264,4 +264,7 @@ class Reader(OperatorReader):
             self.scope.expanded[use] = _read(macro.body, scope, macro.type, allow_score=allow_score)
             return self.scope.expanded[use]
         except ExprError as error:
-            raise self.fail(node, f"in '{name}': {error.message}") from None
+            within = (name, *error.within)
+            raise self.fail(
+                node, f"in '{name}': {error.message}", error.unknown, within, indexed=error.indexed
+            ) from None

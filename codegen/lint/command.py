@@ -20,7 +20,7 @@ from codegen.lint.jobs import HALF_DTYPE, Selection, jobs, tuned_jobs
 from codegen.lint.look import Finding, Task, failed, look_at, main_kernel
 from codegen.spec.model import DTYPES, Pass, Spec
 from codegen.util.errors import CodegenError, did_you_mean
-from codegen.util.terminal import Status, print_coloured
+from codegen.util.terminal import StatusLine, print_coloured
 
 
 def selection(spec: Spec, args: argparse.Namespace) -> Selection:
@@ -47,7 +47,7 @@ def run(spec: Spec, package: Path, selected: Selection, processes: int) -> tuple
     start = time.monotonic()
     findings: list[Finding] = []
     died: list[Task] = []
-    with Status(len(tasks)) as status:
+    with StatusLine(len(tasks)) as status:
         status.show("calls compiled")
         for task, result in spread(look_at, tasks, processes):
             if isinstance(result, WorkerDiedError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
@@ -152,18 +151,17 @@ class _VariantReader:
         except ExprError as error:
             unreadable = {*self.tensor_items, *self.scalar_items} - {*scope.tensors, *scope.scalars}
             # A declaration with a problem is not in scope, and the expression is not to blame for reading it.
-            if not any(f"'{name}'" in error.message for name in unreadable):
-                self.doc.note_in(self.keys[key], error.column, self._told(error))
+            if error.unknown not in unreadable:
+                self.doc.note_in(self.keys[key], error.column, self._with_remedy(error))
             return None, text
 
-    def _told(self, error: ExprError) -> str:
+    def _with_remedy(self, error: ExprError) -> str:
         """The message of a bad expression, with its own remedy where a variant is taken for a mask or score."""
-        unknown = re.match(r"(.*: )?(?:unknown name )?'(\w+)'(?: is no function.*|;.*|$)", error.message)
-        if unknown is None or unknown[2] not in self.variants:
+        if error.unknown not in self.variants or error.indexed:
             return str(error)
-        place, name = unknown[1] or "", unknown[2]
+        place = "".join(f"in '{name}': " for name in error.within)
         remedy = "to use its mask or score in another, name that under masks: or scores:"
-        return f"{place}'{name}' is a variant, and no mask or score; {remedy} (column {error.column})"
+        return f"{place}'{error.unknown}' is a variant, and no mask or score; {remedy} (column {error.column})"
 
     def _without_left_out(self, mask: Expr | None, score: Expr | None) -> tuple[Expr | None, Expr | None]:
         """Mask and score with the pairs that the score leaves out by -inf in the mask."""
@@ -281,12 +279,7 @@ class _VariantReader:
                 problem = f"'{name}' is declared under tensors already; choose another name"
             if problem is not None:
                 self.doc.note(item, problem)
-        trained: dict[str, str] = {}
         for tensor in tensors.values():
-            twin = trained.setdefault(tensor.name.upper(), tensor.name) if tensor.grad else tensor.name
-            if twin != tensor.name:
-                message = f"differs from '{twin}' in case only, and trained tensors share a flag GRAD_NAME"
-                self.doc.note(self.tensor_items[tensor.name], f"{message}; choose another name")
             for dim in tensor.dims:
                 if dim in self.tensor_items:
                     message = f"the free size '{dim}' has the name of a declared argument; choose another name"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -10,10 +9,12 @@ from types import MappingProxyType
 from codegen.analysis.call_modes import PADDING, has_tokens, packed_axes
 from codegen.analysis.gradients import GradientTerm
 from codegen.ir import expr
-from codegen.ir.expr import Level, TensorSpec, Var, level
+from codegen.ir.expr import Expr, Level, TensorSpec, Type, Var, level
 from codegen.ir.printers import FormulaPrinter
 from codegen.plan.frameworks import Framework
-from codegen.plan.signature import tensor_reads
+from codegen.plan.host_code import NONE, HostCode, host, listed
+from codegen.plan.parameters import Parameter
+from codegen.plan.variant_reads import tensor_reads
 from codegen.spec import dims
 from codegen.spec.model import ScalarSpec, Variant
 
@@ -22,21 +23,20 @@ from codegen.spec.model import ScalarSpec, Variant
 class Argument:
     """One of the variant's own arguments: a tensor, the sink, the log-decay, or a scalar.
 
-    `public` is what the op's callers know it as, where generated code calls it otherwise.
-    `shape` is Python source for a tuple of expected sizes, an entry `at_least(n)` where longer is fine, `packed_shape`
-    the same in a packed call; `limits` are further arguments of a scalar's check; `doc` is its line in the op's
-    docstring. Of a `trained` one the backward is told whether a call wants the gradient; `no_gradient` is why a float
-    tensor has none, as the runtime's `refuse_gradient` has it. Each pair of a query and a key
-    may have an index of its own into one of the `tile_axes`.
+    `public` is the name that the op's callers know, where generated code calls it otherwise. `shape` is a tuple of
+    expected sizes, an entry `at_least(n)` where longer is fine, `packed_shape` the same in a packed call; `limits` are
+    further arguments of a scalar's check; `doc` is its line in the op's docstring. A `trained` tensor has a flag that
+    tells the backward whether a call wants its gradient; `no_gradient` is why a float tensor has none, by the name that
+    the runtime's `refuse_gradient` knows. An index into one of the `tile_axes` differs between pairs of query and key.
     """
 
     name: str
-    kind: str  # tensor | scalar
-    annotation: str
+    required: str  # the annotation where the argument is there: Tensor, int or float
     dims: tuple[str | int, ...] = ()
-    shape: str = ""
-    packed_shape: str = ""
-    dtypes: str = ""
+    shape: HostCode = NONE
+    packed_shape: HostCode = NONE
+    dtype: str = ""  # the element type of a tensor; empty where any float serves
+    is_float: bool = False  # a tensor of floats, which kernels and references widen to what they compute in
     limits: str = ""
     trained: bool = False
     no_gradient: str = ""
@@ -51,22 +51,23 @@ class Argument:
 
     @property
     def is_tensor(self) -> bool:
-        return self.kind == "tensor"
+        return self.required == "Tensor"
 
     @property
-    def is_float(self) -> bool:
-        """Whether it is a tensor of floats, which kernels and references widen to what they compute in."""
-        return "float" in self.dtypes.lower()
+    def dtypes(self) -> HostCode:
+        """The element types that its check admits."""
+        return HostCode(f'("{self.dtype}",)') if self.dtype else host("{}", "FLOAT_DTYPES")
 
     @property
-    def required(self) -> str:
-        """The annotation where the argument is there."""
-        return self.annotation.split(" ")[0]
+    def annotation(self) -> str:
+        """The annotation of the op's keyword argument, None by default."""
+        return f"{self.required} | None"
 
-    def parameter(self, framework: Framework) -> str:
+    def parameter(self, framework: Framework) -> Parameter:
         """The parameter of a launch that it is passed as."""
         by_pointer = not self.is_tensor and self.name != PADDING.name
-        return f"{self.name}: {framework.number(self.required) if by_pointer else self.required}"
+        annotation = framework.number(self.required) if by_pointer else self.required
+        return Parameter(self.name, annotation, is_tensor=self.is_tensor)
 
     @property
     def flag(self) -> str:
@@ -97,9 +98,16 @@ class Argument:
         return self._checked(self._of_arguments(self.packed_shape), self._packed_tile_axes)
 
     @staticmethod
-    def _of_arguments(text: str) -> str:
-        """What JAX's op has checked already, by the names it goes by there."""
-        return re.sub(r"\b(?=[qk]\.shape|row_offset\b|cu_seqlens_)", "arguments.", text)
+    def _of_arguments(shape: HostCode) -> HostCode:
+        """A shape in terms of what JAX's op has checked already."""
+        return shape.renamed({name: f"arguments.{name}" for name in ("q", "k", "row_offset", "cu_seqlens_q")})
+
+    @property
+    def check_functions(self) -> frozenset[str]:
+        """What its checks take from the runtime, besides the check of a tensor."""
+        if not self.is_tensor:
+            return frozenset((f"check_{self.required}",))
+        return self.shape.names | self.packed_shape.names | self.dtypes.names
 
     @property
     def jax_annotation(self) -> str:
@@ -111,7 +119,7 @@ class Argument:
         kept = packed_axes(self.dims)
         return tuple(kept.index(axis) for axis in self.tile_axes if axis in kept)
 
-    def _checked(self, shape: str, tile_axes: tuple[int, ...], like: str = "", refusal: str = "") -> str:
+    def _checked(self, shape: HostCode, tile_axes: tuple[int, ...], like: str = "", refusal: str = "") -> str:
         if self.is_tensor:
             narrow = f", tile_axes={tile_axes}" if tile_axes else ""
             return f'check_tensor(NAME, "{self.keyword}", {self.name}, {shape}, {self.dtypes}{like}{narrow}{refusal})'
@@ -137,11 +145,24 @@ def mask_arguments(variant: Variant, arguments: Sequence[Argument]) -> list[Argu
     return [a for a in arguments if a.name in read]
 
 
-_SIZES = {"b": "q.shape[0]", "h": "q.shape[1]", "hkv": "k.shape[1]"}
-_POSITIONS = {"q_idx": "row_offset + q.shape[2]", "kv_idx": "k.shape[2]"}
-_FURTHEST = f"max({', '.join(_POSITIONS.values())})"
+def _axis(tensor: str, axis: int) -> HostCode:
+    return host(f"{{}}.shape[{axis}]", tensor)
+
+
+def _at_least(size: HostCode) -> HostCode:
+    return host("{}({})", "at_least", size)
+
+
+_ANY = _at_least(HostCode("1"))
+_SIZES = {"b": _axis("q", 0), "h": _axis("q", 1), "hkv": _axis("k", 1)}
+_POSITIONS = {"q_idx": host("{} + {}", "row_offset", _axis("q", 2)), "kv_idx": _axis("k", 2)}
+_FURTHEST = host("max({})", listed(_POSITIONS.values()))
 # The same in a packed call, where q and k are `[total, H, D]`.
-_PACKED_SIZES = _SIZES | {"b": "cu_seqlens_q.shape[0] - 1", "q_idx": "q.shape[0]", "kv_idx": "k.shape[0]"}
+_PACKED_SIZES = _SIZES | {
+    "b": host("{} - 1", _axis("cu_seqlens_q", 0)),
+    "q_idx": _axis("q", 0),
+    "kv_idx": _axis("k", 0),
+}
 _TOTALS = {"q_idx": "total_q", "kv_idx": "total_k"}
 
 
@@ -159,12 +180,12 @@ def own_arguments(variant: Variant, terms: Sequence[GradientTerm]) -> list[Argum
         found.append(
             Argument(
                 name=spec.name,
-                kind="tensor",
-                annotation="Tensor | None",
+                required="Tensor",
                 dims=spec.dims,
                 shape=_tuple(sizes),
                 packed_shape=_packed_shape(spec.dims, _computed(variant, spec, packed=True)),
-                dtypes=f'("{spec.dtype}",)',
+                dtype=spec.dtype,
+                is_float=spec.element is Type.FLOAT,
                 trained=spec.grad,
                 no_gradient=_no_gradient(variant, spec),
                 tile_axes=_tile_axes(variant, spec.name),
@@ -177,11 +198,11 @@ def own_arguments(variant: Variant, terms: Sequence[GradientTerm]) -> list[Argum
             "log-decay `[B, P, Hq]`, packed `[total_k, Hq]`, natural log, any float dtype; P covers all rows and the "
             "offset; differentiable."
         )
-        shape = f"(q.shape[0], at_least({_FURTHEST}), q.shape[1])"
+        shape = _tuple([_SIZES["b"], _at_least(_FURTHEST), _SIZES["h"]])
         found.append(_float_argument("g", ("b", "kv_idx", "h"), shape, doc))
     if variant.sink:
         doc = "`[Hq]`, any float dtype: a logit per query head in the softmax denominator only; differentiable."
-        found.append(_float_argument("sink", ("h",), "(q.shape[1],)", doc))
+        found.append(_float_argument("sink", ("h",), _tuple([_SIZES["h"]]), doc))
     for scalar in variant.scalars.values():
         kind = scalar.type.value
         limits = "".join(
@@ -191,16 +212,13 @@ def own_arguments(variant: Variant, terms: Sequence[GradientTerm]) -> list[Argum
         )
         doc = f"{kind}{_range_text(scalar)}."
         public = variant.keywords.get(scalar.name, "")
-        annotation = f"{kind} | None"
-        found.append(
-            Argument(name=scalar.name, kind="scalar", annotation=annotation, limits=limits, doc=doc, public=public)
-        )
+        found.append(Argument(name=scalar.name, required=kind, limits=limits, doc=doc, public=public))
     return found
 
 
 def _no_gradient(variant: Variant, spec: TensorSpec) -> str:
     """Why a float tensor has no gradient, by the runtime's name; empty where it has one, or could have none."""
-    if spec.grad or "float" not in spec.dtype:
+    if spec.grad or spec.element is not Type.FLOAT:
         return ""
     in_score = variant.score is not None and any(load.tensor == spec.name for load in expr.loads(variant.score))
     return "undeclared" if in_score else "mask"
@@ -215,42 +233,47 @@ def _range_text(scalar: ScalarSpec) -> str:
     return text if scalar.example is None else f"{text}, such as {scalar.example}"
 
 
-def _float_argument(name: str, own_dims: tuple[str | int, ...], shape: str, doc: str) -> Argument:
+def _float_argument(name: str, own_dims: tuple[str | int, ...], shape: HostCode, doc: str) -> Argument:
     return Argument(
         name=name,
-        kind="tensor",
-        annotation="Tensor | None",
+        required="Tensor",
         dims=own_dims,
         shape=shape,
         packed_shape=_packed_shape(own_dims),
-        dtypes="FLOAT_DTYPES",
+        is_float=True,
         doc=doc,
     )
 
 
-def _tuple(sizes: Sequence[str]) -> str:
-    return f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
+def _tuple(sizes: Sequence[HostCode]) -> HostCode:
+    return host(f"({{}}{',' * (len(sizes) == 1)})", listed(sizes))
 
 
-def _packed_shape(own_dims: Sequence[str | int], computed: Mapping[str, str] = MappingProxyType({})) -> str:
+def _packed_shape(own_dims: Sequence[str | int], computed: Mapping[str, HostCode] = MappingProxyType({})) -> HostCode:
     """The sizes in a packed call; where positions index a named dim, only the device knows how far they reach."""
     kept = [own_dims[axis] for axis in packed_axes(own_dims)]
     known = _PACKED_SIZES | dict(computed)
-    return _tuple([str(d) if isinstance(d, int) else known.get(d, "at_least(1)") for d in kept])
+    return _tuple([HostCode(str(d)) if isinstance(d, int) else known.get(d, _ANY) for d in kept])
 
 
-def _computed(variant: Variant, spec: TensorSpec, *, packed: bool) -> dict[str, str]:
-    """Computed dim -> source of its size. What follows from the length of a packed sequence only the device knows."""
-    sizes = _PACKED_SIZES if packed else _SIZES | {"q_len": "q.shape[2]", "kv_len": "k.shape[2]"}
+def _computed(variant: Variant, spec: TensorSpec, *, packed: bool) -> dict[str, HostCode]:
+    """Computed dim -> its size. What follows from the length of a packed sequence only the device knows."""
+    sizes = _PACKED_SIZES if packed else _SIZES | {"q_len": _axis("q", 2), "kv_len": _axis("k", 2)}
     kinds = {name: scalar.type for name, scalar in variant.scalars.items()}
-    values = {name: sizes[name] for name in dims.SIZES if name in sizes} | {name: name for name in kinds}
+    values = {name: sizes[name] for name in dims.SIZES if name in sizes} | {x: host("{}", x) for x in kinds}
     for name, (tensor, axis) in dims.own_names(variant.tensors.values(), kinds).items():
         kept = packed_axes(variant.tensors[tensor].dims)
-        values[name] = f"size_of({tensor}, {kept.index(axis) if packed else axis})"
+        values[name] = host(f"{{}}({{}}, {kept.index(axis) if packed else axis})", "size_of", tensor)
     return {
-        text: "at_least(1)" if packed and dims.uses_lengths(e) else dims.source(e, text, values)
-        for text, e in spec.computed
+        text: _ANY if packed and dims.uses_lengths(e) else _computed_size(e, text, values) for text, e in spec.computed
     }
+
+
+def _computed_size(e: Expr, text: str, values: Mapping[str, HostCode]) -> HostCode:
+    """A size as an expression, checked by the runtime's `computed`; `values`: of each name."""
+    names = sorted(expr.names(e))
+    form = dims.source(e, text, dict.fromkeys(names, "{}"))
+    return host(form, *(values[name] for name in names)).calling("computed")
 
 
 def _packed_text(own_dims: Sequence[str | int]) -> str:
@@ -262,10 +285,10 @@ def _tile_axes(variant: Variant, tensor: str) -> tuple[int, ...]:
     return tuple(sorted({axis for of in indices for axis, index in enumerate(of) if level(index) is Level.TILE}))
 
 
-def _axis_size(variant: Variant, tensor: str, axis: int, dim: str | int) -> str:
+def _axis_size(variant: Variant, tensor: str, axis: int, dim: str | int) -> HostCode:
     """The size an axis must have: exact for heads and batch, at least the furthest position where one indexes it."""
     if isinstance(dim, int):
-        return str(dim)
+        return HostCode(str(dim))
     computed = _computed(variant, variant.tensors[tensor], packed=False)
     if dim in computed:
         return computed[dim]
@@ -277,7 +300,7 @@ def _axis_size(variant: Variant, tensor: str, axis: int, dim: str | int) -> str:
         if isinstance(index, Var) and index.name in _POSITIONS:
             needed.add(_POSITIONS[index.name])
     if not needed:
-        return "at_least(1)"
+        return _ANY
     size = needed.pop() if len(needed) == 1 else _FURTHEST
     # Positions of the call's own reach no further than the caller likes; a dim of positions has an element per row.
-    return f"at_least({size})" if dim in _POSITIONS else f"at_least({size} if q_positions is None else 1)"
+    return _at_least(size if dim in _POSITIONS else host("{} if {} is None else 1", size, "q_positions"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,17 +9,20 @@ from codegen.analysis.schedule import Schedule
 from codegen.plan.arguments import Argument
 from codegen.plan.block_tables import ListsPlan
 from codegen.plan.frameworks import Framework
+from codegen.plan.host_code import HostCode, listed
 from codegen.plan.kernel import KernelPlan
-from codegen.plan.signature import CU_SEQLENS, TABLES, positions_read
+from codegen.plan.parameters import Parameter, names, tensor
+from codegen.plan.signature import CU_SEQLENS, TABLES
+from codegen.plan.variant_reads import positions_read
 from codegen.spec.model import Variant
 
+OFFSETS = ("row_offset", "row_offsets")
+"""What the query offset of a call is: a number, and a tensor where batch rows or sequences differ."""
 
-def parameter_name(parameter: str) -> str:
-    return parameter.partition(":")[0]
 
-
-def launch_arguments(kernel: KernelPlan) -> str:
-    return ", ".join(group.host for group in kernel.args)
+def launch_arguments(kernel: KernelPlan) -> HostCode:
+    """The arguments of a launch, in the order of the kernel's signature."""
+    return listed(group.host for group in kernel.args)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +30,7 @@ class ExtremesLaunch:
     """The launch of the kernel that reduces tensors to the extremes of parts, and the buffers it fills."""
 
     kernel: str
-    args: str
+    args: HostCode
     has_offset: bool
     loads: Sequence[str]
     of_queries: bool
@@ -52,14 +54,14 @@ class ListsOp:
     extremes: ExtremesLaunch | None
     query_kernel: str
     key_kernel: str
-    kernel_args: str
+    kernel_args: HostCode
     loads: Sequence[str]
     per_batch: bool
     per_head: bool
     has_offset: bool
     shifted: bool
     packed: bool
-    positions: Sequence[str]
+    positions: Sequence[Parameter]
     arguments: Sequence[Argument]
     framework: Framework
 
@@ -69,34 +71,36 @@ class ListsOp:
         return self.per_batch or self.packed
 
     @property
-    def parameters(self) -> list[str]:
+    def parameters(self) -> list[Parameter]:
         """Parameters of the function that makes a pass' table, behind q and k."""
         return self._parameters(self.kernel_args, self.positions, self._offset(self.shifted))
 
     @property
-    def extreme_parameters(self) -> list[str]:
-        """Those of the function that reduces tensors."""
+    def extreme_parameters(self) -> list[Parameter]:
+        """Parameters of the function that reduces tensors, behind q and k."""
         assert self.extremes is not None
-        used = [*(f"{name}: Tensor" for name in CU_SEQLENS), *self.positions]
-        return self._parameters(self.extremes.args, used, self._offset(self.extremes.has_offset))
+        others = [*map(tensor, CU_SEQLENS), *self.positions]
+        return self._parameters(self.extremes.args, others, self._offset(self.extremes.has_offset))
 
-    def _offset(self, used: bool) -> list[str]:
-        rows = ["row_offsets: Tensor | None"] if self.has_offset and (used or not self.by_batch) else []
-        return ["row_offset: int", *rows] if used else rows
+    def _offset(self, used: bool) -> list[Parameter]:
+        number, rows = OFFSETS
+        by_row = [tensor(rows, optional=True)] if self.has_offset and (used or not self.by_batch) else []
+        return [Parameter(number, "int"), *by_row] if used else by_row
 
-    def _parameters(self, launched: str, others: Sequence[str], offset: Sequence[str]) -> list[str]:
-        """The parameters of a function that makes a launch: of the variant's arguments and others those it names."""
-        named = set(re.findall(r"(?<![.\w])\w+", launched))  # not the attributes
+    def _parameters(
+        self, launched: HostCode, others: Sequence[Parameter], offset: Sequence[Parameter]
+    ) -> list[Parameter]:
+        """The parameters of a function that makes a launch: of the variant's arguments and others those it reads."""
         own = [a.parameter(self.framework) for a in self.arguments]
-        return [*(p for p in (*own, *others) if parameter_name(p) in named), *offset]
+        return [*(p for p in (*own, *others) if p.name in launched.names), *offset]
 
     @property
     def values(self) -> list[str]:
-        return [parameter_name(p) for p in self.parameters]
+        return names(self.parameters)
 
     @property
     def extreme_values(self) -> list[str]:
-        return [parameter_name(p) for p in self.extreme_parameters]
+        return names(self.extreme_parameters)
 
 
 def _extremes_launch(lists: ListsPlan) -> ExtremesLaunch | None:
@@ -145,7 +149,7 @@ def lists_op(
         has_offset=lists.has_offset,
         shifted=lists.shifted,
         packed=lists.packed,
-        positions=[f"{name}: Tensor | None" for name in positions_read(variant)] if lists.segmented else [],
+        positions=[tensor(name, optional=True) for name in positions_read(variant)] if lists.segmented else [],
         arguments=mask_arguments,
         framework=framework,
     )

@@ -5,41 +5,38 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from codegen.analysis.call_modes import InMode, Mode
+from codegen.analysis.call_modes import Mode
 from codegen.analysis.intervals import Extreme
 from codegen.analysis.schedule import BlockAnalysis, Schedule
 from codegen.ir import expr
 from codegen.ir.expr import TRUE, Expr, Load, Type
 from codegen.ir.printers import FormulaPrinter
-from codegen.plan.kernel import ArgGroup, KernelPlan
-from codegen.plan.lower import Emitter
-from codegen.plan.signature import (
-    CU_SEQLENS,
-    PACKED_SHAPES,
-    PACKED_TABLES,
-    SHAPES,
-    TABLES,
-    Signatures,
-    reads_packed_queries,
-    table_pointers,
-)
+from codegen.plan.code import Cast, Code
+from codegen.plan.host_code import host, listed
+from codegen.plan.kernel import ArgGroup, KernelPlan, numbers, pointers
+from codegen.plan.legend import PACKED_SHAPES, SHAPES
+from codegen.plan.lower import Lowering
+from codegen.plan.signature import CU_SEQLENS, PACKED_TABLES, TABLES, Signatures
+from codegen.plan.statements import Assign, uses
+from codegen.plan.token_layout import InMode
+from codegen.plan.variant_reads import reads_packed_queries
 from codegen.spec.model import Variant
-from codegen.util.text import legend_row, words
+from codegen.util.text import legend_row
 
 # The names by which a decision reads the positions of a block.
 _QUERY_BOUNDS = frozenset(("q_first", "q_last"))
 _KEY_BOUNDS = frozenset(("kv_first", "kv_last"))
 
 
-_LENGTHS = {"q_len": "q.shape[2]", "kv_len": "k.shape[2]"}
+_LENGTHS = {"q_len": host("{}.shape[2]", "q"), "kv_len": host("{}.shape[2]", "k")}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExtremeText:
+class BlockExtreme:
     """A value whose smallest and largest over a block go to `minimum` and `maximum`, of type `dtype`; one that decides
     nothing has no name."""
 
-    text: str
+    value: Code
     minimum: str
     maximum: str
     dtype: str
@@ -67,10 +64,10 @@ class ExtremesKernel:
     """
 
     kernel: KernelPlan
-    queries: Sequence[ExtremeText]
-    query_prologue: Sequence[str]
-    keys: Sequence[ExtremeText]
-    key_prologue: Sequence[str]
+    queries: Sequence[BlockExtreme]
+    query_prologue: Sequence[Assign]
+    keys: Sequence[BlockExtreme]
+    key_prologue: Sequence[Assign]
     reads: frozenset[str]
     positions: Mapping[str, tuple[str, str]]
     given: Sequence[str]
@@ -93,8 +90,8 @@ class ListKernel:
     starts: str
     loaded: Sequence[Reduction]
     gathered: Sequence[Reduction]
-    may: str
-    must: str
+    may: Code | None
+    must: Code
     reads: frozenset[str]
 
 
@@ -185,24 +182,26 @@ class _Builder:
         if not reads:
             return None
         values = [x.value for x in reads]
-        queries, keys = (Emitter(tensors=self.variant.tensors, query_axis=axis, mode=self.sign.mode) for axis in (0, 1))
-        query_texts, key_texts = (
+        queries, keys = (
+            Lowering(tensors=self.variant.tensors, query_axis=axis, mode=self.sign.mode) for axis in (0, 1)
+        )
+        query_extremes, key_extremes = (
             [
-                _extreme_text(x, text, _dtype(self.variant, x), self.decided)
-                for x, text in zip(found, emitter.own_shape([x.value for x in found]), strict=True)
+                _extreme(x, code, _dtype(self.variant, x), self.decided)
+                for x, code in zip(found, lowering.own_shape([x.value for x in found]), strict=True)
             ]
-            for emitter, found in ((queries, of_queries), (keys, of_keys))
+            for lowering, found in ((queries, of_queries), (keys, of_keys))
         )
         axes = self._axes(reads)
         read = frozenset().union(*map(expr.names, values)) | {f"{axis}_idx" for axis in self.positions}
-        texts = [x.text for x in (*query_texts, *key_texts)]
-        read |= words(" ".join([*texts, *queries.prologue, *keys.prologue])) & {"q_shift"}
+        codes = [x.value for x in (*query_extremes, *key_extremes)]
+        read |= uses(codes, queries.prologue, keys.prologue) & {"q_shift"}
         shifted = bool(read & {"q_idx", "q_row", "q_shift"})
         positions = [name for name in self.sign.position_names if f"{name.partition('_')[0]}_idx" in read]
         args = [
             *self.sign.own_tensors(values),
             *self.sign.positions(positions),
-            *([table_pointers(CU_SEQLENS)] if self.packed else ()),
+            *([pointers(*CU_SEQLENS)] if self.packed else ()),
             *self._loadable(values, offset=shifted),
             *_pointers(reads, self.decided),
             *self._position_pointers(),
@@ -210,7 +209,7 @@ class _Builder:
             *self.sign.position_strides(positions),
             *self._lengths(axes),
             *self._other_lengths(values, axes),
-            *([ArgGroup(names=("num_seqs",), host="num_seqs", varies=True)] if self.packed else ()),
+            *([numbers("num_seqs")] if self.packed else ()),
             *_heads(values, shifted=shifted, by_batch=not self.packed),
             *self.sign.padding(values),
         ]
@@ -229,9 +228,9 @@ class _Builder:
         )
         return ExtremesKernel(
             kernel=kernel,
-            queries=query_texts,
+            queries=query_extremes,
             query_prologue=queries.prologue,
-            keys=key_texts,
+            keys=key_extremes,
             key_prologue=keys.prologue,
             reads=read,
             positions=self.positions,
@@ -246,7 +245,7 @@ class _Builder:
     def _lengths(self, axes: Sequence[str]) -> list[ArgGroup]:
         """Lengths; of packed sequences, whose own are read, the parts of all of them."""
         names = tuple(f"{axis}_{'parts' if self.packed else 'len'}" for axis in axes)
-        return [ArgGroup(names=names, host=", ".join(names), varies=True)] if names else []
+        return [numbers(*names)] if names else []
 
     def _other_lengths(self, values: Sequence[Expr], axes: Sequence[str]) -> list[ArgGroup]:
         """The lengths that values read, of axes that no value is of; packed sequences know their own."""
@@ -264,28 +263,32 @@ class _Builder:
 
     def _position_pointers(self) -> list[ArgGroup]:
         names = [name for of_axis in self.positions.values() for name in of_axis if name]
-        return [table_pointers(names)] if names else []
+        return [pointers(*names)] if names else []
 
     def lists(self, axis: str, own: Sequence[Extreme], others: Sequence[Extreme], may: Expr, must: Expr) -> ListKernel:
         vectors = frozenset(v.name for x in (*own, *others) for v in (x.minimum, x.maximum))
-        emitter = Emitter(tensors=self.variant.tensors, query_axis=0, mode=self.sign.mode, vectors=vectors)
-        may_text, must_text = emitter.own_shape([may, must])
+        lowering = Lowering(tensors=self.variant.tensors, query_axis=0, mode=self.sign.mode, vectors=vectors)
+        may_code, must_code = lowering.own_shape([may, must])
         args = [
             *_pointers(sorted((*own, *others), key=lambda x: not x.of_queries), self.decided),
             *self._position_pointers(),
             *self.sign.own_tensors([may, must]),
             *self.sign.sequences(),
             *self._loadable([may, must], offset=self.shifts),
-            table_pointers(TABLES[self.schedule]),
+            pointers(*TABLES[self.schedule]),
             *self.sign.own_strides([may, must]),
             *self._lengths(self._axes((*own, *others)) if self.packed else ("q", "kv")),
-            *([ArgGroup(names=("num_others_most",), host="other_blocks", varies=True)] if self._fixed_room else ()),
+            *(
+                [ArgGroup(names=("num_others_most",), host=listed(("other_blocks",)), varies=True)]
+                if self._fixed_room
+                else ()
+            ),
             *_heads([may, must], shifted=self.shifts or self.packed),
             *self.sign.padding([may, must]),
         ]
-        texts = words(" ".join([may_text, must_text, *emitter.prologue]))
+        names = uses(may_code, must_code, lowering.prologue)
         of_parts = {axis for axis in ("q", "kv") if any(x.of_queries == (axis == "q") for x in (*own, *others))}
-        starts = [axis for axis in ("q", "kv") if axis in of_parts or f"{axis}_start" in texts]
+        starts = [axis for axis in ("q", "kv") if axis in of_parts or f"{axis}_start" in names]
         part = ["PART"] if own or others else []
         offset = self.offset if self.shifts else []
         room = ["OWN_ROOM", "FILL"] if self.schedule is Schedule.LISTS else []
@@ -302,16 +305,16 @@ class _Builder:
                 *part,
                 "CHUNK",
             ],
-            prologue=emitter.prologue,
-            helpers=frozenset(emitter.helpers),
+            prologue=lowering.prologue,
+            helpers=frozenset(lowering.helpers),
         )
         return ListKernel(
             kernel=kernel,
             starts=" ".join(starts),
             loaded=_reductions(self.variant, own, self.decided),
             gathered=_reductions(self.variant, others, self.decided),
-            may="" if may == TRUE else may_text,
-            must=must_text,
+            may=None if may == TRUE else may_code,
+            must=must_code,
             reads=expr.names(may) | expr.names(must),
         )
 
@@ -322,7 +325,7 @@ class _Builder:
 
     def _loadable(self, roots: Sequence[Expr], *, offset: bool) -> list[ArgGroup]:
         """The numbers of a call that may also be given by pointer."""
-        shift = [ArgGroup(names=("q_offset",), host="q_offset", varies=True)] if offset and self.offset else []
+        shift = [numbers("q_offset")] if offset and self.offset else []
         return [*shift, *self.sign.own_scalars(roots)]
 
     def _loads(self, roots: Sequence[Expr]) -> list[str]:
@@ -335,16 +338,17 @@ def _heads(roots: Sequence[Expr], *, shifted: bool, by_batch: bool = True) -> li
     Not `by_batch`, its number is that of its head.
     """
     read = frozenset().union(*map(expr.names, roots))
-    heads = ArgGroup(names=("num_heads",), host="list_heads", varies=True)
-    group = ArgGroup(names=("group_size",), host="group_size", varies=True)
+    heads = ArgGroup(names=("num_heads",), host=listed(("list_heads",)), varies=True)
+    group = numbers("group_size")
     wanted = by_batch and (shifted or bool(read & {"b", "h", "hkv"}))
     return [*([heads] if wanted else []), *([group] if "hkv" in read else [])]
 
 
-def _extreme_text(x: Extreme, text: str, dtype: str, decided: Set[str]) -> ExtremeText:
-    whole = dtype == "float32" or text.isidentifier()
+def _extreme(x: Extreme, code: Code, dtype: str, decided: Set[str]) -> BlockExtreme:
     minimum, maximum = (v.name if v.name in decided else "" for v in (x.minimum, x.maximum))
-    return ExtremeText(text=text if whole else f"({text})", minimum=minimum, maximum=maximum, dtype=dtype)
+    return BlockExtreme(
+        value=code if dtype == "float32" else Cast(code, dtype), minimum=minimum, maximum=maximum, dtype=dtype
+    )
 
 
 def _dtype(variant: Variant, x: Extreme) -> str:
@@ -368,7 +372,7 @@ def _reductions(variant: Variant, reads: Sequence[Extreme], decided: Set[str]) -
 
 def _pointers(reads: Sequence[Extreme], decided: Set[str]) -> list[ArgGroup]:
     names = [v.name for x in reads for v in (x.minimum, x.maximum) if v.name in decided]
-    return [ArgGroup(names=(f"{name}_ptr",), host=name) for name in names]
+    return [pointers(name) for name in names]
 
 
 def _legend(variant: Variant, mode: Mode, reads: Sequence[Extreme], schedule: Schedule, decided: Set[str]) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from codegen.ir.printers import TRITON_HELPERS
+from codegen.plan.lower import HELPERS
 
-_FUNCTIONS = {op: (function,) for op, function in TRITON_HELPERS.items()} | {
+_FUNCTIONS = {op: (function,) for op, function in HELPERS.items()} | {
     "tanh": ("tanh",),
     "clamp_index": ("clamp_index",),
     "load_pairs": ("load_pairs",),

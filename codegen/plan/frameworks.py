@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
+from codegen.plan.host_code import HostCode, host
+
 
 class Framework(StrEnum):
     """What an op is an op of."""
@@ -16,21 +18,28 @@ class Framework(StrEnum):
         """The annotation of a scalar inside launches: a number, or in JAX also an array of one."""
         return kind if self is Framework.TORCH else f"{kind} | Tensor"
 
-    def arange(self, size: str) -> str:
-        """Source of the numbers below a size."""
-        return f"torch.arange({size}, device=q.device)" if self is Framework.TORCH else f"jnp.arange({size})"
+    def arange(self, size: str) -> HostCode:
+        """The numbers below a size."""
+        if self is Framework.TORCH:
+            return host("{}.arange({}, device={}.device)", "torch", size, "q")
+        return host("{}.arange({})", "jnp", size)
 
-    def reshaped(self, array: str, shape: Sequence[int]) -> str:
-        sizes = ", ".join(map(str, shape))
-        return f"{array}.view({sizes})" if self is Framework.TORCH else f"{array}.reshape({sizes})"
+    def reshaped(self, array: HostCode | str, shape: Sequence[int]) -> HostCode:
+        """An array in another shape."""
+        method = "view" if self is Framework.TORCH else "reshape"
+        return host(f"{{}}.{method}({', '.join(map(str, shape))})", array)
 
-    def filled(self, buffer: str) -> str:
-        """Source of the array that a kernel has filled."""
-        return buffer if self is Framework.TORCH else f"{buffer}.value()"
+    def filled(self, buffer: str) -> HostCode:
+        """The array that a kernel has filled."""
+        return host("{}" if self is Framework.TORCH else "{}.value()", buffer)
 
-    def cast(self, array: str, dtype: str) -> str:
-        return f"{array}.to({dtype})" if self is Framework.TORCH else f"{array}.astype({dtype})"
+    def cast(self, array: HostCode, like: str) -> HostCode:
+        """An array in the dtype of another."""
+        method = "to" if self is Framework.TORCH else "astype"
+        return host(f"{{}}.{method}({{}}.dtype)", array, like)
 
-    def zeros(self, like: str) -> str:
-        """Source of float32 zeros of a tensor's shape."""
-        return f"q.new_zeros({like}.shape)" if self is Framework.TORCH else f"jnp.zeros({like}.shape)"
+    def zeros(self, like: str) -> HostCode:
+        """Float32 zeros of a tensor's shape."""
+        if self is Framework.TORCH:
+            return host("{}.new_zeros({}.shape)", "q", like)
+        return host("{}.zeros({}.shape)", "jnp", like)

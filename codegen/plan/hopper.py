@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from codegen.plan.kernel import ArgGroup, BlockText
-from codegen.plan.variant import VariantPlan, sums_by_keys
+from codegen.plan.hopper_kernels import sums_by_keys
+from codegen.plan.hopper_text import BlockText
+from codegen.plan.kernel import ArgGroup
+from codegen.plan.variant import VariantPlan
 from codegen.util.text import words
 
 FORWARD = "hopper_fwd"

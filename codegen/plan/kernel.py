@@ -1,85 +1,106 @@
-"""What templates see of a kernel: frozen text and names, no decisions left."""
+"""The plan of a kernel: its arguments, typed statements and loop bounds, which a dialect prints."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from codegen.analysis.call_modes import InMode, Mode
+from codegen.analysis.call_modes import Mode
 from codegen.analysis.gradients import GradientKind, GradientTerm
-from codegen.plan.loop_bounds import BoundsText
-from codegen.util.text import words
+from codegen.plan.code import Code
+from codegen.plan.host_code import HostCode, listed
+from codegen.plan.loop_bounds import LoopBounds
+from codegen.plan.statements import Assign, Part, defines, uses
+from codegen.plan.token_layout import InMode
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientText:
-    """A gradient term inside one loop body: `text` is the gradient of each pair; `place`, of a term with atomics, its
-    offset in the buffer; `scattered` the same pair by pair, of a term along diagonals where positions may be any."""
+class BlockGradient:
+    """A gradient term inside one loop body.
+
+    `value` is the gradient of each pair; `offset`, of a term with atomics, its offset in the buffer; `pair_offset` the
+    same pair by pair, of a term along diagonals where a call may give any positions.
+    """
 
     term: GradientTerm
-    text: str
-    place: str
-    scattered: str = ""
+    value: Code
+    offset: Code | None = None
+    pair_offset: Code | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class LimitsText:
-    """A run of positions, from `first` on and ahead of `end`, for each row or key for which `own` holds: vectors, or
-    numbers where they are so for all, as `first_is_vector` and `end_is_vector` say; empty where there is no limit."""
+class MaskRun:
+    """A run of positions along the loop: from `first` on and before `end`, for each row or key for which `own` holds.
 
-    first: str
-    end: str
-    own: str
+    Each is a vector, or a number where it is the same for all, as `first_is_vector` and `end_is_vector` say; None where
+    there is no limit.
+    """
+
+    first: Code | None
+    end: Code | None
+    own: Code | None
     first_is_vector: bool
     end_is_vector: bool
 
     @property
-    def texts(self) -> list[str]:
-        return [text for text in (self.first, self.end, self.own) if text]
+    def parts(self) -> list[Code]:
+        return [code for code in (self.first, self.end, self.own) if code is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockText:
+class Block:
     """The part of a loop body that depends on the variant.
 
-    `limits`: the run of positions along the loop that a mask leaves, and `same`: the part of it that compares segments,
-    where a kernel finds one or the other apart from the rest of it, which is `keep`.
+    `keep` is the mask. A kernel may split it: then `run` is the run of positions that it leaves, or `same` the part
+    that compares segments, and `keep` the rest. `dscore` is ds times the derivative of the score, None where that is 1.
     """
 
-    statements: Sequence[str]
-    logit: str
-    keep: str
-    same: str
-    dscore: str
-    gradients: Sequence[GradientText]
-    limits: LimitsText | None = None
+    statements: Sequence[Assign]
+    logit: Code
+    keep: Code | None
+    same: Code | None
+    dscore: Code | None
+    gradients: Sequence[BlockGradient]
+    run: MaskRun | None = None
 
     @property
-    def texts(self) -> list[str]:
-        """All of it."""
-        limits = [] if self.limits is None else self.limits.texts
-        own = (part.text for part in self.gradients)
-        return [*self.statements, self.logit, self.keep, self.same, *limits, self.dscore, *own]
+    def parts(self) -> list[Part]:
+        """All statements and code, to be asked which names they read."""
+        run = [] if self.run is None else self.run.parts
+        own = (part.value for part in self.gradients)
+        return [*self.statements, self.logit, self.keep, self.same, *run, self.dscore, *own]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArgGroup:
-    """Kernel parameters that are passed together: their names, and the host expression that gives them.
+    """Kernel parameters that are passed together: their names, and the host's source that gives them.
 
-    `type`: Triton's, where it must not follow from the value. `loadable`: may also be a pointer to the number.
+    `varies`: the number changes from call to call, so that kernels are not compiled for each. `dtype`: the element
+    type, where it must not follow from the value. `loadable`: may also be a pointer to the number. `row_strides`: those
+    of the names that are strides between rows.
     """
 
     names: tuple[str, ...]
-    host: str
+    host: HostCode
     varies: bool = False
-    type: str = ""
+    dtype: str = ""
     loadable: bool = False
+    row_strides: tuple[str, ...] = ()
+
+
+def pointers(*tensors: str) -> ArgGroup:
+    """The pointers to tensors that the host knows by the same names."""
+    return ArgGroup(names=tuple(f"{name}_ptr" for name in tensors), host=listed(tensors))
+
+
+def numbers(*names: str, dtype: str = "", loadable: bool = False) -> ArgGroup:
+    """Numbers of a call that the host knows by the same names."""
+    return ArgGroup(names=names, host=listed(names), varies=True, dtype=dtype, loadable=loadable)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelPlan(InMode):
-    """One kernel: its name, arguments and variant-dependent text.
+    """One kernel: its name, arguments and variant-dependent code.
 
     `row_term`, `key_term` and `block_term`: what the logits of a row share, those of a key, and all of a block, where a
     kernel adds that apart from the rest. `sums_by_products`: sums of ds over rows and keys are products with ones. They
@@ -95,29 +116,19 @@ class KernelPlan(InMode):
     linear: bool = True
     longest_first: bool = False
     helpers: frozenset[str] = frozenset()
-    prologue: Sequence[str] = ()
-    head_prologue: Sequence[str] = ()
-    bounds: BoundsText | None = None
+    prologue: Sequence[Assign] = ()
+    head_prologue: Sequence[Assign] = ()
+    bounds: LoopBounds | None = None
     bounds_per_head: bool = False
-    full: BlockText | None = None
-    partial: BlockText | None = None
-    row_term: str = ""
-    key_term: str = ""
-    block_term: str = ""
+    full: Block | None = None
+    partial: Block | None = None
+    row_term: Code | None = None
+    key_term: Code | None = None
+    block_term: Code | None = None
     gradients: Sequence[GradientTerm] = ()
     sums_by_products: bool = False
     orders_work: bool = False
     mode: Mode = Mode.DENSE
-
-    @property
-    def ragged(self) -> str:
-        """Whether the last block may be cut: packed sequences end anywhere, else the call knows."""
-        return "True" if self.packed else "RAGGED"
-
-    @property
-    def key(self) -> str:
-        """The vector of keys as they lie in memory."""
-        return "cols" if self.segmented else "kv_idx"
 
     @property
     def shares_work(self) -> bool:
@@ -129,9 +140,8 @@ class KernelPlan(InMode):
     @property
     def _bounds_are_loaded(self) -> bool:
         """Whether numbers from memory bound what a block visits, such as the lengths of batch rows."""
-        lines = [line.partition(" = ") for line in (*self.prologue, *self.head_prologue)]
-        loaded = {name for name, _, value in lines if "tl.load(" in value}
-        return self.bounds is not None and bool(loaded & words(" ".join(self.bounds.statements)))
+        loads = [statement for statement in (*self.prologue, *self.head_prologue) if statement.reads_memory]
+        return self.bounds is not None and not uses(self.bounds.statements).isdisjoint(defines(loads))
 
     @property
     def flags(self) -> dict[str, str]:
@@ -192,13 +202,13 @@ class KernelPlan(InMode):
     def compiled(self) -> list[str]:
         """Arguments compiled in: the strides between rows. They depend on layout and head count, not on lengths, and as
         literals they leave the tiles' addresses to the instructions' immediate fields."""
-        return [name for group in self.args for name in group.names if re.fullmatch(r"stride_\w+s", name)]
+        return [name for group in self.args for name in group.row_strides]
 
     @property
     def types(self) -> dict[str, str]:
-        """Argument -> its annotation, of those that have one."""
-        typed = {name: group.type for group in self.args if group.type for name in group.names}
-        return typed | dict.fromkeys(self.compiled, "tl.constexpr")
+        """Argument -> the type of the language that it is annotated with, of those that have one."""
+        typed = {name: group.dtype for group in self.args if group.dtype for name in group.names}
+        return typed | dict.fromkeys(self.compiled, "constexpr")
 
     @property
     def loadable(self) -> list[str]:

@@ -1,39 +1,42 @@
-"""The text of a loop's bounds: which blocks a program visits, and which of them need no mask."""
+"""The bounds of a kernel's loop: which blocks a program visits, and which of them need no mask."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from codegen.analysis.call_modes import Mode
 from codegen.analysis.schedule import BlockAnalysis, Range, Schedule, Union
 from codegen.ir import expr
-from codegen.ir.expr import Expr, const, int_var
-from codegen.plan.lower import Emitter
+from codegen.ir.expr import Expr, Level, Type, const, int_var
+from codegen.plan.code import ATOM, ZERO, Cast, Code, Group, Infix, Literal, Name, builtin, is_zero, product, total
+from codegen.plan.lower import Lowering
+from codegen.plan.statements import Assign, Comment, Statement, assign, uses
 
 
 @dataclass(frozen=True, kw_only=True)
 class Jump:
-    """A gap that a loop over several ranges steps over: from the row `at` it goes on `by` further."""
+    """A gap that a loop over several ranges steps over: at the row or key `at` it goes on `by` further."""
 
-    at: str
-    by: str
+    at: Code
+    by: Code
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoundsText:
-    """Statements that compute the bounds, and the names (or literals) a loop header uses.
+class LoopBounds:
+    """Statements that compute the bounds, and the code that a loop header uses.
 
     Without `masked` only a cut last block is partial. `begins_partial`: the mask cuts blocks before the full ones;
     `two_sided`: behind them too. Without `has_full` every block is partial. Of two ranges, the loops over partial and
     over full blocks take the `jumps` and `full_jumps`. `lists`: the blocks are read from lists.
     """
 
-    statements: Sequence[str] = ()
-    begin: str = "0"
-    end: str = ""
-    full_begin: str = "0"
-    full_end: str = ""
+    statements: Sequence[Statement] = ()
+    begin: Code = ZERO
+    end: Code
+    full_begin: Code = ZERO
+    full_end: Code
     has_full: bool = True
     masked: bool = True
     begins_partial: bool = False
@@ -42,87 +45,133 @@ class BoundsText:
     full_jumps: Sequence[Jump] = ()
     lists: bool = False
 
+    @property
+    def begins_at_zero(self) -> bool:
+        """True if the first visited block is block 0."""
+        return is_zero(self.begin)
+
+    @property
+    def full_from_zero(self) -> bool:
+        """True if the full blocks begin at block 0."""
+        return is_zero(self.full_begin)
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Axis:
-    """Names along the loop: its variable prefix, block size and length."""
+    """Names along the loop: the prefix of its bounds, its block size and length."""
 
-    name: str
-    block: str
-    length: str
+    prefix: str
+    block: Name
+    length: Name
+
+    def name(self, bound: str) -> Name:
+        return Name(f"{self.prefix}_{bound}")
+
+    def rounded_down(self, code: Code) -> Code:
+        """The start of the block that holds a row or key."""
+        return product(Infix("//", code, self.block), self.block)
+
+    def rounded_up(self, code: Code) -> Code:
+        return product(builtin("cdiv", code, self.block), self.block)
 
 
-def key_bounds(analysis: BlockAnalysis, emitter: Emitter) -> BoundsText:
+_KEYS = _Axis(prefix="kv", block=Name("BLOCK_N"), length=Name("kv_len"))
+_ROWS = _Axis(prefix="row", block=Name("BLOCK_M"), length=Name("q_len"))
+
+
+def _last(start: str, block: str, length: str) -> Code:
+    """The last row or key of a block."""
+    end = Infix("+", Name(start), Name(block))
+    return Infix("-", builtin("minimum", end, Name(length)), Literal(1))
+
+
+def key_bounds(analysis: BlockAnalysis, lowering: Lowering) -> LoopBounds:
     """Bounds of the keys for `BLOCK_M` query rows that start at `start_m`."""
-    block = ["q_first = start_m + q_shift", "q_last = tl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift"]
-    return _bounds(analysis, analysis.keys, emitter, _Axis(name="kv", block="BLOCK_N", length="kv_len"), block)
+    shift = Name("q_shift")
+    block = [
+        assign("q_first", Infix("+", Name("start_m"), shift)),
+        assign("q_last", Infix("+", _last("start_m", "BLOCK_M", "q_len"), shift)),
+    ]
+    return _bounds(analysis, analysis.keys, lowering, _KEYS, block)
 
 
-def query_bounds(analysis: BlockAnalysis, emitter: Emitter) -> BoundsText:
+def query_bounds(analysis: BlockAnalysis, lowering: Lowering) -> LoopBounds:
     """Bounds of the query rows for `BLOCK_N` keys that start at `start_n`."""
-    block = ["kv_first = start_n", "kv_last = tl.minimum(start_n + BLOCK_N, kv_len) - 1"]
-    return _bounds(analysis, analysis.queries, emitter, _Axis(name="row", block="BLOCK_M", length="q_len"), block)
+    block = [assign("kv_first", Name("start_n")), assign("kv_last", _last("start_n", "BLOCK_N", "kv_len"))]
+    return _bounds(analysis, analysis.queries, lowering, _ROWS, block)
 
 
-def _bounds(analysis: BlockAnalysis, union: Union, emitter: Emitter, axis: _Axis, block: list[str]) -> BoundsText:
+def _bounds(
+    analysis: BlockAnalysis, union: Union, lowering: Lowering, axis: _Axis, block: Sequence[Assign]
+) -> LoopBounds:
     if analysis.schedule is Schedule.RANGES:
-        return _ranged(analysis, emitter, axis)
+        return _ranged(analysis, lowering, axis)
     if analysis.schedule is Schedule.LISTS:
-        return _listed(analysis, emitter, axis)
-    text = _one_range(union.main, emitter, axis, analysis.schedule)
+        return _listed(analysis, lowering, axis)
+    bounds = _one_range(union.main, lowering, axis, analysis.schedule)
     if union.other is not None:
-        text = _two_ranges(union, text, emitter, axis)
-    used = " ".join(text.statements)
-    prelude = [line for line in block if line.split(" = ")[0] in used]
-    return replace(text, statements=[*prelude, *text.statements])
+        bounds = _two_ranges(union, bounds, lowering, axis)
+    read = uses(bounds.statements)
+    prelude = [statement for statement in block if statement.target in read]
+    return replace(bounds, statements=[*prelude, *bounds.statements])
 
 
-def _ranged(analysis: BlockAnalysis, emitter: Emitter, axis: _Axis) -> BoundsText:
+def _loaded(targets: tuple[str, str], table: str, first: int, factor: Name | None = None) -> Assign:
+    """Two neighbours of a program's four numbers, from the `first` on."""
+    places = [Infix("+", Name(table), Literal(i)) if i else Name(table) for i in (first, first + 1)]
+    values = [builtin("load", place) for place in places]
+    scaled = tuple(value if factor is None else product(value, factor) for value in values)
+    return Assign(targets=targets, values=scaled, level=Level.UNIFORM, type=Type.INT)
+
+
+def _ranged(analysis: BlockAnalysis, lowering: Lowering, axis: _Axis) -> LoopBounds:
     """A block's four numbers, counted in blocks: where the visited ones and the full ones among them begin and end."""
-    begin, end, block = f"{axis.name}_begin", f"{axis.name}_end", axis.block
-    return BoundsText(
+    begin, end = axis.name("begin"), axis.name("end")
+    return LoopBounds(
         statements=[
-            "# Of the blocks this one visits, those from full_begin to full_end need no mask.",
-            f"block_range = {_table_row(analysis, emitter, axis, 'ranges')}",
-            f"{begin}, full_begin = tl.load(block_range) * {block}, tl.load(block_range + 1) * {block}",
-            f"full_end, {end} = tl.load(block_range + 2) * {block}, tl.load(block_range + 3) * {block}",
+            Comment("Of the blocks this one visits, those from full_begin to full_end need no mask."),
+            assign("block_range", _table_row(analysis, lowering, axis, "ranges")),
+            _loaded((begin.name, "full_begin"), "block_range", 0, axis.block),
+            _loaded(("full_end", end.name), "block_range", 2, axis.block),
         ],
         begin=begin,
         end=end,
-        full_begin="full_begin",
-        full_end="full_end",
+        full_begin=Name("full_begin"),
+        full_end=Name("full_end"),
         begins_partial=True,
         two_sided=True,
     )
 
 
-def _table_row(analysis: BlockAnalysis, emitter: Emitter, axis: _Axis, table: str) -> str:
+def _table_row(analysis: BlockAnalysis, lowering: Lowering, axis: _Axis, table: str) -> Code:
     """The pointer to a program's four numbers in a table `[B, H, blocks, 4]`, or `[H, entries, 4]` of packed ones."""
-    own = "start_m // BLOCK_M" if axis.name == "kv" else "start_n // BLOCK_N"
-    head = f" + h * stride_{table}_h" if analysis.tables_per_head else ""
-    if emitter.mode is Mode.PACKED:
-        return f"{table}_ptr{head} + (first_entry + {own}) * 4"
-    return f"{table}_ptr + b * stride_{table}_b{head} + {own} * 4"
+    start, block = ("start_m", "BLOCK_M") if axis is _KEYS else ("start_n", "BLOCK_N")
+    own: Code = Infix("//", Name(start), Name(block))
+    head = [product(Name("h"), Name(f"stride_{table}_h"))] if analysis.tables_per_head else []
+    batch = [product(Name("b"), Name(f"stride_{table}_b"))]
+    if lowering.mode is Mode.PACKED:
+        own, batch = total([Name("first_entry"), own]), []
+    return total([Name(f"{table}_ptr"), *batch, *head, product(own, Literal(4))])
 
 
-def _listed(analysis: BlockAnalysis, emitter: Emitter, axis: _Axis) -> BoundsText:
+def _listed(analysis: BlockAnalysis, lowering: Lowering, axis: _Axis) -> LoopBounds:
     """A block's four numbers: its list holds partial blocks from the left and full ones from the right."""
-    return BoundsText(
+    return LoopBounds(
         statements=[
-            "# The list of this block: partial blocks from the left, full ones from the right.",
-            f"span = {_table_row(analysis, emitter, axis, 'spans')}",
-            "list_begin, partial_end = tl.load(span), tl.load(span + 1)",
-            "full_begin, list_end = tl.load(span + 2), tl.load(span + 3)",
+            Comment("The list of this block: partial blocks from the left, full ones from the right."),
+            assign("span", _table_row(analysis, lowering, axis, "spans")),
+            _loaded(("list_begin", "partial_end"), "span", 0),
+            _loaded(("full_begin", "list_end"), "span", 2),
         ],
-        begin="list_begin",
-        end="partial_end",
-        full_begin="full_begin",
-        full_end="list_end",
+        begin=Name("list_begin"),
+        end=Name("partial_end"),
+        full_begin=Name("full_begin"),
+        full_end=Name("list_end"),
         lists=True,
     )
 
 
-def _one_range(r: Range, emitter: Emitter, axis: _Axis, schedule: Schedule) -> BoundsText:
+def _one_range(r: Range, lowering: Lowering, axis: _Axis, schedule: Schedule) -> LoopBounds:
     """One range, by what of it is given.
 
     | `first` | `full_first` | blocks before the full ones |
@@ -133,23 +182,22 @@ def _one_range(r: Range, emitter: Emitter, axis: _Axis, schedule: Schedule) -> B
 
     `end` and `full_end` are the length where they are None, and never beyond it (`Range`).
     """
-    begin, end = f"{axis.name}_begin", f"{axis.name}_end" if r.end is not None else axis.length
-    lines: list[str] = []
+    begin: Code = ZERO if r.first is None else axis.name("begin")
+    end = axis.length if r.end is None else axis.name("end")
+    statements: list[Statement] = []
     if r.first is not None:
-        lines.append(f"{begin} = {_text(emitter, r.first, axis)} // {axis.block} * {axis.block}")
-    else:
-        begin = "0"
+        statements.append(assign(axis.name("begin").name, axis.rounded_down(_bound(lowering, r.first, axis))))
     if r.end is not None:
-        lines.append(f"{end} = {_text(emitter, r.end, axis)}")
+        statements.append(assign(end.name, _bound(lowering, r.end, axis)))
     if r.has_full:
-        lines += _full_lines(r, emitter, axis, begin, end)
+        statements += _full_statements(r, lowering, axis, begin, end)
     begins_partial = r.has_full and r.has_partial_start
-    return BoundsText(
-        statements=lines,
+    return LoopBounds(
+        statements=statements,
         begin=begin,
         end=end,
-        full_begin="full_begin" if r.has_partial_start else "0",
-        full_end="full_end",
+        full_begin=Name("full_begin") if r.has_partial_start else ZERO,
+        full_end=Name("full_end"),
         has_full=r.has_full,
         masked=schedule is not Schedule.DENSE,
         begins_partial=begins_partial,
@@ -157,31 +205,34 @@ def _one_range(r: Range, emitter: Emitter, axis: _Axis, schedule: Schedule) -> B
     )
 
 
-def _full_lines(r: Range, emitter: Emitter, axis: _Axis, begin: str, end: str) -> list[str]:
+def _full_statements(r: Range, lowering: Lowering, axis: _Axis, begin: Code, end: Name) -> list[Statement]:
     cut = r.has_partial_start
-    lines = [f"# Blocks {'from full_begin to' if cut else 'before'} full_end need no mask."]
+    found: list[Statement] = [Comment(f"Blocks {'from full_begin to' if cut else 'before'} full_end need no mask.")]
+    full_begin, full_end = Name("full_begin"), Name("full_end")
     if cut:
-        first = expr.maximum(r.full_first or const(0), const(0) if begin == "0" else int_var(begin))
-        lines.append(f"full_begin = tl.cdiv({_text(emitter, first, axis)}, {axis.block}) * {axis.block}")
-        last = f"tl.cdiv(tl.maximum({end}, {begin}), {axis.block}) * {axis.block}"
-        lines.append(f"full_begin = tl.minimum(full_begin, {last})")
-    bound = end if r.full_end is None else _text(emitter, r.full_end, axis)
-    lines.append(f"full_end = {_factor(bound)} // {axis.block} * {axis.block}")
+        lowest = int_var(begin.name) if isinstance(begin, Name) else const(0)
+        first = expr.maximum(r.full_first or const(0), lowest)
+        found.append(assign("full_begin", axis.rounded_up(_bound(lowering, first, axis))))
+        last = axis.rounded_up(builtin("maximum", end, begin))
+        found.append(assign("full_begin", builtin("minimum", full_begin, last)))
+    bound: Code = end if r.full_end is None else _bound(lowering, r.full_end, axis)
+    found.append(assign("full_end", axis.rounded_down(_factor(bound))))
     if cut or bound != axis.length:
-        lines.append(f"full_end = tl.maximum(full_end, {'full_begin' if cut else '0'})")
-    return lines
+        found.append(assign("full_end", builtin("maximum", full_end, full_begin if cut else ZERO)))
+    return found
 
 
-def _factor(text: str) -> str:
-    return text if text.isidentifier() or text.endswith(")") else f"({text})"
+def _factor(code: Code) -> Code:
+    """A bound that is divided stands in parentheses, unless it is a name or a call."""
+    return Group(code) if isinstance(code, Literal) or code.strength < ATOM else code
 
 
-def _text(emitter: Emitter, e: Expr, axis: _Axis) -> str:
+def _bound(lowering: Lowering, e: Expr, axis: _Axis) -> Code:
     """A bound in 32 bits, as coordinates of TMA copies have: one that reads a 64-bit tensor is clamped to the axis."""
-    text = emitter.own_shape([e])[0]
-    if all(emitter.tensors[load.tensor].dtype != "int64" for load in expr.loads(e)):
-        return text
-    return f"tl.minimum(tl.maximum({text}, 0), {axis.length}).to(tl.int32)"
+    (code,) = lowering.own_shape([e])
+    if all(lowering.tensors[load.tensor].dtype != "int64" for load in expr.loads(e)):
+        return code
+    return Cast(builtin("minimum", builtin("maximum", code, ZERO), axis.length), "int32")
 
 
 # ----------------------------------------------------------------------------------------------------------- two ranges
@@ -191,93 +242,115 @@ def _text(emitter: Emitter, e: Expr, axis: _Axis) -> str:
 class _Names:
     """The bounds of one of several ranges; `stop` is the end of its last block."""
 
-    begin: str
-    end: str
-    full_begin: str
-    full_end: str
-    stop: str
+    begin: Name
+    end: Name
+    full_begin: Name
+    full_end: Name
+    stop: Name
 
 
-def _two_ranges(union: Union, main: BoundsText, emitter: Emitter, axis: _Axis) -> BoundsText:
+@dataclass
+class _Joined:
+    """The statements of two ranges, as they are gathered, and the bounds of the parts in ascending order."""
+
+    statements: list[Statement]
+    ranges: list[_Names] = field(default_factory=list)
+
+
+def _two_ranges(union: Union, main: LoopBounds, lowering: Lowering, axis: _Axis) -> LoopBounds:
     """The main range, and what the other adds before and behind it: ascending, each block in one of them."""
-    lines = list(main.statements)
-    names = _Names(
-        begin=f"{axis.name}_begin",
-        end=f"{axis.name}_end",
-        full_begin="full_begin" if main.has_full else f"{axis.name}_begin",
-        full_end="full_end" if main.has_full else f"{axis.name}_begin",
-        stop=f"{axis.name}_stop",
-    )
-    if main.begin == "0":
-        lines.insert(0, f"{names.begin} = 0")
-    if main.end == axis.length:
-        lines.insert(0, f"{names.end} = {axis.length}")
-    if main.has_full and main.full_begin == "0":
-        lines.append("full_begin = 0")
-    if union.behind:
-        lines.append(f"{names.stop} = tl.cdiv(tl.maximum({names.end}, {names.begin}), {axis.block}) * {axis.block}")
     assert union.other is not None
-    ranges = [names]
-    if union.before:
-        lines.append("# What the mask's other range adds before these.")
-        found, more = _clipped(union.other, "2", emitter, axis, "0", names.begin)
-        lines += more
-        ranges.insert(0, found)
+    begin, end, stop = axis.name("begin"), axis.name("end"), axis.name("stop")
+    names = _Names(
+        begin=begin,
+        end=end,
+        full_begin=Name("full_begin") if main.has_full else begin,
+        full_end=Name("full_end") if main.has_full else begin,
+        stop=stop,
+    )
+    joined = _Joined(statements=list(main.statements), ranges=[names])
+    if main.begins_at_zero:
+        joined.statements.insert(0, assign(begin.name, ZERO))
+    if main.end == axis.length:
+        joined.statements.insert(0, assign(end.name, axis.length))
+    if main.has_full and main.full_from_zero:
+        joined.statements.append(assign("full_begin", ZERO))
     if union.behind:
-        lines.append(f"# What the mask's other range adds behind {'them' if union.before else 'these'}.")
-        found, more = _clipped(union.other, "3", emitter, axis, names.stop, axis.length)
-        lines += more
-        ranges.append(found)
-    jumps: list[tuple[str, str]] = []
-    full_jumps: list[tuple[str, str]] = []
+        joined.statements.append(assign(stop.name, axis.rounded_up(builtin("maximum", end, begin))))
+    if union.before:
+        joined.statements.append(Comment("What the mask's other range adds before these."))
+        joined.ranges.insert(0, _clipped(joined, union.other, "2", lowering, axis, ZERO, begin))
+    if union.behind:
+        joined.statements.append(Comment(f"What the mask's other range adds behind {_which(union)}."))
+        joined.ranges.append(_clipped(joined, union.other, "3", lowering, axis, stop, axis.length))
+    has_full = main.has_full or union.other.has_full
+    ranges, last = joined.ranges, joined.ranges[-1]
+    return LoopBounds(
+        statements=joined.statements,
+        begin=ranges[0].begin,
+        end=last.end if last is not names else builtin("maximum", end, begin),
+        full_begin=ranges[0].full_begin,
+        full_end=last.full_end,
+        has_full=has_full,
+        jumps=_jumps(ranges),
+        full_jumps=_full_jumps(ranges) if has_full else (),
+    )
+
+
+def _which(union: Union) -> str:
+    return "them" if union.before else "these"
+
+
+def _jump(at: Name, to: Name) -> Jump:
+    return Jump(at=at, by=Infix("-", to, at))
+
+
+def _jumps(ranges: Sequence[_Names]) -> list[Jump]:
+    """The gaps between partial blocks: the full blocks of each range, and what lies between two ranges."""
+    found = []
     for i, r in enumerate(ranges):
         if r.full_begin != r.begin:
-            jumps.append((r.full_begin, r.full_end))
+            found.append(_jump(r.full_begin, r.full_end))
         if i + 1 < len(ranges):
-            jumps.append((r.stop, ranges[i + 1].begin))
-            full_jumps.append((r.full_end, ranges[i + 1].full_begin))
-    has_full = main.has_full or union.other.has_full
-    return BoundsText(
-        statements=lines,
-        begin=ranges[0].begin,
-        end=ranges[-1].end if ranges[-1] is not names else f"tl.maximum({names.end}, {names.begin})",
-        full_begin=ranges[0].full_begin,
-        full_end=ranges[-1].full_end,
-        has_full=has_full,
-        jumps=[Jump(at=at, by=f"{to} - {at}") for at, to in jumps],
-        full_jumps=[Jump(at=at, by=f"{to} - {at}") for at, to in full_jumps] if has_full else (),
-    )
+            found.append(_jump(r.stop, ranges[i + 1].begin))
+    return found
 
 
-def _clipped(r: Range, number: str, emitter: Emitter, axis: _Axis, low: str, high: str) -> tuple[_Names, list[str]]:
+def _full_jumps(ranges: Sequence[_Names]) -> list[Jump]:
+    """The gaps between the full blocks of one range and those of the next."""
+    return [_jump(r.full_end, following.full_begin) for r, following in pairwise(ranges)]
+
+
+def _clipped(joined: _Joined, r: Range, number: str, lowering: Lowering, axis: _Axis, low: Code, high: Name) -> _Names:
     """A range between two others' edges, `low` and `high`; empty where it does not reach beyond them.
 
     `high` may lie behind the axis, as where a range begins that is empty in this call: the length cuts it, too.
     """
-    size = axis.block
+    begin, end, stop = (Name(f"{axis.prefix}_{bound}_{number}") for bound in ("begin", "end", "stop"))
     names = _Names(
-        begin=f"{axis.name}_begin_{number}",
-        end=f"{axis.name}_end_{number}",
-        full_begin=f"full_begin_{number}" if r.has_full else f"{axis.name}_begin_{number}",
-        full_end=f"full_end_{number}" if r.has_full else f"{axis.name}_begin_{number}",
-        stop=f"{axis.name}_stop_{number}",
+        begin=begin,
+        end=end,
+        full_begin=Name(f"full_begin_{number}") if r.has_full else begin,
+        full_end=Name(f"full_end_{number}") if r.has_full else begin,
+        stop=stop,
     )
-    first = _text(emitter, r.first, axis) if r.first is not None else "0"
-    aligned = f"{_factor(first)} // {size} * {size}" if first != "0" else "0"
-    begin = aligned if low == "0" else low if aligned == "0" else f"tl.maximum({aligned}, {low})"
-    inside = high if high == axis.length else f"tl.minimum({high}, {axis.length})"
-    end = inside if r.end is None else f"tl.minimum({_text(emitter, r.end, axis)}, {high})"
-    lines = [f"{names.begin} = {begin}", f"{names.end} = tl.maximum({end}, {names.begin})"]
-    if low == "0" or (r.has_full and r.full_first is not None):  # of the last range, only its full blocks ask for it
-        lines.append(f"{names.stop} = tl.cdiv({names.end}, {size}) * {size}")
+    first = ZERO if r.first is None else _bound(lowering, r.first, axis)
+    start = first if is_zero(first) else axis.rounded_down(_factor(first))
+    if not is_zero(low):
+        start = low if is_zero(start) else builtin("maximum", start, low)
+    inside = high if high == axis.length else builtin("minimum", high, axis.length)
+    limit = inside if r.end is None else builtin("minimum", _bound(lowering, r.end, axis), high)
+    found: list[Statement] = [assign(begin.name, start), assign(end.name, builtin("maximum", limit, begin))]
+    if is_zero(low) or (r.has_full and r.full_first is not None):  # of the last range, only its full blocks ask for it
+        found.append(assign(stop.name, axis.rounded_up(end)))
     if r.has_full:
-        full_first = names.begin
+        full_first: Code = begin
         if r.full_first is not None:
-            full_first = (
-                f"tl.cdiv({_text(emitter, expr.maximum(r.full_first, int_var(names.begin)), axis)}, {size}) * {size}"
-            )
-            full_first = f"tl.minimum({full_first}, {names.stop})"
-        full_end = names.end if r.full_end is None else f"tl.minimum({_text(emitter, r.full_end, axis)}, {high})"
-        lines.append(f"{names.full_begin} = {full_first}")
-        lines.append(f"{names.full_end} = tl.maximum({_factor(full_end)} // {size} * {size}, {names.full_begin})")
-    return names, lines
+            least = _bound(lowering, expr.maximum(r.full_first, int_var(begin.name)), axis)
+            full_first = builtin("minimum", axis.rounded_up(least), stop)
+        full_end = end if r.full_end is None else builtin("minimum", _bound(lowering, r.full_end, axis), high)
+        rounded = axis.rounded_down(_factor(full_end))
+        found.append(assign(names.full_begin.name, full_first))
+        found.append(assign(names.full_end.name, builtin("maximum", rounded, names.full_begin)))
+    joined.statements += found
+    return names

@@ -1,4 +1,4 @@
-"""What an op makes of gathered gradients: the buffers that the kernels fill, and the gradient as source over them."""
+"""What an op makes of gathered gradients: the buffers that the kernels fill, and each gradient as source over them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from codegen.ir import expr
 from codegen.ir.expr import Expr, Load, ScalarType, Type, Var, int_var
 from codegen.ir.printers import jnp_printer, torch_printer
 from codegen.plan.frameworks import Framework
+from codegen.plan.host_code import HostCode, host, joined, printed
 from codegen.spec.model import Variant
 
 
@@ -20,7 +21,7 @@ class Buffer:
     """A buffer that kernels gather gradients in, and the source that allocates it."""
 
     name: str
-    allocate: str
+    allocate: HostCode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,7 @@ class Grid:
     """
 
     name: str
-    source: str
+    source: HostCode
 
 
 def buffers(terms: Sequence[GradientTerm], mode: Mode, *, in_keys: bool = False) -> list[Buffer]:
@@ -43,63 +44,72 @@ def buffers(terms: Sequence[GradientTerm], mode: Mode, *, in_keys: bool = False)
     return [Buffer(name=name, allocate=source) for name, source in found.items()]
 
 
-def _allocation(term: GradientTerm, mode: Mode, *, in_keys: bool) -> str:
+def _allocation(term: GradientTerm, mode: Mode, *, in_keys: bool) -> HostCode:
     if term.atomic:
-        shape, none = f"{term.tensor}.shape", f"(0,) * {term.tensor}.dim()"
+        shape, none = host("{}.shape", term.tensor), host("(0,) * {}.dim()", term.tensor)
     else:
-        batch = "1" if mode is Mode.PACKED else "batch"
-        shape, none = f"({batch}, num_heads, {_sizes(term, mode, in_keys=in_keys)})", "(0,)"
-    wanted = f"{shape} if {term.flag.lower()} else {none}" if term.trained else shape
+        batch = host("1") if mode is Mode.PACKED else host("{}", "batch")
+        shape = host("({}, {}, {})", batch, "num_heads", _sizes(term, mode, in_keys=in_keys))
+        none = host("(0,)")
+    wanted = host("{} if {} else {}", shape, term.flag.lower(), none) if term.trained else shape
     # Every program stores the sums of its own rows or keys, but there may be more entries than blocks of packed
     # sequences, and programs of keys add to those of rows. Pairs in blocks that a mask leaves out are never visited.
-    added = term.kind is GradientKind.ROW and in_keys
-    whole = term.summed and not added and not (term.kind is GradientKind.HEAD and mode is Mode.PACKED)
-    return f"q.{'new_empty' if whole else 'new_zeros'}({wanted}, dtype=FP32)"
+    is_added = term.kind is GradientKind.ROW and in_keys
+    whole = term.summed and not is_added and not (term.kind is GradientKind.HEAD and mode is Mode.PACKED)
+    return host(f"{{}}.{'new_empty' if whole else 'new_zeros'}({{}}, dtype={{}})", "q", wanted, "FP32")
 
 
-def _sizes(term: GradientTerm, mode: Mode, *, in_keys: bool) -> str:
-    if term.kind is GradientKind.HEAD:
-        if in_keys:
-            return "head_parts"
-        packed = mode is Mode.PACKED
-        return "block_seqs.shape[0]" if packed else 'cdiv(q_len, tiles["dq"].block_m)'
-    return {GradientKind.ROW: "q_len", GradientKind.COLUMN: "kv_len", GradientKind.PAIR: "q_len, kv_len"}[term.kind]
+def _sizes(term: GradientTerm, mode: Mode, *, in_keys: bool) -> HostCode:
+    if term.kind is GradientKind.PAIR:
+        return host("{}, {}", "q_len", "kv_len")
+    if term.kind is not GradientKind.HEAD:
+        return host("{}", "q_len" if term.kind is GradientKind.ROW else "kv_len")
+    if in_keys:
+        return host("{}", "head_parts")
+    if mode is Mode.PACKED:
+        return host("{}.shape[0]", "block_seqs")
+    return host('{}({}, {}["dq"].block_m)', "cdiv", "q_len", "tiles")
 
 
 def gradients(
     variant: Variant, terms: Sequence[GradientTerm], mode: Mode, framework: Framework, *, in_keys: bool = False
-) -> dict[str, str]:
-    """Source of each tensor's gradient, where a call wants it, from its buffers."""
+) -> dict[str, HostCode]:
+    """Each tensor's gradient, where a call wants it, from its buffers."""
     found = {}
     for spec in variant.tensors.values():
         if spec.grad:
             own = [t for t in terms if t.tensor == spec.name]
-            parts = {_part(variant, t, mode, framework, in_keys=in_keys): None for t in own}
-            total = " + ".join(parts) or framework.zeros(spec.name)
-            found[spec.name] = framework.cast(f"({total})" if len(parts) > 1 else total, f"{spec.name}.dtype")
+            parts = list(dict.fromkeys(_part(variant, t, mode, framework, in_keys=in_keys) for t in own))
+            whole = joined(" + ", parts) if parts else framework.zeros(spec.name)
+            found[spec.name] = framework.cast(host("({})", whole) if len(parts) > 1 else whole, spec.name)
     if variant.decay:
-        found["g"] = "dg"
+        found["g"] = host("{}", "dg")
     if variant.sink:
-        found["sink"] = f"{framework.filled('dsink_heads')}.sum((0, 2))"
+        found["sink"] = host("{}.sum((0, 2))", framework.filled("dsink_heads"))
     return found
 
 
-def _part(variant: Variant, term: GradientTerm, mode: Mode, framework: Framework, *, in_keys: bool) -> str:
-    """Source of the gradient through one read, float32 of the tensor's shape."""
+def _part(variant: Variant, term: GradientTerm, mode: Mode, framework: Framework, *, in_keys: bool) -> HostCode:
+    """The gradient through one read, float32 of the tensor's shape."""
     sums = framework.filled(term.accumulator)
     if term.atomic:
         return sums
     if term.kind is GradientKind.PAIR:
-        return f'place_pairs({sums}, {term.tensor}.shape, "{_axes(term)}", q_offset)'
+        return host(f'{{}}({{}}, {{}}.shape, "{_axes(term)}", {{}})', "place_pairs", sums, term.tensor, "q_offset")
     if term.kind is GradientKind.HEAD:
         by_sequence = mode is Mode.PACKED and _SEQUENCE[term.kind] in _names(variant, term, mode)
-        table = "head_seqs" if in_keys else "block_seqs"
-        sums = f"sums_by_sequence({sums}, {table}, num_seqs)" if by_sequence else f"{sums}.sum(-1)"
+        if by_sequence:
+            table = "head_seqs" if in_keys else "block_seqs"
+            sums = host("{}({}, {}, {})", "sums_by_sequence", sums, table, "num_seqs")
+        else:
+            sums = host("{}.sum(-1)", sums)
     if term.direct:
-        length = f", {term.tensor}.shape[{term.axis}]" if term.kind is GradientKind.COLUMN else ""
-        return f'reduce_gradient({sums}, "{_axes(term)}", num_kv_heads{length})'
-    total = f"{sums}[..., None]" if term.kind is GradientKind.HEAD else sums
-    return f"place_sums({total}, {term.tensor}.shape, ({_places(variant, term, mode, framework)},))"
+        length = [host(f"{{}}.shape[{term.axis}]", term.tensor)] if term.kind is GradientKind.COLUMN else []
+        arguments = joined(", ", [sums, host(f'"{_axes(term)}"'), "num_kv_heads", *length])
+        return host("{}({})", "reduce_gradient", arguments)
+    parts = host("{}[..., None]", sums) if term.kind is GradientKind.HEAD else sums
+    places = _places(variant, term, mode, framework)
+    return host("{}({}, {}.shape, ({},))", "place_sums", parts, term.tensor, places)
 
 
 def _axes(term: GradientTerm) -> str:
@@ -124,21 +134,27 @@ def _own_lengths(sequence: str) -> dict[str, str]:
     return {name: f"{_OWNERS[sequence]}_{name}" for name in expr.LENGTH_NAMES}
 
 
-def _places(variant: Variant, term: GradientTerm, mode: Mode, framework: Framework) -> str:
+def _own_grids(term: GradientTerm, mode: Mode) -> dict[str, str]:
+    """Name that differs between packed sequences -> the grid that has it for each sum of a term."""
+    if mode is not Mode.PACKED:
+        return {}
+    sequence = _SEQUENCE[term.kind]
+    return {"b": sequence, **_own_lengths(sequence)}
+
+
+def _places(variant: Variant, term: GradientTerm, mode: Mode, framework: Framework) -> HostCode:
     """The indices as the kernels read: clamped to the tensor."""
 
     def exact(tensor: str, axis: int, index: Expr) -> bool:
         return exact_index(variant.tensors, tensor, axis, index)
 
-    def of_tokens(tensor: str, axis: int, index: str) -> str:
-        """The element of packed tokens that an index of this term's sequence reads."""
-        begins = {"q_idx": ("cu_seqlens_q", ", q_offset"), "kv_idx": ("cu_seqlens_k", "")}
+    def of_tokens(tensor: str, axis: int) -> Sequence[str]:
+        """The call that finds the element of packed tokens that an index of this term's sequence reads."""
+        begins = {"q_idx": ("cu_seqlens_q", "q_offset"), "kv_idx": ("cu_seqlens_k",)}
         found = begins.get(str(variant.tensors[tensor].dims[axis])) if mode is Mode.PACKED else None
-        return f"packed_row({index}, {found[0]}, {_SEQUENCE[term.kind]}{found[1]})" if found else ""
+        return ("packed_row", found[0], _SEQUENCE[term.kind], *found[1:]) if found else ()
 
-    sequence = _SEQUENCE[term.kind] if mode is Mode.PACKED else ""
-    own = {"b": sequence, **_own_lengths(sequence)} if sequence else {}
-    changed: dict[str, Expr] = {name: int_var(grid) for name, grid in own.items()}
+    changed: dict[str, Expr] = {name: int_var(grid) for name, grid in _own_grids(term, mode).items()}
     if framework is Framework.JAX:
         printer = jnp_printer(exact, float_cast=lambda x: f"jnp.asarray({x}, FP32)", placed=of_tokens)
         changed |= _as_arrays(variant)
@@ -147,18 +163,17 @@ def _places(variant: Variant, term: GradientTerm, mode: Mode, framework: Framewo
         printer = torch_printer(exact, float_cast=lambda x: f"{x}.to(FP32)", numbers=numbers, placed=of_tokens)
     load = term.load
     indices = tuple(expr.substitute(i, changed) for i in load.indices)
-    return ", ".join(printer.indices(Load(load.type, load.tensor, indices)))
+    text = ", ".join(printer.indices(Load(load.type, load.tensor, indices)))
+    return printed(text, printer.reads)
 
 
 def _names(variant: Variant, term: GradientTerm, mode: Mode) -> frozenset[str]:
     """The names that the places of a term's sums are computed from."""
-    read = expr.names(term.load)
-    if mode is not Mode.PACKED:
+    read, own = expr.names(term.load), _own_grids(term, mode)
+    if not own:
         return read
-    sequence = _SEQUENCE[term.kind]
-    own = {"b": sequence, **_own_lengths(sequence)}
     by_sequence = read & own.keys() or any(has_tokens(variant.tensors[x.tensor].dims) for x in expr.loads(term.load))
-    return frozenset((*(own.get(name, name) for name in read), *([sequence] if by_sequence else [])))
+    return frozenset((*(own.get(name, name) for name in read), *([own["b"]] if by_sequence else [])))
 
 
 def _as_arrays(variant: Variant) -> dict[str, Expr]:
@@ -172,41 +187,48 @@ def grids(variant: Variant, terms: Sequence[GradientTerm], mode: Mode, framework
     placed = [t for t in terms if _is_placed(t)]
     read = frozenset().union(*(_names(variant, t, mode) for t in placed))
     scalars = [name for name in variant.scalars if name in read] if framework is Framework.JAX else []
+    sources = _grid_sources(mode, framework)
+    if mode is Mode.PACKED:
+        read |= {f"{axis}_seq" for axis in ("q", "kv") if f"{axis}_idx" in read}
+    found = [Grid(name=name, source=source) for name, source in sources.items() if name in read]
+    return [*found, *(Grid(name=f"{name}_val", source=host("{}({})", "scalar_array", name)) for name in scalars)]
+
+
+def _grid_sources(mode: Mode, framework: Framework) -> dict[str, HostCode]:
+    """Index name -> its grid, in an order in which each reads only those before it."""
     rows, keys = (framework.reshaped(framework.arange(size), (1, 1, -1)) for size in ("q_len", "kv_len"))
     heads = framework.reshaped(framework.arange("num_heads"), (1, -1, 1))
-    shift = f"(row_offset if row_offsets is None else {framework.reshaped('row_offsets', (-1, 1, 1))})"
-    sources = {
-        "b": framework.reshaped(framework.arange("batch"), (-1, 1, 1)),
-        "h": heads,
-        "hkv": f"{heads} // group_size",
-        "q_idx": f"{rows} + {shift}",
-        "kv_idx": keys,
-    }
+    batch = framework.reshaped(framework.arange("num_seqs" if mode is Mode.PACKED else "batch"), (-1, 1, 1))
+    found = {"b": batch, "h": heads, "hkv": host("{} // {}", heads, "group_size")}
     if mode is Mode.PACKED:
-        shift = "(row_offset if row_offsets is None else row_offsets[q_seq])"
-        sources |= {
-            "b": framework.reshaped(framework.arange("num_seqs"), (-1, 1, 1)),
-            "q_seq": framework.reshaped("sequence_of_rows(cu_seqlens_q, q_len)", (1, 1, -1)),
-            "kv_seq": framework.reshaped("sequence_of_rows(cu_seqlens_k, kv_len)", (1, 1, -1)),
-            "q_idx": f"{rows} - cu_seqlens_q[q_seq] + {shift}",
-            "kv_idx": f"{keys} - cu_seqlens_k[kv_seq]",
-        }
-        for sequence in _OWNERS:
-            for name, grid in _own_lengths(sequence).items():
-                begins = f"cu_seqlens_{'q' if name == 'q_len' else 'k'}"
-                sources[grid] = f"{begins}[{sequence} + 1] - {begins}[{sequence}]"
-        read |= {f"{axis}_seq" for axis in ("q", "kv") if f"{axis}_idx" in read}
-    if mode is Mode.SEGMENTED:
-        sources |= {
-            "q_row": f"{rows} + {shift}",
-            "cols": keys,
-            "q_idx": f"{rows} + {shift} if q_positions is None else q_positions[:, None]",
-            "kv_idx": f"{keys} if kv_positions is None else kv_positions[:, None]",
-        }
-    order = ["b", "h", "hkv", "q_seq", "kv_seq", "q_row", "cols", "q_idx", "kv_idx"]
-    order += [grid for sequence in _OWNERS for grid in _own_lengths(sequence).values()]
-    found = [Grid(name=name, source=sources[name]) for name in order if name in read]
-    return [*found, *(Grid(name=f"{name}_val", source=f"scalar_array({name})") for name in scalars)]
+        return found | _packed_sources(rows, keys, framework)
+    by_batch = framework.reshaped("row_offsets", (-1, 1, 1))
+    shift = host("({} if {} is None else {})", "row_offset", "row_offsets", by_batch)
+    shifted = host("{} + {}", rows, shift)
+    if mode is Mode.DENSE:
+        return found | {"q_idx": shifted, "kv_idx": keys}
+    return found | {
+        "q_row": shifted,
+        "cols": keys,
+        "q_idx": host("{} if {} is None else {}[:, None]", shifted, "q_positions", "q_positions"),
+        "kv_idx": host("{} if {} is None else {}[:, None]", keys, "kv_positions", "kv_positions"),
+    }
+
+
+def _packed_sources(rows: HostCode, keys: HostCode, framework: Framework) -> dict[str, HostCode]:
+    """The grids of packed tokens: the sequence of each, its position there, and the lengths of sequences."""
+    found = {}
+    for axis, tensor, size in (("q", "cu_seqlens_q", "q_len"), ("kv", "cu_seqlens_k", "kv_len")):
+        sequences = host("{}({}, {})", "sequence_of_rows", tensor, size)
+        found[f"{axis}_seq"] = framework.reshaped(sequences, (1, 1, -1))
+    shift = host("({} if {} is None else {}[{}])", "row_offset", "row_offsets", "row_offsets", "q_seq")
+    found["q_idx"] = host("{} - {}[{}] + {}", rows, "cu_seqlens_q", "q_seq", shift)
+    found["kv_idx"] = host("{} - {}[{}]", keys, "cu_seqlens_k", "kv_seq")
+    for sequence in _OWNERS:
+        for name, grid in _own_lengths(sequence).items():
+            begins = f"cu_seqlens_{'q' if name == 'q_len' else 'k'}"
+            found[grid] = host("{}[{} + 1] - {}[{}]", begins, sequence, begins, sequence)
+    return found
 
 
 def placed(terms: Sequence[GradientTerm]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from codegen.analysis.call_modes import POSITIONAL, Mode, packed_axes
@@ -16,21 +16,30 @@ from codegen.util.text import docstring
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceText:
-    """Source of the score and of the mask, empty without one, and the index names that the reference reads."""
+    """Source of the score and of the mask, empty without one.
+
+    `reads` are the variables and functions that they read; `index_names` those of the index names that the whole
+    reference reads.
+    """
 
     score: str
     mask: str
     reads: frozenset[str]
+    index_names: frozenset[str]
 
 
 def reference_text(variant: Variant, mode: Mode, framework: Framework) -> ReferenceText:
     """The reference of a variant in one mode of calls."""
     printer = _printer(variant, mode, framework)
+    # Both printers gather what they read in one set.
     score, mask = _score(variant, printer), _mask(variant, replace(printer, kept=frozenset()))
     known = {"b", "h", "hkv", *ROWS, *ROWS.values(), *expr.LENGTH_NAMES}
-    reads = frozenset(re.findall(r"\w+", f"{score} {mask}")) & known
+    of_decay = {"b", "h", *ROWS.values()} if variant.decay else set()
     return ReferenceText(
-        score=score, mask=mask, reads=reads | ({"b", "h", *ROWS.values()} if variant.decay else frozenset())
+        score=score,
+        mask=mask,
+        reads=frozenset(printer.reads),
+        index_names=frozenset(printer.reads & known | of_decay),
     )
 
 
@@ -43,10 +52,11 @@ def _printer(variant: Variant, mode: Mode, framework: Framework) -> ArrayPrinter
     def by_row(tensor: str, axis: int) -> bool:
         return variant.tensors[tensor].dims[axis] in POSITIONAL
 
-    def of_tokens(tensor: str, axis: int, index: str) -> str:
-        places = {"q_idx": "cu_seqlens_q, q_seq, row_offset", "kv_idx": "cu_seqlens_k, q_seq"}
+    def of_tokens(tensor: str, axis: int) -> Sequence[str]:
+        """The call that finds the element of packed tokens at a position of the row's sequence."""
+        places = {"q_idx": ("cu_seqlens_q", "q_seq", "row_offset"), "kv_idx": ("cu_seqlens_k", "q_seq")}
         found = places.get(str(variant.tensors[tensor].dims[axis]))
-        return f"packed_row({index}, {found})" if found else ""
+        return ("packed_row", *found) if found else ()
 
     if framework is Framework.TORCH:
         return torch_printer(exact, numbers=frozenset(variant.scalars), row_dims=by_row)

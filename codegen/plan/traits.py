@@ -74,7 +74,7 @@ def keys_start_at_zero(planned: VariantPlan) -> bool:
     than a portable program, which shares its multiprocessor with others.
     """
     bounds = planned.fwd.bounds
-    return bounds is not None and bounds.begin == "0" and not bounds.jumps and not bounds.lists
+    return bounds is not None and bounds.begins_at_zero and not bounds.jumps and not bounds.lists
 
 
 def rows_are_alike(planned: VariantPlan) -> bool:

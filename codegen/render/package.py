@@ -22,10 +22,12 @@ from codegen.arch import chips, tile_rules
 from codegen.arch.hopper import FAMILY
 from codegen.ir.expr import TensorSpec
 from codegen.ir.printers import FormulaPrinter
-from codegen.plan import hopper
+from codegen.plan import dialects, hopper
 from codegen.plan.device import device_functions
 from codegen.plan.frameworks import Framework
-from codegen.plan.op import OpPlan, op_plan
+from codegen.plan.hopper_text import KernelText
+from codegen.plan.op import op_plan
+from codegen.plan.op_source import OpSource
 from codegen.plan.torch_modules import module_plans
 from codegen.plan.traits import VariantTraits, variant_traits
 from codegen.plan.variant import VariantPlan, plan
@@ -71,7 +73,7 @@ def make_environment(folder: Path) -> jinja2.Environment:
         autoescape=False,
     )
     env.filters |= {"docstring": docstring, "device_functions": device_functions}
-    env.filters |= hopper.FILTERS | symbols.FILTERS
+    env.filters |= dialects.FILTERS | hopper.FILTERS | symbols.FILTERS
     env.tests["renamed_op"] = symbols.is_renamed
     return env
 
@@ -173,7 +175,7 @@ def _variant_files(env: jinja2.Environment, name: str, plans: Mapping[Mode, Vari
     for mode, planned in plans.items():
         files[f"{_mode_folder(name, mode)}/__init__.py"] = _mode_init_file(env, planned, deltas[mode])
     for framework in Framework:
-        ops = {mode: op_plan(planned, framework) for mode, planned in plans.items()}
+        ops = {mode: OpSource.of(op_plan(planned, framework)) for mode, planned in plans.items()}
         for mode, planned in plans.items():
             path = f"{_mode_folder(name, mode)}/{framework}_launch.py"
             files[path] = _launch_file(env, planned, ops[mode], deltas[mode])
@@ -218,7 +220,7 @@ def _entry(variant: Variant) -> str:
     return comment(f"variant: {variant.entry}")
 
 
-def _launch_file(env: jinja2.Environment, planned: VariantPlan, op: OpPlan, delta: VariantPlan) -> str:
+def _launch_file(env: jinja2.Environment, planned: VariantPlan, op: OpSource, delta: VariantPlan) -> str:
     """The launches of one mode's kernels in a framework. `delta`: of which mode the kernel `hopper_delta` is."""
     dense = planned.mode is Mode.DENSE
     given = {"op": op, "plan": planned, "framework": op.framework, "runtime": _runtime_of(planned.mode)}
@@ -258,7 +260,11 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
     fuses = hopper.fuses_backward(planned)
     files |= {
         f"{folder}/hopper_{stem}.py": _fill(
-            env, f"hopper/{stem}.py.jinja", kernel=getattr(planned, attribute), fuses_backward=fuses, **context
+            env,
+            f"hopper/{stem}.py.jinja",
+            kernel=KernelText(getattr(planned, attribute)),
+            fuses_backward=fuses,
+            **context,
         )
         for stem, attribute in HOPPER_KERNELS.items()
     }
@@ -266,8 +272,7 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
         stem = planned.lists.module
         files[f"{folder}/{stem}.py"] = _fill(env, f"portable/{stem}.py.jinja", lists=planned.lists, **context)
     if planned.variant.decay and planned.mode is not Mode.SEGMENTED:
-        packed = planned.mode is Mode.PACKED
-        files[f"{folder}/decay.py"] = _fill(env, "portable/decay.py.jinja", packed=packed, **context)
+        files[f"{folder}/decay.py"] = _fill(env, "portable/decay.py.jinja", layout=planned.layout, **context)
     return files
 
 

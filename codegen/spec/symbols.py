@@ -26,9 +26,14 @@ def symbolised(variant: Variant) -> Variant:
     """
     names = (*variant.tensors, *variant.scalars)
     symbols: dict[str, str] = {}
+    flags: set[str] = set()
     for name in names:
-        if is_used(name) or _is_derived(name, variant):
+        is_trained = name in variant.tensors and variant.tensors[name].grad
+        # Each trained tensor has a flag GRAD_NAME, so that names which differ in case only would share one.
+        if is_used(name) or _is_derived(name, variant) or (is_trained and name.upper() in flags):
             symbols[name] = _symbol(name, {*names, *symbols.values()})
+        if is_trained:
+            flags.add(symbols.get(name, name).upper())
     if not symbols:
         return variant
 
@@ -97,7 +102,8 @@ FILTERS = {"by_number": by_number, "function_symbol": function_symbol, "imported
 
 def _symbol(name: str, taken: Collection[str]) -> str:
     symbol = f"own_{name}"
-    while is_reserved(symbol) or symbol in taken:
+    others = {other.upper() for other in taken}
+    while is_reserved(symbol) or symbol.upper() in others:
         symbol += "_arg"
     return symbol
 

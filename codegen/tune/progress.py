@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from codegen.tune.record import Judgement, Outcome, Verdict, Winner
-from codegen.util.terminal import Status
+from codegen.util.terminal import StatusLine
 
 
 class Progress:
@@ -15,7 +15,7 @@ class Progress:
     def __init__(self, total: int) -> None:
         self.outcomes: list[Outcome] = []
         self.judgements: list[Judgement] = []
-        self._status = Status(total)
+        self._status = StatusLine(total)
 
     @property
     def done(self) -> int:

@@ -38,11 +38,20 @@ class SpecError(CodegenError):
 
 
 class ExprError(CodegenError):
-    """A bad expression; `column` counts from 1 inside the expression's own text."""
+    """A bad expression; `column` counts from 1 inside the expression's own text.
 
-    def __init__(self, message: str, column: int) -> None:
+    `unknown` is the name that nothing defines, if that is what is wrong, `within` are the named expressions that read
+    it, outermost first, and `indexed` says that it is read as a tensor.
+    """
+
+    def __init__(
+        self, message: str, column: int, *, unknown: str = "", within: tuple[str, ...] = (), indexed: bool = False
+    ) -> None:
         self.message = message
         self.column = column
+        self.unknown = unknown
+        self.within = within
+        self.indexed = indexed
         super().__init__(f"{message} (column {column})")
 
 

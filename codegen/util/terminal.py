@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 BAR_WIDTH = 24
 
 
-class Status:
+class StatusLine:
     """A line on stderr that shows the progress of long work: how much is done, the current step, the time left.
 
     It is shown only if stderr is a terminal. The context manager erases it at the end.

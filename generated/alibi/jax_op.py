@@ -2,24 +2,25 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/jax_op.py.jinja
-# hash: a449a2a25be14f16
+# hash: 11802583587b6c89
 """`alibi` for JAX. Attention with linear biases; the slopes may be trained (Press et al., 2022, arXiv:2108.12409)."""
 
 from jax import Array
 
+from .. import alibi as dense
+from .._runtime.core.options import checked_options
 from .._runtime.core.schedules import Schedule, scheduled
 from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
+from .._runtime.jax.sequences import SequenceArguments
 from .._runtime.jax.support import check_tensor
-from . import jax_launch, jax_reference
-from .packed import jax_launch as packed_launch
-from .segmented import jax_launch as segmented_launch
+from . import jax_reference, packed, segmented
 
 NAME = "alibi"
 
 DENSE = Kernels(
     op=NAME,
     name="alibi",
-    launches=jax_launch,
+    modules=dense,
     reference=jax_reference.reference,
     parameters=(
         "q",
@@ -29,7 +30,7 @@ DENSE = Kernels(
         "row_offset",
         "row_offsets",
         "scale",
-        "config_words",
+        "options",
     ),
     dims={
         "slope": ("h",),
@@ -46,7 +47,7 @@ DENSE = Kernels(
 PACKED = Kernels(
     op=NAME,
     name="alibi_packed",
-    launches=packed_launch,
+    modules=packed,
     reference=jax_reference.packed_reference,
     parameters=(
         "q",
@@ -58,7 +59,7 @@ PACKED = Kernels(
         "row_offset",
         "row_offsets",
         "scale",
-        "config_words",
+        "options",
         "block_tables",
     ),
     dims={
@@ -76,7 +77,7 @@ PACKED = Kernels(
 SEGMENTED = Kernels(
     op=NAME,
     name="alibi_segmented",
-    launches=segmented_launch,
+    modules=segmented,
     reference=jax_reference.reference,
     parameters=(
         "q",
@@ -91,7 +92,7 @@ SEGMENTED = Kernels(
         "row_offset",
         "row_offsets",
         "scale",
-        "config_words",
+        "options",
         "block_tables",
     ),
     dims={
@@ -139,20 +140,19 @@ def _schedule(
         q,
         k,
         v,
-        None,
-        layout,
-        q_offset,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        q_segment_ids,
-        kv_segment_ids,
-        q_positions,
-        kv_positions,
-        kv_lengths,
-        padding_id,
-        config,
-        family,
-        deterministic,
+        SequenceArguments(
+            q_offset=q_offset,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            q_segment_ids=q_segment_ids,
+            kv_segment_ids=kv_segment_ids,
+            q_positions=q_positions,
+            kv_positions=kv_positions,
+            kv_lengths=kv_lengths,
+            padding_id=padding_id,
+        ),
+        checked_options(NAME, config, family, deterministic),
+        layout=layout,
     )
 
     return schedule_of(DENSE, PACKED, SEGMENTED, arguments, backward)
@@ -233,20 +233,20 @@ def alibi(
         q,
         k,
         v,
-        scale,
-        layout,
-        q_offset,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        q_segment_ids,
-        kv_segment_ids,
-        q_positions,
-        kv_positions,
-        kv_lengths,
-        padding_id,
-        config,
-        family,
-        deterministic,
+        SequenceArguments(
+            q_offset=q_offset,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            q_segment_ids=q_segment_ids,
+            kv_segment_ids=kv_segment_ids,
+            q_positions=q_positions,
+            kv_positions=kv_positions,
+            kv_lengths=kv_lengths,
+            padding_id=padding_id,
+        ),
+        checked_options(NAME, config, family, deterministic),
+        layout=layout,
+        scale=scale,
     )
     arguments.tensors = {
         "slope": check_tensor(NAME, "slope", slope, (arguments.q.shape[1],), ("float32",)),

@@ -2,5 +2,40 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/variant_init.py.jinja
-# hash: d6b0203dd03354c4
-"""`causal`: A query attends to itself and to what came before (Vaswani et al., 2017, section 3.2.3)."""
+# hash: 98cad587e521f48b
+"""`causal`: A query attends to itself and to what came before (Vaswani et al., 2017, section 3.2.3).
+
+The modules of launches and of kernels are imported when they are first read.
+"""
+
+from typing import TYPE_CHECKING
+
+from .._runtime.core.lazy import lazy_modules
+
+__all__ = [
+    "bwd_dkdv",
+    "bwd_dq",
+    "fwd",
+    "hopper_bwd",
+    "hopper_bwd_wide",
+    "hopper_delta",
+    "hopper_fwd",
+    "jax_launch",
+    "torch_launch",
+]
+
+if TYPE_CHECKING:
+    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd, jax_launch, torch_launch
+else:
+    __getattr__, __dir__ = lazy_modules(
+        __name__,
+        ".bwd_dkdv",
+        ".bwd_dq",
+        ".fwd",
+        ".hopper_bwd",
+        ".hopper_bwd_wide",
+        ".hopper_delta",
+        ".hopper_fwd",
+        ".jax_launch",
+        ".torch_launch",
+    )

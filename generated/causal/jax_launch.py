@@ -2,33 +2,32 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/jax_launch.py.jinja
-# hash: e0c08e79bde3121d
+# hash: 4d85a20939ade869
 """Launches of the kernels of `causal`, in JAX."""
 
+from .. import causal as kernels
 from .._runtime.core.configs import Tiles, block_columns, cdiv
 from .._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
-from .._runtime.jax.kernels import HAS_TRITON, call_tiles, launch, multiprocessors
+from .._runtime.core.options import CallOptions
+from .._runtime.jax.kernels import call_tiles, launch, multiprocessors
 from .._runtime.jax.schedule import work_counter
 from .._runtime.jax.tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
-if HAS_TRITON:
-    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
 
-
-def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
+def tiles_of(q: Tensor, v: Tensor, options: CallOptions) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2]
-    return call_tiles("causal", "dense", q, v, length, config_words)
+    return call_tiles("causal", "dense", q, v, length, options)
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, row_offset: int, row_offsets: Tensor | None, scale: float, config_words: str
+    q: Tensor, k: Tensor, v: Tensor, row_offset: int, row_offsets: Tensor | None, scale: float, options: CallOptions
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_of(q, v, config_words)["fwd"]
+    tile = tiles_of(q, v, options)["fwd"]
     o = empty_like_layout(q, head_dim_v)
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
@@ -54,7 +53,7 @@ def forward(
     )
     if tile.family == "hopper":
         launch(
-            hopper_fwd.causal_hopper_fwd,
+            kernels.hopper_fwd.causal_hopper_fwd,
             (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
             *arguments,
             batch,
@@ -71,7 +70,7 @@ def forward(
         )
     else:
         launch(
-            fwd.causal_fwd,
+            kernels.fwd.causal_fwd,
             (cdiv(q_len, tile.block_m) * num_heads * batch,),
             *arguments,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -99,13 +98,13 @@ def backward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_of(q, v, config_words)
+    tiles = tiles_of(q, v, options)
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
@@ -116,7 +115,7 @@ def backward(
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     if dq.numel() > 0 and not fused:
         launch(
-            bwd_dq.causal_bwd_dq,
+            kernels.bwd_dq.causal_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             o,
             dlse,
@@ -160,7 +159,7 @@ def backward(
         )
         if dq.numel() > 0:
             launch(
-                hopper_delta.causal_hopper_delta,
+                kernels.hopper_delta.causal_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -183,7 +182,9 @@ def backward(
             )
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
-            bwd_kernel = hopper_bwd_wide.causal_hopper_bwd_wide if is_wide else hopper_bwd.causal_hopper_bwd
+            bwd_kernel = (
+                kernels.hopper_bwd_wide.causal_hopper_bwd_wide if is_wide else kernels.hopper_bwd.causal_hopper_bwd
+            )
             launch(
                 bwd_kernel,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, multiprocessors(q)),),
@@ -223,7 +224,7 @@ def backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                hopper_delta.causal_hopper_dq_rows,
+                kernels.hopper_delta.causal_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,
@@ -238,7 +239,7 @@ def backward(
             )
     elif dk.numel() > 0:
         launch(
-            bwd_dkdv.causal_bwd_dkdv,
+            kernels.bwd_dkdv.causal_bwd_dkdv,
             (cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,),
             q,
             k,

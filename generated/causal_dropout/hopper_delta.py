@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/delta.py.jinja
-# hash: 227697a1388b8d8b
+# hash: ec2273ea274139c5
 """What runs before and after the backward of `causal_dropout` on Hopper.
 
     o         [B, Hq, Sq, Dv]
@@ -22,15 +22,7 @@ logarithm, and delta divided by it.
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def load_rows(ptr, rows, length, stride_row, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """Rows of a `[length, COLS]` matrix, zero beyond its edges."""
-    cols = tl.arange(0, BLOCK_COLS)
-    ptrs = ptr + (rows.to(tl.int64) * stride_row)[:, None] + cols[None, :]
-    return tl.load(ptrs, mask=(rows < length)[:, None] & (cols < COLS)[None, :], other=0.0).to(tl.float32)
+from .._runtime.device.tl import LOG2E, load_rows
 
 
 @triton.jit(do_not_specialize=["q_len", "num_heads"])

@@ -3,5 +3,53 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/variant_init.py.jinja
-# hash: 40e9497fdd353b61
-"""`document`: Causal within each document of a packed row; `doc` numbers them, in any order."""
+# hash: 534ca9522817123e
+"""`document`: Causal within each document of a packed row; `doc` numbers them, in any order.
+
+The modules of launches and of kernels are imported when they are first read.
+"""
+
+from typing import TYPE_CHECKING
+
+from .._runtime.core.lazy import lazy_modules
+
+__all__ = [
+    "block_ranges",
+    "bwd_dkdv",
+    "bwd_dq",
+    "fwd",
+    "hopper_bwd",
+    "hopper_bwd_wide",
+    "hopper_delta",
+    "hopper_fwd",
+    "jax_launch",
+    "torch_launch",
+]
+
+if TYPE_CHECKING:
+    from . import (
+        block_ranges,
+        bwd_dkdv,
+        bwd_dq,
+        fwd,
+        hopper_bwd,
+        hopper_bwd_wide,
+        hopper_delta,
+        hopper_fwd,
+        jax_launch,
+        torch_launch,
+    )
+else:
+    __getattr__, __dir__ = lazy_modules(
+        __name__,
+        ".block_ranges",
+        ".bwd_dkdv",
+        ".bwd_dq",
+        ".fwd",
+        ".hopper_bwd",
+        ".hopper_bwd_wide",
+        ".hopper_delta",
+        ".hopper_fwd",
+        ".jax_launch",
+        ".torch_launch",
+    )

@@ -3,19 +3,20 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/jax_op.py.jinja
-# hash: af8cf83ec1c6adca
+# hash: 4680193cc461e196
 """`document` for JAX. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from jax import Array
 
+from .. import document as dense
 from .._runtime.core.checks import at_least
+from .._runtime.core.options import checked_options
 from .._runtime.core.schedules import Schedule, scheduled
 from .._runtime.core.sequences import ByRow
 from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
+from .._runtime.jax.sequences import SequenceArguments
 from .._runtime.jax.support import check_tensor
-from . import jax_launch, jax_reference
-from .packed import jax_launch as packed_launch
-from .segmented import jax_launch as segmented_launch
+from . import jax_reference, packed, segmented
 
 NAME = "document"
 BY_ROW = ByRow(
@@ -28,7 +29,7 @@ BY_ROW = ByRow(
 DENSE = Kernels(
     op=NAME,
     name="document",
-    launches=jax_launch,
+    modules=dense,
     reference=jax_reference.reference,
     parameters=(
         "q",
@@ -38,7 +39,7 @@ DENSE = Kernels(
         "row_offset",
         "row_offsets",
         "scale",
-        "config_words",
+        "options",
         "block_tables",
     ),
     dims={
@@ -54,7 +55,7 @@ DENSE = Kernels(
 PACKED = Kernels(
     op=NAME,
     name="document_packed",
-    launches=packed_launch,
+    modules=packed,
     reference=jax_reference.packed_reference,
     parameters=(
         "q",
@@ -66,7 +67,7 @@ PACKED = Kernels(
         "row_offset",
         "row_offsets",
         "scale",
-        "config_words",
+        "options",
         "block_tables",
     ),
     dims={
@@ -82,7 +83,7 @@ PACKED = Kernels(
 SEGMENTED = Kernels(
     op=NAME,
     name="document_segmented",
-    launches=segmented_launch,
+    modules=segmented,
     reference=jax_reference.reference,
     parameters=(
         "q",
@@ -97,7 +98,7 @@ SEGMENTED = Kernels(
         "row_offset",
         "row_offsets",
         "scale",
-        "config_words",
+        "options",
         "block_tables",
     ),
     dims={
@@ -145,20 +146,19 @@ def _schedule(
         q,
         k,
         v,
-        None,
-        layout,
-        q_offset,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        q_segment_ids,
-        kv_segment_ids,
-        q_positions,
-        kv_positions,
-        kv_lengths,
-        padding_id,
-        config,
-        family,
-        deterministic,
+        SequenceArguments(
+            q_offset=q_offset,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            q_segment_ids=q_segment_ids,
+            kv_segment_ids=kv_segment_ids,
+            q_positions=q_positions,
+            kv_positions=kv_positions,
+            kv_lengths=kv_lengths,
+            padding_id=padding_id,
+        ),
+        checked_options(NAME, config, family, deterministic),
+        layout=layout,
     )
     if arguments.packed:
         arguments.tensors = {
@@ -257,20 +257,20 @@ def document(
         q,
         k,
         v,
-        scale,
-        layout,
-        q_offset,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        q_segment_ids,
-        kv_segment_ids,
-        q_positions,
-        kv_positions,
-        kv_lengths,
-        padding_id,
-        config,
-        family,
-        deterministic,
+        SequenceArguments(
+            q_offset=q_offset,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            q_segment_ids=q_segment_ids,
+            kv_segment_ids=kv_segment_ids,
+            q_positions=q_positions,
+            kv_positions=kv_positions,
+            kv_lengths=kv_lengths,
+            padding_id=padding_id,
+        ),
+        checked_options(NAME, config, family, deterministic),
+        layout=layout,
+        scale=scale,
     )
     if arguments.packed:
         arguments.tensors = {

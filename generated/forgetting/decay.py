@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: portable/decay.py.jinja
-# hash: 9501316ec8b53ef1
+# hash: e7d96491373cce80
 """Log-decay of `forgetting`: the cumulative sum of g, and its gradient.
 
     g, dg  [B, P, Hq]  natural log; P positions
@@ -16,7 +16,7 @@ One program serves one query head of one batch row.
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
+from .._runtime.device.tl import LOG2E, row_sum
 
 
 @triton.jit(do_not_specialize=["length", "num_heads"])
@@ -40,16 +40,6 @@ def forgetting_decay_cumsum(
         g = tl.load(g_base + pos.to(tl.int64) * stride_gs, mask=inside, other=0.0).to(tl.float32)
         tl.store(decay_base + pos, (before + tl.cumsum(g, 0)) * LOG2E, mask=inside)
         before += tl.sum(g, 0)
-
-
-@triton.jit
-def row_sum(ptr, first, end, BLOCK: tl.constexpr):
-    """The sum of the elements from `first` to `end`."""
-    total = 0.0
-    for start in range(first, end, BLOCK):
-        rows = start + tl.arange(0, BLOCK)
-        total += tl.sum(tl.load(ptr + rows, mask=rows < end, other=0.0), 0)
-    return total
 
 
 @triton.jit(do_not_specialize=["length", "q_len", "kv_len", "num_heads", "q_offset"])

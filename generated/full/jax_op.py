@@ -2,30 +2,31 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/jax_op.py.jinja
-# hash: f28f8e08e2387bc7
+# hash: ad88f11ed2502c87
 """`full` for JAX. Every query attends to every key (Vaswani et al., 2017, arXiv:1706.03762)."""
 
 from jax import Array
 
+from .. import full as dense
+from .._runtime.core.options import checked_options
 from .._runtime.core.schedules import Schedule, scheduled
 from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
-from . import jax_launch, jax_reference
-from .packed import jax_launch as packed_launch
-from .segmented import jax_launch as segmented_launch
+from .._runtime.jax.sequences import SequenceArguments
+from . import jax_reference, packed, segmented
 
 NAME = "full"
 
 DENSE = Kernels(
     op=NAME,
     name="full",
-    launches=jax_launch,
+    modules=dense,
     reference=jax_reference.reference,
     parameters=(
         "q",
         "k",
         "v",
         "scale",
-        "config_words",
+        "options",
     ),
     dims={},
     scalars=(),
@@ -38,7 +39,7 @@ DENSE = Kernels(
 PACKED = Kernels(
     op=NAME,
     name="full_packed",
-    launches=packed_launch,
+    modules=packed,
     reference=jax_reference.packed_reference,
     parameters=(
         "q",
@@ -47,7 +48,7 @@ PACKED = Kernels(
         "cu_seqlens_q",
         "cu_seqlens_k",
         "scale",
-        "config_words",
+        "options",
         "block_tables",
     ),
     dims={},
@@ -61,7 +62,7 @@ PACKED = Kernels(
 SEGMENTED = Kernels(
     op=NAME,
     name="full_segmented",
-    launches=segmented_launch,
+    modules=segmented,
     reference=jax_reference.reference,
     parameters=(
         "q",
@@ -71,7 +72,7 @@ SEGMENTED = Kernels(
         "kv_segment_ids",
         "padding_id",
         "scale",
-        "config_words",
+        "options",
         "block_tables",
     ),
     dims={},
@@ -115,20 +116,19 @@ def _schedule(
         q,
         k,
         v,
-        None,
-        layout,
-        q_offset,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        q_segment_ids,
-        kv_segment_ids,
-        q_positions,
-        kv_positions,
-        kv_lengths,
-        padding_id,
-        config,
-        family,
-        deterministic,
+        SequenceArguments(
+            q_offset=q_offset,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            q_segment_ids=q_segment_ids,
+            kv_segment_ids=kv_segment_ids,
+            q_positions=q_positions,
+            kv_positions=kv_positions,
+            kv_lengths=kv_lengths,
+            padding_id=padding_id,
+        ),
+        checked_options(NAME, config, family, deterministic),
+        layout=layout,
     )
 
     return schedule_of(DENSE, PACKED, SEGMENTED, arguments, backward)
@@ -205,20 +205,20 @@ def full(
         q,
         k,
         v,
-        scale,
-        layout,
-        q_offset,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        q_segment_ids,
-        kv_segment_ids,
-        q_positions,
-        kv_positions,
-        kv_lengths,
-        padding_id,
-        config,
-        family,
-        deterministic,
+        SequenceArguments(
+            q_offset=q_offset,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            q_segment_ids=q_segment_ids,
+            kv_segment_ids=kv_segment_ids,
+            q_positions=q_positions,
+            kv_positions=kv_positions,
+            kv_lengths=kv_lengths,
+            padding_id=padding_id,
+        ),
+        checked_options(NAME, config, family, deterministic),
+        layout=layout,
+        scale=scale,
     )
 
     o, lse = attention(DENSE, PACKED, SEGMENTED, arguments, schedule)

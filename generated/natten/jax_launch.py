@@ -2,24 +2,23 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/jax_launch.py.jinja
-# hash: 346cc99d3bbcb0fd
+# hash: b24b86b0f0ea3494
 """Launches of the kernels of `natten`, in JAX."""
 
+from .. import natten as kernels
 from .._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
 from .._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from .._runtime.core.options import CallOptions
 from .._runtime.core.schedules import pass_table
-from .._runtime.jax.kernels import HAS_TRITON, call_tiles, launch, multiprocessors
+from .._runtime.jax.kernels import call_tiles, launch, multiprocessors
 from .._runtime.jax.schedule import list_blocks, work_counter
 from .._runtime.jax.tensor import FP32, Tensor, aligned, empty_like_layout, row_stride, unit_strides
 
-if HAS_TRITON:
-    from . import block_lists, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
 
-
-def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
+def tiles_of(q: Tensor, v: Tensor, options: CallOptions) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2]
-    return call_tiles("natten", "dense", q, v, length, config_words)
+    return call_tiles("natten", "dense", q, v, length, options)
 
 
 def _tables(
@@ -38,7 +37,7 @@ def _tables(
     q_len, kv_len = q.shape[2], k.shape[2]
     num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
     own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
-    table_kernel = block_lists.natten_key_lists if by_keys else block_lists.natten_query_lists
+    table_kernel = kernels.block_lists.natten_key_lists if by_keys else kernels.block_lists.natten_query_lists
 
     def launch_lists(spans: Tensor, block_list: Tensor, own_room: bool, fill_lists: bool) -> None:
         launch(
@@ -62,10 +61,10 @@ def _tables(
 
 
 def make_tables(
-    q: Tensor, k: Tensor, v: Tensor, row_offset: int, row_offsets: Tensor | None, config_words: str, backward: bool
+    q: Tensor, k: Tensor, v: Tensor, row_offset: int, row_offsets: Tensor | None, options: CallOptions, backward: bool
 ) -> list[Tensor]:
     """The tables of each pass, in the order of PASSES; `backward=False` leaves out those of its passes."""
-    tiles = tiles_of(q, v, config_words)
+    tiles = tiles_of(q, v, options)
     pass_names = PASSES if backward else PASSES[:1]
     made: dict[tuple[int, int, bool], list[Tensor]] = {}
     block_tables: list[Tensor] = []
@@ -85,14 +84,14 @@ def forward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_of(q, v, config_words)["fwd"]
+    tile = tiles_of(q, v, options)["fwd"]
     o = empty_like_layout(q, head_dim_v)
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
@@ -122,7 +121,7 @@ def forward(
     )
     if tile.family == "hopper":
         launch(
-            hopper_fwd.natten_hopper_fwd,
+            kernels.hopper_fwd.natten_hopper_fwd,
             (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
             *arguments,
             batch,
@@ -140,7 +139,7 @@ def forward(
         )
     else:
         launch(
-            fwd.natten_fwd,
+            kernels.fwd.natten_fwd,
             (cdiv(q_len, tile.block_m) * num_heads * batch,),
             *arguments,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -168,14 +167,14 @@ def backward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_of(q, v, config_words)
+    tiles = tiles_of(q, v, options)
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
@@ -193,7 +192,7 @@ def backward(
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     if dq.numel() > 0 and not fused:
         launch(
-            bwd_dq.natten_bwd_dq,
+            kernels.bwd_dq.natten_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             o,
             dlse,
@@ -240,7 +239,7 @@ def backward(
         )
         if dq.numel() > 0:
             launch(
-                hopper_delta.natten_hopper_delta,
+                kernels.hopper_delta.natten_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -263,7 +262,9 @@ def backward(
             )
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
-            bwd_kernel = hopper_bwd_wide.natten_hopper_bwd_wide if is_wide else hopper_bwd.natten_hopper_bwd
+            bwd_kernel = (
+                kernels.hopper_bwd_wide.natten_hopper_bwd_wide if is_wide else kernels.hopper_bwd.natten_hopper_bwd
+            )
             launch(
                 bwd_kernel,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, multiprocessors(q)),),
@@ -307,7 +308,7 @@ def backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                hopper_delta.natten_hopper_dq_rows,
+                kernels.hopper_delta.natten_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,
@@ -322,7 +323,7 @@ def backward(
             )
     elif dk.numel() > 0:
         launch(
-            bwd_dkdv.natten_bwd_dkdv,
+            kernels.bwd_dkdv.natten_bwd_dkdv,
             (cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,),
             q,
             k,

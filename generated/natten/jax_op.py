@@ -2,24 +2,25 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/jax_op.py.jinja
-# hash: cc390b48d7233c02
+# hash: adb60a75c0aaf8d6
 """`natten` for JAX. Neighbourhood attention on an image of 128 x 128 positions, 13 x 13 keys (Hassani et al., 2023,
 arXiv:2204.07143)."""
 
 from jax import Array
 
+from .. import natten as dense
+from .._runtime.core.options import checked_options
 from .._runtime.core.schedules import Schedule, scheduled
 from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
-from . import jax_launch, jax_reference
-from .packed import jax_launch as packed_launch
-from .segmented import jax_launch as segmented_launch
+from .._runtime.jax.sequences import SequenceArguments
+from . import jax_reference, packed, segmented
 
 NAME = "natten"
 
 DENSE = Kernels(
     op=NAME,
     name="natten",
-    launches=jax_launch,
+    modules=dense,
     reference=jax_reference.reference,
     parameters=(
         "q",
@@ -28,7 +29,7 @@ DENSE = Kernels(
         "row_offset",
         "row_offsets",
         "scale",
-        "config_words",
+        "options",
         "block_tables",
     ),
     dims={},
@@ -42,7 +43,7 @@ DENSE = Kernels(
 PACKED = Kernels(
     op=NAME,
     name="natten_packed",
-    launches=packed_launch,
+    modules=packed,
     reference=jax_reference.packed_reference,
     parameters=(
         "q",
@@ -53,7 +54,7 @@ PACKED = Kernels(
         "row_offset",
         "row_offsets",
         "scale",
-        "config_words",
+        "options",
         "block_tables",
     ),
     dims={},
@@ -67,7 +68,7 @@ PACKED = Kernels(
 SEGMENTED = Kernels(
     op=NAME,
     name="natten_segmented",
-    launches=segmented_launch,
+    modules=segmented,
     reference=jax_reference.reference,
     parameters=(
         "q",
@@ -81,7 +82,7 @@ SEGMENTED = Kernels(
         "row_offset",
         "row_offsets",
         "scale",
-        "config_words",
+        "options",
         "block_tables",
     ),
     dims={},
@@ -125,20 +126,19 @@ def _schedule(
         q,
         k,
         v,
-        None,
-        layout,
-        q_offset,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        q_segment_ids,
-        kv_segment_ids,
-        q_positions,
-        kv_positions,
-        kv_lengths,
-        padding_id,
-        config,
-        family,
-        deterministic,
+        SequenceArguments(
+            q_offset=q_offset,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            q_segment_ids=q_segment_ids,
+            kv_segment_ids=kv_segment_ids,
+            q_positions=q_positions,
+            kv_positions=kv_positions,
+            kv_lengths=kv_lengths,
+            padding_id=padding_id,
+        ),
+        checked_options(NAME, config, family, deterministic),
+        layout=layout,
     )
 
     return schedule_of(DENSE, PACKED, SEGMENTED, arguments, backward)
@@ -218,20 +218,20 @@ def natten(
         q,
         k,
         v,
-        scale,
-        layout,
-        q_offset,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        q_segment_ids,
-        kv_segment_ids,
-        q_positions,
-        kv_positions,
-        kv_lengths,
-        padding_id,
-        config,
-        family,
-        deterministic,
+        SequenceArguments(
+            q_offset=q_offset,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            q_segment_ids=q_segment_ids,
+            kv_segment_ids=kv_segment_ids,
+            q_positions=q_positions,
+            kv_positions=kv_positions,
+            kv_lengths=kv_lengths,
+            padding_id=padding_id,
+        ),
+        checked_options(NAME, config, family, deterministic),
+        layout=layout,
+        scale=scale,
     )
 
     o, lse = attention(DENSE, PACKED, SEGMENTED, arguments, schedule)

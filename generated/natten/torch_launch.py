@@ -2,24 +2,25 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/torch_launch.py.jinja
-# hash: bbab239a13a1fd83
+# hash: 60c8c1d57eb6d223
 """Launches of the kernels of `natten`, with their gradients, as PyTorch operators."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
 
-from .._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, computes_plainly, next_power_of_2
+from .. import natten as kernels
+from .._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
 from .._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from .._runtime.core.options import CallOptions
 from .._runtime.core.schedules import pass_table
+from .._runtime.torch.operators import namespace_of, register_operator
 from .._runtime.torch.plain import plain_backward, plain_forward
 from .._runtime.torch.replay import apply, launch, launch_hopper, replayed
 from .._runtime.torch.schedule import list_blocks, work_counter
 from .._runtime.torch.support import (
     FP32,
-    HAS_TRITON,
     aligned,
     call_tiles,
     empty_like_layout,
@@ -35,12 +36,8 @@ from .._runtime.torch.transforms import (
 )
 from .torch_reference import reference
 
-if HAS_TRITON:
-    from . import block_lists, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
-
 NAME = "natten"
-# Operators are registered under the name of the package, so that two packages can live in one process.
-NAMESPACE = "_".join(__name__.split(".")[:-2])
+NAMESPACE = namespace_of(__name__.rsplit(".", 2)[0])
 
 
 # What torch.func.vmap makes one call of: for each tensor the axis of batch rows, where it has one.
@@ -67,29 +64,29 @@ class Attention(torch.autograd.Function):
         row_offset: int,
         row_offsets: Tensor | None,
         scale: float,
-        config_words: str,
+        options: CallOptions,
         block_tables: list[Tensor],
     ) -> tuple[Tensor, Tensor]:
         run = _forward if launches_directly(q) else _forward_op
-        return run(q, k, v, row_offset, row_offsets, scale, config_words, block_tables)
+        return run(q, k, v, row_offset, row_offsets, scale, options, block_tables)
 
     @staticmethod
     def setup_context(ctx: Any, _inputs: tuple[Any, ...], _outputs: tuple[Tensor, ...]) -> None:
         o, lse = _outputs
-        q, k, v, row_offset, row_offsets, scale, config_words, block_tables = _inputs
+        q, k, v, row_offset, row_offsets, scale, options, block_tables = _inputs
         ctx.save_for_backward(q, k, v, o, lse, row_offsets, *block_tables)
-        ctx.numbers = (row_offset, scale, config_words)
+        ctx.numbers = (row_offset, scale, options)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, o, lse, row_offsets, *block_tables = ctx.saved_tensors
-        row_offset, scale, config_words = ctx.numbers
+        row_offset, scale, options = ctx.numbers
         do = torch.zeros_like(o) if do is None else do
         run: Any = _backward if launches_directly(q) else _backward_op
         if differentiates_backward():
             run = _differentiable_backward
-        dq, dk, dv = run(do, dlse, q, k, v, o, lse, row_offset, row_offsets, scale, config_words, block_tables)
+        dq, dk, dv = run(do, dlse, q, k, v, o, lse, row_offset, row_offsets, scale, options, block_tables)
         return dq, dk, dv, None, None, None, None, None
 
     @staticmethod
@@ -130,10 +127,10 @@ def _reference(
     return reference(q, k, v, q_offset=row_offset if row_offsets is None else row_offsets, scale=scale, return_lse=True)
 
 
-def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
+def tiles_of(q: Tensor, v: Tensor, options: CallOptions) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2]
-    return call_tiles("natten", "dense", q, v, length, config_words)
+    return call_tiles("natten", "dense", q, v, length, options)
 
 
 def _tables(
@@ -152,7 +149,7 @@ def _tables(
     q_len, kv_len = q.shape[2], k.shape[2]
     num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
     own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
-    table_kernel = block_lists.natten_key_lists if by_keys else block_lists.natten_query_lists
+    table_kernel = kernels.block_lists.natten_key_lists if by_keys else kernels.block_lists.natten_query_lists
 
     def launch_lists(spans: Tensor, block_list: Tensor, own_room: bool, fill_lists: bool) -> None:
         launch(
@@ -176,10 +173,10 @@ def _tables(
 
 
 def make_tables(
-    q: Tensor, k: Tensor, v: Tensor, row_offset: int, row_offsets: Tensor | None, config_words: str, backward: bool
+    q: Tensor, k: Tensor, v: Tensor, row_offset: int, row_offsets: Tensor | None, options: CallOptions, backward: bool
 ) -> list[Tensor]:
     """The tables of each pass, in the order of PASSES; `backward=False` leaves out those of its passes."""
-    tiles = tiles_of(q, v, config_words)
+    tiles = tiles_of(q, v, options)
     pass_names = PASSES if backward else PASSES[:1]
     made: dict[tuple[int, int, bool], list[Tensor]] = {}
     block_tables: list[Tensor] = []
@@ -200,30 +197,30 @@ def _forward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
-    if computes_plainly(config_words):
+    if options.plain:
         if not q.is_meta:
             # Tiles and a family that the kernels would refuse are refused here, too.
-            tiles_of(q, v, config_words)
+            tiles_of(q, v, options)
         return plain_forward(
             _reference,
-            _fake_forward(q, k, v, row_offset, row_offsets, scale, config_words, block_tables),
+            _fake_forward(q, k, v, row_offset, row_offsets, scale, options, block_tables),
             q,
             k,
             v,
             row_offset,
             row_offsets,
             scale,
-            config_words,
+            options,
             block_tables,
         )
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_of(q, v, config_words)["fwd"]
+    tile = tiles_of(q, v, options)["fwd"]
     o = empty_like_layout(q, head_dim_v)
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
@@ -253,7 +250,7 @@ def _forward(
     )
     if tile.family == "hopper":
         launch_hopper(
-            hopper_fwd.natten_hopper_fwd,
+            kernels.hopper_fwd.natten_hopper_fwd,
             (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
             *arguments,
             batch,
@@ -271,7 +268,7 @@ def _forward(
         )
     else:
         launch(
-            fwd.natten_fwd,
+            kernels.fwd.natten_fwd,
             (cdiv(q_len, tile.block_m) * num_heads * batch,),
             *arguments,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -300,14 +297,14 @@ def _backward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
-    if computes_plainly(config_words):
+    if options.plain:
         return plain_backward(
             _reference,
-            _fake_backward(do, dlse, q, k, v, o, lse, row_offset, row_offsets, scale, config_words, block_tables),
+            _fake_backward(do, dlse, q, k, v, o, lse, row_offset, row_offsets, scale, options, block_tables),
             do,
             dlse,
             (0, 1, 2),
@@ -317,13 +314,13 @@ def _backward(
             row_offset,
             row_offsets,
             scale,
-            config_words,
+            options,
             block_tables,
         )
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_of(q, v, config_words)
+    tiles = tiles_of(q, v, options)
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     dlse = None if dlse is None else dlse.contiguous()
@@ -342,7 +339,7 @@ def _backward(
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     if dq.numel() > 0 and not fused:
         launch(
-            bwd_dq.natten_bwd_dq,
+            kernels.bwd_dq.natten_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             o,
             dlse,
@@ -389,7 +386,7 @@ def _backward(
         )
         if dq.numel() > 0:
             launch(
-                hopper_delta.natten_hopper_delta,
+                kernels.hopper_delta.natten_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -412,7 +409,9 @@ def _backward(
             )
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
-            bwd_kernel = hopper_bwd_wide.natten_hopper_bwd_wide if is_wide else hopper_bwd.natten_hopper_bwd
+            bwd_kernel = (
+                kernels.hopper_bwd_wide.natten_hopper_bwd_wide if is_wide else kernels.hopper_bwd.natten_hopper_bwd
+            )
             launch_hopper(
                 bwd_kernel,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, multiprocessors(q)),),
@@ -456,7 +455,7 @@ def _backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                hopper_delta.natten_hopper_dq_rows,
+                kernels.hopper_delta.natten_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,
@@ -471,7 +470,7 @@ def _backward(
             )
     elif dk.numel() > 0:
         launch(
-            bwd_dkdv.natten_bwd_dkdv,
+            kernels.bwd_dkdv.natten_bwd_dkdv,
             (cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,),
             q,
             k,
@@ -525,7 +524,5 @@ def _fake_backward(
 
 
 # What torch.compile, torch.export and fake tensors see in place of the launches.
-_forward_op = custom_op(f"{NAMESPACE}::{NAME}_fwd", _forward, mutates_args=())
-_forward_op.register_fake(_fake_forward)
-_backward_op = custom_op(f"{NAMESPACE}::{NAME}_bwd", _backward, mutates_args=())
-_backward_op.register_fake(_fake_backward)
+_forward_op = register_operator(f"{NAMESPACE}::{NAME}_fwd", _forward, _fake_forward)
+_backward_op = register_operator(f"{NAMESPACE}::{NAME}_bwd", _backward, _fake_backward)

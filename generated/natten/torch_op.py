@@ -2,13 +2,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/torch_op.py.jinja
-# hash: 44c9d2809a122fd4
+# hash: cfd75c741210a6d0
 """`natten` for PyTorch. Neighbourhood attention on an image of 128 x 128 positions, 13 x 13 keys (Hassani et al.,
 2023, arXiv:2204.07143)."""
 
 from torch import Tensor
 
-from .._runtime.core.configs import PASSES, plain_words
+from .. import natten as dense
+from .._runtime.core.configs import PASSES
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.core.sequences import check_alone
 from .._runtime.torch.replay import apply, replayed_op
@@ -17,7 +18,7 @@ from .._runtime.torch.sequences import Tokens, check_packed, check_tokens, packe
 from .._runtime.torch.support import (
     autocast_inputs,
     batch_row,
-    call_words,
+    call_options,
     check_inputs,
     interpreter_dtype,
     launches_directly,
@@ -25,9 +26,7 @@ from .._runtime.torch.support import (
     query_offset,
     runs_reference,
 )
-from .packed import torch_launch as packed_launch
-from .segmented import torch_launch as segmented_launch
-from .torch_launch import Attention, make_tables, tiles_of
+from . import packed, segmented
 
 NAME = "natten"
 
@@ -58,7 +57,7 @@ def _schedule(
     the backward needs. Without a schedule a call makes its own, and waits for the device to count the entries of its
     lists where these could be more than 2**22.
     """
-    config_words = call_words(NAME, config, family, deterministic)
+    options = call_options(NAME, config, family, deterministic)
     tables: list[Tensor] = []
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
@@ -71,8 +70,8 @@ def _schedule(
         q, k, v = batch_row(q), batch_row(k), batch_row(v)
         sequences = (cu_seqlens_q, cu_seqlens_k)
         if not runs_reference(q):
-            tables = packed_launch.make_tables(
-                q, k, v, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, config_words, backward
+            tables = packed.torch_launch.make_tables(
+                q, k, v, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, options, backward
             )
     else:
         check_inputs(NAME, q, k, v, None, layout)
@@ -87,7 +86,7 @@ def _schedule(
         call_key = call_sizes(q, k, row_offset, row_offsets, tokens)
         if tokens is not None and not runs_reference(q):
             q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
-            tables = segmented_launch.make_tables(
+            tables = segmented.torch_launch.make_tables(
                 q,
                 k,
                 v,
@@ -98,18 +97,18 @@ def _schedule(
                 kv_positions,
                 row_offset,
                 row_offsets,
-                config_words,
+                options,
                 backward,
             )
         elif not runs_reference(q):
-            tables = make_tables(q, k, v, row_offset, row_offsets, config_words, backward)
+            tables = dense.torch_launch.make_tables(q, k, v, row_offset, row_offsets, options, backward)
     if q.is_meta:
         return Schedule(op=NAME, call=call_key, sequences=sequences, tiles={}, tables=())
-    tiles = tiles_of(q, v, config_words)
+    tiles = dense.torch_launch.tiles_of(q, v, options)
     if sequences:
-        tiles = packed_launch.tiles_of(q, v, sequences[0], config_words)
+        tiles = packed.torch_launch.tiles_of(q, v, sequences[0], options)
     elif tokens is not None:
-        tiles = segmented_launch.tiles_of(q, v, tokens.q_segment_ids, config_words)
+        tiles = segmented.torch_launch.tiles_of(q, v, tokens.q_segment_ids, options)
     if runs_reference(q):
         return Schedule(op=NAME, call=call_key, sequences=sequences, tiles={}, tables=())
     tile_blocks = {each: (tiles[each].block_m, tiles[each].block_n) for each in (PASSES if backward else PASSES[:1])}
@@ -215,27 +214,27 @@ def natten(
     )
     kv_len = k.shape[2] if kv_lengths is None else kv_lengths
     row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
-    config_words = call_words(NAME, config, family, deterministic)
+    options = call_options(NAME, config, family, deterministic)
     block_tables: list[Tensor] = []
     if schedule is not None:
         tiles = None
         # Traced, the operators alone know the chip, and with it the tiles.
         if launches_directly(q) and not runs_reference(q):
-            tiles = tiles_of(q, v, config_words)
+            tiles = dense.torch_launch.tiles_of(q, v, options)
             if tokens is not None:
-                tiles = segmented_launch.tiles_of(q, v, tokens.q_segment_ids, config_words)
+                tiles = segmented.torch_launch.tiles_of(q, v, tokens.q_segment_ids, options)
         block_tables = schedule_tables(NAME, schedule, call_sizes(q, k, row_offset, row_offsets, tokens), tiles)
     if runs_reference(q):
-        config_words = plain_words(config_words)
+        options = options.plainly()
     q, scale = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
     if tokens is None:
-        o, lse, *_ = apply(Attention, q, k, v, row_offset, row_offsets, scale, config_words, block_tables)
+        o, lse, *_ = apply(dense.torch_launch.Attention, q, k, v, row_offset, row_offsets, scale, options, block_tables)
     else:
         q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
         padding_id = int(padding_id)
         o, lse, *_ = apply(
-            segmented_launch.Attention,
+            segmented.torch_launch.Attention,
             q,
             k,
             v,
@@ -247,7 +246,7 @@ def natten(
             row_offset,
             row_offsets,
             scale,
-            config_words,
+            options,
             block_tables,
         )
     o = o.to(dtype)
@@ -273,23 +272,23 @@ def _packed(
     """The packed call: q, k and v are `[total, H, D]`."""
     cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, scale, cu_seqlens_q, cu_seqlens_k)
     row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
-    config_words = call_words(NAME, config, family, deterministic)
+    options = call_options(NAME, config, family, deterministic)
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
     dtype = q.dtype
     if schedule is not None:
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
         launched = launches_directly(q) and not runs_reference(q)
-        tiles = packed_launch.tiles_of(batch_row(q), batch_row(v), cu_seqlens_q, config_words) if launched else None
+        tiles = packed.torch_launch.tiles_of(batch_row(q), batch_row(v), cu_seqlens_q, options) if launched else None
         block_tables = schedule_tables(NAME, schedule, call_key, tiles)
         check_sequences(NAME, schedule, cu_seqlens_q, cu_seqlens_k)
     # Where there is no key or no query at all, there is nothing for kernels to read.
     if runs_reference(q) or k.shape[0] == 0 or q.shape[0] == 0:
-        config_words = plain_words(config_words)
+        options = options.plainly()
     q, scale = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
     o, lse, *_ = apply(
-        packed_launch.Attention,
+        packed.torch_launch.Attention,
         q,
         k,
         v,
@@ -298,7 +297,7 @@ def _packed(
         row_offset,
         row_offsets,
         scale,
-        config_words,
+        options,
         block_tables,
     )
     o = o.to(dtype)

@@ -2,25 +2,26 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/jax_op.py.jinja
-# hash: bb36573cae7387c6
+# hash: a92008c6f8b34ab9
 """`padding` for JAX. Keys from `length[b]` on are padding, which no query attends to (Vaswani et al., 2017,
 arXiv:1706.03762)."""
 
 from jax import Array
 
+from .. import padding as dense
+from .._runtime.core.options import checked_options
 from .._runtime.core.schedules import Schedule, scheduled
 from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
+from .._runtime.jax.sequences import SequenceArguments
 from .._runtime.jax.support import check_tensor
-from . import jax_launch, jax_reference
-from .packed import jax_launch as packed_launch
-from .segmented import jax_launch as segmented_launch
+from . import jax_reference, packed, segmented
 
 NAME = "padding"
 
 DENSE = Kernels(
     op=NAME,
     name="padding",
-    launches=jax_launch,
+    modules=dense,
     reference=jax_reference.reference,
     parameters=(
         "q",
@@ -28,7 +29,7 @@ DENSE = Kernels(
         "v",
         "length",
         "scale",
-        "config_words",
+        "options",
     ),
     dims={
         "length": ("b",),
@@ -43,7 +44,7 @@ DENSE = Kernels(
 PACKED = Kernels(
     op=NAME,
     name="padding_packed",
-    launches=packed_launch,
+    modules=packed,
     reference=jax_reference.packed_reference,
     parameters=(
         "q",
@@ -53,7 +54,7 @@ PACKED = Kernels(
         "cu_seqlens_q",
         "cu_seqlens_k",
         "scale",
-        "config_words",
+        "options",
         "block_tables",
     ),
     dims={
@@ -69,7 +70,7 @@ PACKED = Kernels(
 SEGMENTED = Kernels(
     op=NAME,
     name="padding_segmented",
-    launches=segmented_launch,
+    modules=segmented,
     reference=jax_reference.reference,
     parameters=(
         "q",
@@ -81,7 +82,7 @@ SEGMENTED = Kernels(
         "padding_id",
         "kv_positions",
         "scale",
-        "config_words",
+        "options",
         "block_tables",
     ),
     dims={
@@ -128,20 +129,19 @@ def _schedule(
         q,
         k,
         v,
-        None,
-        layout,
-        q_offset,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        q_segment_ids,
-        kv_segment_ids,
-        q_positions,
-        kv_positions,
-        kv_lengths,
-        padding_id,
-        config,
-        family,
-        deterministic,
+        SequenceArguments(
+            q_offset=q_offset,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            q_segment_ids=q_segment_ids,
+            kv_segment_ids=kv_segment_ids,
+            q_positions=q_positions,
+            kv_positions=kv_positions,
+            kv_lengths=kv_lengths,
+            padding_id=padding_id,
+        ),
+        checked_options(NAME, config, family, deterministic),
+        layout=layout,
     )
     if arguments.packed:
         arguments.tensors = {
@@ -229,20 +229,20 @@ def padding(
         q,
         k,
         v,
-        scale,
-        layout,
-        q_offset,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        q_segment_ids,
-        kv_segment_ids,
-        q_positions,
-        kv_positions,
-        kv_lengths,
-        padding_id,
-        config,
-        family,
-        deterministic,
+        SequenceArguments(
+            q_offset=q_offset,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            q_segment_ids=q_segment_ids,
+            kv_segment_ids=kv_segment_ids,
+            q_positions=q_positions,
+            kv_positions=kv_positions,
+            kv_lengths=kv_lengths,
+            padding_id=padding_id,
+        ),
+        checked_options(NAME, config, family, deterministic),
+        layout=layout,
+        scale=scale,
     )
     if arguments.packed:
         arguments.tensors = {

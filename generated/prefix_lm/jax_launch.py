@@ -2,23 +2,22 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/jax_launch.py.jinja
-# hash: 2a7212e7e014600a
+# hash: 79a2628d331e7bbf
 """Launches of the kernels of `prefix_lm`, in JAX."""
 
+from .. import prefix_lm as kernels
 from .._runtime.core.configs import Tiles, block_columns, cdiv
 from .._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
-from .._runtime.jax.kernels import HAS_TRITON, call_tiles, is_loaded, launch, multiprocessors
+from .._runtime.core.options import CallOptions
+from .._runtime.jax.kernels import call_tiles, is_loaded, launch, multiprocessors
 from .._runtime.jax.schedule import work_counter
 from .._runtime.jax.tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
-if HAS_TRITON:
-    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
 
-
-def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
+def tiles_of(q: Tensor, v: Tensor, options: CallOptions) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2]
-    return call_tiles("prefix_lm", "dense", q, v, length, config_words)
+    return call_tiles("prefix_lm", "dense", q, v, length, options)
 
 
 def forward(
@@ -29,13 +28,13 @@ def forward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_of(q, v, config_words)["fwd"]
+    tile = tiles_of(q, v, options)["fwd"]
     o = empty_like_layout(q, head_dim_v)
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
@@ -62,7 +61,7 @@ def forward(
     )
     if tile.family == "hopper":
         launch(
-            hopper_fwd.prefix_lm_hopper_fwd,
+            kernels.hopper_fwd.prefix_lm_hopper_fwd,
             (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
             *arguments,
             batch,
@@ -80,7 +79,7 @@ def forward(
         )
     else:
         launch(
-            fwd.prefix_lm_fwd,
+            kernels.fwd.prefix_lm_fwd,
             (cdiv(q_len, tile.block_m) * num_heads * batch,),
             *arguments,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -110,13 +109,13 @@ def backward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_of(q, v, config_words)
+    tiles = tiles_of(q, v, options)
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
@@ -127,7 +126,7 @@ def backward(
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     if dq.numel() > 0 and not fused:
         launch(
-            bwd_dq.prefix_lm_bwd_dq,
+            kernels.bwd_dq.prefix_lm_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             o,
             dlse,
@@ -173,7 +172,7 @@ def backward(
         )
         if dq.numel() > 0:
             launch(
-                hopper_delta.prefix_lm_hopper_delta,
+                kernels.hopper_delta.prefix_lm_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -196,7 +195,11 @@ def backward(
             )
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
-            bwd_kernel = hopper_bwd_wide.prefix_lm_hopper_bwd_wide if is_wide else hopper_bwd.prefix_lm_hopper_bwd
+            bwd_kernel = (
+                kernels.hopper_bwd_wide.prefix_lm_hopper_bwd_wide
+                if is_wide
+                else kernels.hopper_bwd.prefix_lm_hopper_bwd
+            )
             launch(
                 bwd_kernel,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, multiprocessors(q)),),
@@ -238,7 +241,7 @@ def backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                hopper_delta.prefix_lm_hopper_dq_rows,
+                kernels.hopper_delta.prefix_lm_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,
@@ -253,7 +256,7 @@ def backward(
             )
     elif dk.numel() > 0:
         launch(
-            bwd_dkdv.prefix_lm_bwd_dkdv,
+            kernels.bwd_dkdv.prefix_lm_bwd_dkdv,
             (cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,),
             q,
             k,

@@ -3,6 +3,41 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/variant_init.py.jinja
-# hash: 5c020b4c0e7ecafe
+# hash: add0ccaffd0f01e1
 """`relative_bias`: A learned bias per head and distance; those beyond the table have its last (Raffel et al., 2020,
-arXiv:1910.10683)."""
+arXiv:1910.10683).
+
+The modules of launches and of kernels are imported when they are first read.
+"""
+
+from typing import TYPE_CHECKING
+
+from .._runtime.core.lazy import lazy_modules
+
+__all__ = [
+    "bwd_dkdv",
+    "bwd_dq",
+    "fwd",
+    "hopper_bwd",
+    "hopper_bwd_wide",
+    "hopper_delta",
+    "hopper_fwd",
+    "jax_launch",
+    "torch_launch",
+]
+
+if TYPE_CHECKING:
+    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd, jax_launch, torch_launch
+else:
+    __getattr__, __dir__ = lazy_modules(
+        __name__,
+        ".bwd_dkdv",
+        ".bwd_dq",
+        ".fwd",
+        ".hopper_bwd",
+        ".hopper_bwd_wide",
+        ".hopper_delta",
+        ".hopper_fwd",
+        ".jax_launch",
+        ".torch_launch",
+    )

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/delta.py.jinja
-# hash: 135ca0f3d96af958
+# hash: 96df815d0d151ffb
 """What runs before the backward of `relative_bias` on Hopper.
 
 o         [B, Hq, Sq, Dv]
@@ -18,15 +18,7 @@ row_delta [B, Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def load_rows(ptr, rows, length, stride_row, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """Rows of a `[length, COLS]` matrix, zero beyond its edges."""
-    cols = tl.arange(0, BLOCK_COLS)
-    ptrs = ptr + (rows.to(tl.int64) * stride_row)[:, None] + cols[None, :]
-    return tl.load(ptrs, mask=(rows < length)[:, None] & (cols < COLS)[None, :], other=0.0).to(tl.float32)
+from .._runtime.device.tl import LOG2E, load_rows
 
 
 @triton.jit(do_not_specialize=["q_len", "num_heads"])

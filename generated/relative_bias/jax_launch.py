@@ -3,25 +3,24 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/jax_launch.py.jinja
-# hash: 42fc56cbf3f172f1
+# hash: 82764019ab3c0ea6
 """Launches of the kernels of `relative_bias`, in JAX."""
 
 from jax import Array
 
+from .. import relative_bias as kernels
 from .._runtime.core.configs import Tiles, block_columns, cdiv
 from .._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
-from .._runtime.jax.kernels import HAS_TRITON, call_tiles, is_nvidia, launch, multiprocessors
+from .._runtime.core.options import CallOptions
+from .._runtime.jax.kernels import call_tiles, is_nvidia, launch, multiprocessors
 from .._runtime.jax.schedule import work_counter
 from .._runtime.jax.tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
-if HAS_TRITON:
-    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
 
-
-def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
+def tiles_of(q: Tensor, v: Tensor, options: CallOptions) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2]
-    return call_tiles("relative_bias", "dense", q, v, length, config_words)
+    return call_tiles("relative_bias", "dense", q, v, length, options)
 
 
 def forward(
@@ -32,13 +31,13 @@ def forward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_of(q, v, config_words)["fwd"]
+    tile = tiles_of(q, v, options)["fwd"]
     o = empty_like_layout(q, head_dim_v)
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
@@ -67,7 +66,7 @@ def forward(
     )
     if tile.family == "hopper":
         launch(
-            hopper_fwd.relative_bias_hopper_fwd,
+            kernels.hopper_fwd.relative_bias_hopper_fwd,
             (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
             *arguments,
             batch,
@@ -85,7 +84,7 @@ def forward(
         )
     else:
         launch(
-            fwd.relative_bias_fwd,
+            kernels.fwd.relative_bias_fwd,
             (cdiv(q_len, tile.block_m) * num_heads * batch,),
             *arguments,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -115,14 +114,14 @@ def backward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
     grad_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | Array]:
     """Launch the backward: dq, which finds delta, then dk and dv."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_of(q, v, config_words)
+    tiles = tiles_of(q, v, options)
     tile = tiles["dkdv"]
     delta = lse.new_empty(lse.shape)
     dq = empty_like_layout(q, head_dim)
@@ -133,7 +132,7 @@ def backward(
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     if dq.numel() > 0:
         launch(
-            bwd_dq.relative_bias_bwd_dq,
+            kernels.bwd_dq.relative_bias_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             o,
             dlse,
@@ -182,7 +181,7 @@ def backward(
         dq_sums = q.new_empty((0,), dtype=FP32)
         if dq.numel() > 0:
             launch(
-                hopper_delta.relative_bias_hopper_delta,
+                kernels.hopper_delta.relative_bias_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -205,7 +204,9 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             bwd_kernel = (
-                hopper_bwd_wide.relative_bias_hopper_bwd_wide if is_wide else hopper_bwd.relative_bias_hopper_bwd
+                kernels.hopper_bwd_wide.relative_bias_hopper_bwd_wide
+                if is_wide
+                else kernels.hopper_bwd.relative_bias_hopper_bwd
             )
             launch(
                 bwd_kernel,
@@ -250,7 +251,7 @@ def backward(
             )
     elif dk.numel() > 0:
         launch(
-            bwd_dkdv.relative_bias_bwd_dkdv,
+            kernels.bwd_dkdv.relative_bias_bwd_dkdv,
             (cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,),
             q,
             k,

@@ -3,14 +3,15 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/torch_op.py.jinja
-# hash: 18d92b4af6039111
+# hash: 47f1dd019459ff4f
 """`relative_bias` for PyTorch. A learned bias per head and distance; those beyond the table have its last (Raffel et
 al., 2020, arXiv:1910.10683)."""
 
 from torch import Tensor
 
+from .. import relative_bias as dense
 from .._runtime.core.checks import at_least
-from .._runtime.core.configs import PASSES, plain_words
+from .._runtime.core.configs import PASSES
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.core.sequences import check_alone
 from .._runtime.torch.replay import apply, replayed_op
@@ -19,7 +20,7 @@ from .._runtime.torch.sequences import Tokens, check_packed, check_tokens, packe
 from .._runtime.torch.support import (
     autocast_inputs,
     batch_row,
-    call_words,
+    call_options,
     check_inputs,
     check_tensor,
     interpreter_dtype,
@@ -28,9 +29,7 @@ from .._runtime.torch.support import (
     query_offset,
     runs_reference,
 )
-from .packed import torch_launch as packed_launch
-from .segmented import torch_launch as segmented_launch
-from .torch_launch import Attention, tiles_of
+from . import packed, segmented
 
 NAME = "relative_bias"
 
@@ -60,7 +59,7 @@ def _schedule(
     The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
     the backward needs. Without a schedule a call makes its own.
     """
-    config_words = call_words(NAME, config, family, deterministic)
+    options = call_options(NAME, config, family, deterministic)
     tables: list[Tensor] = []
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
@@ -73,7 +72,7 @@ def _schedule(
         q, k, v = batch_row(q), batch_row(k), batch_row(v)
         sequences = (cu_seqlens_q, cu_seqlens_k)
         if not runs_reference(q):
-            tables = packed_launch.make_tables(q, k, v, cu_seqlens_q, cu_seqlens_k, config_words, backward)
+            tables = packed.torch_launch.make_tables(q, k, v, cu_seqlens_q, cu_seqlens_k, options, backward)
     else:
         check_inputs(NAME, q, k, v, None, layout)
         q, k, v = autocast_inputs(q, k, v)
@@ -87,7 +86,7 @@ def _schedule(
         call_key = call_sizes(q, k, row_offset, row_offsets, tokens)
         if tokens is not None and not runs_reference(q):
             q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
-            tables = segmented_launch.make_tables(
+            tables = segmented.torch_launch.make_tables(
                 q,
                 k,
                 v,
@@ -98,16 +97,16 @@ def _schedule(
                 kv_positions,
                 row_offset,
                 row_offsets,
-                config_words,
+                options,
                 backward,
             )
     if q.is_meta:
         return Schedule(op=NAME, call=call_key, sequences=sequences, tiles={}, tables=())
-    tiles = tiles_of(q, v, config_words)
+    tiles = dense.torch_launch.tiles_of(q, v, options)
     if sequences:
-        tiles = packed_launch.tiles_of(q, v, sequences[0], config_words)
+        tiles = packed.torch_launch.tiles_of(q, v, sequences[0], options)
     elif tokens is not None:
-        tiles = segmented_launch.tiles_of(q, v, tokens.q_segment_ids, config_words)
+        tiles = segmented.torch_launch.tiles_of(q, v, tokens.q_segment_ids, options)
     if runs_reference(q):
         return Schedule(op=NAME, call=call_key, sequences=sequences, tiles={}, tables=())
     tile_blocks = {each: (tiles[each].block_m, tiles[each].block_n) for each in (PASSES if backward else PASSES[:1])}
@@ -219,27 +218,27 @@ def relative_bias(
     kv_len = k.shape[2] if kv_lengths is None else kv_lengths
     row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
     bias = check_tensor(NAME, "bias", bias, (q.shape[1], at_least(1)), ("float32",), q, tile_axes=(1,))
-    config_words = call_words(NAME, config, family, deterministic)
+    options = call_options(NAME, config, family, deterministic)
     block_tables: list[Tensor] = []
     if schedule is not None:
         tiles = None
         # Traced, the operators alone know the chip, and with it the tiles.
         if launches_directly(q) and not runs_reference(q):
-            tiles = tiles_of(q, v, config_words)
+            tiles = dense.torch_launch.tiles_of(q, v, options)
             if tokens is not None:
-                tiles = segmented_launch.tiles_of(q, v, tokens.q_segment_ids, config_words)
+                tiles = segmented.torch_launch.tiles_of(q, v, tokens.q_segment_ids, options)
         block_tables = schedule_tables(NAME, schedule, call_sizes(q, k, row_offset, row_offsets, tokens), tiles)
     if runs_reference(q):
-        config_words = plain_words(config_words)
+        options = options.plainly()
     q, scale = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
     if tokens is None:
-        o, lse, *_ = apply(Attention, q, k, v, bias, row_offset, row_offsets, scale, config_words)
+        o, lse, *_ = apply(dense.torch_launch.Attention, q, k, v, bias, row_offset, row_offsets, scale, options)
     else:
         q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
         padding_id = int(padding_id)
         o, lse, *_ = apply(
-            segmented_launch.Attention,
+            segmented.torch_launch.Attention,
             q,
             k,
             v,
@@ -252,7 +251,7 @@ def relative_bias(
             row_offset,
             row_offsets,
             scale,
-            config_words,
+            options,
             block_tables,
         )
     o = o.to(dtype)
@@ -280,23 +279,23 @@ def _packed(
     cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, scale, cu_seqlens_q, cu_seqlens_k)
     row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
     bias = check_tensor(NAME, "bias", bias, (q.shape[1], at_least(1)), ("float32",), q, tile_axes=(1,))
-    config_words = call_words(NAME, config, family, deterministic)
+    options = call_options(NAME, config, family, deterministic)
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
     dtype = q.dtype
     if schedule is not None:
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
         launched = launches_directly(q) and not runs_reference(q)
-        tiles = packed_launch.tiles_of(batch_row(q), batch_row(v), cu_seqlens_q, config_words) if launched else None
+        tiles = packed.torch_launch.tiles_of(batch_row(q), batch_row(v), cu_seqlens_q, options) if launched else None
         block_tables = schedule_tables(NAME, schedule, call_key, tiles)
         check_sequences(NAME, schedule, cu_seqlens_q, cu_seqlens_k)
     # Where there is no key or no query at all, there is nothing for kernels to read.
     if runs_reference(q) or k.shape[0] == 0 or q.shape[0] == 0:
-        config_words = plain_words(config_words)
+        options = options.plainly()
     q, scale = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
     o, lse, *_ = apply(
-        packed_launch.Attention,
+        packed.torch_launch.Attention,
         q,
         k,
         v,
@@ -306,7 +305,7 @@ def _packed(
         row_offset,
         row_offsets,
         scale,
-        config_words,
+        options,
         block_tables,
     )
     o = o.to(dtype)

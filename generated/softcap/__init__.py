@@ -2,5 +2,40 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/variant_init.py.jinja
-# hash: 983c7c933a0b4c23
-"""`softcap`: Causal with logits capped at 20 (Bello et al., 2016, arXiv:1611.09940, section 5.1)."""
+# hash: 76d2739396308889
+"""`softcap`: Causal with logits capped at 20 (Bello et al., 2016, arXiv:1611.09940, section 5.1).
+
+The modules of launches and of kernels are imported when they are first read.
+"""
+
+from typing import TYPE_CHECKING
+
+from .._runtime.core.lazy import lazy_modules
+
+__all__ = [
+    "bwd_dkdv",
+    "bwd_dq",
+    "fwd",
+    "hopper_bwd",
+    "hopper_bwd_wide",
+    "hopper_delta",
+    "hopper_fwd",
+    "jax_launch",
+    "torch_launch",
+]
+
+if TYPE_CHECKING:
+    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd, jax_launch, torch_launch
+else:
+    __getattr__, __dir__ = lazy_modules(
+        __name__,
+        ".bwd_dkdv",
+        ".bwd_dq",
+        ".fwd",
+        ".hopper_bwd",
+        ".hopper_bwd_wide",
+        ".hopper_delta",
+        ".hopper_fwd",
+        ".jax_launch",
+        ".torch_launch",
+    )

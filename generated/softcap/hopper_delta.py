@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/delta.py.jinja
-# hash: af7fa143bfb9ca1a
+# hash: 4a0fe00d94d7b379
 """What runs before and after the backward of `softcap` on Hopper.
 
 o         [B, Hq, Sq, Dv]
@@ -19,15 +19,7 @@ dq_sums   [B, Hq, blocks, 2, lines, 32]  fp32, gradient of q without its factor
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def load_rows(ptr, rows, length, stride_row, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """Rows of a `[length, COLS]` matrix, zero beyond its edges."""
-    cols = tl.arange(0, BLOCK_COLS)
-    ptrs = ptr + (rows.to(tl.int64) * stride_row)[:, None] + cols[None, :]
-    return tl.load(ptrs, mask=(rows < length)[:, None] & (cols < COLS)[None, :], other=0.0).to(tl.float32)
+from .._runtime.device.tl import LOG2E, load_rows
 
 
 @triton.jit(do_not_specialize=["q_len", "num_heads"])

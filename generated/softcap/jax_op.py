@@ -2,23 +2,24 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/jax_op.py.jinja
-# hash: 3e8bb1e647671b42
+# hash: 708e78ca50fa5cb4
 """`softcap` for JAX. Causal with logits capped at 20 (Bello et al., 2016, arXiv:1611.09940, section 5.1)."""
 
 from jax import Array
 
+from .. import softcap as dense
+from .._runtime.core.options import checked_options
 from .._runtime.core.schedules import Schedule, scheduled
 from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
-from . import jax_launch, jax_reference
-from .packed import jax_launch as packed_launch
-from .segmented import jax_launch as segmented_launch
+from .._runtime.jax.sequences import SequenceArguments
+from . import jax_reference, packed, segmented
 
 NAME = "softcap"
 
 DENSE = Kernels(
     op=NAME,
     name="softcap",
-    launches=jax_launch,
+    modules=dense,
     reference=jax_reference.reference,
     parameters=(
         "q",
@@ -27,7 +28,7 @@ DENSE = Kernels(
         "row_offset",
         "row_offsets",
         "scale",
-        "config_words",
+        "options",
     ),
     dims={},
     scalars=(),
@@ -40,7 +41,7 @@ DENSE = Kernels(
 PACKED = Kernels(
     op=NAME,
     name="softcap_packed",
-    launches=packed_launch,
+    modules=packed,
     reference=jax_reference.packed_reference,
     parameters=(
         "q",
@@ -51,7 +52,7 @@ PACKED = Kernels(
         "row_offset",
         "row_offsets",
         "scale",
-        "config_words",
+        "options",
         "block_tables",
     ),
     dims={},
@@ -65,7 +66,7 @@ PACKED = Kernels(
 SEGMENTED = Kernels(
     op=NAME,
     name="softcap_segmented",
-    launches=segmented_launch,
+    modules=segmented,
     reference=jax_reference.reference,
     parameters=(
         "q",
@@ -79,7 +80,7 @@ SEGMENTED = Kernels(
         "row_offset",
         "row_offsets",
         "scale",
-        "config_words",
+        "options",
         "block_tables",
     ),
     dims={},
@@ -123,20 +124,19 @@ def _schedule(
         q,
         k,
         v,
-        None,
-        layout,
-        q_offset,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        q_segment_ids,
-        kv_segment_ids,
-        q_positions,
-        kv_positions,
-        kv_lengths,
-        padding_id,
-        config,
-        family,
-        deterministic,
+        SequenceArguments(
+            q_offset=q_offset,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            q_segment_ids=q_segment_ids,
+            kv_segment_ids=kv_segment_ids,
+            q_positions=q_positions,
+            kv_positions=kv_positions,
+            kv_lengths=kv_lengths,
+            padding_id=padding_id,
+        ),
+        checked_options(NAME, config, family, deterministic),
+        layout=layout,
     )
 
     return schedule_of(DENSE, PACKED, SEGMENTED, arguments, backward)
@@ -215,20 +215,20 @@ def softcap(
         q,
         k,
         v,
-        scale,
-        layout,
-        q_offset,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        q_segment_ids,
-        kv_segment_ids,
-        q_positions,
-        kv_positions,
-        kv_lengths,
-        padding_id,
-        config,
-        family,
-        deterministic,
+        SequenceArguments(
+            q_offset=q_offset,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            q_segment_ids=q_segment_ids,
+            kv_segment_ids=kv_segment_ids,
+            q_positions=q_positions,
+            kv_positions=kv_positions,
+            kv_lengths=kv_lengths,
+            padding_id=padding_id,
+        ),
+        checked_options(NAME, config, family, deterministic),
+        layout=layout,
+        scale=scale,
     )
 
     o, lse = attention(DENSE, PACKED, SEGMENTED, arguments, schedule)

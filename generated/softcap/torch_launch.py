@@ -2,23 +2,24 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/torch_launch.py.jinja
-# hash: 40621c6195767f22
+# hash: 42ae8c4abff7e512
 """Launches of the kernels of `softcap`, with their gradients, as PyTorch operators."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
 
-from .._runtime.core.configs import Tiles, block_columns, cdiv, computes_plainly
+from .. import softcap as kernels
+from .._runtime.core.configs import Tiles, block_columns, cdiv
 from .._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from .._runtime.core.options import CallOptions
+from .._runtime.torch.operators import namespace_of, register_operator
 from .._runtime.torch.plain import plain_backward, plain_forward
 from .._runtime.torch.replay import apply, launch, launch_hopper, replayed
 from .._runtime.torch.schedule import work_counter
 from .._runtime.torch.support import (
     FP32,
-    HAS_TRITON,
     aligned,
     call_tiles,
     empty_like_layout,
@@ -34,12 +35,8 @@ from .._runtime.torch.transforms import (
 )
 from .torch_reference import reference
 
-if HAS_TRITON:
-    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
-
 NAME = "softcap"
-# Operators are registered under the name of the package, so that two packages can live in one process.
-NAMESPACE = "_".join(__name__.split(".")[:-2])
+NAMESPACE = namespace_of(__name__.rsplit(".", 2)[0])
 
 
 # What torch.func.vmap makes one call of: for each tensor the axis of batch rows, where it has one.
@@ -60,28 +57,28 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        q: Tensor, k: Tensor, v: Tensor, row_offset: int, row_offsets: Tensor | None, scale: float, config_words: str
+        q: Tensor, k: Tensor, v: Tensor, row_offset: int, row_offsets: Tensor | None, scale: float, options: CallOptions
     ) -> tuple[Tensor, Tensor]:
         run = _forward if launches_directly(q) else _forward_op
-        return run(q, k, v, row_offset, row_offsets, scale, config_words)
+        return run(q, k, v, row_offset, row_offsets, scale, options)
 
     @staticmethod
     def setup_context(ctx: Any, _inputs: tuple[Any, ...], _outputs: tuple[Tensor, ...]) -> None:
         o, lse = _outputs
-        q, k, v, row_offset, row_offsets, scale, config_words = _inputs
+        q, k, v, row_offset, row_offsets, scale, options = _inputs
         ctx.save_for_backward(q, k, v, o, lse, row_offsets)
-        ctx.numbers = (row_offset, scale, config_words)
+        ctx.numbers = (row_offset, scale, options)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, o, lse, row_offsets = ctx.saved_tensors
-        row_offset, scale, config_words = ctx.numbers
+        row_offset, scale, options = ctx.numbers
         do = torch.zeros_like(o) if do is None else do
         run: Any = _backward if launches_directly(q) else _backward_op
         if differentiates_backward():
             run = _differentiable_backward
-        dq, dk, dv = run(do, dlse, q, k, v, o, lse, row_offset, row_offsets, scale, config_words)
+        dq, dk, dv = run(do, dlse, q, k, v, o, lse, row_offset, row_offsets, scale, options)
         return dq, dk, dv, None, None, None, None
 
     @staticmethod
@@ -122,36 +119,36 @@ def _reference(
     return reference(q, k, v, q_offset=row_offset if row_offsets is None else row_offsets, scale=scale, return_lse=True)
 
 
-def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
+def tiles_of(q: Tensor, v: Tensor, options: CallOptions) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2]
-    return call_tiles("softcap", "dense", q, v, length, config_words)
+    return call_tiles("softcap", "dense", q, v, length, options)
 
 
 @replayed
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, row_offset: int, row_offsets: Tensor | None, scale: float, config_words: str
+    q: Tensor, k: Tensor, v: Tensor, row_offset: int, row_offsets: Tensor | None, scale: float, options: CallOptions
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
-    if computes_plainly(config_words):
+    if options.plain:
         if not q.is_meta:
             # Tiles and a family that the kernels would refuse are refused here, too.
-            tiles_of(q, v, config_words)
+            tiles_of(q, v, options)
         return plain_forward(
             _reference,
-            _fake_forward(q, k, v, row_offset, row_offsets, scale, config_words),
+            _fake_forward(q, k, v, row_offset, row_offsets, scale, options),
             q,
             k,
             v,
             row_offset,
             row_offsets,
             scale,
-            config_words,
+            options,
         )
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_of(q, v, config_words)["fwd"]
+    tile = tiles_of(q, v, options)["fwd"]
     o = empty_like_layout(q, head_dim_v)
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
@@ -177,7 +174,7 @@ def _forward(
     )
     if tile.family == "hopper":
         launch_hopper(
-            hopper_fwd.softcap_hopper_fwd,
+            kernels.hopper_fwd.softcap_hopper_fwd,
             (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
             *arguments,
             batch,
@@ -195,7 +192,7 @@ def _forward(
         )
     else:
         launch(
-            fwd.softcap_fwd,
+            kernels.fwd.softcap_fwd,
             (cdiv(q_len, tile.block_m) * num_heads * batch,),
             *arguments,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -225,13 +222,13 @@ def _backward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
-    if computes_plainly(config_words):
+    if options.plain:
         return plain_backward(
             _reference,
-            _fake_backward(do, dlse, q, k, v, o, lse, row_offset, row_offsets, scale, config_words),
+            _fake_backward(do, dlse, q, k, v, o, lse, row_offset, row_offsets, scale, options),
             do,
             dlse,
             (0, 1, 2),
@@ -241,12 +238,12 @@ def _backward(
             row_offset,
             row_offsets,
             scale,
-            config_words,
+            options,
         )
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_of(q, v, config_words)
+    tiles = tiles_of(q, v, options)
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     dlse = None if dlse is None else dlse.contiguous()
@@ -258,7 +255,7 @@ def _backward(
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     if dq.numel() > 0 and not fused:
         launch(
-            bwd_dq.softcap_bwd_dq,
+            kernels.bwd_dq.softcap_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             o,
             dlse,
@@ -303,7 +300,7 @@ def _backward(
         )
         if dq.numel() > 0:
             launch(
-                hopper_delta.softcap_hopper_delta,
+                kernels.hopper_delta.softcap_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -325,7 +322,9 @@ def _backward(
             )
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
-            bwd_kernel = hopper_bwd_wide.softcap_hopper_bwd_wide if is_wide else hopper_bwd.softcap_hopper_bwd
+            bwd_kernel = (
+                kernels.hopper_bwd_wide.softcap_hopper_bwd_wide if is_wide else kernels.hopper_bwd.softcap_hopper_bwd
+            )
             launch_hopper(
                 bwd_kernel,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, multiprocessors(q)),),
@@ -366,7 +365,7 @@ def _backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                hopper_delta.softcap_hopper_dq_rows,
+                kernels.hopper_delta.softcap_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,
@@ -381,7 +380,7 @@ def _backward(
             )
     elif dk.numel() > 0:
         launch(
-            bwd_dkdv.softcap_bwd_dkdv,
+            kernels.bwd_dkdv.softcap_bwd_dkdv,
             (cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,),
             q,
             k,
@@ -433,7 +432,5 @@ def _fake_backward(
 
 
 # What torch.compile, torch.export and fake tensors see in place of the launches.
-_forward_op = custom_op(f"{NAMESPACE}::{NAME}_fwd", _forward, mutates_args=())
-_forward_op.register_fake(_fake_forward)
-_backward_op = custom_op(f"{NAMESPACE}::{NAME}_bwd", _backward, mutates_args=())
-_backward_op.register_fake(_fake_backward)
+_forward_op = register_operator(f"{NAMESPACE}::{NAME}_fwd", _forward, _fake_forward)
+_backward_op = register_operator(f"{NAMESPACE}::{NAME}_bwd", _backward, _fake_backward)

@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/delta.py.jinja
-# hash: 0e355417fef06364
+# hash: 9d8bc4db5f6aee4b
 """What runs before and after the backward of `streaming_llm` on Hopper.
 
 o         [B, Hq, Sq, Dv]
@@ -20,15 +20,7 @@ dq_sums   [B, Hq, blocks, 2, lines, 32]  fp32, gradient of q without its factor
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def load_rows(ptr, rows, length, stride_row, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """Rows of a `[length, COLS]` matrix, zero beyond its edges."""
-    cols = tl.arange(0, BLOCK_COLS)
-    ptrs = ptr + (rows.to(tl.int64) * stride_row)[:, None] + cols[None, :]
-    return tl.load(ptrs, mask=(rows < length)[:, None] & (cols < COLS)[None, :], other=0.0).to(tl.float32)
+from .._runtime.device.tl import LOG2E, load_rows
 
 
 @triton.jit(do_not_specialize=["q_len", "num_heads"])

@@ -3,22 +3,23 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/torch_launch.py.jinja
-# hash: 6f520544b74b10c2
+# hash: b60b02e93d8a642b
 """Launches of the kernels of `streaming_llm`, with their gradients, as PyTorch operators."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
 
-from .._runtime.core.configs import Tiles, block_columns, cdiv, computes_plainly
+from .. import streaming_llm as kernels
+from .._runtime.core.configs import Tiles, block_columns, cdiv
 from .._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from .._runtime.core.options import CallOptions
+from .._runtime.torch.operators import namespace_of, register_operator
 from .._runtime.torch.plain import plain_backward, plain_forward
 from .._runtime.torch.replay import apply, launch, launch_hopper, replayed
 from .._runtime.torch.support import (
     FP32,
-    HAS_TRITON,
     aligned,
     call_tiles,
     empty_like_layout,
@@ -33,12 +34,8 @@ from .._runtime.torch.transforms import (
 )
 from .torch_reference import reference
 
-if HAS_TRITON:
-    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
-
 NAME = "streaming_llm"
-# Operators are registered under the name of the package, so that two packages can live in one process.
-NAMESPACE = "_".join(__name__.split(".")[:-2])
+NAMESPACE = namespace_of(__name__.rsplit(".", 2)[0])
 
 
 # What torch.func.vmap makes one call of: for each tensor the axis of batch rows, where it has one.
@@ -67,28 +64,28 @@ class Attention(torch.autograd.Function):
         row_offset: int,
         row_offsets: Tensor | None,
         scale: float,
-        config_words: str,
+        options: CallOptions,
     ) -> tuple[Tensor, Tensor]:
         run = _forward if launches_directly(q) else _forward_op
-        return run(q, k, v, size, sinks, row_offset, row_offsets, scale, config_words)
+        return run(q, k, v, size, sinks, row_offset, row_offsets, scale, options)
 
     @staticmethod
     def setup_context(ctx: Any, _inputs: tuple[Any, ...], _outputs: tuple[Tensor, ...]) -> None:
         o, lse = _outputs
-        q, k, v, size, sinks, row_offset, row_offsets, scale, config_words = _inputs
+        q, k, v, size, sinks, row_offset, row_offsets, scale, options = _inputs
         ctx.save_for_backward(q, k, v, o, lse, row_offsets)
-        ctx.numbers = (size, sinks, row_offset, scale, config_words)
+        ctx.numbers = (size, sinks, row_offset, scale, options)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, o, lse, row_offsets = ctx.saved_tensors
-        size, sinks, row_offset, scale, config_words = ctx.numbers
+        size, sinks, row_offset, scale, options = ctx.numbers
         do = torch.zeros_like(o) if do is None else do
         run: Any = _backward if launches_directly(q) else _backward_op
         if differentiates_backward():
             run = _differentiable_backward
-        dq, dk, dv = run(do, dlse, q, k, v, o, lse, size, sinks, row_offset, row_offsets, scale, config_words)
+        dq, dk, dv = run(do, dlse, q, k, v, o, lse, size, sinks, row_offset, row_offsets, scale, options)
         return dq, dk, dv, None, None, None, None, None, None
 
     @staticmethod
@@ -146,10 +143,10 @@ def _reference(
     )
 
 
-def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
+def tiles_of(q: Tensor, v: Tensor, options: CallOptions) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2]
-    return call_tiles("streaming_llm", "dense", q, v, length, config_words)
+    return call_tiles("streaming_llm", "dense", q, v, length, options)
 
 
 @replayed
@@ -162,16 +159,16 @@ def _forward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
-    if computes_plainly(config_words):
+    if options.plain:
         if not q.is_meta:
             # Tiles and a family that the kernels would refuse are refused here, too.
-            tiles_of(q, v, config_words)
+            tiles_of(q, v, options)
         return plain_forward(
             _reference,
-            _fake_forward(q, k, v, size, sinks, row_offset, row_offsets, scale, config_words),
+            _fake_forward(q, k, v, size, sinks, row_offset, row_offsets, scale, options),
             q,
             k,
             v,
@@ -180,12 +177,12 @@ def _forward(
             row_offset,
             row_offsets,
             scale,
-            config_words,
+            options,
         )
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_of(q, v, config_words)["fwd"]
+    tile = tiles_of(q, v, options)["fwd"]
     o = empty_like_layout(q, head_dim_v)
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
@@ -213,7 +210,7 @@ def _forward(
     )
     if tile.family == "hopper":
         launch_hopper(
-            hopper_fwd.streaming_llm_hopper_fwd,
+            kernels.hopper_fwd.streaming_llm_hopper_fwd,
             (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
             *arguments,
             batch,
@@ -231,7 +228,7 @@ def _forward(
         )
     else:
         launch(
-            fwd.streaming_llm_fwd,
+            kernels.fwd.streaming_llm_fwd,
             (cdiv(q_len, tile.block_m) * num_heads * batch,),
             *arguments,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -263,13 +260,13 @@ def _backward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
-    if computes_plainly(config_words):
+    if options.plain:
         return plain_backward(
             _reference,
-            _fake_backward(do, dlse, q, k, v, o, lse, size, sinks, row_offset, row_offsets, scale, config_words),
+            _fake_backward(do, dlse, q, k, v, o, lse, size, sinks, row_offset, row_offsets, scale, options),
             do,
             dlse,
             (0, 1, 2),
@@ -281,12 +278,12 @@ def _backward(
             row_offset,
             row_offsets,
             scale,
-            config_words,
+            options,
         )
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_of(q, v, config_words)
+    tiles = tiles_of(q, v, options)
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     dlse = None if dlse is None else dlse.contiguous()
@@ -298,7 +295,7 @@ def _backward(
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     if dq.numel() > 0 and not fused:
         launch(
-            bwd_dq.streaming_llm_bwd_dq,
+            kernels.bwd_dq.streaming_llm_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             o,
             dlse,
@@ -345,7 +342,7 @@ def _backward(
         )
         if dq.numel() > 0:
             launch(
-                hopper_delta.streaming_llm_hopper_delta,
+                kernels.hopper_delta.streaming_llm_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -369,7 +366,9 @@ def _backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             bwd_kernel = (
-                hopper_bwd_wide.streaming_llm_hopper_bwd_wide if is_wide else hopper_bwd.streaming_llm_hopper_bwd
+                kernels.hopper_bwd_wide.streaming_llm_hopper_bwd_wide
+                if is_wide
+                else kernels.hopper_bwd.streaming_llm_hopper_bwd
             )
             launch_hopper(
                 bwd_kernel,
@@ -413,7 +412,7 @@ def _backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                hopper_delta.streaming_llm_hopper_dq_rows,
+                kernels.hopper_delta.streaming_llm_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,
@@ -428,7 +427,7 @@ def _backward(
             )
     elif dk.numel() > 0:
         launch(
-            bwd_dkdv.streaming_llm_bwd_dkdv,
+            kernels.bwd_dkdv.streaming_llm_bwd_dkdv,
             (cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,),
             q,
             k,
@@ -482,7 +481,5 @@ def _fake_backward(
 
 
 # What torch.compile, torch.export and fake tensors see in place of the launches.
-_forward_op = custom_op(f"{NAMESPACE}::{NAME}_fwd", _forward, mutates_args=())
-_forward_op.register_fake(_fake_forward)
-_backward_op = custom_op(f"{NAMESPACE}::{NAME}_bwd", _backward, mutates_args=())
-_backward_op.register_fake(_fake_backward)
+_forward_op = register_operator(f"{NAMESPACE}::{NAME}_fwd", _forward, _fake_forward)
+_backward_op = register_operator(f"{NAMESPACE}::{NAME}_bwd", _backward, _fake_backward)

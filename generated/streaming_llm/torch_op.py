@@ -3,14 +3,15 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/torch_op.py.jinja
-# hash: b87776395283eede
+# hash: f32f43343fbb6005
 """`streaming_llm` for PyTorch. A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et al.,
 2024, arXiv:2309.17453)."""
 
 from torch import Tensor
 
+from .. import streaming_llm as dense
 from .._runtime.core.checks import check_int
-from .._runtime.core.configs import PASSES, plain_words
+from .._runtime.core.configs import PASSES
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.core.sequences import check_alone
 from .._runtime.torch.replay import apply, replayed_op
@@ -19,7 +20,7 @@ from .._runtime.torch.sequences import Tokens, check_packed, check_tokens, packe
 from .._runtime.torch.support import (
     autocast_inputs,
     batch_row,
-    call_words,
+    call_options,
     check_inputs,
     interpreter_dtype,
     launches_directly,
@@ -27,9 +28,7 @@ from .._runtime.torch.support import (
     query_offset,
     runs_reference,
 )
-from .packed import torch_launch as packed_launch
-from .segmented import torch_launch as segmented_launch
-from .torch_launch import Attention, tiles_of
+from . import packed, segmented
 
 NAME = "streaming_llm"
 
@@ -61,7 +60,7 @@ def _schedule(
     The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
     the backward needs. Without a schedule a call makes its own.
     """
-    config_words = call_words(NAME, config, family, deterministic)
+    options = call_options(NAME, config, family, deterministic)
     tables: list[Tensor] = []
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
@@ -76,7 +75,7 @@ def _schedule(
         q, k, v = batch_row(q), batch_row(k), batch_row(v)
         sequences = (cu_seqlens_q, cu_seqlens_k)
         if not runs_reference(q):
-            tables = packed_launch.make_tables(q, k, v, cu_seqlens_q, cu_seqlens_k, config_words, backward)
+            tables = packed.torch_launch.make_tables(q, k, v, cu_seqlens_q, cu_seqlens_k, options, backward)
     else:
         check_inputs(NAME, q, k, v, None, layout)
         q, k, v = autocast_inputs(q, k, v)
@@ -92,7 +91,7 @@ def _schedule(
         call_key = call_sizes(q, k, row_offset, row_offsets, tokens)
         if tokens is not None and not runs_reference(q):
             q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
-            tables = segmented_launch.make_tables(
+            tables = segmented.torch_launch.make_tables(
                 q,
                 k,
                 v,
@@ -105,16 +104,16 @@ def _schedule(
                 sinks,
                 row_offset,
                 row_offsets,
-                config_words,
+                options,
                 backward,
             )
     if q.is_meta:
         return Schedule(op=NAME, call=call_key, sequences=sequences, tiles={}, tables=())
-    tiles = tiles_of(q, v, config_words)
+    tiles = dense.torch_launch.tiles_of(q, v, options)
     if sequences:
-        tiles = packed_launch.tiles_of(q, v, sequences[0], config_words)
+        tiles = packed.torch_launch.tiles_of(q, v, sequences[0], options)
     elif tokens is not None:
-        tiles = segmented_launch.tiles_of(q, v, tokens.q_segment_ids, config_words)
+        tiles = segmented.torch_launch.tiles_of(q, v, tokens.q_segment_ids, options)
     if runs_reference(q):
         return Schedule(op=NAME, call=call_key, sequences=sequences, tiles={}, tables=())
     tile_blocks = {each: (tiles[each].block_m, tiles[each].block_n) for each in (PASSES if backward else PASSES[:1])}
@@ -227,27 +226,27 @@ def streaming_llm(
     row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
     size = check_int(NAME, "size", size, minimum=1)
     sinks = check_int(NAME, "sinks", sinks, minimum=0)
-    config_words = call_words(NAME, config, family, deterministic)
+    options = call_options(NAME, config, family, deterministic)
     block_tables: list[Tensor] = []
     if schedule is not None:
         tiles = None
         # Traced, the operators alone know the chip, and with it the tiles.
         if launches_directly(q) and not runs_reference(q):
-            tiles = tiles_of(q, v, config_words)
+            tiles = dense.torch_launch.tiles_of(q, v, options)
             if tokens is not None:
-                tiles = segmented_launch.tiles_of(q, v, tokens.q_segment_ids, config_words)
+                tiles = segmented.torch_launch.tiles_of(q, v, tokens.q_segment_ids, options)
         block_tables = schedule_tables(NAME, schedule, call_sizes(q, k, row_offset, row_offsets, tokens), tiles)
     if runs_reference(q):
-        config_words = plain_words(config_words)
+        options = options.plainly()
     q, scale = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
     if tokens is None:
-        o, lse, *_ = apply(Attention, q, k, v, size, sinks, row_offset, row_offsets, scale, config_words)
+        o, lse, *_ = apply(dense.torch_launch.Attention, q, k, v, size, sinks, row_offset, row_offsets, scale, options)
     else:
         q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
         padding_id = int(padding_id)
         o, lse, *_ = apply(
-            segmented_launch.Attention,
+            segmented.torch_launch.Attention,
             q,
             k,
             v,
@@ -261,7 +260,7 @@ def streaming_llm(
             row_offset,
             row_offsets,
             scale,
-            config_words,
+            options,
             block_tables,
         )
     o = o.to(dtype)
@@ -291,23 +290,23 @@ def _packed(
     row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
     size = check_int(NAME, "size", size, minimum=1)
     sinks = check_int(NAME, "sinks", sinks, minimum=0)
-    config_words = call_words(NAME, config, family, deterministic)
+    options = call_options(NAME, config, family, deterministic)
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
     dtype = q.dtype
     if schedule is not None:
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
         launched = launches_directly(q) and not runs_reference(q)
-        tiles = packed_launch.tiles_of(batch_row(q), batch_row(v), cu_seqlens_q, config_words) if launched else None
+        tiles = packed.torch_launch.tiles_of(batch_row(q), batch_row(v), cu_seqlens_q, options) if launched else None
         block_tables = schedule_tables(NAME, schedule, call_key, tiles)
         check_sequences(NAME, schedule, cu_seqlens_q, cu_seqlens_k)
     # Where there is no key or no query at all, there is nothing for kernels to read.
     if runs_reference(q) or k.shape[0] == 0 or q.shape[0] == 0:
-        config_words = plain_words(config_words)
+        options = options.plainly()
     q, scale = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
     o, lse, *_ = apply(
-        packed_launch.Attention,
+        packed.torch_launch.Attention,
         q,
         k,
         v,
@@ -318,7 +317,7 @@ def _packed(
         row_offset,
         row_offsets,
         scale,
-        config_words,
+        options,
         block_tables,
     )
     o = o.to(dtype)

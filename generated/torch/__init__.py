@@ -1,27 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/torch_init.py.jinja
-# hash: c7b98f3fa333a458
-"""The attention ops for PyTorch, one function per variant; `nn` has them as modules, with parameters of their own."""
+# hash: e2e5c566337d96d3
+"""The attention ops for PyTorch, one function per variant; `nn` has them as modules, with parameters of their own.
 
-from importlib import import_module
-from typing import Any
+Each op is imported when it is first read, and its kernels when they are first launched.
+"""
 
-from ..alibi.torch_op import alibi
-from ..causal.torch_op import causal
-from ..causal_dropout.torch_op import causal_dropout
-from ..document.torch_op import document
-from ..forgetting.torch_op import forgetting
-from ..full.torch_op import full
-from ..gemma2_local.torch_op import gemma2_local
-from ..gpt_oss.torch_op import gpt_oss
-from ..natten.torch_op import natten
-from ..padding.torch_op import padding
-from ..prefix_lm.torch_op import prefix_lm
-from ..relative_bias.torch_op import relative_bias
-from ..softcap.torch_op import softcap
-from ..streaming_llm.torch_op import streaming_llm
-from ..window.torch_op import window
+import typing as _typing
+
+from .._runtime import torch as _runtime  # by which `torch.ops` finds the operators of the package
+from .._runtime.core.lazy import lazy as _lazy
 
 __all__ = [
     "alibi",
@@ -41,13 +30,44 @@ __all__ = [
     "window",
 ]
 
+if _typing.TYPE_CHECKING:
+    from ..alibi.torch_op import alibi
+    from ..causal.torch_op import causal
+    from ..causal_dropout.torch_op import causal_dropout
+    from ..document.torch_op import document
+    from ..forgetting.torch_op import forgetting
+    from ..full.torch_op import full
+    from ..gemma2_local.torch_op import gemma2_local
+    from ..gpt_oss.torch_op import gpt_oss
+    from ..natten.torch_op import natten
+    from ..padding.torch_op import padding
+    from ..prefix_lm.torch_op import prefix_lm
+    from ..relative_bias.torch_op import relative_bias
+    from ..softcap.torch_op import softcap
+    from ..streaming_llm.torch_op import streaming_llm
+    from ..window.torch_op import window
+    from . import nn as nn
+else:
+    __getattr__, __dir__ = _lazy(
+        __name__,
+        {
+            "nn": ".nn",
+            "alibi": "..alibi.torch_op:alibi",
+            "causal": "..causal.torch_op:causal",
+            "causal_dropout": "..causal_dropout.torch_op:causal_dropout",
+            "document": "..document.torch_op:document",
+            "forgetting": "..forgetting.torch_op:forgetting",
+            "full": "..full.torch_op:full",
+            "gemma2_local": "..gemma2_local.torch_op:gemma2_local",
+            "gpt_oss": "..gpt_oss.torch_op:gpt_oss",
+            "natten": "..natten.torch_op:natten",
+            "padding": "..padding.torch_op:padding",
+            "prefix_lm": "..prefix_lm.torch_op:prefix_lm",
+            "relative_bias": "..relative_bias.torch_op:relative_bias",
+            "softcap": "..softcap.torch_op:softcap",
+            "streaming_llm": "..streaming_llm.torch_op:streaming_llm",
+            "window": "..window.torch_op:window",
+        },
+    )
 
-def __getattr__(name: str) -> Any:
-    # Imported when it is first asked for.
-    if name == "nn":
-        return import_module(".nn", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return [*__all__, "nn"]
+del _runtime

@@ -2,22 +2,21 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/jax_launch.py.jinja
-# hash: 2b18c4503c0ed9b0
+# hash: 98d2396c6c1ab963
 """Launches of the kernels of `window`, in JAX."""
 
+from .. import window as kernels
 from .._runtime.core.configs import Tiles, block_columns, cdiv
 from .._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
-from .._runtime.jax.kernels import HAS_TRITON, call_tiles, is_loaded, launch, multiprocessors
+from .._runtime.core.options import CallOptions
+from .._runtime.jax.kernels import call_tiles, is_loaded, launch, multiprocessors
 from .._runtime.jax.tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
 
-if HAS_TRITON:
-    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
 
-
-def tiles_of(q: Tensor, v: Tensor, config_words: str) -> Tiles:
+def tiles_of(q: Tensor, v: Tensor, options: CallOptions) -> Tiles:
     """The tiles of each pass."""
     length = v.shape[2]
-    return call_tiles("window", "dense", q, v, length, config_words)
+    return call_tiles("window", "dense", q, v, length, options)
 
 
 def forward(
@@ -28,13 +27,13 @@ def forward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_of(q, v, config_words)["fwd"]
+    tile = tiles_of(q, v, options)["fwd"]
     o = empty_like_layout(q, head_dim_v)
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
@@ -61,7 +60,7 @@ def forward(
     )
     if tile.family == "hopper":
         launch(
-            hopper_fwd.window_hopper_fwd,
+            kernels.hopper_fwd.window_hopper_fwd,
             (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
             *arguments,
             batch,
@@ -79,7 +78,7 @@ def forward(
         )
     else:
         launch(
-            fwd.window_fwd,
+            kernels.fwd.window_fwd,
             (cdiv(q_len, tile.block_m) * num_heads * batch,),
             *arguments,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -109,13 +108,13 @@ def backward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_of(q, v, config_words)
+    tiles = tiles_of(q, v, options)
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
@@ -126,7 +125,7 @@ def backward(
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     if dq.numel() > 0 and not fused:
         launch(
-            bwd_dq.window_bwd_dq,
+            kernels.bwd_dq.window_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             o,
             dlse,
@@ -172,7 +171,7 @@ def backward(
         )
         if dq.numel() > 0:
             launch(
-                hopper_delta.window_hopper_delta,
+                kernels.hopper_delta.window_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -195,7 +194,9 @@ def backward(
             )
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
-            bwd_kernel = hopper_bwd_wide.window_hopper_bwd_wide if is_wide else hopper_bwd.window_hopper_bwd
+            bwd_kernel = (
+                kernels.hopper_bwd_wide.window_hopper_bwd_wide if is_wide else kernels.hopper_bwd.window_hopper_bwd
+            )
             launch(
                 bwd_kernel,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, multiprocessors(q)),),
@@ -237,7 +238,7 @@ def backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                hopper_delta.window_hopper_dq_rows,
+                kernels.hopper_delta.window_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,
@@ -252,7 +253,7 @@ def backward(
             )
     elif dk.numel() > 0:
         launch(
-            bwd_dkdv.window_bwd_dkdv,
+            kernels.bwd_dkdv.window_bwd_dkdv,
             (cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,),
             q,
             k,

@@ -2,24 +2,25 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/jax_op.py.jinja
-# hash: 5f35bf52a6a3dc06
+# hash: 6545528da00b274b
 """`window` for JAX. Causal with a window of `size` keys, the query's own included (Mistral 7B, arXiv:2310.06825)."""
 
 from jax import Array
 
+from .. import window as dense
+from .._runtime.core.options import checked_options
 from .._runtime.core.schedules import Schedule, scheduled
 from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
+from .._runtime.jax.sequences import SequenceArguments
 from .._runtime.jax.support import check_int
-from . import jax_launch, jax_reference
-from .packed import jax_launch as packed_launch
-from .segmented import jax_launch as segmented_launch
+from . import jax_reference, packed, segmented
 
 NAME = "window"
 
 DENSE = Kernels(
     op=NAME,
     name="window",
-    launches=jax_launch,
+    modules=dense,
     reference=jax_reference.reference,
     parameters=(
         "q",
@@ -29,7 +30,7 @@ DENSE = Kernels(
         "row_offset",
         "row_offsets",
         "scale",
-        "config_words",
+        "options",
     ),
     dims={},
     scalars=("size",),
@@ -42,7 +43,7 @@ DENSE = Kernels(
 PACKED = Kernels(
     op=NAME,
     name="window_packed",
-    launches=packed_launch,
+    modules=packed,
     reference=jax_reference.packed_reference,
     parameters=(
         "q",
@@ -54,7 +55,7 @@ PACKED = Kernels(
         "row_offset",
         "row_offsets",
         "scale",
-        "config_words",
+        "options",
         "block_tables",
     ),
     dims={},
@@ -68,7 +69,7 @@ PACKED = Kernels(
 SEGMENTED = Kernels(
     op=NAME,
     name="window_segmented",
-    launches=segmented_launch,
+    modules=segmented,
     reference=jax_reference.reference,
     parameters=(
         "q",
@@ -83,7 +84,7 @@ SEGMENTED = Kernels(
         "row_offset",
         "row_offsets",
         "scale",
-        "config_words",
+        "options",
         "block_tables",
     ),
     dims={},
@@ -128,20 +129,19 @@ def _schedule(
         q,
         k,
         v,
-        None,
-        layout,
-        q_offset,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        q_segment_ids,
-        kv_segment_ids,
-        q_positions,
-        kv_positions,
-        kv_lengths,
-        padding_id,
-        config,
-        family,
-        deterministic,
+        SequenceArguments(
+            q_offset=q_offset,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            q_segment_ids=q_segment_ids,
+            kv_segment_ids=kv_segment_ids,
+            q_positions=q_positions,
+            kv_positions=kv_positions,
+            kv_lengths=kv_lengths,
+            padding_id=padding_id,
+        ),
+        checked_options(NAME, config, family, deterministic),
+        layout=layout,
     )
     arguments.scalars = {
         "size": check_int(NAME, "size", size, minimum=1),
@@ -224,20 +224,20 @@ def window(
         q,
         k,
         v,
-        scale,
-        layout,
-        q_offset,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        q_segment_ids,
-        kv_segment_ids,
-        q_positions,
-        kv_positions,
-        kv_lengths,
-        padding_id,
-        config,
-        family,
-        deterministic,
+        SequenceArguments(
+            q_offset=q_offset,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            q_segment_ids=q_segment_ids,
+            kv_segment_ids=kv_segment_ids,
+            q_positions=q_positions,
+            kv_positions=kv_positions,
+            kv_lengths=kv_lengths,
+            padding_id=padding_id,
+        ),
+        checked_options(NAME, config, family, deterministic),
+        layout=layout,
+        scale=scale,
     )
     arguments.scalars = {
         "size": check_int(NAME, "size", size, minimum=1),

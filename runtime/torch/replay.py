@@ -426,7 +426,7 @@ def _kind_of(
             elif of is float:
                 kind += (of, copysign(1.0, x), x)
             elif of is CallOptions:
-                kind += (of, *vars(x).values())
+                kind += (of, x.key)
             elif of is list:
                 kind += (of, len(x))
                 pending += x

@@ -1,15 +1,15 @@
 """Where the kernels cannot run, every test of this folder is skipped."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 from tests.support.cases import DEVICE, INTERPRET
+from tests.support.paths import LIBRARY
 from tests.support.rendering import importable
 
-LIBRARY, LIBRARY_PACKAGE = Path(__file__).parents[2] / "library.yaml", "library_variants"
+LIBRARY_PACKAGE = "library_variants"
 
 # On a GPU the kernels themselves run.
 collect_ignore_glob = [] if INTERPRET else ["test_hopper_*emulated.py"]

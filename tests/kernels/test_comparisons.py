@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.paths import ROOT
+from tests.support.paths import DEFAULT_SPEC, ROOT
 
 pytest.importorskip("yaml", reason="the tuner reads a spec")
 
@@ -31,7 +31,7 @@ PACKAGE = Package(root=str(ROOT), name="generated")
 def test_contenders(variant: str, pass_: str, head_dim: int, mode: str) -> None:
     if arch_of(torch.empty(0, device=DEVICE)) != "sm_90":
         pytest.skip("there is one family alone")
-    spec, folder = load(ROOT / "variants.yaml"), ROOT / "generated"
+    spec, folder = load(DEFAULT_SPEC), ROOT / "generated"
     families = Families(Context(spec=spec, package=PACKAGE, folder=folder, machine=this_machine()))
     of = Comparison(variant=variant, mode=mode, dtype="bfloat16", head_dim=head_dim, pass_=pass_)
     # Another tile of Hopper's forward serves long sequences of 64 columns.

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from codegen.testing import golden
-from tests.kernels.conftest import LIBRARY
 from tests.kernels.conftest import LIBRARY_PACKAGE as PACKAGE
 from tests.support.cases import DEVICE, INTERPRET, tiles
 from tests.support.judge import FEWEST, MEAN_RATIO, OWN_RATIO
 from tests.support.library_formulas import BATCH, FORMULAS, HEADS, KV_HEADS, Grid
+from tests.support.paths import LIBRARY
 from tests.support.rendering import unused_or_undefined
 
 pytest.importorskip("jinja2", reason="rendering needs jinja2")

@@ -132,7 +132,7 @@ def listed_names(path: Path) -> tuple[set[str], set[str]]:
         key.value.rpartition(".")[2]
         for node in ast.walk(branch.orelse[0])
         for key in (node.keys if isinstance(node, ast.Dict) else node.args if isinstance(node, ast.Call) else ())
-        if isinstance(key, ast.Constant)
+        if isinstance(key, ast.Constant) and isinstance(key.value, str)
     }
     return seen, served
 

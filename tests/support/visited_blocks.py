@@ -15,11 +15,14 @@ from typing import Any, SupportsInt
 import jinja2
 import numpy as np
 
+from codegen.analysis.call_modes import Mode
 from codegen.analysis.schedule import analyse
 from codegen.ir.evaluate import Array
 from codegen.ir.expr import Expr, TensorSpec
-from codegen.plan.loop_bounds import BoundsText, key_bounds, query_bounds
-from codegen.plan.lower import Emitter
+from codegen.plan.hopper_text import BoundsText
+from codegen.plan.loop_bounds import LoopBounds, key_bounds, query_bounds
+from codegen.plan.lower import Lowering
+from codegen.plan.token_layout import token_layout
 from codegen.render.package import make_environment, templates_path
 
 
@@ -124,21 +127,21 @@ _LOOPS = """
 {%- endmacro %}
 def portable():
 {% for line in prologue %}
-    {{ line }}
+    {{ line | tl }}
 {% endfor %}
 {{ program.block_range(kernel.bounds) }}
 {{ program.block_loops(kernel, start, block, body) }}
 
 def hopper():
 {% for line in prologue %}
-    {{ line | gluon }}
+    {{ line | gl }}
 {% endfor %}
-{{ visits.counts(kernel.bounds, block, always=true) | trim | indent(4, true) }}
+{{ visits.counts(bounds, block, always=true) | trim | indent(4, true) }}
     for nth in range(num_partial):
-{{ visits.partial_start(kernel.bounds, start, block, "nth") | trim | indent(8, true) }}
+{{ visits.partial_start(bounds, start, block, "nth") | trim | indent(8, true) }}
         visit({{ start }}, False)
     for nth in range(num_full):
-{{ visits.full_start(kernel.bounds, start, block, "nth") | trim | indent(8, true) }}
+{{ visits.full_start(bounds, start, block, "nth") | trim | indent(8, true) }}
         visit({{ start }}, True)
 """
 
@@ -164,11 +167,12 @@ class Loops:
 
     @staticmethod
     def of(mask: Expr, tensors: Mapping[str, TensorSpec], *, keys: bool) -> Loops:
-        emitter = Emitter(tensors=tensors, query_axis=0 if keys else 1)
-        bounds: BoundsText = (key_bounds if keys else query_bounds)(analyse(mask), emitter)
+        lowering = Lowering(tensors=tensors, query_axis=0 if keys else 1)
+        bounds: LoopBounds = (key_bounds if keys else query_bounds)(analyse(mask), lowering)
         start, block = ("start_n", "BLOCK_N") if keys else ("start_m", "BLOCK_M")
-        kernel = SimpleNamespace(bounds=bounds, packed=False)
-        return Loops(_template().render(kernel=kernel, prologue=emitter.prologue, start=start, block=block))
+        kernel = SimpleNamespace(bounds=bounds, layout=token_layout(Mode.DENSE))
+        context = {"kernel": kernel, "bounds": BoundsText(bounds), "prologue": lowering.prologue}
+        return Loops(_template().render(start=start, block=block, **context))
 
     def __post_init__(self) -> None:
         self._code = compile(self.text, "<loops>", "exec")

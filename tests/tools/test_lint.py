@@ -21,11 +21,11 @@ from codegen.lint.look import Finding, Task, look_at
 from codegen.load.spec_file import load
 from codegen.spec.model import Pass
 from generated._runtime.torch.support import INTERPRET
-from tests.support.paths import ROOT
+from tests.support.paths import DEFAULT_SPEC, ROOT
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 nothing is compiled")
 
-SPEC = load(ROOT / "variants.yaml")
+SPEC = load(DEFAULT_SPEC)
 EVERYTHING = Selection(variants=tuple(SPEC.variants), archs=ARCHS, dtypes=("bfloat16", "float32"))
 FITTING = Usage(threads=128, registers=255, spill_stores=0, spill_loads=0, shared=101_376, instructions={"mma": 1})
 CONFIG = TileConfig(block_m=64, block_n=32, num_warps=4, num_stages=2)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from codegen.ir.expr import FLOAT_FUNCTIONS, ROUNDINGS, Expr, Load, Op, Type, Var, compare, loads, logical_or, names
@@ -22,8 +22,9 @@ class ArrayPrinter(Printer):
 
     `numbers`: variables that are Python numbers, not arrays. `exact_dims(tensor, axis, index)`: True if an index is
     always in range. `row_dims(tensor, axis)`: True if the axis is indexed by row although the call gives positions.
-    `placed(tensor, axis, index)`: source that finds an index in another way than by clamping, or "". `kept`: tensors
-    that get no gradient from masked pairs, not even a NaN.
+    `placed(tensor, axis)`: the function that finds an index in another way than by clamping, and its arguments after
+    the index, or (). `kept`: tensors that get no gradient from masked pairs, not even a NaN. `reads`: the variables,
+    tensors and functions that the printed source reads.
     """
 
     module: str = "torch"
@@ -33,9 +34,10 @@ class ArrayPrinter(Printer):
     clamp: Callable[[str, str], str] = lambda x, size: f"{x}.clamp(0, {size} - 1)"
     exact_dims: Callable[[str, int, Expr], bool] = lambda tensor, axis, index: False
     row_dims: Callable[[str, int], bool] = lambda tensor, axis: False
-    placed: Callable[[str, int, str], str] = lambda tensor, axis, index: ""
+    placed: Callable[[str, int], Sequence[str]] = lambda tensor, axis: ()
     kept: frozenset[str] = frozenset()
     by_row: bool = False
+    reads: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         table = {name: f"{self.module}.{name}" for name in _MODULE_FUNCTIONS}
@@ -55,12 +57,18 @@ class ArrayPrinter(Printer):
         return self.numbers >= names(e) and not loads(e)
 
     def variable(self, e: Var) -> str:
-        return ROWS.get(e.name, e.name) if self.by_row else e.name
+        name = ROWS.get(e.name, e.name) if self.by_row else e.name
+        self.reads.add(name)
+        return name
 
     def operation(self, e: Op) -> tuple[str, int]:
-        return NumberPrinter().operation(e) if self.is_number(e) else super().operation(e)
+        if not self.is_number(e):
+            return super().operation(e)
+        self.reads |= names(e)
+        return NumberPrinter().operation(e)
 
     def call(self, e: Op) -> str:
+        self.reads.add(self.module)
         if e.op in ("float", "int"):
             # torch casts by a method, jnp by a function.
             inner = self.operand(e.args[0], ATOM) if self.module == "torch" else self.text(e.args[0])
@@ -117,6 +125,7 @@ class ArrayPrinter(Printer):
         return f"jnp.where({beyond}, {self.text(high)}, jnp.where({below}, {self.text(low)}, {self.text(x)}))"
 
     def load(self, e: Load) -> str:
+        self.reads.add(e.tensor)
         element = f"{e.tensor}[{', '.join(self.indices(e))}]" if e.indices else e.tensor
         return f"{self.module}.where(keep, {element}, 0.0)" if e.tensor in self.kept else element
 
@@ -134,8 +143,11 @@ class ArrayPrinter(Printer):
     def _clamped(self, tensor: str, axis: int, index: Expr) -> str:
         if self.exact_dims(tensor, axis, index):
             return self.text(index)
-        if placed := self.placed(tensor, axis, self.text(index)):
-            return placed
+        if placed := self.placed(tensor, axis):
+            function, *arguments = placed
+            self.reads.update(placed)
+            return f"{function}({', '.join([self.text(index), *arguments])})"
+        self.reads.add(self.module)
         size = f"{tensor}.shape[{axis}]"
         if self.module == "torch" and self.is_number(index):
             return f"min(max({self.operand(index, ATOM)}, 0), {size} - 1)"

@@ -4,28 +4,25 @@
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-from ..archs import ARCHS, HOPPER_FAMILY, SAME_TILES, TILE_VALUES, VARIANT_ARCHS
-from ..kernels import TRAITS
+from ..archs import ARCHS, HOPPER_FAMILY, SAME_TILES, VARIANT_ARCHS
 from .checks import fail
+from .families import INTERPRETER as INTERPRETER
 from .families import (
-    FAMILIES,
     WIDE_KEYS,
     as_a_rule,
     backward_tiles,
     fastest,
     hopper_tile,
 )
-from .families import INTERPRETER as INTERPRETER
+from .options import NO_OPTIONS, CallOptions
+from .options import PASSES as PASSES
 from .tiles import HOPPER, PORTABLE, ArchTiles, HopperTile
 from .tiles import Tile as Tile
 from .tuned import HOPPER_DKDV, Entry, Problem, Verdict, tuned_entries
 
-PASSES = ("fwd", "dkdv", "dq")
 NOT_SHORT = 2**31
-_FIXED_ORDER = "order fixed"
-_REFERENCE = "reference"
 
 Tiles = Mapping[str, Tile]
 _Found = TypeVar("_Found", Entry, Verdict)
@@ -124,10 +121,9 @@ class Choice(NamedTuple):
     entry: Entry | None = None
 
 
-def ladder(op: str, arch: str, gpu: str, problem: Problem, config_words: str = "") -> dict[str, Choice]:
+def ladder(op: str, arch: str, gpu: str, problem: Problem, options: CallOptions = NO_OPTIONS) -> dict[str, Choice]:
     """The choice for each pass: the call's config, else the nearest entry measured on this GPU, else the default."""
-    own = parse_config(config_words)
-    choices = {name: Choice(tile, "config") for name, tile in own.items()}
+    choices = {name: Choice(tile, "config") for name, tile in options.tiles}
     measured = tuned_entries(gpu, op).entries
     for name in PASSES:
         entry = nearest(measured, name, problem)
@@ -187,7 +183,7 @@ def tiles_for(
     head_dims: tuple[int, int],
     heads: tuple[int, int],
     length: int,
-    config_words: str,
+    options: CallOptions = NO_OPTIONS,
 ) -> Tiles:
     """The tiles of each pass of a call.
 
@@ -196,12 +192,12 @@ def tiles_for(
         arch: the chip, such as sm_90. gpu: the folder of its tuned tiles, empty if no GPU is present.
         head_dims: of q and of v. heads: of q and of k.
         length: number of keys of a sequence, the average in a packed call.
-        config_words: a text of `config_text`.
+        options: what the call asks for.
     """
     problem = Problem(mode, dtype, max(head_dims, key=padded), heads[0] // heads[1], length)
-    tiles = {name: choice.tile for name, choice in ladder(op, arch, gpu, problem, config_words).items()}
-    forward = _forward_on_hopper(op, arch, gpu, problem, head_dims, config_words)
-    backward = _backward_on_hopper(op, arch, gpu, problem, head_dims, config_words)
+    tiles = {name: choice.tile for name, choice in ladder(op, arch, gpu, problem, options).items()}
+    forward = _forward_on_hopper(op, arch, gpu, problem, head_dims, options)
+    backward = _backward_on_hopper(op, arch, gpu, problem, head_dims, options)
     widths = {width for head_dim in head_dims for width in (whole_columns(head_dim), block_columns(head_dim))}
     if arch == HOPPER_FAMILY.arch and dtype != "float32" and len(widths) > 1:
         # Triton 3.6 miscompiles tiles of different widths (of k and v, or of a split head_dim) without a pipeline.
@@ -210,10 +206,10 @@ def tiles_for(
 
 
 def _forward_on_hopper(
-    op: str, arch: str, gpu: str, problem: Problem, head_dims: tuple[int, int], config_words: str
+    op: str, arch: str, gpu: str, problem: Problem, head_dims: tuple[int, int], options: CallOptions
 ) -> dict[str, HopperTile]:
     """The tile of a forward in Hopper's family; empty if that family cannot run it or the call asks for another."""
-    family, own = asked_family(config_words), parse_config(config_words).get("fwd")
+    family, own = options.family, options.tile("fwd")
     if family == PORTABLE or (own is not None and family != HOPPER):
         return {}
     found = hopper_tile(op, problem.mode, arch, problem.dtype, head_dims, problem.seq)
@@ -231,24 +227,23 @@ def _forward_on_hopper(
 
 
 def _backward_on_hopper(
-    op: str, arch: str, gpu: str, problem: Problem, head_dims: tuple[int, int], config_words: str
+    op: str, arch: str, gpu: str, problem: Problem, head_dims: tuple[int, int], options: CallOptions
 ) -> dict[str, HopperTile]:
     """The tiles of a backward in Hopper's family; empty if that family cannot run it or the call asks for another.
 
     The kernel for all gradients adds dq in any order. If the call asks for a fixed order, or has a tile for dq, the
     portable kernel computes dq and one of Hopper's kernels the rest.
     """
-    family, own = asked_family(config_words), parse_config(config_words)
+    family, own = options.family, dict(options.tiles)
     if family == PORTABLE or (family != HOPPER and {"dkdv", "dq"} & own.keys()):
         return {}
     found = backward_tiles(op, arch, problem.dtype, head_dims, problem.seq)
     if not found:
         return {}
-    in_order = asks_for_order(config_words)
-    kernels = HOPPER if family == HOPPER else decision("bwd", op, gpu, problem, head_dims, in_order).kernels
+    kernels = HOPPER if family == HOPPER else decision("bwd", op, gpu, problem, head_dims, options.fixed_order).kernels
     if kernels == PORTABLE:
         return {}
-    if in_order or kernels == HOPPER_DKDV:
+    if options.fixed_order or kernels == HOPPER_DKDV:
         found.pop("dq", None)
     if "dkdv" in own:
         tile = found["dkdv"]
@@ -258,70 +253,3 @@ def _backward_on_hopper(
             fail(op, "config['dkdv']", f"{wanted} in the family '{HOPPER}'", str(own["dkdv"][:3]))
         found = dict.fromkeys(found, HopperTile(*own["dkdv"]))
     return {name: tile for name, tile in found.items() if name == "dkdv" or name not in own}
-
-
-def checked_tile(op: str, name: str, entry: Any) -> Tile:
-    """Check one entry of an op's `config`."""
-    if name not in PASSES:
-        fail(op, "config", f"passes among {', '.join(PASSES)}", repr(name))
-    if not isinstance(entry, Mapping) or set(entry) != set(Tile._fields):
-        fail(op, f"config[{name!r}]", f"a mapping with {', '.join(Tile._fields)}", entry)
-    for field, value in entry.items():
-        allowed = TILE_VALUES[field]
-        if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
-            kind = "a power of two" if all(n & (n - 1) == 0 for n in allowed) else "an int"
-            fail(op, f"config[{name!r}][{field!r}]", f"{kind} from {allowed[0]} to {allowed[-1]}", repr(value))
-    return Tile(**entry)
-
-
-def config_text(op: str, config: Any, family: Any = None, deterministic: Any = None) -> str:
-    """What a call says of its kernels as the string that a custom operator can carry.
-
-    >>> config_text("causal", {"fwd": dict(block_m=128, block_n=64, num_warps=8, num_stages=3)}, "hopper", True)
-    'family hopper;order fixed;fwd 128 64 8 3'
-    """
-    if family is not None and family not in FAMILIES:
-        fail(op, "family", f"None or one of {', '.join(map(repr, FAMILIES))}", repr(family))
-    if deterministic is not None and not isinstance(deterministic, bool):
-        fail(op, "deterministic", "None, True or False", repr(deterministic))
-    if deterministic and TRAITS[op].gradients_use_atomics:
-        fail(op, "deterministic", "None or False, as one of its gradients is added with atomics, in any order", "True")
-    asked = [f"family {family}"] if family is not None else []
-    if deterministic:
-        asked.append(_FIXED_ORDER)
-    if config is None:
-        return ";".join(asked)
-    if not isinstance(config, dict):
-        fail(op, "config", "None or a dict of pass name -> tile", repr(config))
-    tiles = {name: checked_tile(op, name, entry) for name, entry in config.items()}
-    words = [f"{name} {t.block_m} {t.block_n} {t.num_warps} {t.num_stages}" for name, t in tiles.items()]
-    return ";".join([*asked, *words])
-
-
-@cache
-def asked_family(text: str) -> str:
-    """The family that a call wants, empty where it names none."""
-    first = text.partition(";")[0].split()
-    return first[1] if first[:1] == ["family"] else ""
-
-
-def plain_words(text: str) -> str:
-    """The text of a call that computes its plain reference in the place of kernels."""
-    return f"{text};{_REFERENCE}"
-
-
-def computes_plainly(text: str) -> bool:
-    """Whether a call computes its plain reference."""
-    return text.endswith(_REFERENCE)
-
-
-def asks_for_order(text: str) -> bool:
-    """Whether a call wants its gradients added up in a fixed order."""
-    return _FIXED_ORDER in text
-
-
-@cache
-def parse_config(text: str) -> Tiles:
-    """The tiles in a text of `config_text`."""
-    entries = [entry.split() for entry in text.split(";") if entry]
-    return {name: Tile(*map(int, numbers)) for name, *numbers in entries if name in PASSES}

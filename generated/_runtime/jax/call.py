@@ -9,14 +9,15 @@ import jax
 import jax.numpy as jnp
 
 from ..core.checks import PACKED
-from ..core.configs import INTERPRETER, PASSES, config_text
+from ..core.configs import INTERPRETER, PASSES
+from ..core.options import CallOptions
 from ..core.schedules import Schedule, schedule_tables
 from ..core.sequences import check_alone
 from .kernels import INTERPRET, compiling_for, device_arch
 from .passes import Call, Forward, Kernels
 from .primitive import attend
 from .schedule import call_sizes, check_sequences, packed_sizes
-from .sequences import Tokens, check_order, check_packed, check_tokens, packed_offset
+from .sequences import SequenceArguments, Tokens, check_order, check_packed, check_tokens, packed_offset
 from .support import (
     as_arrays,
     canonical,
@@ -50,7 +51,7 @@ class Arguments:
     cu_seqlens_k: Any
     tokens: Tokens | None
     padding_id: int
-    config_words: str
+    options: CallOptions
     tensors: Mapping[str, jax.Array] = field(default_factory=dict)
     scalars: Mapping[str, Any] = field(default_factory=dict)
     dropout_p: float | None = None
@@ -62,27 +63,18 @@ class Arguments:
         q: Any,
         k: Any,
         v: Any,
-        scale: float | None,
+        sequences: SequenceArguments,
+        options: CallOptions,
+        *,
         layout: str,
-        q_offset: Any,
-        cu_seqlens_q: Any,
-        cu_seqlens_k: Any,
-        q_segment_ids: Any,
-        kv_segment_ids: Any,
-        q_positions: Any,
-        kv_positions: Any,
-        kv_lengths: Any,
-        padding_id: int,
-        config: Any,
-        family: Any,
-        deterministic: Any,
+        scale: float | None = None,
     ) -> "Arguments":
-        """Check all that every op takes."""
-        words = config_text(op, config, family, deterministic)
+        """Check the arguments that every op takes."""
         tokens = None
+        q_offset, cu_seqlens_q, cu_seqlens_k = sequences.q_offset, sequences.cu_seqlens_q, sequences.cu_seqlens_k
         scale = host_number(op, "scale", scale)
         if cu_seqlens_q is not None or cu_seqlens_k is not None:
-            check_alone(op, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+            check_alone(op, *sequences.of_tokens)
             cu_seqlens_q, cu_seqlens_k = check_packed(op, q, k, v, scale, cu_seqlens_q, cu_seqlens_k)
             row_offset, row_offsets = packed_offset(op, q_offset, cu_seqlens_q, cu_seqlens_k)
             q, k, v = canonical(q), canonical(k), canonical(v)
@@ -92,10 +84,10 @@ class Arguments:
             q, k, v = check_inputs(op, q, k, v, scale, layout)
             shapes = [_logical(x, layout) for x in (q, k)]
             batch, q_len, kv_len = shapes[0][0], shapes[0][2], shapes[1][2]
+            kv_lengths = sequences.kv_lengths
             if kv_lengths is not None:
                 kv_lengths = int32_array(op, "kv_lengths", kv_lengths, (batch,))
-            of_rows = (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
-            tokens = check_tokens(op, batch, q_len, kv_len, *of_rows, padding_id, q_offset)
+            tokens = check_tokens(op, batch, q_len, kv_len, sequences, kv_lengths)
             ends = kv_len if kv_lengths is None else kv_lengths
             row_offset, row_offsets = query_offset(op, q_offset, batch, q_len, ends)
         return cls(
@@ -110,8 +102,8 @@ class Arguments:
             cu_seqlens_q=cu_seqlens_q,
             cu_seqlens_k=cu_seqlens_k,
             tokens=tokens,
-            padding_id=host_number(op, "padding_id", padding_id),
-            config_words=words,
+            padding_id=host_number(op, "padding_id", sequences.padding_id),
+            options=options,
         )
 
     @property
@@ -153,7 +145,7 @@ def _call(kernels: Kernels, arguments: Arguments) -> tuple[Call, list[jax.Array]
         "scale": scale,
         "row_offset": arguments.row_offset,
         "padding_id": arguments.padding_id,
-        "config_words": arguments.config_words,
+        "options": arguments.options,
         "dropout_p": arguments.dropout_p,
         **scalar_numbers,
     }

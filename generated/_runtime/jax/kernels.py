@@ -19,6 +19,7 @@ import jax
 
 from ..archs import DEFAULT_MULTIPROCESSORS
 from ..core.configs import INTERPRETER, Tiles, tiles_for
+from ..core.options import CallOptions
 from ..core.settings import HAS_TRITON as HAS_TRITON
 from ..core.settings import INTERPRET as INTERPRET
 from ..core.tuned import gpu_key
@@ -85,12 +86,12 @@ def _device_gpu(arch: str) -> str:
     return gpu_key(device.device_kind) if _capability(device) == arch else ""
 
 
-def call_tiles(op: str, mode: str, q: Tensor, v: Tensor, length: int, config_words: str) -> Tiles:
+def call_tiles(op: str, mode: str, q: Tensor, v: Tensor, length: int, options: CallOptions) -> Tiles:
     """The tiles of each pass of a call, of sequences of `length` keys, on average where they are packed."""
     arch = arch_of(q)
     gpu = "" if arch == INTERPRETER else _device_gpu(arch)
     dims, heads = (q.shape[3], v.shape[3]), (q.shape[1], v.shape[1])
-    return tiles_for(op, mode, arch, gpu, q.element, dims, heads, length, config_words)
+    return tiles_for(op, mode, arch, gpu, q.element, dims, heads, length, options)
 
 
 @cache

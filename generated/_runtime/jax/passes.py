@@ -59,17 +59,21 @@ class Call:
 class Kernels:
     """The kernels of a variant in one mode of calls, and what else its primitives need.
 
-    `name` is that of the mode, such as `causal_packed`; error messages begin with `op`. `launches` is the module with
-    `forward`, `backward` and `tiles_of`, and `make_tables` where blocks are read from tables; `parameters` are those of
-    `forward`. `dims` are those of the variant's own tensors, as the mode has them; `mask_only` are those that only the
-    mask reads, `gradients` those that have one, and `flags` the parameter that asks for it, if any. Batch rows may be
-    told apart, and heads, by nothing but the elements they read where `splits_batch` and `splits_heads`: then an axis
-    may be folded in, or cut. `by_row`: what is asked of positions.
+    Attributes:
+        op: the variant, with which error messages begin. name: of the mode, such as `causal_packed`.
+        modules: the package of the mode, whose `jax_launch` is imported when it is first read.
+        reference: the plain reference. parameters: those of the forward's launch.
+        dims: of the variant's own tensors, as the mode has them. scalars: its own numbers.
+        mask_only: the tensors that only the mask reads. gradients: those that have one.
+        flags: tensor -> the parameter that asks for its gradient, if any.
+        splits_batch: whether batch rows may be folded into one call, or cut into several: they differ by nothing but
+            the elements they read. splits_heads: the same of heads.
+        by_row: what positions must be.
     """
 
     op: str
     name: str
-    launches: Any
+    modules: Any
     reference: Callable[..., Any]
     parameters: tuple[str, ...]
     dims: Mapping[str, tuple[str | int, ...]]
@@ -80,6 +84,11 @@ class Kernels:
     splits_batch: bool
     splits_heads: bool
     by_row: ByRow | None = None
+
+    @property
+    def launches(self) -> Any:
+        """The module with `forward`, `backward` and `tiles_of`, and `make_tables` where kernels read block tables."""
+        return self.modules.jax_launch
 
     @property
     def has_decay(self) -> bool:

@@ -10,13 +10,10 @@ import jax.numpy as jnp
 from ..core.checks import fail
 from ..core.configs import next_power_of_2
 from ..core.schedules import Schedule
-from .kernels import HAS_TRITON, launch
+from .kernels import launch
 from .sequences import Tokens
 from .support import values_are_checked
 from .tensor import INT32, Tensor
-
-if HAS_TRITON:
-    from ..core.packed_blocks import packed_blocks
 
 ListLaunch = Callable[[Tensor, Tensor, bool, bool], object]
 """Launches a list kernel on (spans, blocks), with its flags OWN_ROOM and FILL."""
@@ -86,6 +83,9 @@ def block_sequences(
 
     There are as many entries as there could be blocks.
     """
+    # A kernel: imported by the first packed call.
+    from ..core.packed_blocks import packed_blocks
+
     num_seqs = cu_seqlens_q.shape[0] - 1
     total = kv_total if by_keys else q_total
     num_entries = min(total, total // block + num_seqs)

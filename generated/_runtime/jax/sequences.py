@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packed sequences, and batches with segment ids, positions and lengths, of JAX arrays: the checks."""
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from ..core.checks import PACKED, check_padding_id, fail
-from ..core.sequences import ByRow, TokenRows, breaks_rule, check_begins, fail_order
+from ..core.sequences import TOKEN_ARGUMENTS, ByRow, TokenRows, breaks_rule, check_begins, fail_order
 from .support import (
     as_integers,
     check_int,
@@ -20,6 +21,26 @@ from .support import (
     offset_array,
     values_are_checked,
 )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SequenceArguments:
+    """What a call says of its sequences and tokens: the arguments of the op by their names, unchecked."""
+
+    q_offset: Any
+    cu_seqlens_q: Any
+    cu_seqlens_k: Any
+    q_segment_ids: Any
+    kv_segment_ids: Any
+    q_positions: Any
+    kv_positions: Any
+    kv_lengths: Any
+    padding_id: Any
+
+    @property
+    def of_tokens(self) -> tuple[Any, ...]:
+        """Those of TOKEN_ARGUMENTS, in that order."""
+        return tuple(getattr(self, name) for name in TOKEN_ARGUMENTS)
 
 
 class Tokens(NamedTuple):
@@ -87,26 +108,15 @@ def packed_offset(
 
 
 def check_tokens(
-    op: str,
-    batch: int,
-    q_len: int,
-    kv_len: int,
-    q_segment_ids: Any,
-    kv_segment_ids: Any,
-    q_positions: Any,
-    kv_positions: Any,
-    kv_lengths: jax.Array | None,
-    padding_id: Any,
-    q_offset: Any,
+    op: str, batch: int, q_len: int, kv_len: int, given: SequenceArguments, kv_lengths: jax.Array | None
 ) -> Tokens | None:
     """Check what a call says of its queries and keys, if anything; `kv_lengths` is int32 `[B]` already."""
-    by_ids = q_segment_ids is not None or kv_segment_ids is not None or kv_lengths is not None
-    if not by_ids and q_positions is None and kv_positions is None:
+    if all(x is None for x in given.of_tokens):
         return None
-    padding_id = check_padding_id(op, host_number(op, "padding_id", padding_id))
-    shapes = ((batch, q_len), (batch, kv_len))
-    q_ids, kv_ids = _pair(op, "q_segment_ids", q_segment_ids, "kv_segment_ids", kv_segment_ids, *shapes)
-    q_positions, kv_positions = _pair(op, "q_positions", q_positions, "kv_positions", kv_positions, *shapes)
+    padding_id = check_padding_id(op, host_number(op, "padding_id", given.padding_id))
+    q_offset, shapes = given.q_offset, ((batch, q_len), (batch, kv_len))
+    q_ids, kv_ids = _pair(op, "q_segment_ids", given.q_segment_ids, "kv_segment_ids", given.kv_segment_ids, *shapes)
+    q_positions, kv_positions = _pair(op, "q_positions", given.q_positions, "kv_positions", given.kv_positions, *shapes)
     if q_positions is not None and (is_array(q_offset) or isinstance(q_offset, bool) or q_offset != 0):
         got = type(q_offset).__name__ if is_array(q_offset) else repr(q_offset)
         fail(op, "q_offset", "0 beside q_positions, which say where queries are", got)

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from ..core.options import CallOptions
 from ..core.settings import DEBUG, HAS_TRITON, INTERPRET
 
 MOST_KINDS = 2048
@@ -425,6 +426,8 @@ def _kind_of(
                 kind += (of, x)
             elif of is float:
                 kind += (of, copysign(1.0, x), x)
+            elif of is CallOptions:
+                kind += (of, x.key)
             elif of is list:
                 kind += (of, len(x))
                 pending += x

@@ -13,10 +13,7 @@ from ..core.configs import next_power_of_2
 from ..core.schedules import DENSE_ENTRIES, Schedule
 from .replay import launch
 from .sequences import Tokens, values_are_checked
-from .support import HAS_TRITON, has_values, launches_directly
-
-if HAS_TRITON:
-    from ..core.packed_blocks import packed_blocks
+from .support import has_values, launches_directly
 
 Launch = Callable[[Tensor, Tensor, bool, bool], object]
 """Launches a list kernel on (spans, blocks), with its flags OWN_ROOM and FILL."""
@@ -73,6 +70,9 @@ def block_sequences(
 
     There are as many entries as there could be blocks, so that nothing waits for the device.
     """
+    # A kernel: imported by the first packed call.
+    from ..core.packed_blocks import packed_blocks
+
     num_seqs = cu_seqlens_q.shape[0] - 1
     total = kv_total if by_keys else q_total
     num_entries = min(total, total // block + num_seqs)

@@ -22,7 +22,8 @@ from ..core.checks import (
     fail,
     sizes_text,
 )
-from ..core.configs import INTERPRETER, Tiles, config_text, tiles_for
+from ..core.configs import INTERPRETER, Tiles, tiles_for
+from ..core.options import CallOptions, checked_options
 from ..core.settings import DEBUG, require_triton
 from ..core.settings import HAS_TRITON as HAS_TRITON
 from ..core.settings import INTERPRET as INTERPRET
@@ -278,18 +279,18 @@ def _device_gpu(index: int) -> str:
     return gpu_key(torch.cuda.get_device_name(index))
 
 
-def call_words(op: str, config: Any, family: Any, deterministic: Any) -> str:
-    """`config_text` of a call in torch, whose order of additions is by default what torch is told to keep."""
+def call_options(op: str, config: Any, family: Any, deterministic: Any) -> CallOptions:
+    """What a call asks of its kernels. Gradients are added in a fixed order by default if torch is deterministic."""
     if deterministic is None and torch.are_deterministic_algorithms_enabled():
         deterministic = not TRAITS[op].gradients_use_atomics
-    return config_text(op, config, family, deterministic)
+    return checked_options(op, config, family, deterministic)
 
 
-def call_tiles(op: str, mode: str, q: Tensor, v: Tensor, length: int, config_words: str) -> Tiles:
+def call_tiles(op: str, mode: str, q: Tensor, v: Tensor, length: int, options: CallOptions) -> Tiles:
     """The tiles of each pass of a call, of sequences of `length` keys, on average where they are packed."""
     gpu = "" if q.device.type == "cpu" else _device_gpu(q.device.index)
     dims, heads = (q.shape[3], v.shape[3]), (q.shape[1], v.shape[1])
-    return tiles_for(op, mode, arch_of(q), gpu, _DTYPE_NAMES[q.dtype], dims, heads, length, config_words)
+    return tiles_for(op, mode, arch_of(q), gpu, _DTYPE_NAMES[q.dtype], dims, heads, length, options)
 
 
 def is_nvidia(x: Tensor) -> bool:

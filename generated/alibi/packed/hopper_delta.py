@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/delta.py.jinja
-# hash: a757eb04dd91f360
+# hash: fe10d330e4c330b1
 """What runs before and after the backward of `alibi`, packed sequences on Hopper.
 
     o         [total_q, Hq, Dv]
@@ -22,15 +22,7 @@
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def load_rows(ptr, rows, length, stride_row, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """Rows of a `[length, COLS]` matrix, zero beyond its edges."""
-    cols = tl.arange(0, BLOCK_COLS)
-    ptrs = ptr + (rows.to(tl.int64) * stride_row)[:, None] + cols[None, :]
-    return tl.load(ptrs, mask=(rows < length)[:, None] & (cols < COLS)[None, :], other=0.0).to(tl.float32)
+from ..._runtime.device.tl import LOG2E, load_rows
 
 
 @triton.jit(do_not_specialize=["q_offset", "q_total", "num_row_blocks", "num_entries"])

@@ -2,6 +2,44 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/variant_init.py.jinja
-# hash: a943f3da14e0fc29
+# hash: 17245fc8c4c8a77c
 """`causal`, with segment ids: A query attends to itself and to what came before (Vaswani et al., 2017, section
-3.2.3)."""
+3.2.3).
+
+The modules of launches and of kernels are imported when they are first read.
+"""
+
+from typing import TYPE_CHECKING
+
+from ..._runtime.core.lazy import lazy_modules
+
+__all__ = [
+    "block_ranges",
+    "bwd_dkdv",
+    "bwd_dq",
+    "fwd",
+    "hopper_bwd",
+    "hopper_bwd_wide",
+    "hopper_delta",
+    "hopper_fwd",
+    "jax_launch",
+    "torch_launch",
+]
+
+if TYPE_CHECKING:
+    from .. import hopper_delta
+    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_fwd, jax_launch, torch_launch
+else:
+    __getattr__, __dir__ = lazy_modules(
+        __name__,
+        "..hopper_delta",
+        ".block_ranges",
+        ".bwd_dkdv",
+        ".bwd_dq",
+        ".fwd",
+        ".hopper_bwd",
+        ".hopper_bwd_wide",
+        ".hopper_fwd",
+        ".jax_launch",
+        ".torch_launch",
+    )

@@ -2,6 +2,41 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/variant_init.py.jinja
-# hash: 3e783b9aa87bfa9d
+# hash: 1aae5c7d28fda10f
 """`causal_dropout`, packed sequences: Causal attention with dropout on the probabilities (Vaswani et al., 2017,
-section 5.4)."""
+section 5.4).
+
+The modules of launches and of kernels are imported when they are first read.
+"""
+
+from typing import TYPE_CHECKING
+
+from ..._runtime.core.lazy import lazy_modules
+
+__all__ = [
+    "bwd_dkdv",
+    "bwd_dq",
+    "fwd",
+    "hopper_bwd",
+    "hopper_bwd_wide",
+    "hopper_delta",
+    "hopper_fwd",
+    "jax_launch",
+    "torch_launch",
+]
+
+if TYPE_CHECKING:
+    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd, jax_launch, torch_launch
+else:
+    __getattr__, __dir__ = lazy_modules(
+        __name__,
+        ".bwd_dkdv",
+        ".bwd_dq",
+        ".fwd",
+        ".hopper_bwd",
+        ".hopper_bwd_wide",
+        ".hopper_delta",
+        ".hopper_fwd",
+        ".jax_launch",
+        ".torch_launch",
+    )

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: portable/block_ranges.py.jinja
-# hash: 6b0c7fd82a770210
+# hash: 4b91c759e2011dad
 """Which blocks of keys a block of queries visits under `causal_dropout`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b,
@@ -23,11 +23,7 @@ empty to the last. Inside it the first run of full blocks takes no mask; an empt
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def clamp_index(index, size):
-    # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
-    return tl.maximum(tl.minimum(index, size - 1), 0)
+from ..._runtime.device.tl import clamp_index
 
 
 @triton.jit(

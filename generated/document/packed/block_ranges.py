@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: portable/block_ranges.py.jinja
-# hash: 87ca3819ed242d95
+# hash: b0bfe52bc1c0ef8c
 """Which blocks of keys a block of queries visits under `document`, packed sequences, and the other way round.
 
     keep          q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
@@ -25,11 +25,7 @@ empty to the last. Inside it the first run of full blocks takes no mask; an empt
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def clamp_index(index, size):
-    # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
-    return tl.maximum(tl.minimum(index, size - 1), 0)
+from ..._runtime.device.tl import clamp_index
 
 
 @triton.jit(

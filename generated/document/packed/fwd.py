@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: portable/fwd.py.jinja
-# hash: 6b5f2810d42f169b
+# hash: 440f0c9e3c333d54
 """Forward of `document`, packed sequences: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
@@ -25,121 +25,7 @@ Scores are kept times log2(e), so that each exponential is one `exp2`.
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
-LN2 = tl.constexpr(0.6931471805599453)
-
-
-@triton.jit
-def clamp_index(index, size):
-    # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
-    return tl.maximum(tl.minimum(index, size - 1), 0)
-
-
-@triton.constexpr_function
-def second_width(REST):
-    """Columns of a tile's second part, which holds REST: a power of two that a matrix product takes."""
-    return max(triton.next_power_of_2(REST), 16)
-
-
-@triton.jit
-def load_columns(
-    ptr,
-    start,
-    length,
-    stride_row,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
-    BOUNDED: tl.constexpr,
-):
-    # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
-    row = tl.arange(0, ROWS)[:, None]
-    col = tl.arange(0, BLOCK_COLS)[None, :]
-    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
-    if BOUNDED:
-        mask = start + row < length
-        if COLS < BLOCK_COLS:
-            mask = mask & (col < COLS)
-        return tl.load(ptrs, mask=mask, other=0.0)
-    else:
-        if COLS < BLOCK_COLS:
-            return tl.load(ptrs, mask=col < COLS, other=0.0)
-        else:
-            return tl.load(ptrs)
-
-
-@triton.jit
-def load_tile(
-    ptr,
-    start,
-    length,
-    stride_row,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
-    BOUNDED: tl.constexpr,
-):
-    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix; zero in columns and, if BOUNDED, rows beyond it.
-
-    A tuple: the first BLOCK_COLS columns, and the others where there are more.
-    """
-    first = load_columns(ptr, start, length, stride_row, ROWS, COLS, BLOCK_COLS, BOUNDED)
-    if COLS <= BLOCK_COLS:
-        return (first,)
-    else:
-        REST: tl.constexpr = COLS - BLOCK_COLS
-        rest = load_columns(ptr + BLOCK_COLS, start, length, stride_row, ROWS, REST, second_width(REST), BOUNDED)
-        return first, rest
-
-
-@triton.jit
-def zero_tile(ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """A tile of sums, in the parts of `load_tile`."""
-    first = tl.zeros([ROWS, BLOCK_COLS], tl.float32)
-    if COLS <= BLOCK_COLS:
-        return (first,)
-    else:
-        return first, tl.zeros([ROWS, second_width(COLS - BLOCK_COLS)], tl.float32)
-
-
-@triton.jit
-def dot_rows(a_tile, b_tile, acc=None):
-    """`a_tile @ b_tile.T`, added to `acc`: of each row of one the product with each row of the other."""
-    for i in tl.static_range(len(a_tile)):
-        acc = tl.dot(a_tile[i], tl.trans(b_tile[i]), acc, input_precision="ieee")
-    return acc
-
-
-@triton.jit
-def add_dot(acc, weights, tile, alpha=None):
-    """`acc + weights @ tile`, part by part; with `alpha` the rows of `acc` are multiplied by it first."""
-    weights = weights.to(tile[0].dtype)
-    if alpha is not None:
-        acc = [part * alpha[:, None] for part in acc]
-    first = tl.dot(weights, tile[0], acc[0], input_precision="ieee")
-    if len(tile) == 1:
-        return (first,)
-    else:
-        return first, tl.dot(weights, tile[1], acc[1], input_precision="ieee")
-
-
-@triton.jit
-def store_tile(
-    ptr,
-    tile,
-    start,
-    length,
-    stride_row,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
-):
-    """Write `tile` over rows `start` to `start + ROWS` of a `[length, COLS]` matrix, nothing beyond its edges."""
-    row = tl.arange(0, ROWS)[:, None]
-    for i in tl.static_range(len(tile)):
-        col = i * BLOCK_COLS + tl.arange(0, tile[i].shape[1])[None, :]
-        ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
-        tl.store(ptrs, tile[i].to(ptr.dtype.element_ty), mask=(start + row < length) & (col < COLS))
+from ..._runtime.device.tl import LN2, LOG2E, add_dot, clamp_index, dot_rows, load_tile, store_tile, zero_tile
 
 
 @triton.jit(

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/delta.py.jinja
-# hash: 6050891f35292161
+# hash: 1b36582380ceaf71
 """What runs before and after the backward of `document`, packed sequences on Hopper.
 
 o         [total_q, Hq, Dv]
@@ -21,15 +21,7 @@ dq_sums   [Hq, blocks, 2, lines, 32]  fp32, gradient of q without its factor
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def load_rows(ptr, rows, length, stride_row, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """Rows of a `[length, COLS]` matrix, zero beyond its edges."""
-    cols = tl.arange(0, BLOCK_COLS)
-    ptrs = ptr + (rows.to(tl.int64) * stride_row)[:, None] + cols[None, :]
-    return tl.load(ptrs, mask=(rows < length)[:, None] & (cols < COLS)[None, :], other=0.0).to(tl.float32)
+from ..._runtime.device.tl import LOG2E, load_rows
 
 
 @triton.jit(do_not_specialize=["q_total", "num_row_blocks", "num_entries"])

@@ -3,24 +3,23 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/jax_launch.py.jinja
-# hash: 6aad4b92c5566cff
+# hash: 000d148e4f050e99
 """Launches of the kernels of `document`, packed sequences, in JAX."""
 
 from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
 from ..._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from ..._runtime.core.options import CallOptions
 from ..._runtime.core.schedules import POSITIONS, least_block, pass_table
-from ..._runtime.jax.kernels import HAS_TRITON, call_tiles, launch, multiprocessors
+from ..._runtime.jax.kernels import call_tiles, launch, multiprocessors
 from ..._runtime.jax.schedule import block_sequences, work_counter
 from ..._runtime.jax.tensor import FP32, INT32, Tensor, aligned, empty_like_layout, unit_strides
-
-if HAS_TRITON:
-    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
+from .. import packed as kernels
 
 
-def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, config_words: str) -> Tiles:
+def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, options: CallOptions) -> Tiles:
     """The tiles of each pass."""
     length = max(v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1), min(v.shape[2], 1))
-    return call_tiles("document", "packed", q, v, length, config_words)
+    return call_tiles("document", "packed", q, v, length, options)
 
 
 def _extremes(
@@ -47,7 +46,7 @@ def _extremes(
     parts = POSITIONS // part
     programs = cdiv(q_parts, parts) + cdiv(kv_parts, parts)
     launch(
-        block_ranges.document_packed_extremes,
+        kernels.block_ranges.document_packed_extremes,
         (list_heads * programs,),
         doc,
         cu_seqlens_q,
@@ -92,7 +91,11 @@ def _tables(
     num_seqs = cu_seqlens_q.shape[0] - 1
     q_parts = q.shape[2] // part + num_seqs
     kv_parts = k.shape[2] // part + num_seqs
-    table_kernel = block_ranges.document_packed_key_ranges if by_keys else block_ranges.document_packed_query_ranges
+    table_kernel = (
+        kernels.block_ranges.document_packed_key_ranges
+        if by_keys
+        else kernels.block_ranges.document_packed_query_ranges
+    )
     ranges = q.new_empty((list_heads, block_seqs.shape[0], 4), dtype=INT32)
     launch(
         table_kernel,
@@ -125,11 +128,11 @@ def make_tables(
     cu_seqlens_k: Tensor,
     row_offset: int,
     row_offsets: Tensor | None,
-    config_words: str,
+    options: CallOptions,
     backward: bool,
 ) -> list[Tensor]:
     """The tables of each pass, in the order of PASSES; `backward=False` leaves out those of its passes."""
-    tiles = tiles_of(q, v, cu_seqlens_q, config_words)
+    tiles = tiles_of(q, v, cu_seqlens_q, options)
     pass_names = PASSES if backward else PASSES[:1]
     part = least_block(*(tiles[pass_name] for pass_name in pass_names))
     block_extremes = _extremes(q, k, doc, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, part)
@@ -156,14 +159,14 @@ def forward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
     batch, num_heads, q_len, head_dim = q.shape
     head_dim_v = v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_of(q, v, cu_seqlens_q, config_words)["fwd"]
+    tile = tiles_of(q, v, cu_seqlens_q, options)["fwd"]
     o = empty_like_layout(q, head_dim_v)
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
@@ -199,7 +202,7 @@ def forward(
     )
     if tile.family == "hopper":
         launch(
-            hopper_fwd.document_packed_hopper_fwd,
+            kernels.hopper_fwd.document_packed_hopper_fwd,
             (min(block_seqs.shape[0] * num_heads, multiprocessors(q)),),
             *arguments,
             work_counter(q),
@@ -215,7 +218,7 @@ def forward(
         )
     else:
         launch(
-            fwd.document_packed_fwd,
+            kernels.fwd.document_packed_fwd,
             (block_seqs.shape[0] * num_heads,),
             *arguments,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -245,14 +248,14 @@ def backward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
     num_heads, q_len, head_dim = q.shape[1:]
     num_kv_heads, head_dim_v = k.shape[1], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_of(q, v, cu_seqlens_q, config_words)
+    tiles = tiles_of(q, v, cu_seqlens_q, options)
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
@@ -280,7 +283,7 @@ def backward(
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     if dq.numel() > 0 and not fused:
         launch(
-            bwd_dq.document_packed_bwd_dq,
+            kernels.bwd_dq.document_packed_bwd_dq,
             (block_seqs.shape[0] * num_heads,),
             o,
             dlse,
@@ -327,7 +330,7 @@ def backward(
         )
         if dq.numel() > 0:
             launch(
-                hopper_delta.document_packed_hopper_delta,
+                kernels.hopper_delta.document_packed_hopper_delta,
                 (row_seqs.shape[0] * num_heads,),
                 o,
                 do,
@@ -353,7 +356,9 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             bwd_kernel = (
-                hopper_bwd_wide.document_packed_hopper_bwd_wide if is_wide else hopper_bwd.document_packed_hopper_bwd
+                kernels.hopper_bwd_wide.document_packed_hopper_bwd_wide
+                if is_wide
+                else kernels.hopper_bwd.document_packed_hopper_bwd
             )
             launch(
                 bwd_kernel,
@@ -397,7 +402,7 @@ def backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                hopper_delta.document_packed_hopper_dq_rows,
+                kernels.hopper_delta.document_packed_hopper_dq_rows,
                 (2 * row_seqs.shape[0] * num_heads,),
                 dq_sums,
                 row_seqs,
@@ -413,7 +418,7 @@ def backward(
             )
     elif dk.numel() > 0:
         launch(
-            bwd_dkdv.document_packed_bwd_dkdv,
+            kernels.bwd_dkdv.document_packed_bwd_dkdv,
             (key_block_seqs.shape[0] * num_kv_heads,),
             q,
             k,

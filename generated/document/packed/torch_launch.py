@@ -3,24 +3,24 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/torch_launch.py.jinja
-# hash: 1cb635b76bc04bb7
+# hash: 241a4b3a8249abdd
 """Launches of the kernels of `document`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
 
-from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, computes_plainly, next_power_of_2
+from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
 from ..._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from ..._runtime.core.options import CallOptions
 from ..._runtime.core.schedules import POSITIONS, least_block, pass_table
+from ..._runtime.torch.operators import namespace_of, register_operator
 from ..._runtime.torch.plain import plain_backward, plain_forward
 from ..._runtime.torch.replay import apply, launch, launch_hopper, replayed
 from ..._runtime.torch.schedule import block_sequences, work_counter
 from ..._runtime.torch.support import (
     FP32,
-    HAS_TRITON,
     aligned,
     batch_row,
     call_tiles,
@@ -35,14 +35,11 @@ from ..._runtime.torch.transforms import (
     differentiates_backward,
     refuse_second_derivative,
 )
+from .. import packed as kernels
 from ..torch_reference import packed_reference
 
-if HAS_TRITON:
-    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
-
 NAME = "document_packed"
-# Operators are registered under the name of the package, so that two packages can live in one process.
-NAMESPACE = "_".join(__name__.split(".")[:-3])
+NAMESPACE = namespace_of(__name__.rsplit(".", 3)[0])
 
 
 # What torch.func.vmap makes one call of: for each tensor the axis of packed tokens or of sequences, where it has one.
@@ -75,24 +72,24 @@ class Attention(torch.autograd.Function):
         row_offset: int,
         row_offsets: Tensor | None,
         scale: float,
-        config_words: str,
+        options: CallOptions,
         block_tables: list[Tensor],
     ) -> tuple[Tensor, Tensor]:
         run = _forward if launches_directly(q) else _forward_op
-        return run(q, k, v, doc, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, config_words, block_tables)
+        return run(q, k, v, doc, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, options, block_tables)
 
     @staticmethod
     def setup_context(ctx: Any, _inputs: tuple[Any, ...], _outputs: tuple[Tensor, ...]) -> None:
         o, lse = _outputs
-        q, k, v, doc, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, config_words, block_tables = _inputs
+        q, k, v, doc, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, options, block_tables = _inputs
         ctx.save_for_backward(q, k, v, doc, o, lse, cu_seqlens_q, cu_seqlens_k, row_offsets, *block_tables)
-        ctx.numbers = (row_offset, scale, config_words)
+        ctx.numbers = (row_offset, scale, options)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, doc, o, lse, cu_seqlens_q, cu_seqlens_k, row_offsets, *block_tables = ctx.saved_tensors
-        row_offset, scale, config_words = ctx.numbers
+        row_offset, scale, options = ctx.numbers
         do = torch.zeros_like(o) if do is None else do
         run: Any = _backward if launches_directly(q) else _backward_op
         if differentiates_backward():
@@ -111,7 +108,7 @@ class Attention(torch.autograd.Function):
             row_offset,
             row_offsets,
             scale,
-            config_words,
+            options,
             block_tables,
         )
         return dq, dk, dv, None, None, None, None, None, None, None, None
@@ -173,10 +170,10 @@ def _reference(
     )
 
 
-def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, config_words: str) -> Tiles:
+def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, options: CallOptions) -> Tiles:
     """The tiles of each pass."""
     length = max(v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1), min(v.shape[2], 1))
-    return call_tiles("document", "packed", q, v, length, config_words)
+    return call_tiles("document", "packed", q, v, length, options)
 
 
 def _extremes(
@@ -203,7 +200,7 @@ def _extremes(
     parts = POSITIONS // part
     programs = cdiv(q_parts, parts) + cdiv(kv_parts, parts)
     launch(
-        block_ranges.document_packed_extremes,
+        kernels.block_ranges.document_packed_extremes,
         (list_heads * programs,),
         doc,
         cu_seqlens_q,
@@ -248,7 +245,11 @@ def _tables(
     num_seqs = cu_seqlens_q.shape[0] - 1
     q_parts = q.shape[2] // part + num_seqs
     kv_parts = k.shape[2] // part + num_seqs
-    table_kernel = block_ranges.document_packed_key_ranges if by_keys else block_ranges.document_packed_query_ranges
+    table_kernel = (
+        kernels.block_ranges.document_packed_key_ranges
+        if by_keys
+        else kernels.block_ranges.document_packed_query_ranges
+    )
     ranges = q.new_empty((list_heads, block_seqs.shape[0], 4), dtype=torch.int32)
     launch(
         table_kernel,
@@ -281,11 +282,11 @@ def make_tables(
     cu_seqlens_k: Tensor,
     row_offset: int,
     row_offsets: Tensor | None,
-    config_words: str,
+    options: CallOptions,
     backward: bool,
 ) -> list[Tensor]:
     """The tables of each pass, in the order of PASSES; `backward=False` leaves out those of its passes."""
-    tiles = tiles_of(q, v, cu_seqlens_q, config_words)
+    tiles = tiles_of(q, v, cu_seqlens_q, options)
     pass_names = PASSES if backward else PASSES[:1]
     part = least_block(*(tiles[pass_name] for pass_name in pass_names))
     block_extremes = _extremes(q, k, doc, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, part)
@@ -313,18 +314,18 @@ def _forward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
-    if computes_plainly(config_words):
+    if options.plain:
         if not q.is_meta:
             # Tiles and a family that the kernels would refuse are refused here, too.
-            tiles_of(batch_row(q), batch_row(v), cu_seqlens_q, config_words)
+            tiles_of(batch_row(q), batch_row(v), cu_seqlens_q, options)
         return plain_forward(
             _reference,
             _fake_forward(
-                q, k, v, doc, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, config_words, block_tables
+                q, k, v, doc, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, options, block_tables
             ),
             q,
             k,
@@ -335,14 +336,14 @@ def _forward(
             row_offset,
             row_offsets,
             scale,
-            config_words,
+            options,
             block_tables,
         )
     q, k, v = batch_row(q), batch_row(k), batch_row(v)
     num_heads, q_len, head_dim = q.shape[1:]
     head_dim_v = v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_of(q, v, cu_seqlens_q, config_words)["fwd"]
+    tile = tiles_of(q, v, cu_seqlens_q, options)["fwd"]
     o = empty_like_layout(q, head_dim_v)
     lse = q.new_empty((num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
@@ -378,7 +379,7 @@ def _forward(
     )
     if tile.family == "hopper":
         launch_hopper(
-            hopper_fwd.document_packed_hopper_fwd,
+            kernels.hopper_fwd.document_packed_hopper_fwd,
             (min(block_seqs.shape[0] * num_heads, multiprocessors(q)),),
             *arguments,
             work_counter(q),
@@ -394,7 +395,7 @@ def _forward(
         )
     else:
         launch(
-            fwd.document_packed_fwd,
+            kernels.fwd.document_packed_fwd,
             (block_seqs.shape[0] * num_heads,),
             *arguments,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -425,11 +426,11 @@ def _backward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
-    if computes_plainly(config_words):
+    if options.plain:
         return plain_backward(
             _reference,
             _fake_backward(
@@ -446,7 +447,7 @@ def _backward(
                 row_offset,
                 row_offsets,
                 scale,
-                config_words,
+                options,
                 block_tables,
             ),
             do,
@@ -461,14 +462,14 @@ def _backward(
             row_offset,
             row_offsets,
             scale,
-            config_words,
+            options,
             block_tables,
         )
     q, k, v, o, do = batch_row(q), batch_row(k), batch_row(v), batch_row(o), batch_row(do)
     num_heads, q_len, head_dim = q.shape[1:]
     num_kv_heads, head_dim_v = k.shape[1], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_of(q, v, cu_seqlens_q, config_words)
+    tiles = tiles_of(q, v, cu_seqlens_q, options)
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     dlse = None if dlse is None else dlse.contiguous()
@@ -497,7 +498,7 @@ def _backward(
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     if dq.numel() > 0 and not fused:
         launch(
-            bwd_dq.document_packed_bwd_dq,
+            kernels.bwd_dq.document_packed_bwd_dq,
             (block_seqs.shape[0] * num_heads,),
             o,
             dlse,
@@ -544,7 +545,7 @@ def _backward(
         )
         if dq.numel() > 0:
             launch(
-                hopper_delta.document_packed_hopper_delta,
+                kernels.hopper_delta.document_packed_hopper_delta,
                 (row_seqs.shape[0] * num_heads,),
                 o,
                 do,
@@ -570,7 +571,9 @@ def _backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             bwd_kernel = (
-                hopper_bwd_wide.document_packed_hopper_bwd_wide if is_wide else hopper_bwd.document_packed_hopper_bwd
+                kernels.hopper_bwd_wide.document_packed_hopper_bwd_wide
+                if is_wide
+                else kernels.hopper_bwd.document_packed_hopper_bwd
             )
             launch_hopper(
                 bwd_kernel,
@@ -614,7 +617,7 @@ def _backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                hopper_delta.document_packed_hopper_dq_rows,
+                kernels.hopper_delta.document_packed_hopper_dq_rows,
                 (2 * row_seqs.shape[0] * num_heads,),
                 dq_sums,
                 row_seqs,
@@ -630,7 +633,7 @@ def _backward(
             )
     elif dk.numel() > 0:
         launch(
-            bwd_dkdv.document_packed_bwd_dkdv,
+            kernels.bwd_dkdv.document_packed_bwd_dkdv,
             (key_block_seqs.shape[0] * num_kv_heads,),
             q,
             k,
@@ -686,7 +689,5 @@ def _fake_backward(
 
 
 # What torch.compile, torch.export and fake tensors see in place of the launches.
-_forward_op = custom_op(f"{NAMESPACE}::{NAME}_fwd", _forward, mutates_args=())
-_forward_op.register_fake(_fake_forward)
-_backward_op = custom_op(f"{NAMESPACE}::{NAME}_bwd", _backward, mutates_args=())
-_backward_op.register_fake(_fake_backward)
+_forward_op = register_operator(f"{NAMESPACE}::{NAME}_fwd", _forward, _fake_forward)
+_backward_op = register_operator(f"{NAMESPACE}::{NAME}_bwd", _backward, _fake_backward)

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: portable/block_ranges.py.jinja
-# hash: 5999ba1fdffc04e8
+# hash: b0f220fcd6e8265a
 """Which blocks of keys a block of queries visits under `document`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and doc[b, q_row] == doc[b, cols] and q_segment_ids[b, rows] ==
@@ -28,11 +28,7 @@ empty to the last. Inside it the first run of full blocks takes no mask; an empt
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def clamp_index(index, size):
-    # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
-    return tl.maximum(tl.minimum(index, size - 1), 0)
+from ..._runtime.device.tl import clamp_index
 
 
 @triton.jit(

@@ -3,25 +3,24 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/jax_launch.py.jinja
-# hash: bbc98b397b9e5183
+# hash: 8ab0a0528cca7ccc
 """Launches of the kernels of `document`, with segment ids, in JAX."""
 
 from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
 from ..._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from ..._runtime.core.options import CallOptions
 from ..._runtime.core.schedules import POSITIONS, SEGMENTS, least_block, pass_table
-from ..._runtime.jax.kernels import HAS_TRITON, call_tiles, launch, multiprocessors
+from ..._runtime.jax.kernels import call_tiles, launch, multiprocessors
 from ..._runtime.jax.schedule import work_counter
 from ..._runtime.jax.tensor import FP32, INT32, Tensor, aligned, empty_like_layout, row_stride, unit_strides
-
-if HAS_TRITON:
-    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
+from .. import segmented as kernels
 
 
-def tiles_of(q: Tensor, v: Tensor, q_segment_ids: Tensor, config_words: str) -> Tiles:
+def tiles_of(q: Tensor, v: Tensor, q_segment_ids: Tensor, options: CallOptions) -> Tiles:
     """The tiles of each pass."""
     # How many segments a row has only the device knows. One id for all, with a stride of 0, is one segment.
     length = max(v.shape[2] // (SEGMENTS if q_segment_ids.stride(1) else 1), min(v.shape[2], 1))
-    return call_tiles("document", "segmented", q, v, length, config_words)
+    return call_tiles("document", "segmented", q, v, length, options)
 
 
 def _extremes(
@@ -63,7 +62,7 @@ def _extremes(
     parts = POSITIONS // part
     programs = cdiv(q_parts, parts) + cdiv(kv_parts, parts)
     launch(
-        block_ranges.document_segmented_extremes,
+        kernels.block_ranges.document_segmented_extremes,
         (list_batch * list_heads * programs,),
         doc,
         q_segment_ids,
@@ -155,7 +154,9 @@ def _tables(
     num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
     own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
     table_kernel = (
-        block_ranges.document_segmented_key_ranges if by_keys else block_ranges.document_segmented_query_ranges
+        kernels.block_ranges.document_segmented_key_ranges
+        if by_keys
+        else kernels.block_ranges.document_segmented_query_ranges
     )
     ranges = q.new_empty((list_batch, list_heads, own_blocks, 4), dtype=INT32)
     launch(
@@ -202,11 +203,11 @@ def make_tables(
     kv_positions: Tensor | None,
     row_offset: int,
     row_offsets: Tensor | None,
-    config_words: str,
+    options: CallOptions,
     backward: bool,
 ) -> list[Tensor]:
     """The tables of each pass, in the order of PASSES; `backward=False` leaves out those of its passes."""
-    tiles = tiles_of(q, v, q_segment_ids, config_words)
+    tiles = tiles_of(q, v, q_segment_ids, options)
     pass_names = PASSES if backward else PASSES[:1]
     part = least_block(*(tiles[pass_name] for pass_name in pass_names))
     block_extremes = _extremes(
@@ -236,14 +237,14 @@ def forward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_of(q, v, q_segment_ids, config_words)["fwd"]
+    tile = tiles_of(q, v, q_segment_ids, options)["fwd"]
     o = empty_like_layout(q, head_dim_v)
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
@@ -306,7 +307,7 @@ def forward(
     )
     if tile.family == "hopper":
         launch(
-            hopper_fwd.document_segmented_hopper_fwd,
+            kernels.hopper_fwd.document_segmented_hopper_fwd,
             (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
             *arguments,
             batch,
@@ -325,7 +326,7 @@ def forward(
         )
     else:
         launch(
-            fwd.document_segmented_fwd,
+            kernels.fwd.document_segmented_fwd,
             (cdiv(q_len, tile.block_m) * num_heads * batch,),
             *arguments,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -360,14 +361,14 @@ def backward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_of(q, v, q_segment_ids, config_words)
+    tiles = tiles_of(q, v, q_segment_ids, options)
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
@@ -403,7 +404,7 @@ def backward(
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     if dq.numel() > 0 and not fused:
         launch(
-            bwd_dq.document_segmented_bwd_dq,
+            kernels.bwd_dq.document_segmented_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             o,
             dlse,
@@ -464,7 +465,7 @@ def backward(
         )
         if dq.numel() > 0:
             launch(
-                hopper_delta.document_segmented_hopper_delta,
+                kernels.hopper_delta.document_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -488,9 +489,9 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             bwd_kernel = (
-                hopper_bwd_wide.document_segmented_hopper_bwd_wide
+                kernels.hopper_bwd_wide.document_segmented_hopper_bwd_wide
                 if is_wide
-                else hopper_bwd.document_segmented_hopper_bwd
+                else kernels.hopper_bwd.document_segmented_hopper_bwd
             )
             launch(
                 bwd_kernel,
@@ -549,7 +550,7 @@ def backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                hopper_delta.document_segmented_hopper_dq_rows,
+                kernels.hopper_delta.document_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,
@@ -564,7 +565,7 @@ def backward(
             )
     elif dk.numel() > 0:
         launch(
-            bwd_dkdv.document_segmented_bwd_dkdv,
+            kernels.bwd_dkdv.document_segmented_bwd_dkdv,
             (cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,),
             q,
             k,

@@ -2,6 +2,54 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/variant_init.py.jinja
-# hash: a1d48083698b212a
+# hash: 3aed96dd4eee0ce9
 """`forgetting`, packed sequences: Forgetting attention, a log-decay per position and head (Lin et al., 2025,
-arXiv:2503.02130)."""
+arXiv:2503.02130).
+
+The modules of launches and of kernels are imported when they are first read.
+"""
+
+from typing import TYPE_CHECKING
+
+from ..._runtime.core.lazy import lazy_modules
+
+__all__ = [
+    "bwd_dkdv",
+    "bwd_dq",
+    "decay",
+    "fwd",
+    "hopper_bwd",
+    "hopper_bwd_wide",
+    "hopper_delta",
+    "hopper_fwd",
+    "jax_launch",
+    "torch_launch",
+]
+
+if TYPE_CHECKING:
+    from . import (
+        bwd_dkdv,
+        bwd_dq,
+        decay,
+        fwd,
+        hopper_bwd,
+        hopper_bwd_wide,
+        hopper_delta,
+        hopper_fwd,
+        jax_launch,
+        torch_launch,
+    )
+else:
+    __getattr__, __dir__ = lazy_modules(
+        __name__,
+        ".bwd_dkdv",
+        ".bwd_dq",
+        ".decay",
+        ".fwd",
+        ".hopper_bwd",
+        ".hopper_bwd_wide",
+        ".hopper_delta",
+        ".hopper_fwd",
+        ".jax_launch",
+        ".torch_launch",
+    )

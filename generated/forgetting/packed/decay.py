@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: portable/decay.py.jinja
-# hash: 3e0dc28b4dc12b1b
+# hash: 73bdd02ee0a9baeb
 """Log-decay of `forgetting`, packed sequences: the cumulative sum of g, and its gradient.
 
     g, dg           [total_k, Hq]  natural log
@@ -17,7 +17,7 @@ One program serves one query head of one sequence.
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
+from ..._runtime.device.tl import LOG2E, row_sum
 
 
 @triton.jit(do_not_specialize=["kv_total", "num_heads"])
@@ -45,16 +45,6 @@ def forgetting_packed_decay_cumsum(
         g = tl.load(g_base + pos.to(tl.int64) * stride_gs, mask=inside, other=0.0).to(tl.float32)
         tl.store(decay_base + pos, (before + tl.cumsum(g, 0)) * LOG2E, mask=inside)
         before += tl.sum(g, 0)
-
-
-@triton.jit
-def row_sum(ptr, first, end, BLOCK: tl.constexpr):
-    """The sum of the elements from `first` to `end`."""
-    total = 0.0
-    for start in range(first, end, BLOCK):
-        rows = start + tl.arange(0, BLOCK)
-        total += tl.sum(tl.load(ptr + rows, mask=rows < end, other=0.0), 0)
-    return total
 
 
 @triton.jit(do_not_specialize=["q_total", "kv_total", "num_heads", "q_offset"])

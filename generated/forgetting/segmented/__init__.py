@@ -2,6 +2,60 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/variant_init.py.jinja
-# hash: 8e0d73d6a4785d3c
+# hash: 1e379cd1c43eadac
 """`forgetting`, with segment ids: Forgetting attention, a log-decay per position and head (Lin et al., 2025,
-arXiv:2503.02130)."""
+arXiv:2503.02130).
+
+The modules of launches and of kernels are imported when they are first read.
+"""
+
+from typing import TYPE_CHECKING
+
+from ..._runtime.core.lazy import lazy_modules
+
+__all__ = [
+    "block_ranges",
+    "bwd_dkdv",
+    "bwd_dq",
+    "decay",
+    "fwd",
+    "hopper_bwd",
+    "hopper_bwd_wide",
+    "hopper_delta",
+    "hopper_fwd",
+    "jax_launch",
+    "token_order",
+    "torch_launch",
+]
+
+if TYPE_CHECKING:
+    from ..._runtime.core import token_order
+    from .. import decay
+    from . import (
+        block_ranges,
+        bwd_dkdv,
+        bwd_dq,
+        fwd,
+        hopper_bwd,
+        hopper_bwd_wide,
+        hopper_delta,
+        hopper_fwd,
+        jax_launch,
+        torch_launch,
+    )
+else:
+    __getattr__, __dir__ = lazy_modules(
+        __name__,
+        "..._runtime.core.token_order",
+        "..decay",
+        ".block_ranges",
+        ".bwd_dkdv",
+        ".bwd_dq",
+        ".fwd",
+        ".hopper_bwd",
+        ".hopper_bwd_wide",
+        ".hopper_delta",
+        ".hopper_fwd",
+        ".jax_launch",
+        ".torch_launch",
+    )

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/delta.py.jinja
-# hash: 79006dbeb133020a
+# hash: c759e8a07399f2d5
 """What runs before and after the backward of `forgetting`, with segment ids on Hopper.
 
     o         [B, Hq, Sq, Dv]
@@ -21,21 +21,7 @@
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def clamp_index(index, size):
-    # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
-    return tl.maximum(tl.minimum(index, size - 1), 0)
-
-
-@triton.jit
-def load_rows(ptr, rows, length, stride_row, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """Rows of a `[length, COLS]` matrix, zero beyond its edges."""
-    cols = tl.arange(0, BLOCK_COLS)
-    ptrs = ptr + (rows.to(tl.int64) * stride_row)[:, None] + cols[None, :]
-    return tl.load(ptrs, mask=(rows < length)[:, None] & (cols < COLS)[None, :], other=0.0).to(tl.float32)
+from ..._runtime.device.tl import LOG2E, clamp_index, load_rows
 
 
 @triton.jit(do_not_specialize=["q_offset", "decay_size_2", "q_len", "num_heads"])

@@ -2,5 +2,43 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/variant_init.py.jinja
-# hash: 5e1915f2dbdc8207
-"""`full`, with segment ids: Every query attends to every key (Vaswani et al., 2017, arXiv:1706.03762)."""
+# hash: 54f7b4807c5a1aab
+"""`full`, with segment ids: Every query attends to every key (Vaswani et al., 2017, arXiv:1706.03762).
+
+The modules of launches and of kernels are imported when they are first read.
+"""
+
+from typing import TYPE_CHECKING
+
+from ..._runtime.core.lazy import lazy_modules
+
+__all__ = [
+    "block_ranges",
+    "bwd_dkdv",
+    "bwd_dq",
+    "fwd",
+    "hopper_bwd",
+    "hopper_bwd_wide",
+    "hopper_delta",
+    "hopper_fwd",
+    "jax_launch",
+    "torch_launch",
+]
+
+if TYPE_CHECKING:
+    from .. import hopper_delta
+    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_fwd, jax_launch, torch_launch
+else:
+    __getattr__, __dir__ = lazy_modules(
+        __name__,
+        "..hopper_delta",
+        ".block_ranges",
+        ".bwd_dkdv",
+        ".bwd_dq",
+        ".fwd",
+        ".hopper_bwd",
+        ".hopper_bwd_wide",
+        ".hopper_fwd",
+        ".jax_launch",
+        ".torch_launch",
+    )

@@ -2,24 +2,23 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/jax_launch.py.jinja
-# hash: 0b678f67a9de0d4f
+# hash: b4d4e2a4d99eccb5
 """Launches of the kernels of `gemma2_local`, packed sequences, in JAX."""
 
 from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns
 from ..._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from ..._runtime.core.options import CallOptions
 from ..._runtime.core.schedules import pass_table
-from ..._runtime.jax.kernels import HAS_TRITON, call_tiles, has_tanh_instruction, launch, multiprocessors
+from ..._runtime.jax.kernels import call_tiles, has_tanh_instruction, launch, multiprocessors
 from ..._runtime.jax.schedule import block_sequences, work_counter
 from ..._runtime.jax.tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
-
-if HAS_TRITON:
-    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
+from .. import packed as kernels
 
 
-def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, config_words: str) -> Tiles:
+def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, options: CallOptions) -> Tiles:
     """The tiles of each pass."""
     length = max(v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1), min(v.shape[2], 1))
-    return call_tiles("gemma2_local", "packed", q, v, length, config_words)
+    return call_tiles("gemma2_local", "packed", q, v, length, options)
 
 
 def _tables(
@@ -37,10 +36,10 @@ def _tables(
 
 
 def make_tables(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, config_words: str, backward: bool
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, options: CallOptions, backward: bool
 ) -> list[Tensor]:
     """The tables of each pass, in the order of PASSES; `backward=False` leaves out those of its passes."""
-    tiles = tiles_of(q, v, cu_seqlens_q, config_words)
+    tiles = tiles_of(q, v, cu_seqlens_q, options)
     pass_names = PASSES if backward else PASSES[:1]
     made: dict[tuple[int, int, bool], list[Tensor]] = {}
     block_tables: list[Tensor] = []
@@ -62,14 +61,14 @@ def forward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
     batch, num_heads, q_len, head_dim = q.shape
     head_dim_v = v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_of(q, v, cu_seqlens_q, config_words)["fwd"]
+    tile = tiles_of(q, v, cu_seqlens_q, options)["fwd"]
     o = empty_like_layout(q, head_dim_v)
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
@@ -96,7 +95,7 @@ def forward(
     )
     if tile.family == "hopper":
         launch(
-            hopper_fwd.gemma2_local_packed_hopper_fwd,
+            kernels.hopper_fwd.gemma2_local_packed_hopper_fwd,
             (min(block_seqs.shape[0] * num_heads, multiprocessors(q)),),
             *arguments,
             work_counter(q),
@@ -113,7 +112,7 @@ def forward(
         )
     else:
         launch(
-            fwd.gemma2_local_packed_fwd,
+            kernels.fwd.gemma2_local_packed_fwd,
             (block_seqs.shape[0] * num_heads,),
             *arguments,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -143,14 +142,14 @@ def backward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
     num_heads, q_len, head_dim = q.shape[1:]
     num_kv_heads, head_dim_v = k.shape[1], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_of(q, v, cu_seqlens_q, config_words)
+    tiles = tiles_of(q, v, cu_seqlens_q, options)
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
@@ -172,7 +171,7 @@ def backward(
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     if dq.numel() > 0 and not fused:
         launch(
-            bwd_dq.gemma2_local_packed_bwd_dq,
+            kernels.bwd_dq.gemma2_local_packed_bwd_dq,
             (block_seqs.shape[0] * num_heads,),
             o,
             dlse,
@@ -217,7 +216,7 @@ def backward(
         )
         if dq.numel() > 0:
             launch(
-                hopper_delta.gemma2_local_packed_hopper_delta,
+                kernels.hopper_delta.gemma2_local_packed_hopper_delta,
                 (row_seqs.shape[0] * num_heads,),
                 o,
                 do,
@@ -242,9 +241,9 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             bwd_kernel = (
-                hopper_bwd_wide.gemma2_local_packed_hopper_bwd_wide
+                kernels.hopper_bwd_wide.gemma2_local_packed_hopper_bwd_wide
                 if is_wide
-                else hopper_bwd.gemma2_local_packed_hopper_bwd
+                else kernels.hopper_bwd.gemma2_local_packed_hopper_bwd
             )
             launch(
                 bwd_kernel,
@@ -286,7 +285,7 @@ def backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                hopper_delta.gemma2_local_packed_hopper_dq_rows,
+                kernels.hopper_delta.gemma2_local_packed_hopper_dq_rows,
                 (2 * row_seqs.shape[0] * num_heads,),
                 dq_sums,
                 row_seqs,
@@ -302,7 +301,7 @@ def backward(
             )
     elif dk.numel() > 0:
         launch(
-            bwd_dkdv.gemma2_local_packed_bwd_dkdv,
+            kernels.bwd_dkdv.gemma2_local_packed_bwd_dkdv,
             (key_block_seqs.shape[0] * num_kv_heads,),
             q,
             k,

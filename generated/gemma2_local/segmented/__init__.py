@@ -2,6 +2,44 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/variant_init.py.jinja
-# hash: 56b875fdd89b59b5
+# hash: d6b2a18bf867a340
 """`gemma2_local`, with segment ids: The local layers of Gemma 2, a window of 4096 and logits capped at 50
-(arXiv:2408.00118, table 1)."""
+(arXiv:2408.00118, table 1).
+
+The modules of launches and of kernels are imported when they are first read.
+"""
+
+from typing import TYPE_CHECKING
+
+from ..._runtime.core.lazy import lazy_modules
+
+__all__ = [
+    "block_ranges",
+    "bwd_dkdv",
+    "bwd_dq",
+    "fwd",
+    "hopper_bwd",
+    "hopper_bwd_wide",
+    "hopper_delta",
+    "hopper_fwd",
+    "jax_launch",
+    "torch_launch",
+]
+
+if TYPE_CHECKING:
+    from .. import hopper_delta
+    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_fwd, jax_launch, torch_launch
+else:
+    __getattr__, __dir__ = lazy_modules(
+        __name__,
+        "..hopper_delta",
+        ".block_ranges",
+        ".bwd_dkdv",
+        ".bwd_dq",
+        ".fwd",
+        ".hopper_bwd",
+        ".hopper_bwd_wide",
+        ".hopper_fwd",
+        ".jax_launch",
+        ".torch_launch",
+    )

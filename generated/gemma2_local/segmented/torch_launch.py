@@ -2,24 +2,24 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/torch_launch.py.jinja
-# hash: 5fc0452d88d8f762
+# hash: 4ae195f87c336419
 """Launches of the kernels of `gemma2_local`, with segment ids, with their gradients, as PyTorch operators."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
 
-from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, computes_plainly, next_power_of_2
+from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
 from ..._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from ..._runtime.core.options import CallOptions
 from ..._runtime.core.schedules import POSITIONS, SEGMENTS, least_block, pass_table
+from ..._runtime.torch.operators import namespace_of, register_operator
 from ..._runtime.torch.plain import plain_backward, plain_forward
 from ..._runtime.torch.replay import apply, launch, launch_hopper, replayed
 from ..._runtime.torch.schedule import work_counter
 from ..._runtime.torch.support import (
     FP32,
-    HAS_TRITON,
     aligned,
     call_tiles,
     empty_like_layout,
@@ -34,14 +34,11 @@ from ..._runtime.torch.transforms import (
     differentiates_backward,
     refuse_second_derivative,
 )
+from .. import segmented as kernels
 from ..torch_reference import reference
 
-if HAS_TRITON:
-    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
-
 NAME = "gemma2_local_segmented"
-# Operators are registered under the name of the package, so that two packages can live in one process.
-NAMESPACE = "_".join(__name__.split(".")[:-3])
+NAMESPACE = namespace_of(__name__.rsplit(".", 3)[0])
 
 
 # What torch.func.vmap makes one call of: for each tensor the axis of batch rows, where it has one.
@@ -77,7 +74,7 @@ class Attention(torch.autograd.Function):
         row_offset: int,
         row_offsets: Tensor | None,
         scale: float,
-        config_words: str,
+        options: CallOptions,
         block_tables: list[Tensor],
     ) -> tuple[Tensor, Tensor]:
         run = _forward if launches_directly(q) else _forward_op
@@ -93,7 +90,7 @@ class Attention(torch.autograd.Function):
             row_offset,
             row_offsets,
             scale,
-            config_words,
+            options,
             block_tables,
         )
 
@@ -112,13 +109,13 @@ class Attention(torch.autograd.Function):
             row_offset,
             row_offsets,
             scale,
-            config_words,
+            options,
             block_tables,
         ) = _inputs
         ctx.save_for_backward(
             q, k, v, q_segment_ids, kv_segment_ids, o, lse, q_positions, kv_positions, row_offsets, *block_tables
         )
-        ctx.numbers = (padding_id, row_offset, scale, config_words)
+        ctx.numbers = (padding_id, row_offset, scale, options)
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -126,7 +123,7 @@ class Attention(torch.autograd.Function):
         q, k, v, q_segment_ids, kv_segment_ids, o, lse, q_positions, kv_positions, row_offsets, *block_tables = (
             ctx.saved_tensors
         )
-        padding_id, row_offset, scale, config_words = ctx.numbers
+        padding_id, row_offset, scale, options = ctx.numbers
         do = torch.zeros_like(o) if do is None else do
         run: Any = _backward if launches_directly(q) else _backward_op
         if differentiates_backward():
@@ -147,7 +144,7 @@ class Attention(torch.autograd.Function):
             row_offset,
             row_offsets,
             scale,
-            config_words,
+            options,
             block_tables,
         )
         return dq, dk, dv, None, None, None, None, None, None, None, None, None, None
@@ -213,11 +210,11 @@ def _reference(
     )
 
 
-def tiles_of(q: Tensor, v: Tensor, q_segment_ids: Tensor, config_words: str) -> Tiles:
+def tiles_of(q: Tensor, v: Tensor, q_segment_ids: Tensor, options: CallOptions) -> Tiles:
     """The tiles of each pass."""
     # How many segments a row has only the device knows. One id for all, with a stride of 0, is one segment.
     length = max(v.shape[2] // (SEGMENTS if q_segment_ids.stride(1) else 1), min(v.shape[2], 1))
-    return call_tiles("gemma2_local", "segmented", q, v, length, config_words)
+    return call_tiles("gemma2_local", "segmented", q, v, length, options)
 
 
 def _extremes(
@@ -258,7 +255,7 @@ def _extremes(
     parts = POSITIONS // part
     programs = cdiv(q_parts, parts) + cdiv(kv_parts, parts)
     launch(
-        block_ranges.gemma2_local_segmented_extremes,
+        kernels.block_ranges.gemma2_local_segmented_extremes,
         (list_batch * list_heads * programs,),
         q_segment_ids,
         kv_segment_ids,
@@ -335,7 +332,9 @@ def _tables(
     num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
     own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
     table_kernel = (
-        block_ranges.gemma2_local_segmented_key_ranges if by_keys else block_ranges.gemma2_local_segmented_query_ranges
+        kernels.block_ranges.gemma2_local_segmented_key_ranges
+        if by_keys
+        else kernels.block_ranges.gemma2_local_segmented_query_ranges
     )
     ranges = q.new_empty((list_batch, list_heads, own_blocks, 4), dtype=torch.int32)
     launch(
@@ -377,11 +376,11 @@ def make_tables(
     kv_positions: Tensor | None,
     row_offset: int,
     row_offsets: Tensor | None,
-    config_words: str,
+    options: CallOptions,
     backward: bool,
 ) -> list[Tensor]:
     """The tables of each pass, in the order of PASSES; `backward=False` leaves out those of its passes."""
-    tiles = tiles_of(q, v, q_segment_ids, config_words)
+    tiles = tiles_of(q, v, q_segment_ids, options)
     pass_names = PASSES if backward else PASSES[:1]
     part = least_block(*(tiles[pass_name] for pass_name in pass_names))
     block_extremes = _extremes(
@@ -411,14 +410,14 @@ def _forward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
-    if computes_plainly(config_words):
+    if options.plain:
         if not q.is_meta:
             # Tiles and a family that the kernels would refuse are refused here, too.
-            tiles_of(q, v, q_segment_ids, config_words)
+            tiles_of(q, v, q_segment_ids, options)
         return plain_forward(
             _reference,
             _fake_forward(
@@ -433,7 +432,7 @@ def _forward(
                 row_offset,
                 row_offsets,
                 scale,
-                config_words,
+                options,
                 block_tables,
             ),
             q,
@@ -447,13 +446,13 @@ def _forward(
             row_offset,
             row_offsets,
             scale,
-            config_words,
+            options,
             block_tables,
         )
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_of(q, v, q_segment_ids, config_words)["fwd"]
+    tile = tiles_of(q, v, q_segment_ids, options)["fwd"]
     o = empty_like_layout(q, head_dim_v)
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
@@ -503,7 +502,7 @@ def _forward(
     )
     if tile.family == "hopper":
         launch_hopper(
-            hopper_fwd.gemma2_local_segmented_hopper_fwd,
+            kernels.hopper_fwd.gemma2_local_segmented_hopper_fwd,
             (min(cdiv(q_len, tile.block_m) * num_heads * batch, multiprocessors(q)),),
             *arguments,
             batch,
@@ -523,7 +522,7 @@ def _forward(
         )
     else:
         launch(
-            fwd.gemma2_local_segmented_fwd,
+            kernels.fwd.gemma2_local_segmented_fwd,
             (cdiv(q_len, tile.block_m) * num_heads * batch,),
             *arguments,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -559,11 +558,11 @@ def _backward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
-    if computes_plainly(config_words):
+    if options.plain:
         return plain_backward(
             _reference,
             _fake_backward(
@@ -582,7 +581,7 @@ def _backward(
                 row_offset,
                 row_offsets,
                 scale,
-                config_words,
+                options,
                 block_tables,
             ),
             do,
@@ -599,13 +598,13 @@ def _backward(
             row_offset,
             row_offsets,
             scale,
-            config_words,
+            options,
             block_tables,
         )
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_of(q, v, q_segment_ids, config_words)
+    tiles = tiles_of(q, v, q_segment_ids, options)
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     dlse = None if dlse is None else dlse.contiguous()
@@ -632,7 +631,7 @@ def _backward(
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     if dq.numel() > 0 and not fused:
         launch(
-            bwd_dq.gemma2_local_segmented_bwd_dq,
+            kernels.bwd_dq.gemma2_local_segmented_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             o,
             dlse,
@@ -691,7 +690,7 @@ def _backward(
         )
         if dq.numel() > 0:
             launch(
-                hopper_delta.gemma2_local_segmented_hopper_delta,
+                kernels.hopper_delta.gemma2_local_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 o,
                 do,
@@ -714,9 +713,9 @@ def _backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             bwd_kernel = (
-                hopper_bwd_wide.gemma2_local_segmented_hopper_bwd_wide
+                kernels.hopper_bwd_wide.gemma2_local_segmented_hopper_bwd_wide
                 if is_wide
-                else hopper_bwd.gemma2_local_segmented_hopper_bwd
+                else kernels.hopper_bwd.gemma2_local_segmented_hopper_bwd
             )
             launch_hopper(
                 bwd_kernel,
@@ -773,7 +772,7 @@ def _backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                hopper_delta.gemma2_local_segmented_hopper_dq_rows,
+                kernels.hopper_delta.gemma2_local_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 dq_sums,
                 dq,
@@ -788,7 +787,7 @@ def _backward(
             )
     elif dk.numel() > 0:
         launch(
-            bwd_dkdv.gemma2_local_segmented_bwd_dkdv,
+            kernels.bwd_dkdv.gemma2_local_segmented_bwd_dkdv,
             (cdiv(kv_len, tiles["dkdv"].block_n) * num_kv_heads * batch,),
             q,
             k,
@@ -854,7 +853,5 @@ def _fake_backward(
 
 
 # What torch.compile, torch.export and fake tensors see in place of the launches.
-_forward_op = custom_op(f"{NAMESPACE}::{NAME}_fwd", _forward, mutates_args=())
-_forward_op.register_fake(_fake_forward)
-_backward_op = custom_op(f"{NAMESPACE}::{NAME}_bwd", _backward, mutates_args=())
-_backward_op.register_fake(_fake_backward)
+_forward_op = register_operator(f"{NAMESPACE}::{NAME}_fwd", _forward, _fake_forward)
+_backward_op = register_operator(f"{NAMESPACE}::{NAME}_bwd", _backward, _fake_backward)

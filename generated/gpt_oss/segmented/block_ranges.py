@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: portable/block_ranges.py.jinja
-# hash: 0739ea93cc9afe00
+# hash: 368a9a97ebc8bbb7
 """Which blocks of keys a block of queries visits under `gpt_oss`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and q_idx - kv_idx < 128 and q_segment_ids[b, rows] == kv_segment_ids[b,
@@ -23,11 +23,7 @@ empty to the last. Inside it the first run of full blocks takes no mask; an empt
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def clamp_index(index, size):
-    # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
-    return tl.maximum(tl.minimum(index, size - 1), 0)
+from ..._runtime.device.tl import clamp_index
 
 
 @triton.jit(

@@ -2,6 +2,54 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/variant_init.py.jinja
-# hash: fdcbb4ab4439c6fd
+# hash: 3d19e34cbe974b71
 """`natten`, packed sequences: Neighbourhood attention on an image of 128 x 128 positions, 13 x 13 keys (Hassani et
-al., 2023, arXiv:2204.07143)."""
+al., 2023, arXiv:2204.07143).
+
+The modules of launches and of kernels are imported when they are first read.
+"""
+
+from typing import TYPE_CHECKING
+
+from ..._runtime.core.lazy import lazy_modules
+
+__all__ = [
+    "block_lists",
+    "bwd_dkdv",
+    "bwd_dq",
+    "fwd",
+    "hopper_bwd",
+    "hopper_bwd_wide",
+    "hopper_delta",
+    "hopper_fwd",
+    "jax_launch",
+    "torch_launch",
+]
+
+if TYPE_CHECKING:
+    from . import (
+        block_lists,
+        bwd_dkdv,
+        bwd_dq,
+        fwd,
+        hopper_bwd,
+        hopper_bwd_wide,
+        hopper_delta,
+        hopper_fwd,
+        jax_launch,
+        torch_launch,
+    )
+else:
+    __getattr__, __dir__ = lazy_modules(
+        __name__,
+        ".block_lists",
+        ".bwd_dkdv",
+        ".bwd_dq",
+        ".fwd",
+        ".hopper_bwd",
+        ".hopper_bwd_wide",
+        ".hopper_delta",
+        ".hopper_fwd",
+        ".jax_launch",
+        ".torch_launch",
+    )

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: portable/block_lists.py.jinja
-# hash: 7f05000f44bdfa92
+# hash: ef77484a42260b06
 """Which blocks of keys a block of queries visits under `natten`, packed sequences, and the other way round.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -20,17 +20,7 @@ partial ones from the left, ascending, the full ones from the right.
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def floor_mod(a, b):
-    # Python's remainder: Triton's has the sign of the dividend.
-    r = a % b
-    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
-
-
-@triton.jit
-def floor_div(a, b):
-    return (a - floor_mod(a, b)) // b
+from ..._runtime.device.tl import floor_div, floor_mod
 
 
 @triton.jit(

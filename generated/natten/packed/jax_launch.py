@@ -2,24 +2,23 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/jax_launch.py.jinja
-# hash: 4176e328df2e7f0c
+# hash: d169ea04f00af400
 """Launches of the kernels of `natten`, packed sequences, in JAX."""
 
 from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
 from ..._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from ..._runtime.core.options import CallOptions
 from ..._runtime.core.schedules import pass_table
-from ..._runtime.jax.kernels import HAS_TRITON, call_tiles, launch, multiprocessors
+from ..._runtime.jax.kernels import call_tiles, launch, multiprocessors
 from ..._runtime.jax.schedule import block_sequences, list_blocks, work_counter
 from ..._runtime.jax.tensor import FP32, Tensor, aligned, empty_like_layout, unit_strides
-
-if HAS_TRITON:
-    from . import block_lists, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
+from .. import packed as kernels
 
 
-def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, config_words: str) -> Tiles:
+def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, options: CallOptions) -> Tiles:
     """The tiles of each pass."""
     length = max(v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1), min(v.shape[2], 1))
-    return call_tiles("natten", "packed", q, v, length, config_words)
+    return call_tiles("natten", "packed", q, v, length, options)
 
 
 def _tables(
@@ -39,7 +38,9 @@ def _tables(
 
     q_offset = row_offset if row_offsets is None else row_offsets
     other_blocks = cdiv(q.shape[2], tile.block_m) if by_keys else cdiv(k.shape[2], tile.block_n)
-    table_kernel = block_lists.natten_packed_key_lists if by_keys else block_lists.natten_packed_query_lists
+    table_kernel = (
+        kernels.block_lists.natten_packed_key_lists if by_keys else kernels.block_lists.natten_packed_query_lists
+    )
 
     def launch_lists(spans: Tensor, block_list: Tensor, own_room: bool, fill_lists: bool) -> None:
         launch(
@@ -70,11 +71,11 @@ def make_tables(
     cu_seqlens_k: Tensor,
     row_offset: int,
     row_offsets: Tensor | None,
-    config_words: str,
+    options: CallOptions,
     backward: bool,
 ) -> list[Tensor]:
     """The tables of each pass, in the order of PASSES; `backward=False` leaves out those of its passes."""
-    tiles = tiles_of(q, v, cu_seqlens_q, config_words)
+    tiles = tiles_of(q, v, cu_seqlens_q, options)
     pass_names = PASSES if backward else PASSES[:1]
     made: dict[tuple[int, int, bool], list[Tensor]] = {}
     block_tables: list[Tensor] = []
@@ -96,14 +97,14 @@ def forward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
     batch, num_heads, q_len, head_dim = q.shape
     head_dim_v = v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_of(q, v, cu_seqlens_q, config_words)["fwd"]
+    tile = tiles_of(q, v, cu_seqlens_q, options)["fwd"]
     o = empty_like_layout(q, head_dim_v)
     lse = q.new_empty((batch, num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
@@ -134,7 +135,7 @@ def forward(
     )
     if tile.family == "hopper":
         launch(
-            hopper_fwd.natten_packed_hopper_fwd,
+            kernels.hopper_fwd.natten_packed_hopper_fwd,
             (min(block_seqs.shape[0] * num_heads, multiprocessors(q)),),
             *arguments,
             work_counter(q),
@@ -150,7 +151,7 @@ def forward(
         )
     else:
         launch(
-            fwd.natten_packed_fwd,
+            kernels.fwd.natten_packed_fwd,
             (block_seqs.shape[0] * num_heads,),
             *arguments,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -179,14 +180,14 @@ def backward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
     num_heads, q_len, head_dim = q.shape[1:]
     num_kv_heads, head_dim_v = k.shape[1], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_of(q, v, cu_seqlens_q, config_words)
+    tiles = tiles_of(q, v, cu_seqlens_q, options)
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
@@ -208,7 +209,7 @@ def backward(
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     if dq.numel() > 0 and not fused:
         launch(
-            bwd_dq.natten_packed_bwd_dq,
+            kernels.bwd_dq.natten_packed_bwd_dq,
             (block_seqs.shape[0] * num_heads,),
             o,
             dlse,
@@ -254,7 +255,7 @@ def backward(
         )
         if dq.numel() > 0:
             launch(
-                hopper_delta.natten_packed_hopper_delta,
+                kernels.hopper_delta.natten_packed_hopper_delta,
                 (row_seqs.shape[0] * num_heads,),
                 o,
                 do,
@@ -280,7 +281,9 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             bwd_kernel = (
-                hopper_bwd_wide.natten_packed_hopper_bwd_wide if is_wide else hopper_bwd.natten_packed_hopper_bwd
+                kernels.hopper_bwd_wide.natten_packed_hopper_bwd_wide
+                if is_wide
+                else kernels.hopper_bwd.natten_packed_hopper_bwd
             )
             launch(
                 bwd_kernel,
@@ -323,7 +326,7 @@ def backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                hopper_delta.natten_packed_hopper_dq_rows,
+                kernels.hopper_delta.natten_packed_hopper_dq_rows,
                 (2 * row_seqs.shape[0] * num_heads,),
                 dq_sums,
                 row_seqs,
@@ -339,7 +342,7 @@ def backward(
             )
     elif dk.numel() > 0:
         launch(
-            bwd_dkdv.natten_packed_bwd_dkdv,
+            kernels.bwd_dkdv.natten_packed_bwd_dkdv,
             (key_block_seqs.shape[0] * num_kv_heads,),
             q,
             k,

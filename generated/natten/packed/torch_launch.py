@@ -2,24 +2,24 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/torch_launch.py.jinja
-# hash: 5a01b66af1b4001f
+# hash: 6cbe2cf35e895149
 """Launches of the kernels of `natten`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
 
-from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, computes_plainly, next_power_of_2
+from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns, cdiv, next_power_of_2
 from ..._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from ..._runtime.core.options import CallOptions
 from ..._runtime.core.schedules import pass_table
+from ..._runtime.torch.operators import namespace_of, register_operator
 from ..._runtime.torch.plain import plain_backward, plain_forward
 from ..._runtime.torch.replay import apply, launch, launch_hopper, replayed
 from ..._runtime.torch.schedule import block_sequences, list_blocks, work_counter
 from ..._runtime.torch.support import (
     FP32,
-    HAS_TRITON,
     aligned,
     batch_row,
     call_tiles,
@@ -34,14 +34,11 @@ from ..._runtime.torch.transforms import (
     differentiates_backward,
     refuse_second_derivative,
 )
+from .. import packed as kernels
 from ..torch_reference import packed_reference
 
-if HAS_TRITON:
-    from . import block_lists, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
-
 NAME = "natten_packed"
-# Operators are registered under the name of the package, so that two packages can live in one process.
-NAMESPACE = "_".join(__name__.split(".")[:-3])
+NAMESPACE = namespace_of(__name__.rsplit(".", 3)[0])
 
 
 # What torch.func.vmap makes one call of: for each tensor the axis of packed tokens or of sequences, where it has one.
@@ -72,43 +69,30 @@ class Attention(torch.autograd.Function):
         row_offset: int,
         row_offsets: Tensor | None,
         scale: float,
-        config_words: str,
+        options: CallOptions,
         block_tables: list[Tensor],
     ) -> tuple[Tensor, Tensor]:
         run = _forward if launches_directly(q) else _forward_op
-        return run(q, k, v, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, config_words, block_tables)
+        return run(q, k, v, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, options, block_tables)
 
     @staticmethod
     def setup_context(ctx: Any, _inputs: tuple[Any, ...], _outputs: tuple[Tensor, ...]) -> None:
         o, lse = _outputs
-        q, k, v, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, config_words, block_tables = _inputs
+        q, k, v, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, options, block_tables = _inputs
         ctx.save_for_backward(q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k, row_offsets, *block_tables)
-        ctx.numbers = (row_offset, scale, config_words)
+        ctx.numbers = (row_offset, scale, options)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k, row_offsets, *block_tables = ctx.saved_tensors
-        row_offset, scale, config_words = ctx.numbers
+        row_offset, scale, options = ctx.numbers
         do = torch.zeros_like(o) if do is None else do
         run: Any = _backward if launches_directly(q) else _backward_op
         if differentiates_backward():
             run = _differentiable_backward
         dq, dk, dv = run(
-            do,
-            dlse,
-            q,
-            k,
-            v,
-            o,
-            lse,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            row_offset,
-            row_offsets,
-            scale,
-            config_words,
-            block_tables,
+            do, dlse, q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, options, block_tables
         )
         return dq, dk, dv, None, None, None, None, None, None, None
 
@@ -167,10 +151,10 @@ def _reference(
     )
 
 
-def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, config_words: str) -> Tiles:
+def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, options: CallOptions) -> Tiles:
     """The tiles of each pass."""
     length = max(v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1), min(v.shape[2], 1))
-    return call_tiles("natten", "packed", q, v, length, config_words)
+    return call_tiles("natten", "packed", q, v, length, options)
 
 
 def _tables(
@@ -190,7 +174,9 @@ def _tables(
 
     q_offset = row_offset if row_offsets is None else row_offsets
     other_blocks = cdiv(q.shape[2], tile.block_m) if by_keys else cdiv(k.shape[2], tile.block_n)
-    table_kernel = block_lists.natten_packed_key_lists if by_keys else block_lists.natten_packed_query_lists
+    table_kernel = (
+        kernels.block_lists.natten_packed_key_lists if by_keys else kernels.block_lists.natten_packed_query_lists
+    )
 
     def launch_lists(spans: Tensor, block_list: Tensor, own_room: bool, fill_lists: bool) -> None:
         launch(
@@ -221,11 +207,11 @@ def make_tables(
     cu_seqlens_k: Tensor,
     row_offset: int,
     row_offsets: Tensor | None,
-    config_words: str,
+    options: CallOptions,
     backward: bool,
 ) -> list[Tensor]:
     """The tables of each pass, in the order of PASSES; `backward=False` leaves out those of its passes."""
-    tiles = tiles_of(q, v, cu_seqlens_q, config_words)
+    tiles = tiles_of(q, v, cu_seqlens_q, options)
     pass_names = PASSES if backward else PASSES[:1]
     made: dict[tuple[int, int, bool], list[Tensor]] = {}
     block_tables: list[Tensor] = []
@@ -248,19 +234,17 @@ def _forward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
-    if computes_plainly(config_words):
+    if options.plain:
         if not q.is_meta:
             # Tiles and a family that the kernels would refuse are refused here, too.
-            tiles_of(batch_row(q), batch_row(v), cu_seqlens_q, config_words)
+            tiles_of(batch_row(q), batch_row(v), cu_seqlens_q, options)
         return plain_forward(
             _reference,
-            _fake_forward(
-                q, k, v, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, config_words, block_tables
-            ),
+            _fake_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, options, block_tables),
             q,
             k,
             v,
@@ -269,14 +253,14 @@ def _forward(
             row_offset,
             row_offsets,
             scale,
-            config_words,
+            options,
             block_tables,
         )
     q, k, v = batch_row(q), batch_row(k), batch_row(v)
     num_heads, q_len, head_dim = q.shape[1:]
     head_dim_v = v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_of(q, v, cu_seqlens_q, config_words)["fwd"]
+    tile = tiles_of(q, v, cu_seqlens_q, options)["fwd"]
     o = empty_like_layout(q, head_dim_v)
     lse = q.new_empty((num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
@@ -307,7 +291,7 @@ def _forward(
     )
     if tile.family == "hopper":
         launch_hopper(
-            hopper_fwd.natten_packed_hopper_fwd,
+            kernels.hopper_fwd.natten_packed_hopper_fwd,
             (min(block_seqs.shape[0] * num_heads, multiprocessors(q)),),
             *arguments,
             work_counter(q),
@@ -323,7 +307,7 @@ def _forward(
         )
     else:
         launch(
-            fwd.natten_packed_fwd,
+            kernels.fwd.natten_packed_fwd,
             (block_seqs.shape[0] * num_heads,),
             *arguments,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -353,11 +337,11 @@ def _backward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
-    if computes_plainly(config_words):
+    if options.plain:
         return plain_backward(
             _reference,
             _fake_backward(
@@ -373,7 +357,7 @@ def _backward(
                 row_offset,
                 row_offsets,
                 scale,
-                config_words,
+                options,
                 block_tables,
             ),
             do,
@@ -387,14 +371,14 @@ def _backward(
             row_offset,
             row_offsets,
             scale,
-            config_words,
+            options,
             block_tables,
         )
     q, k, v, o, do = batch_row(q), batch_row(k), batch_row(v), batch_row(o), batch_row(do)
     num_heads, q_len, head_dim = q.shape[1:]
     num_kv_heads, head_dim_v = k.shape[1], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_of(q, v, cu_seqlens_q, config_words)
+    tiles = tiles_of(q, v, cu_seqlens_q, options)
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     dlse = None if dlse is None else dlse.contiguous()
@@ -417,7 +401,7 @@ def _backward(
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     if dq.numel() > 0 and not fused:
         launch(
-            bwd_dq.natten_packed_bwd_dq,
+            kernels.bwd_dq.natten_packed_bwd_dq,
             (block_seqs.shape[0] * num_heads,),
             o,
             dlse,
@@ -463,7 +447,7 @@ def _backward(
         )
         if dq.numel() > 0:
             launch(
-                hopper_delta.natten_packed_hopper_delta,
+                kernels.hopper_delta.natten_packed_hopper_delta,
                 (row_seqs.shape[0] * num_heads,),
                 o,
                 do,
@@ -489,7 +473,9 @@ def _backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             bwd_kernel = (
-                hopper_bwd_wide.natten_packed_hopper_bwd_wide if is_wide else hopper_bwd.natten_packed_hopper_bwd
+                kernels.hopper_bwd_wide.natten_packed_hopper_bwd_wide
+                if is_wide
+                else kernels.hopper_bwd.natten_packed_hopper_bwd
             )
             launch_hopper(
                 bwd_kernel,
@@ -532,7 +518,7 @@ def _backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                hopper_delta.natten_packed_hopper_dq_rows,
+                kernels.hopper_delta.natten_packed_hopper_dq_rows,
                 (2 * row_seqs.shape[0] * num_heads,),
                 dq_sums,
                 row_seqs,
@@ -548,7 +534,7 @@ def _backward(
             )
     elif dk.numel() > 0:
         launch(
-            bwd_dkdv.natten_packed_bwd_dkdv,
+            kernels.bwd_dkdv.natten_packed_bwd_dkdv,
             (key_block_seqs.shape[0] * num_kv_heads,),
             q,
             k,
@@ -603,7 +589,5 @@ def _fake_backward(
 
 
 # What torch.compile, torch.export and fake tensors see in place of the launches.
-_forward_op = custom_op(f"{NAMESPACE}::{NAME}_fwd", _forward, mutates_args=())
-_forward_op.register_fake(_fake_forward)
-_backward_op = custom_op(f"{NAMESPACE}::{NAME}_bwd", _backward, mutates_args=())
-_backward_op.register_fake(_fake_backward)
+_forward_op = register_operator(f"{NAMESPACE}::{NAME}_fwd", _forward, _fake_forward)
+_backward_op = register_operator(f"{NAMESPACE}::{NAME}_bwd", _backward, _fake_backward)

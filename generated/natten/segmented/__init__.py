@@ -2,6 +2,44 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/variant_init.py.jinja
-# hash: 25b333a42a80dedc
+# hash: b85c2c58b78e3156
 """`natten`, with segment ids: Neighbourhood attention on an image of 128 x 128 positions, 13 x 13 keys (Hassani et
-al., 2023, arXiv:2204.07143)."""
+al., 2023, arXiv:2204.07143).
+
+The modules of launches and of kernels are imported when they are first read.
+"""
+
+from typing import TYPE_CHECKING
+
+from ..._runtime.core.lazy import lazy_modules
+
+__all__ = [
+    "block_lists",
+    "bwd_dkdv",
+    "bwd_dq",
+    "fwd",
+    "hopper_bwd",
+    "hopper_bwd_wide",
+    "hopper_delta",
+    "hopper_fwd",
+    "jax_launch",
+    "torch_launch",
+]
+
+if TYPE_CHECKING:
+    from .. import hopper_delta
+    from . import block_lists, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_fwd, jax_launch, torch_launch
+else:
+    __getattr__, __dir__ = lazy_modules(
+        __name__,
+        "..hopper_delta",
+        ".block_lists",
+        ".bwd_dkdv",
+        ".bwd_dq",
+        ".fwd",
+        ".hopper_bwd",
+        ".hopper_bwd_wide",
+        ".hopper_fwd",
+        ".jax_launch",
+        ".torch_launch",
+    )

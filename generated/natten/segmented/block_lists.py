@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: portable/block_lists.py.jinja
-# hash: 63ae43f9559b19e6
+# hash: e6c27120c893fcfc
 """Which blocks of keys a block of queries visits under `natten`, with segment ids, and the other way round.
 
     keep                     abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6),
@@ -25,23 +25,7 @@ partial ones from the left, ascending, the full ones from the right.
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def floor_mod(a, b):
-    # Python's remainder: Triton's has the sign of the dividend.
-    r = a % b
-    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
-
-
-@triton.jit
-def floor_div(a, b):
-    return (a - floor_mod(a, b)) // b
-
-
-@triton.jit
-def clamp_index(index, size):
-    # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
-    return tl.maximum(tl.minimum(index, size - 1), 0)
+from ..._runtime.device.tl import clamp_index, floor_div, floor_mod
 
 
 @triton.jit(

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: portable/block_ranges.py.jinja
-# hash: a9fca6f8593188ad
+# hash: 2ce9784be2a7e467
 """Which blocks of keys a block of queries visits under `padding`, with segment ids, and the other way round.
 
     keep                     kv_idx < length[b] and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and
@@ -23,11 +23,7 @@ empty to the last. Inside it the first run of full blocks takes no mask; an empt
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def clamp_index(index, size):
-    # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
-    return tl.maximum(tl.minimum(index, size - 1), 0)
+from ..._runtime.device.tl import clamp_index
 
 
 @triton.jit(

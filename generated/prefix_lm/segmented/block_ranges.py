@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: portable/block_ranges.py.jinja
-# hash: 8200edb5a5bdcf23
+# hash: 9607c0a64267471e
 """Which blocks of keys a block of queries visits under `prefix_lm`, with segment ids, and the other way round.
 
     keep                     (q_idx >= kv_idx or kv_idx < length) and q_segment_ids[b, rows] == kv_segment_ids[b, cols]
@@ -23,11 +23,7 @@ empty to the last. Inside it the first run of full blocks takes no mask; an empt
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def clamp_index(index, size):
-    # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
-    return tl.maximum(tl.minimum(index, size - 1), 0)
+from ..._runtime.device.tl import clamp_index
 
 
 @triton.jit(

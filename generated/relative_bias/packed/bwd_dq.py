@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: portable/bwd_dq.py.jinja
-# hash: cbecf9d577f95aa6
+# hash: 6a70909c6b990a1d
 """Gradient of `relative_bias`, packed sequences with respect to q and bias.
 
     keep          q_idx >= kv_idx
@@ -33,180 +33,19 @@ other last bits.
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def load_pairs(ptrs, PTX: tl.constexpr):
-    # One element per query and key, read where it is used: the compiler's pipeline would copy the whole tile to shared
-    # memory ahead of time, four bytes an instruction. Shorter elements it leaves alone.
-    BITS: tl.constexpr = ptrs.dtype.element_ty.primitive_bitwidth
-    if PTX and BITS == 32:
-        word = tl.inline_asm_elementwise(
-            "ld.global.nc.b32 $0, [$1];", "=r,l", [ptrs], dtype=tl.int32, is_pure=True, pack=1
-        )
-        return word.to(ptrs.dtype.element_ty, bitcast=True)
-    elif PTX and BITS == 64:
-        word = tl.inline_asm_elementwise(
-            "ld.global.nc.b64 $0, [$1];", "=l,l", [ptrs], dtype=tl.int64, is_pure=True, pack=1
-        )
-        return word.to(ptrs.dtype.element_ty, bitcast=True)
-    else:
-        return tl.load(ptrs)
-
-
-@triton.jit
-def clamp_index(index, size):
-    # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
-    return tl.maximum(tl.minimum(index, size - 1), 0)
-
-
-@triton.jit
-def diagonal_sums(tile, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """The sums of a tile along its diagonals, and the row less the column of each, as vectors of 2 * max(ROWS, COLS).
-
-    A diagonal may have two entries, or be empty and have a sum of 0.
-    """
-    row = tl.arange(0, ROWS)[:, None]
-    col = tl.arange(0, COLS)[None, :]
-    # Rotating row r by r places brings a diagonal into one column. In each band of as many rows as columns, what wraps
-    # around is on another diagonal than what does not, COLS rows further.
-    rotated = tl.gather(tile, (row + col) % COLS, 1)
-    DEPTH: tl.constexpr = ROWS if ROWS < COLS else COLS
-    BANDS: tl.constexpr = ROWS // DEPTH
-    wraps = row % DEPTH + col >= COLS
-    inner = tl.sum(tl.reshape(tl.where(wraps, 0.0, rotated), [BANDS, DEPTH, COLS]), 1)
-    outer = tl.sum(tl.reshape(tl.where(wraps, rotated, 0.0), [BANDS, DEPTH, COLS]), 1)
-    lag = tl.arange(0, BANDS)[:, None] * DEPTH - col
-    sums = tl.reshape(tl.join(inner, outer), [2 * BANDS * COLS])
-    return sums, tl.reshape(tl.join(lag, lag + COLS), [2 * BANDS * COLS])
-
-
-@triton.jit
-def add_diagonals(ptr, offs, sums):
-    """Add each sum to the element at its offset, with atomics."""
-    # Far from the diagonal a clamped index is the same for all: one atomic of the total, or thousands of programs queue
-    # for that element.
-    same = tl.min(offs, 0) == tl.max(offs, 0)
-    first = tl.arange(0, sums.shape[0]) == 0
-    sums = tl.where(same, tl.where(first, tl.sum(sums, 0), 0.0), sums)
-    tl.atomic_add(ptr + offs, sums, mask=sums != 0.0, sem="relaxed")
-
-
-@triton.constexpr_function
-def second_width(REST):
-    """Columns of a tile's second part, which holds REST: a power of two that a matrix product takes."""
-    return max(triton.next_power_of_2(REST), 16)
-
-
-@triton.jit
-def load_columns(
-    ptr,
-    start,
-    length,
-    stride_row,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
-    BOUNDED: tl.constexpr,
-):
-    # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
-    row = tl.arange(0, ROWS)[:, None]
-    col = tl.arange(0, BLOCK_COLS)[None, :]
-    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
-    if BOUNDED:
-        mask = start + row < length
-        if COLS < BLOCK_COLS:
-            mask = mask & (col < COLS)
-        return tl.load(ptrs, mask=mask, other=0.0)
-    else:
-        if COLS < BLOCK_COLS:
-            return tl.load(ptrs, mask=col < COLS, other=0.0)
-        else:
-            return tl.load(ptrs)
-
-
-@triton.jit
-def load_tile(
-    ptr,
-    start,
-    length,
-    stride_row,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
-    BOUNDED: tl.constexpr,
-):
-    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix; zero in columns and, if BOUNDED, rows beyond it.
-
-    A tuple: the first BLOCK_COLS columns, and the others where there are more.
-    """
-    first = load_columns(ptr, start, length, stride_row, ROWS, COLS, BLOCK_COLS, BOUNDED)
-    if COLS <= BLOCK_COLS:
-        return (first,)
-    else:
-        REST: tl.constexpr = COLS - BLOCK_COLS
-        rest = load_columns(ptr + BLOCK_COLS, start, length, stride_row, ROWS, REST, second_width(REST), BOUNDED)
-        return first, rest
-
-
-@triton.jit
-def zero_tile(ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """A tile of sums, in the parts of `load_tile`."""
-    first = tl.zeros([ROWS, BLOCK_COLS], tl.float32)
-    if COLS <= BLOCK_COLS:
-        return (first,)
-    else:
-        return first, tl.zeros([ROWS, second_width(COLS - BLOCK_COLS)], tl.float32)
-
-
-@triton.jit
-def dot_rows(a_tile, b_tile, acc=None):
-    """`a_tile @ b_tile.T`, added to `acc`: of each row of one the product with each row of the other."""
-    for i in tl.static_range(len(a_tile)):
-        acc = tl.dot(a_tile[i], tl.trans(b_tile[i]), acc, input_precision="ieee")
-    return acc
-
-
-@triton.jit
-def add_dot(acc, weights, tile, alpha=None):
-    """`acc + weights @ tile`, part by part; with `alpha` the rows of `acc` are multiplied by it first."""
-    weights = weights.to(tile[0].dtype)
-    if alpha is not None:
-        acc = [part * alpha[:, None] for part in acc]
-    first = tl.dot(weights, tile[0], acc[0], input_precision="ieee")
-    if len(tile) == 1:
-        return (first,)
-    else:
-        return first, tl.dot(weights, tile[1], acc[1], input_precision="ieee")
-
-
-@triton.jit
-def row_products(a_tile, b_tile):
-    """Of each row of one tile the product with the same row of the other."""
-    sums = tl.sum(a_tile[0].to(tl.float32) * b_tile[0].to(tl.float32), 1)
-    for i in tl.static_range(1, len(a_tile)):
-        sums += tl.sum(a_tile[i].to(tl.float32) * b_tile[i].to(tl.float32), 1)
-    return sums
-
-
-@triton.jit
-def store_tile(
-    ptr,
-    tile,
-    start,
-    length,
-    stride_row,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
-):
-    """Write `tile` over rows `start` to `start + ROWS` of a `[length, COLS]` matrix, nothing beyond its edges."""
-    row = tl.arange(0, ROWS)[:, None]
-    for i in tl.static_range(len(tile)):
-        col = i * BLOCK_COLS + tl.arange(0, tile[i].shape[1])[None, :]
-        ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
-        tl.store(ptrs, tile[i].to(ptr.dtype.element_ty), mask=(start + row < length) & (col < COLS))
+from ..._runtime.device.tl import (
+    LOG2E,
+    add_diagonals,
+    add_dot,
+    clamp_index,
+    diagonal_sums,
+    dot_rows,
+    load_pairs,
+    load_tile,
+    row_products,
+    store_tile,
+    zero_tile,
+)
 
 
 @triton.jit(

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/delta.py.jinja
-# hash: 77039a6ea2e20185
+# hash: 512a2a9d601c5797
 """What runs before the backward of `relative_bias`, packed sequences on Hopper.
 
 o         [total_q, Hq, Dv]
@@ -19,15 +19,7 @@ row_delta [Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def load_rows(ptr, rows, length, stride_row, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """Rows of a `[length, COLS]` matrix, zero beyond its edges."""
-    cols = tl.arange(0, BLOCK_COLS)
-    ptrs = ptr + (rows.to(tl.int64) * stride_row)[:, None] + cols[None, :]
-    return tl.load(ptrs, mask=(rows < length)[:, None] & (cols < COLS)[None, :], other=0.0).to(tl.float32)
+from ..._runtime.device.tl import LOG2E, load_rows
 
 
 @triton.jit(do_not_specialize=["q_total", "num_row_blocks", "num_entries"])

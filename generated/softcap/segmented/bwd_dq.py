@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: portable/bwd_dq.py.jinja
-# hash: 13ef76f113540da5
+# hash: dbd6aaf72db1ea9e
 """Gradient of `softcap`, with segment ids with respect to q.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -31,143 +31,17 @@ for the kernel of dk and dv.
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def tanh(x, HARDWARE: tl.constexpr):
-    if HARDWARE:
-        # One instruction, relative error 2**-11: less than what rounding a score to 16 bits costs.
-        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-    else:
-        far = 1.0 - 2.0 / (tl.exp2(2.8853900817779268 * x) + 1.0)
-        # Near zero the difference above cancels; there a polynomial keeps float32's relative error (Cephes, tanhf).
-        z = x * x
-        poly = ((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z
-        near = x + x * z * ((poly + 1.33314422036e-1) * z - 3.33332819422e-1)
-        return tl.where(tl.abs(x) < 0.625, near, far)
-
-
-@triton.jit
-def clamp_index(index, size):
-    # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
-    return tl.maximum(tl.minimum(index, size - 1), 0)
-
-
-@triton.constexpr_function
-def second_width(REST):
-    """Columns of a tile's second part, which holds REST: a power of two that a matrix product takes."""
-    return max(triton.next_power_of_2(REST), 16)
-
-
-@triton.jit
-def load_columns(
-    ptr,
-    start,
-    length,
-    stride_row,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
-    BOUNDED: tl.constexpr,
-):
-    # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
-    row = tl.arange(0, ROWS)[:, None]
-    col = tl.arange(0, BLOCK_COLS)[None, :]
-    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
-    if BOUNDED:
-        mask = start + row < length
-        if COLS < BLOCK_COLS:
-            mask = mask & (col < COLS)
-        return tl.load(ptrs, mask=mask, other=0.0)
-    else:
-        if COLS < BLOCK_COLS:
-            return tl.load(ptrs, mask=col < COLS, other=0.0)
-        else:
-            return tl.load(ptrs)
-
-
-@triton.jit
-def load_tile(
-    ptr,
-    start,
-    length,
-    stride_row,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
-    BOUNDED: tl.constexpr,
-):
-    """Rows `start` to `start + ROWS` of a `[length, COLS]` matrix; zero in columns and, if BOUNDED, rows beyond it.
-
-    A tuple: the first BLOCK_COLS columns, and the others where there are more.
-    """
-    first = load_columns(ptr, start, length, stride_row, ROWS, COLS, BLOCK_COLS, BOUNDED)
-    if COLS <= BLOCK_COLS:
-        return (first,)
-    else:
-        REST: tl.constexpr = COLS - BLOCK_COLS
-        rest = load_columns(ptr + BLOCK_COLS, start, length, stride_row, ROWS, REST, second_width(REST), BOUNDED)
-        return first, rest
-
-
-@triton.jit
-def zero_tile(ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """A tile of sums, in the parts of `load_tile`."""
-    first = tl.zeros([ROWS, BLOCK_COLS], tl.float32)
-    if COLS <= BLOCK_COLS:
-        return (first,)
-    else:
-        return first, tl.zeros([ROWS, second_width(COLS - BLOCK_COLS)], tl.float32)
-
-
-@triton.jit
-def dot_rows(a_tile, b_tile, acc=None):
-    """`a_tile @ b_tile.T`, added to `acc`: of each row of one the product with each row of the other."""
-    for i in tl.static_range(len(a_tile)):
-        acc = tl.dot(a_tile[i], tl.trans(b_tile[i]), acc, input_precision="ieee")
-    return acc
-
-
-@triton.jit
-def add_dot(acc, weights, tile, alpha=None):
-    """`acc + weights @ tile`, part by part; with `alpha` the rows of `acc` are multiplied by it first."""
-    weights = weights.to(tile[0].dtype)
-    if alpha is not None:
-        acc = [part * alpha[:, None] for part in acc]
-    first = tl.dot(weights, tile[0], acc[0], input_precision="ieee")
-    if len(tile) == 1:
-        return (first,)
-    else:
-        return first, tl.dot(weights, tile[1], acc[1], input_precision="ieee")
-
-
-@triton.jit
-def row_products(a_tile, b_tile):
-    """Of each row of one tile the product with the same row of the other."""
-    sums = tl.sum(a_tile[0].to(tl.float32) * b_tile[0].to(tl.float32), 1)
-    for i in tl.static_range(1, len(a_tile)):
-        sums += tl.sum(a_tile[i].to(tl.float32) * b_tile[i].to(tl.float32), 1)
-    return sums
-
-
-@triton.jit
-def store_tile(
-    ptr,
-    tile,
-    start,
-    length,
-    stride_row,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
-):
-    """Write `tile` over rows `start` to `start + ROWS` of a `[length, COLS]` matrix, nothing beyond its edges."""
-    row = tl.arange(0, ROWS)[:, None]
-    for i in tl.static_range(len(tile)):
-        col = i * BLOCK_COLS + tl.arange(0, tile[i].shape[1])[None, :]
-        ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
-        tl.store(ptrs, tile[i].to(ptr.dtype.element_ty), mask=(start + row < length) & (col < COLS))
+from ..._runtime.device.tl import (
+    LOG2E,
+    add_dot,
+    clamp_index,
+    dot_rows,
+    load_tile,
+    row_products,
+    store_tile,
+    tanh,
+    zero_tile,
+)
 
 
 @triton.jit(

@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: portable/block_lists.py.jinja
-# hash: e3466bef989a0c1c
+# hash: e46ace7c1fc9362e
 """Which blocks of keys a block of queries visits under `streaming_llm`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks) and q_segment_ids[b, rows] ==
@@ -25,11 +25,7 @@ partial ones from the left, ascending, the full ones from the right.
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def clamp_index(index, size):
-    # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
-    return tl.maximum(tl.minimum(index, size - 1), 0)
+from ..._runtime.device.tl import clamp_index
 
 
 @triton.jit(

@@ -2,24 +2,24 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/torch_launch.py.jinja
-# hash: 35167a8ded3f03ee
+# hash: c7bf8f014d972fd2
 """Launches of the kernels of `window`, packed sequences, with their gradients, as PyTorch operators."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
 
-from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns, computes_plainly
+from ..._runtime.core.configs import PASSES, Tile, Tiles, block_columns
 from ..._runtime.core.families import HOPPER_WARPS, WIDE_KEYS, tile_columns
+from ..._runtime.core.options import CallOptions
 from ..._runtime.core.schedules import pass_table
+from ..._runtime.torch.operators import namespace_of, register_operator
 from ..._runtime.torch.plain import plain_backward, plain_forward
 from ..._runtime.torch.replay import apply, launch, launch_hopper, replayed
 from ..._runtime.torch.schedule import block_sequences, work_counter
 from ..._runtime.torch.support import (
     FP32,
-    HAS_TRITON,
     aligned,
     batch_row,
     call_tiles,
@@ -34,14 +34,11 @@ from ..._runtime.torch.transforms import (
     differentiates_backward,
     refuse_second_derivative,
 )
+from .. import packed as kernels
 from ..torch_reference import packed_reference
 
-if HAS_TRITON:
-    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd
-
 NAME = "window_packed"
-# Operators are registered under the name of the package, so that two packages can live in one process.
-NAMESPACE = "_".join(__name__.split(".")[:-3])
+NAMESPACE = namespace_of(__name__.rsplit(".", 3)[0])
 
 
 # What torch.func.vmap makes one call of: for each tensor the axis of packed tokens or of sequences, where it has one.
@@ -73,26 +70,24 @@ class Attention(torch.autograd.Function):
         row_offset: int,
         row_offsets: Tensor | None,
         scale: float,
-        config_words: str,
+        options: CallOptions,
         block_tables: list[Tensor],
     ) -> tuple[Tensor, Tensor]:
         run = _forward if launches_directly(q) else _forward_op
-        return run(
-            q, k, v, size, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, config_words, block_tables
-        )
+        return run(q, k, v, size, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, options, block_tables)
 
     @staticmethod
     def setup_context(ctx: Any, _inputs: tuple[Any, ...], _outputs: tuple[Tensor, ...]) -> None:
         o, lse = _outputs
-        q, k, v, size, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, config_words, block_tables = _inputs
+        q, k, v, size, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, options, block_tables = _inputs
         ctx.save_for_backward(q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k, row_offsets, *block_tables)
-        ctx.numbers = (size, row_offset, scale, config_words)
+        ctx.numbers = (size, row_offset, scale, options)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k, row_offsets, *block_tables = ctx.saved_tensors
-        size, row_offset, scale, config_words = ctx.numbers
+        size, row_offset, scale, options = ctx.numbers
         do = torch.zeros_like(o) if do is None else do
         run: Any = _backward if launches_directly(q) else _backward_op
         if differentiates_backward():
@@ -111,7 +106,7 @@ class Attention(torch.autograd.Function):
             row_offset,
             row_offsets,
             scale,
-            config_words,
+            options,
             block_tables,
         )
         return dq, dk, dv, None, None, None, None, None, None, None, None
@@ -173,10 +168,10 @@ def _reference(
     )
 
 
-def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, config_words: str) -> Tiles:
+def tiles_of(q: Tensor, v: Tensor, cu_seqlens_q: Tensor, options: CallOptions) -> Tiles:
     """The tiles of each pass."""
     length = max(v.shape[2] // max(cu_seqlens_q.shape[0] - 1, 1), min(v.shape[2], 1))
-    return call_tiles("window", "packed", q, v, length, config_words)
+    return call_tiles("window", "packed", q, v, length, options)
 
 
 def _tables(
@@ -194,10 +189,10 @@ def _tables(
 
 
 def make_tables(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, config_words: str, backward: bool
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, options: CallOptions, backward: bool
 ) -> list[Tensor]:
     """The tables of each pass, in the order of PASSES; `backward=False` leaves out those of its passes."""
-    tiles = tiles_of(q, v, cu_seqlens_q, config_words)
+    tiles = tiles_of(q, v, cu_seqlens_q, options)
     pass_names = PASSES if backward else PASSES[:1]
     made: dict[tuple[int, int, bool], list[Tensor]] = {}
     block_tables: list[Tensor] = []
@@ -221,18 +216,18 @@ def _forward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward."""
-    if computes_plainly(config_words):
+    if options.plain:
         if not q.is_meta:
             # Tiles and a family that the kernels would refuse are refused here, too.
-            tiles_of(batch_row(q), batch_row(v), cu_seqlens_q, config_words)
+            tiles_of(batch_row(q), batch_row(v), cu_seqlens_q, options)
         return plain_forward(
             _reference,
             _fake_forward(
-                q, k, v, size, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, config_words, block_tables
+                q, k, v, size, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, scale, options, block_tables
             ),
             q,
             k,
@@ -243,14 +238,14 @@ def _forward(
             row_offset,
             row_offsets,
             scale,
-            config_words,
+            options,
             block_tables,
         )
     q, k, v = batch_row(q), batch_row(k), batch_row(v)
     num_heads, q_len, head_dim = q.shape[1:]
     head_dim_v = v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_of(q, v, cu_seqlens_q, config_words)["fwd"]
+    tile = tiles_of(q, v, cu_seqlens_q, options)["fwd"]
     o = empty_like_layout(q, head_dim_v)
     lse = q.new_empty((num_heads, q_len), dtype=FP32)
     if o.numel() == 0:
@@ -278,7 +273,7 @@ def _forward(
     )
     if tile.family == "hopper":
         launch_hopper(
-            hopper_fwd.window_packed_hopper_fwd,
+            kernels.hopper_fwd.window_packed_hopper_fwd,
             (min(block_seqs.shape[0] * num_heads, multiprocessors(q)),),
             *arguments,
             work_counter(q),
@@ -295,7 +290,7 @@ def _forward(
         )
     else:
         launch(
-            fwd.window_packed_fwd,
+            kernels.fwd.window_packed_fwd,
             (block_seqs.shape[0] * num_heads,),
             *arguments,
             Q_OFFSET_PER_BATCH=row_offsets is not None,
@@ -327,11 +322,11 @@ def _backward(
     row_offset: int,
     row_offsets: Tensor | None,
     scale: float,
-    config_words: str,
+    options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
-    if computes_plainly(config_words):
+    if options.plain:
         return plain_backward(
             _reference,
             _fake_backward(
@@ -348,7 +343,7 @@ def _backward(
                 row_offset,
                 row_offsets,
                 scale,
-                config_words,
+                options,
                 block_tables,
             ),
             do,
@@ -363,14 +358,14 @@ def _backward(
             row_offset,
             row_offsets,
             scale,
-            config_words,
+            options,
             block_tables,
         )
     q, k, v, o, do = batch_row(q), batch_row(k), batch_row(v), batch_row(o), batch_row(do)
     num_heads, q_len, head_dim = q.shape[1:]
     num_kv_heads, head_dim_v = k.shape[1], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_of(q, v, cu_seqlens_q, config_words)
+    tiles = tiles_of(q, v, cu_seqlens_q, options)
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     dlse = None if dlse is None else dlse.contiguous()
@@ -393,7 +388,7 @@ def _backward(
     q, k, v, o, do = aligned(q), aligned(k), aligned(v), aligned(o), aligned(do)
     if dq.numel() > 0 and not fused:
         launch(
-            bwd_dq.window_packed_bwd_dq,
+            kernels.bwd_dq.window_packed_bwd_dq,
             (block_seqs.shape[0] * num_heads,),
             o,
             dlse,
@@ -439,7 +434,7 @@ def _backward(
         )
         if dq.numel() > 0:
             launch(
-                hopper_delta.window_packed_hopper_delta,
+                kernels.hopper_delta.window_packed_hopper_delta,
                 (row_seqs.shape[0] * num_heads,),
                 o,
                 do,
@@ -465,7 +460,9 @@ def _backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             bwd_kernel = (
-                hopper_bwd_wide.window_packed_hopper_bwd_wide if is_wide else hopper_bwd.window_packed_hopper_bwd
+                kernels.hopper_bwd_wide.window_packed_hopper_bwd_wide
+                if is_wide
+                else kernels.hopper_bwd.window_packed_hopper_bwd
             )
             launch_hopper(
                 bwd_kernel,
@@ -508,7 +505,7 @@ def _backward(
             )
         if fused and dq.numel() > 0:
             launch(
-                hopper_delta.window_packed_hopper_dq_rows,
+                kernels.hopper_delta.window_packed_hopper_dq_rows,
                 (2 * row_seqs.shape[0] * num_heads,),
                 dq_sums,
                 row_seqs,
@@ -524,7 +521,7 @@ def _backward(
             )
     elif dk.numel() > 0:
         launch(
-            bwd_dkdv.window_packed_bwd_dkdv,
+            kernels.bwd_dkdv.window_packed_bwd_dkdv,
             (key_block_seqs.shape[0] * num_kv_heads,),
             q,
             k,
@@ -579,7 +576,5 @@ def _fake_backward(
 
 
 # What torch.compile, torch.export and fake tensors see in place of the launches.
-_forward_op = custom_op(f"{NAMESPACE}::{NAME}_fwd", _forward, mutates_args=())
-_forward_op.register_fake(_fake_forward)
-_backward_op = custom_op(f"{NAMESPACE}::{NAME}_bwd", _backward, mutates_args=())
-_backward_op.register_fake(_fake_backward)
+_forward_op = register_operator(f"{NAMESPACE}::{NAME}_fwd", _forward, _fake_forward)
+_backward_op = register_operator(f"{NAMESPACE}::{NAME}_bwd", _backward, _fake_backward)

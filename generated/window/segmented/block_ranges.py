@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: portable/block_ranges.py.jinja
-# hash: 5d2ed2d0bba9a589
+# hash: dc3d1ecd17c4d86d
 """Which blocks of keys a block of queries visits under `window`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and q_idx - kv_idx < size and q_segment_ids[b, rows] == kv_segment_ids[b,
@@ -23,11 +23,7 @@ empty to the last. Inside it the first run of full blocks takes no mask; an empt
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def clamp_index(index, size):
-    # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
-    return tl.maximum(tl.minimum(index, size - 1), 0)
+from ..._runtime.device.tl import clamp_index
 
 
 @triton.jit(

@@ -29,9 +29,9 @@ from generated._runtime import kernels
 from generated._runtime.core import configs, tuned
 from generated._runtime.core.options import checked_options
 from tests.support.inline_pool import InlinePool
-from tests.support.paths import ROOT
+from tests.support.paths import DEFAULT_SPEC, ROOT
 
-SPEC = load(ROOT / "variants.yaml")
+SPEC = load(DEFAULT_SPEC)
 MACHINE = Machine(gpu="NVIDIA Imaginary 1", arch="sm_90", triton="3.6.0")
 GROUP = Group(variant="causal", mode="dense", dtype="bfloat16", head_dim=128, pass_=Pass.FWD)
 LONG = Workload(seq=16384, group=1)

@@ -17,7 +17,7 @@ from codegen.load.spec_file import load
 from codegen.plan.variant import plan
 from codegen.util.errors import ExprError
 from tests.support.expressions import SCOPE, contents, texts
-from tests.support.paths import ROOT
+from tests.support.paths import DEFAULT_SPEC, ROOT
 
 QUERIES, KEYS = 9, 11
 MASKS = {
@@ -113,11 +113,11 @@ def test_masks_of_the_library(name: str, along: str) -> None:
 
 def test_positions_of_a_call_are_no_columns() -> None:
     """Keys next to each other may have any positions there."""
-    variant = load(ROOT / "variants.yaml").variants["window"]
+    variant = load(DEFAULT_SPEC).variants["window"]
     for mode in Mode:
         for kernel in (plan(variant, mode).hopper_fwd, plan(variant, mode).hopper_bwd):
             assert kernel.partial is not None
-            assert (kernel.partial.limits is None) == (mode is Mode.SEGMENTED)
+            assert (kernel.partial.run is None) == (mode is Mode.SEGMENTED)
     portable = plan(variant).fwd.partial
     assert portable is not None
-    assert portable.limits is None
+    assert portable.run is None

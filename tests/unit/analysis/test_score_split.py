@@ -19,6 +19,7 @@ from codegen.ir.parse import parse
 from codegen.load.spec_file import load
 from codegen.plan.hopper import fuses_backward
 from codegen.plan.kernel import KernelPlan
+from codegen.plan.statements import uses
 from codegen.plan.variant import VariantPlan, plan
 from codegen.spec.model import Variant
 from codegen.util.errors import ExprError
@@ -238,7 +239,7 @@ def test_a_decay_of_segmented_calls_counts_from_the_first_key_of_a_block(variant
     """By places, which follow each other, whatever positions are."""
     found = plan(variants["forgotten"], Mode.SEGMENTED)
     assert found.hopper_bwd.linear
-    assert "start_n" in " ".join(found.hopper_bwd.head_prologue)
+    assert "start_n" in uses(found.hopper_bwd.head_prologue)
     assert found.hopper_bwd.key_term
     assert found.hopper_bwd.block_term
     assert not found.hopper_delta.has_positions

@@ -13,8 +13,8 @@ from codegen.plan.traits import VariantTraits
 from generated._runtime import archs
 from generated._runtime.core import tiles, traits
 from generated._runtime.core.checks import ArgumentError
-from generated._runtime.core.options import checked_tile
 from generated._runtime.core.families import refusal
+from generated._runtime.core.options import checked_tile
 from generated._runtime.core.tuned import gpu_key
 
 TILE = {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 2}

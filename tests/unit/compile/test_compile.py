@@ -20,12 +20,12 @@ from codegen.lint.look import Task, look_at
 from codegen.load.spec_file import load
 from codegen.spec.model import Spec
 from generated._runtime.torch.support import INTERPRET
-from tests.support.paths import ROOT
+from tests.support.paths import DEFAULT_SPEC, ROOT
 from tests.support.rendering import importable
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 nothing is compiled")
 
-DEFAULT_SPEC = load(ROOT / "variants.yaml")
+SPEC = load(DEFAULT_SPEC)
 
 
 def kernels_of(package: Path, variant: str, mode: Mode) -> set[str]:
@@ -145,7 +145,7 @@ def test_bounds_are_coordinates_of_tma_copies(bounds: Path, variant: str, mode: 
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-@pytest.mark.parametrize("variant", list(DEFAULT_SPEC.variants))
+@pytest.mark.parametrize("variant", list(SPEC.variants))
 def test_a_linted_call_launches_every_kernel(variant: str, mode: Mode) -> None:
     launched: set[str] = set()
 
@@ -153,8 +153,8 @@ def test_a_linted_call_launches_every_kernel(variant: str, mode: Mode) -> None:
         launched.add(name)
         return False
 
-    for job in jobs_of(DEFAULT_SPEC, variant, mode):
-        call = partial(run_call, DEFAULT_SPEC.variants[variant], job, "generated")
+    for job in jobs_of(SPEC, variant, mode):
+        call = partial(run_call, SPEC.variants[variant], job, "generated")
         assert compile_launches(call, variant, "sm_90", only=note) == {}
     assert own(launched) == own(kernels_of(ROOT / "generated", variant, mode))
 
@@ -164,6 +164,6 @@ def test_a_linted_call_launches_every_kernel(variant: str, mode: Mode) -> None:
     [("sm_90", 80, "alibi"), ("sm_90", 192, "gpt_oss"), ("sm_80", 72, "forgetting"), ("gfx942", 96, "relative_bias")],
 )
 def test_head_dims_in_parts(arch: str, head_dim: int, variant: str) -> None:
-    job = job_of(DEFAULT_SPEC, variant, Mode.DENSE, head_dim, arch)
-    findings = look_at(Task(job=job, variant=DEFAULT_SPEC.variants[variant], package=ROOT / "generated"))
+    job = job_of(SPEC, variant, Mode.DENSE, head_dim, arch)
+    findings = look_at(Task(job=job, variant=SPEC.variants[variant], package=ROOT / "generated"))
     assert [finding for finding in findings if finding.errors] == []

@@ -13,8 +13,7 @@ from codegen.util.errors import CodegenError
 
 
 def sleep(seconds: float) -> float:
-    with my_turn():
-        time.sleep(seconds)
+    time.sleep(seconds)
     return seconds
 
 

@@ -13,7 +13,7 @@ from codegen.ir.parse import Macro, Scope, parse
 from codegen.load.spec_file import load
 from codegen.load.yaml_tree import Document, Item
 from codegen.util.errors import ExprError, SpecError
-from tests.support.paths import ROOT
+from tests.support.paths import DEFAULT_SPEC
 
 
 def nested(open_: str, inner: str, close: str, depth: int) -> str:
@@ -88,7 +88,7 @@ def test_a_doc_of_any_length_is_refused(tmp_path: Path) -> None:
 
 def test_whether_an_item_has_problems_is_known_without_a_search() -> None:
     """20000 bad variants took two minutes: each looked through the problems of all others."""
-    document = Document(str(ROOT / "variants.yaml"))
+    document = Document(str(DEFAULT_SPEC))
     item = Item(where="variants.a", line=1, node=document.root.node)
     assert not document.has_problem_in(item)
     document.note_at(1, "variants.ab.mask", "is of another")

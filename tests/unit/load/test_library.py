@@ -12,9 +12,8 @@ from ruff import find_ruff_bin
 from codegen.cli.main import main
 from codegen.load.spec_file import default_spec_path, load
 from codegen.spec.model import Variant
-from tests.support.paths import ROOT
+from tests.support.paths import LIBRARY
 
-LIBRARY = ROOT / "library.yaml"
 VARIANTS = load(LIBRARY).variants
 SOURCE = re.compile(r"arXiv:\d{4}\.\d{5}|PyTorch|torch|attention-gym|transformers|OpenFold|mesh-tensorflow")
 TRAINED = {"bias", "gain", "r1", "r2", "reach", "slope", "strength", "temperature"}

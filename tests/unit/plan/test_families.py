@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from generated._runtime.core.options import NO_OPTIONS, checked_options
 
 from codegen.load.spec_file import load
 from codegen.plan.traits import keys_start_at_zero, rows_are_alike
@@ -14,11 +13,11 @@ from codegen.plan.variant import plan
 from generated._runtime.core.checks import ArgumentError
 from generated._runtime.core.configs import Tile, tiles_for
 from generated._runtime.core.families import HopperTile, hopper_tile, is_faster
+from generated._runtime.core.options import NO_OPTIONS, checked_options
 from generated._runtime.torch.support import call_options
-from tests.support.paths import ROOT
+from tests.support.paths import LIBRARY
 
 LENGTH = 4096
-LIBRARY = ROOT / "library.yaml"
 
 
 def forward(

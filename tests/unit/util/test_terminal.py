@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from codegen.util.terminal import Status, print_coloured
+from codegen.util.terminal import StatusLine, print_coloured
 
 STYLES = {r"\bMISSED\b": "bold red"}
 
@@ -52,7 +52,7 @@ def without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def work() -> None:
-    with Status(2) as status:
+    with StatusLine(2) as status:
         status.show("[first] step")
         status.done += 1
         status.show("second step")

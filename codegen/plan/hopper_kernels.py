@@ -1,0 +1,116 @@
+"""The kernels of the Hopper family, in Gluon: forward, backward, and what runs before and after the backward.
+
+They evaluate terms that rows or keys share once a row or key, and split the mask where its part can be cheaper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from codegen.analysis.call_modes import Mode, split_mask
+from codegen.analysis.gradients import GradientKind, GradientTerm
+from codegen.analysis.mask_runs import Limits, split_limits
+from codegen.analysis.schedule import BlockAnalysis
+from codegen.ir import expr
+from codegen.ir.expr import Expr
+from codegen.plan.kernel import KernelPlan
+from codegen.plan.kernel_assembly import key_kernel, query_kernel
+from codegen.plan.kernel_builder import KernelBuilder, unless_true
+from codegen.plan.logits import Logits, logits
+from codegen.plan.signature import Signatures
+from codegen.plan.statements import uses
+from codegen.spec.model import Variant
+
+
+class HopperBuilder(KernelBuilder):
+    """Builds the code of one kernel, with a mask in up to two parts."""
+
+    def masks(self) -> tuple[Expr | None, Expr | None, Limits]:
+        mask = self.variant.mask if self.variant.mask is not None else expr.TRUE
+        if self.by_position:
+            limits = split_limits(mask, "q_idx" if self.transposed else "kv_idx")
+            return unless_true(limits.rest), None, limits
+        # Positions that a call gives need not follow each other.
+        own, same = split_mask(mask)
+        if own == expr.TRUE:
+            return unless_true(same), None, Limits()
+        return own, unless_true(same), Limits()
+
+
+def sums_by_keys(terms: Sequence[GradientTerm]) -> bool:
+    """True if programs of blocks of keys can gather all gradients: those of a head are sums of sums, and those of a
+    row, where they are sums of ds, products as dq is."""
+    return all(t.kind in (GradientKind.COLUMN, GradientKind.HEAD) or t.is_sum for t in terms)
+
+
+def forward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> KernelPlan:
+    """The kernel of o and lse. It adds what all keys of a row share to the row's maximum."""
+    own = logits(variant, sign.mode).split_by_rows(in_order=_in_order(sign))
+    builder = HopperBuilder(variant, sign.mode, own, query_axis=0)
+    return query_kernel(builder, analysis, sign, name="hopper_fwd", args=sign.fwd(), constants=sign.constants())
+
+
+def backward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> KernelPlan:
+    """The kernel of dk and dv, and where it can gather all gradients of dq.
+
+    What all rows of a key share it adds once a key; what all keys of a row share comes with the row's lse, from
+    `delta`.
+    """
+    own = _split_by_sides(variant, sign)
+    builder = HopperBuilder(variant, sign.mode, own, query_axis=1, walks_heads=True)
+    gathers_all = sums_by_keys(own.terms)
+    terms = [t for t in own.terms if gathers_all or t.kind is GradientKind.COLUMN]
+    plan = key_kernel(builder, analysis, sign, name="hopper_bwd", terms=terms, reads_keys=True)
+    assert plan.bounds is not None
+    assert plan.full is not None
+    assert plan.partial is not None
+    # Terms of a row alone are found in `delta`: what only they read is no argument here.
+    blocks = [plan.full.parts, plan.partial.parts, plan.key_term, plan.block_term]
+    read = uses(plan.prologue, plan.head_prologue, plan.bounds.statements, *blocks)
+    if "row_start" in uses(plan.block_term):
+        read |= {"q_shift"}
+    args, constants = sign.read_only(plan.args, plan.constants, read)
+    return replace(
+        plan,
+        args=args,
+        constants=constants,
+        legend=sign.legend(args, terms),
+        sums_by_products=gathers_all and own.dscore is None,
+    )
+
+
+def wide_backward(plan: KernelPlan) -> KernelPlan:
+    """The backward for more than 128 columns. Its blocks take longer, and pairs of a long and a short block would leave
+    more programs without work at the end: so it orders its work."""
+    return replace(plan, orders_work=plan.longest_first and not plan.shares_work)
+
+
+def delta(variant: Variant, sign: Signatures) -> KernelPlan:
+    """The kernel that runs before the backward: delta, and what all keys of a row share."""
+    own = _split_by_sides(variant, sign)
+    builder = KernelBuilder(variant, sign.mode, own, query_axis=0)
+    row_term = builder.term(own.row_term)
+    lowering = builder.lowering
+    hoisted = uses(row_term, lowering.prologue)
+    prologue = [*builder.index_statements("q", builder.reads | hoisted), *lowering.prologue]
+    args, constants = sign.row_terms(hoisted | uses(prologue))
+    return KernelPlan(
+        name=f"{sign.symbol}_hopper_delta",
+        mode=sign.mode,
+        args=args,
+        constants=constants,
+        linear=own.linear,
+        helpers=frozenset(lowering.helpers),
+        prologue=prologue,
+        row_term=row_term,
+    )
+
+
+def _split_by_sides(variant: Variant, sign: Signatures) -> Logits:
+    return logits(variant, sign.mode).split_by_sides(in_order=_in_order(sign))
+
+
+def _in_order(sign: Signatures) -> bool:
+    """True if positions are rows and keys; a segmented call may give any."""
+    return sign.mode is not Mode.SEGMENTED

@@ -1,0 +1,85 @@
+"""Python source that launches hold, with the names that it reads: so that it can be asked for them, and renamed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class HostCode:
+    """Source with a hole `{}` in `form` for each of the `holes`, the names of variables and functions.
+
+    `others`: names that the form reads besides, where a printer of expressions made a part of it.
+
+    >>> strides = host("*{}.stride()[:3]", "q")
+    >>> strides.text, strides.renamed({"q": "k"}).text
+    ('*q.stride()[:3]', '*k.stride()[:3]')
+    """
+
+    form: str
+    holes: tuple[str, ...] = ()
+    others: frozenset[str] = frozenset()
+
+    @property
+    def text(self) -> str:
+        """The source."""
+        return self.form.format(*self.holes)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The variables and functions that it reads."""
+        return self.others.union(self.holes)
+
+    def renamed(self, names: Mapping[str, str]) -> HostCode:
+        """The same with other names in some of the holes."""
+        return HostCode(self.form, tuple(names.get(name, name) for name in self.holes), self.others)
+
+    def calling(self, *functions: str) -> HostCode:
+        """The same, and functions that its form names."""
+        return HostCode(self.form, self.holes, self.others.union(functions))
+
+    def __str__(self) -> str:
+        return self.text
+
+
+NONE = HostCode("")
+
+
+def host(form: str, *parts: HostCode | str) -> HostCode:
+    """Source with a hole `{}` for each part: the name of a variable or function, or source itself.
+
+    >>> host("{}({}, 1)", "f", host("{} + {}", "a", "b"))
+    HostCode(form='{}({} + {}, 1)', holes=('f', 'a', 'b'), others=frozenset())
+    """
+    pieces = [part if isinstance(part, HostCode) else HostCode("{}", (part,)) for part in parts]
+    return HostCode(
+        form.format(*(piece.form for piece in pieces)),
+        tuple(name for piece in pieces for name in piece.holes),
+        frozenset().union(*(piece.others for piece in pieces)),
+    )
+
+
+def printed(text: str, reads: Set[str]) -> HostCode:
+    """Source that a printer of expressions made, and the names that it reads."""
+    return HostCode(text, others=frozenset(reads))
+
+
+def listed(parts: Iterable[HostCode | str]) -> HostCode:
+    """Names or pieces of source, separated by commas.
+
+    >>> listed(["q", "k"]).text
+    'q, k'
+    """
+    return joined(", ", parts)
+
+
+def joined(separator: str, parts: Iterable[HostCode | str]) -> HostCode:
+    """Names or pieces of source with a separator, such as an operator, in between."""
+    found = list(parts)
+    return host(separator.join("{}" for _ in found), *found)
+
+
+def names_of(parts: Iterable[HostCode]) -> frozenset[str]:
+    """The names that pieces of source read."""
+    return frozenset().union(*(part.names for part in parts))

@@ -1,0 +1,95 @@
+"""The legend of a kernel: its symbols with their shapes, and the variant's formulas, as the body of its docstring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from codegen.analysis.call_modes import Mode
+from codegen.analysis.gradients import GradientKind, GradientTerm
+from codegen.ir.printers import FormulaPrinter
+from codegen.plan.kernel import ArgGroup
+from codegen.spec.model import Variant
+from codegen.util.text import legend_row
+
+SHAPES = {
+    "q": "[B, Hq, Sq, D]",
+    "k": "[B, Hkv, Skv, D]",
+    "v": "[B, Hkv, Skv, Dv]",
+    "o": "[B, Hq, Sq, Dv]",
+    "do": "[B, Hq, Sq, Dv]",
+    "dq": "[B, Hq, Sq, D]",
+    "dk": "[B, Hkv, Skv, D]",
+    "dv": "[B, Hkv, Skv, Dv]",
+    "lse": "[B, Hq, Sq]  fp32, log of the softmax denominator",
+    "dlse": "[B, Hq, Sq]  fp32, gradient of lse",
+    "delta": "[B, Hq, Sq]  fp32, sum(o * do) - dlse",
+    "sink": "[Hq]  fp32, logit in the denominator only",
+    "dsink": "[B, Hq, blocks]  fp32, partial sums",
+    "decay": "[B, Hq, P]  fp32, cumulative log-decay times log2(e)",
+    "spans": "[B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list",
+    "q_positions": "[B, Sq]  int32, or None: by row",
+    "kv_positions": "[B, Skv]  int32, or None: by row",
+    "block_list": "[entries]  int16 or int32, lists of the blocks to visit",
+    "ranges": "[B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks",
+}
+
+
+PACKED_SHAPES = {
+    "q": "[total_q, Hq, D]",
+    "k": "[total_k, Hkv, D]",
+    "v": "[total_k, Hkv, Dv]",
+    "o": "[total_q, Hq, Dv]",
+    "do": "[total_q, Hq, Dv]",
+    "dq": "[total_q, Hq, D]",
+    "dk": "[total_k, Hkv, D]",
+    "dv": "[total_k, Hkv, Dv]",
+    "lse": "[Hq, total_q]  fp32, log of the softmax denominator",
+    "dlse": "[Hq, total_q]  fp32, gradient of lse",
+    "delta": "[Hq, total_q]  fp32, sum(o * do) - dlse",
+    "decay": "[Hq, total_k]  fp32, cumulative log-decay of each sequence times log2(e)",
+    "dsink": "[Hq, entries]  fp32, partial sums",
+    "cu_seqlens_q": "[n + 1]  int32, where the sequences of queries begin",
+    "cu_seqlens_k": "[n + 1]  int32, where those of keys begin",
+    "block_seqs": "[entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length "
+    "of its queries, and of its keys; how many blocks there are",
+    "spans": "[H, entries, 4]  int32, first, partial end, full begin and end of a block's list",
+    "ranges": "[H, entries, 4]  int32, first visited, first full, end of full and end of visited blocks",
+}
+
+
+def legend(variant: Variant, mode: Mode, args: Sequence[ArgGroup], terms: Sequence[GradientTerm] = ()) -> str:
+    """The symbols of a kernel with their shapes, and the variant's formulas, as the body of a docstring."""
+    formula = FormulaPrinter()
+    rows = []
+    if variant.mask is not None:
+        rows.append(("keep", formula.text(variant.mask)))
+    if variant.score is not None:
+        rows.append(("score", formula.text(variant.score)))
+    if variant.dropout and any("threshold" in group.names for group in args):
+        rows.append(("drop", "word < threshold, a random word of seed, b * Hq + h, row and key"))
+    shapes = SHAPES | PACKED_SHAPES if mode is Mode.PACKED else SHAPES
+    buffers = {t.accumulator: _buffer_text(variant, mode, t) for t in terms}
+    for group in args:
+        for name in group.names:
+            if not name.endswith("_ptr"):
+                continue
+            symbol = name.removesuffix("_ptr")
+            if symbol in variant.tensors:
+                spec = variant.tensors[symbol]
+                rows.append((symbol, f"[{', '.join(map(str, spec.dims))}]  {spec.dtype}"))
+            elif symbol in buffers:
+                rows.append((symbol, buffers[symbol]))
+            else:
+                rows.append((symbol, shapes[symbol]))
+    width = max(len(symbol) for symbol, _ in rows)
+    return "\n".join(legend_row(symbol, text, width) for symbol, text in rows)
+
+
+def _buffer_text(variant: Variant, mode: Mode, term: GradientTerm) -> str:
+    if term.atomic:
+        return f"[{', '.join(map(str, variant.tensors[term.tensor].dims))}]  fp32, added to with atomics"
+    kinds = (GradientKind.HEAD, GradientKind.ROW, GradientKind.COLUMN, GradientKind.PAIR)
+    packed = ("Hq, entries", "Hq, total_q", "Hq, total_k", "Hq, total_q, total_k")
+    dense = ("B, Hq, blocks", "B, Hq, Sq", "B, Hq, Skv", "B, Hq, Sq, Skv")
+    axes = dict(zip(kinds, packed if mode is Mode.PACKED else dense, strict=True))
+    return f"[{axes[term.kind]}]  fp32" + (", partial sums" if term.summed else "")

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call asks of its kernels: their tiles, their family, and in which order gradients are added."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ..archs import TILE_VALUES
+from ..kernels import TRAITS
+from .checks import fail
+from .families import FAMILIES
+from .tiles import Tile
+
+PASSES = ("fwd", "dkdv", "dq")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallOptions:
+    """What a call asks of its kernels. It is hashable: static in JAX, a part of every key that calls are found by.
+
+    Attributes:
+        family: the family of kernels; None leaves it to the measurements and the rule.
+        fixed_order: gradients must be added in a fixed order.
+        tiles: the passes whose tile the call gives, with the tile.
+        plain: the plain reference is computed instead of the kernels.
+    """
+
+    family: str | None = None
+    fixed_order: bool = False
+    tiles: tuple[tuple[str, Tile], ...] = ()
+    plain: bool = False
+
+    def tile(self, pass_name: str) -> Tile | None:
+        """The tile that the call gives for a pass."""
+        return dict(self.tiles).get(pass_name)
+
+    def plainly(self) -> "CallOptions":
+        """The options of the same call, computed by the plain reference."""
+        return CallOptions(family=self.family, fixed_order=self.fixed_order, tiles=self.tiles, plain=True)
+
+    @property
+    def text(self) -> str:
+        """The options as a string, which is what a custom operator of torch can take. `parsed` is the inverse.
+
+        >>> CallOptions(family="hopper", tiles=(("fwd", Tile(128, 64, 8, 3)),)).text
+        'family=hopper fwd=128,64,8,3'
+        """
+        words = [f"family={self.family}"] if self.family is not None else []
+        words += ["fixed_order"] if self.fixed_order else []
+        words += [f"{name}={t.block_m},{t.block_n},{t.num_warps},{t.num_stages}" for name, t in self.tiles]
+        words += ["plain"] if self.plain else []
+        return " ".join(words)
+
+    @cached_property
+    def key(self) -> str:
+        """`text`, made once: of equal options the same, and hashed faster than they are."""
+        return self.text
+
+    @classmethod
+    def parsed(cls, text: str) -> "CallOptions":
+        """The options whose `text` is this."""
+        fields = {name: value for name, _, value in (word.partition("=") for word in text.split())}
+        tiles = ((name, Tile(*map(int, fields[name].split(",")))) for name in fields if name in PASSES)
+        return cls(
+            family=fields.get("family"),
+            fixed_order="fixed_order" in fields,
+            tiles=tuple(tiles),
+            plain="plain" in fields,
+        )
+
+
+NO_OPTIONS = CallOptions()
+"""The options of a call that asks for nothing."""
+
+
+def checked_options(op: str, config: Any, family: Any = None, deterministic: Any = None) -> CallOptions:
+    """Check the arguments `config`, `family` and `deterministic` of a call."""
+    if family is not None and family not in FAMILIES:
+        fail(op, "family", f"None or one of {', '.join(map(repr, FAMILIES))}", repr(family))
+    if deterministic is not None and not isinstance(deterministic, bool):
+        fail(op, "deterministic", "None, True or False", repr(deterministic))
+    if deterministic and TRAITS[op].gradients_use_atomics:
+        fail(op, "deterministic", "None or False, as one of its gradients is added with atomics, in any order", "True")
+    if config is None:
+        config = {}
+    if not isinstance(config, dict):
+        fail(op, "config", "None or a dict of pass name -> tile", repr(config))
+    tiles = tuple([(name, checked_tile(op, name, entry)) for name, entry in config.items()])
+    return CallOptions(family=family, fixed_order=bool(deterministic), tiles=tiles)
+
+
+def checked_tile(op: str, name: str, entry: Any) -> Tile:
+    """Check one entry of the argument `config` of a call."""
+    if name not in PASSES:
+        fail(op, "config", f"passes among {', '.join(PASSES)}", repr(name))
+    if not isinstance(entry, Mapping) or set(entry) != set(Tile._fields):
+        fail(op, f"config[{name!r}]", f"a mapping with {', '.join(Tile._fields)}", entry)
+    for field, value in entry.items():
+        allowed = TILE_VALUES[field]
+        if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
+            kind = "a power of two" if all(n & (n - 1) == 0 for n in allowed) else "an int"
+            fail(op, f"config[{name!r}][{field!r}]", f"{kind} from {allowed[0]} to {allowed[-1]}", repr(value))
+    return Tile(**entry)

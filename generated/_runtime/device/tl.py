@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device functions that Triton kernels share: tiles of matrices, dropout, and functions that Triton lacks.
+
+A tile is a tuple of one or two parts. The first part has BLOCK_COLS columns, a power of two; a second part has the
+columns after them if the matrix has more than BLOCK_COLS.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.constexpr_function
+def second_width(REST):
+    """The width of a tile's second part, for REST columns: a power of two, and at least 16 as an MMA requires."""
+    return max(triton.next_power_of_2(REST), 16)
+
+
+@triton.jit
+def load_columns(
+    ptr,
+    start,
+    length,
+    stride_row,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    BOUNDED: tl.constexpr,
+):
+    # The start moves a 64-bit scalar; the tile of offsets stays 32-bit and the same in every iteration.
+    row = tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
+    if BOUNDED:
+        mask = start + row < length
+        if COLS < BLOCK_COLS:
+            mask = mask & (col < COLS)
+        return tl.load(ptrs, mask=mask, other=0.0)
+    else:
+        if COLS < BLOCK_COLS:
+            return tl.load(ptrs, mask=col < COLS, other=0.0)
+        else:
+            return tl.load(ptrs)
+
+
+@triton.jit
+def load_tile(
+    ptr,
+    start,
+    length,
+    stride_row,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    BOUNDED: tl.constexpr,
+):
+    """The tile of rows `start` to `start + ROWS` of a `[length, COLS]` matrix.
+
+    Columns beyond the matrix are zero, and so are rows beyond it if BOUNDED. Without BOUNDED all rows must exist.
+    """
+    first = load_columns(ptr, start, length, stride_row, ROWS, COLS, BLOCK_COLS, BOUNDED)
+    if COLS <= BLOCK_COLS:
+        return (first,)
+    else:
+        REST: tl.constexpr = COLS - BLOCK_COLS
+        rest = load_columns(ptr + BLOCK_COLS, start, length, stride_row, ROWS, REST, second_width(REST), BOUNDED)
+        return first, rest
+
+
+@triton.jit
+def store_tile(
+    ptr,
+    tile,
+    start,
+    length,
+    stride_row,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    """Store `tile` to rows `start` to `start + ROWS` of a `[length, COLS]` matrix, within its edges only."""
+    row = tl.arange(0, ROWS)[:, None]
+    for i in tl.static_range(len(tile)):
+        col = i * BLOCK_COLS + tl.arange(0, tile[i].shape[1])[None, :]
+        ptrs = ptr + tl.cast(start, tl.int64) * stride_row + (row * stride_row + col)
+        tl.store(ptrs, tile[i].to(ptr.dtype.element_ty), mask=(start + row < length) & (col < COLS))
+
+
+@triton.jit
+def load_vector(ptr, offs, length, other, BOUNDED: tl.constexpr):
+    """Elements `offs` of a vector of `length`; `other` beyond its end if BOUNDED."""
+    if BOUNDED:
+        return tl.load(ptr + offs, mask=offs < length, other=other)
+    else:
+        return tl.load(ptr + offs)
+
+
+@triton.jit
+def load_rows(ptr, rows, length, stride_row, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
+    """Rows `rows` of a `[length, COLS]` matrix as fp32 [ROWS, BLOCK_COLS], zero beyond its edges."""
+    cols = tl.arange(0, BLOCK_COLS)
+    ptrs = ptr + (rows.to(tl.int64) * stride_row)[:, None] + cols[None, :]
+    return tl.load(ptrs, mask=(rows < length)[:, None] & (cols < COLS)[None, :], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def row_sum(ptr, first, end, BLOCK: tl.constexpr):
+    """The sum of elements `first` to `end` of a vector."""
+    total = 0.0
+    for start in range(first, end, BLOCK):
+        rows = start + tl.arange(0, BLOCK)
+        total += tl.sum(tl.load(ptr + rows, mask=rows < end, other=0.0), 0)
+    return total
+
+
+@triton.jit
+def zero_tile(ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
+    """An fp32 accumulator of ROWS rows, with the parts of a tile of COLS columns."""
+    first = tl.zeros([ROWS, BLOCK_COLS], tl.float32)
+    if COLS <= BLOCK_COLS:
+        return (first,)
+    else:
+        return first, tl.zeros([ROWS, second_width(COLS - BLOCK_COLS)], tl.float32)
+
+
+@triton.jit
+def dot_rows(a_tile, b_tile, acc=None):
+    """`acc + a_tile @ b_tile.T`: the product of each row of one tile with each row of the other."""
+    for i in tl.static_range(len(a_tile)):
+        acc = tl.dot(a_tile[i], tl.trans(b_tile[i]), acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def add_dot(acc, weights, tile, alpha=None):
+    """`acc + weights @ tile`, part by part; the rows of `acc` are first multiplied by `alpha` if it is given."""
+    weights = weights.to(tile[0].dtype)
+    if alpha is not None:
+        acc = [part * alpha[:, None] for part in acc]
+    first = tl.dot(weights, tile[0], acc[0], input_precision="ieee")
+    if len(tile) == 1:
+        return (first,)
+    else:
+        return first, tl.dot(weights, tile[1], acc[1], input_precision="ieee")
+
+
+@triton.jit
+def row_products(a_tile, b_tile):
+    """The product of each row of one tile with the same row of the other."""
+    sums = tl.sum(a_tile[0].to(tl.float32) * b_tile[0].to(tl.float32), 1)
+    for i in tl.static_range(1, len(a_tile)):
+        sums += tl.sum(a_tile[i].to(tl.float32) * b_tile[i].to(tl.float32), 1)
+    return sums
+
+
+@triton.jit
+def dropout_mask(
+    seed,
+    threshold,
+    head,
+    start_m,
+    start_n,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TRANSPOSED: tl.constexpr = False,
+):
+    """True for the probabilities of a tile that dropout sets to zero: their random word is below `threshold`.
+
+    The tile is [BLOCK_M, BLOCK_N], or [BLOCK_N, BLOCK_M] if TRANSPOSED. The word depends on seed, head, row and key
+    alone, so that all kernels drop the same probabilities. `_runtime/torch/philox.py` computes it in torch.
+    """
+    # One Philox call gives four words, for two rows and two keys that are 8 apart. In an accumulator of an MMA one
+    # thread holds all four pairs, in either orientation of the tile, so the compiler computes the call once for them.
+    # Blocks start at multiples of 16, so the index inside the tile selects one of the four words.
+    if TRANSPOSED:
+        row = tl.arange(0, BLOCK_M)[None, :]
+        key = tl.arange(0, BLOCK_N)[:, None]
+    else:
+        row = tl.arange(0, BLOCK_M)[:, None]
+        key = tl.arange(0, BLOCK_N)[None, :]
+    row_group = (start_m >> 1) + ((row >> 4 << 3) | (row & 7))
+    key_group = (start_n >> 1) + ((key >> 4 << 3) | (key & 7))
+    word_0, word_1, word_2, word_3 = tl.philox(seed, key_group, row_group, head.to(tl.int32), 0)
+    far_row, far_key = (row & 8) != 0, (key & 8) != 0
+    word = tl.where(far_row, tl.where(far_key, word_3, word_2), tl.where(far_key, word_1, word_0))
+    return word < threshold
+
+
+@triton.jit
+def tanh(x, HARDWARE: tl.constexpr):
+    if HARDWARE:
+        # One instruction of relative error 2**-11, which is less than rounding a score to 16 bits costs.
+        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        far = 1.0 - 2.0 / (tl.exp2(2.8853900817779268 * x) + 1.0)
+        # Near zero the difference above cancels; a polynomial keeps float32's relative error there (Cephes, tanhf).
+        z = x * x
+        poly = ((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z
+        near = x + x * z * ((poly + 1.33314422036e-1) * z - 3.33332819422e-1)
+        return tl.where(tl.abs(x) < 0.625, near, far)
+
+
+@triton.jit
+def floor_mod(a, b):
+    """Python's remainder, which has the sign of the divisor; Triton's has the sign of the dividend."""
+    r = a % b
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+
+
+@triton.jit
+def floor_div(a, b):
+    """Python's integer division, which rounds down; Triton's rounds toward zero."""
+    return (a - floor_mod(a, b)) // b
+
+
+@triton.jit
+def round_even(x):
+    """Round to the nearest integer, and halves to the even one, as torch does; an infinity stays infinite."""
+    low = tl.floor(x)
+    rest = x - low
+    is_odd = low - 2.0 * tl.floor(0.5 * low) == 1.0
+    return tl.where((rest > 0.5) | ((rest == 0.5) & is_odd), low + 1.0, low)
+
+
+@triton.jit
+def log1p(x):
+    """log(1 + x) with float32's relative error near zero."""
+    # A factor corrects for the rounding of 1 + x (Goldberg, 1991, theorem 4).
+    y = 1.0 + x
+    is_exact = (y == 1.0) | (tl.abs(y) == float("inf"))
+    factor = x / tl.where(is_exact, 1.0, y - 1.0)
+    return tl.where(y == 1.0, x, tl.log(y) * tl.where(is_exact, 1.0, factor))
+
+
+@triton.jit
+def tan(x):
+    return tl.sin(x) / tl.cos(x)
+
+
+@triton.jit
+def load_pairs(ptrs, PTX: tl.constexpr):
+    """Load one element per query and key at the point of use."""
+    # The compiler would pipeline a plain load of 4 or 8-byte elements through shared memory, with copies of 4 bytes per
+    # instruction. It does not pipeline shorter elements.
+    BITS: tl.constexpr = ptrs.dtype.element_ty.primitive_bitwidth
+    if PTX and BITS == 32:
+        word = tl.inline_asm_elementwise(
+            "ld.global.nc.b32 $0, [$1];", "=r,l", [ptrs], dtype=tl.int32, is_pure=True, pack=1
+        )
+        return word.to(ptrs.dtype.element_ty, bitcast=True)
+    elif PTX and BITS == 64:
+        word = tl.inline_asm_elementwise(
+            "ld.global.nc.b64 $0, [$1];", "=l,l", [ptrs], dtype=tl.int64, is_pure=True, pack=1
+        )
+        return word.to(ptrs.dtype.element_ty, bitcast=True)
+    else:
+        return tl.load(ptrs)
+
+
+@triton.jit
+def clamp_index(index, size):
+    """The nearest index inside a tensor of `size` elements: a call's offsets may lead beyond its ends."""
+    return tl.maximum(tl.minimum(index, size - 1), 0)
+
+
+@triton.jit
+def diagonal_sums(tile, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """The sums of a tile along its diagonals, and row - column of each: two vectors of 2 * max(ROWS, COLS).
+
+    A diagonal may have two entries. An entry may have no element, and a sum of 0.
+    """
+    row = tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, COLS)[None, :]
+    # Rotating row r by r columns moves each diagonal into one column. In a band of COLS rows, elements that wrap around
+    # belong to another diagonal than elements that do not: row - column is larger by COLS.
+    rotated = tl.gather(tile, (row + col) % COLS, 1)
+    DEPTH: tl.constexpr = ROWS if ROWS < COLS else COLS
+    BANDS: tl.constexpr = ROWS // DEPTH
+    wraps = row % DEPTH + col >= COLS
+    inner = tl.sum(tl.reshape(tl.where(wraps, 0.0, rotated), [BANDS, DEPTH, COLS]), 1)
+    outer = tl.sum(tl.reshape(tl.where(wraps, rotated, 0.0), [BANDS, DEPTH, COLS]), 1)
+    lag = tl.arange(0, BANDS)[:, None] * DEPTH - col
+    sums = tl.reshape(tl.join(inner, outer), [2 * BANDS * COLS])
+    return sums, tl.reshape(tl.join(lag, lag + COLS), [2 * BANDS * COLS])
+
+
+@triton.jit
+def add_diagonals(ptr, offs, sums):
+    """Add each sum to the element at its offset, with atomics."""
+    # Far from the diagonal all clamped offsets are equal. Then one atomic adds the total, because thousands of programs
+    # add to that element.
+    same = tl.min(offs, 0) == tl.max(offs, 0)
+    first = tl.arange(0, sums.shape[0]) == 0
+    sums = tl.where(same, tl.where(first, tl.sum(sums, 0), 0.0), sums)
+    tl.atomic_add(ptr + offs, sums, mask=sums != 0.0, sem="relaxed")

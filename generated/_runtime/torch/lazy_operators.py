@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`torch.ops.<package>`, in which each custom operator is registered when its name is first read.
+
+The launch module of a variant defines `torch.ops.<package>.<variant>_fwd` and `_bwd`; importing the package imports no
+launch module. Whoever reads an operator of `torch.ops` gets it, in a fresh process too: `torch.export.load`, compiled
+code from a cache on disk, a graph from a pickle. A program that finds operators by name in C++, as an AOTInductor
+package does, must read `torch.ops.<package>.<variant>_fwd` before.
+"""
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+PASSES = ("fwd", "bwd")
+MODES = {"": "", "_packed": ".packed", "_segmented": ".segmented"}
+"""What a mode of calls adds to the name of an operator -> its package in that of the variant."""
+
+
+def namespace_of(package: str) -> str:
+    """The namespace of the operators of a package: two packages can live in one process.
+
+    >>> namespace_of("generated"), namespace_of("model.attention")
+    ('generated', 'model_attention')
+    """
+    return package.replace(".", "_")
+
+
+def register_when_read(package: str, variants: Sequence[str]) -> None:
+    """Make `torch.ops.<package>` import the launch module that defines an operator when the operator is first read."""
+    modules = {
+        f"{variant}{mode}_{name}": f"{package}.{variant}{folder}.torch_launch"
+        for variant in variants
+        for mode, folder in MODES.items()
+        for name in PASSES
+    }
+    namespace: Any = getattr(torch.ops, namespace_of(package))
+    kind = type(namespace)
+
+    class LazyOperators(kind):  # type: ignore[misc, valid-type]
+        """A namespace of operators that are registered when they are first read."""
+
+        # torch takes from here under which module an operator is saved.
+        __module__ = kind.__module__
+
+        def __getattr__(self, name: str) -> Any:
+            if name in modules:
+                importlib.import_module(modules[name])
+            return super().__getattr__(name)
+
+    namespace.__class__ = LazyOperators
