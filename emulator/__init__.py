@@ -5,7 +5,8 @@ Gluon has no interpreter. Here a kernel's own Python source is executed, each fu
 out for several numbers of a thread, `device` shared memory, barriers, TMA and wgmma, `partitions` the warps that run
 side by side. Programs run one after the other.
 
-    kernel = Kernel(Path("generated/causal/hopper_fwd.py").read_text(), "causal_hopper_fwd", Timing.LATE_PRODUCTS)
+    path = Path("generated/causal/hopper_fwd.py")
+    kernel = Kernel(path.read_text(), "causal_hopper_fwd", Timing.LATE_PRODUCTS, device_sources(path))
     kernel[grid](*arguments, **constants)
 
 It raises an error where a kernel
@@ -21,7 +22,7 @@ It knows nothing of time, registers, the memory model beside mbarriers, or which
 
 from .device import Timing
 from .errors import EmulationError
-from .kernel import Kernel
+from .kernel import Kernel, device_sources
 from .partitions import DeadlockError
 
-__all__ = ["DeadlockError", "EmulationError", "Kernel", "Timing"]
+__all__ = ["DeadlockError", "EmulationError", "Kernel", "Timing", "device_sources"]

@@ -17,7 +17,7 @@ from triton.experimental.gluon import language as real
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier as real_mbarrier
 
 from .errors import EmulationError, check
-from .partitions import Known, Partition, Scheduler, Wait, learn, place_in
+from .partitions import Known, Partition, Scheduler, Wait, emulated_place, learn
 from .values import DTYPES, NAMES, Operand, Pointer, Value, inline_asm_elementwise, zeros
 
 SHARED_BYTES = 227 * 1024
@@ -266,7 +266,7 @@ class Program:
     allocations: int = 0
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(self.source, self._land_oldest)
+        self.scheduler = Scheduler(self._land_oldest)
         self._slots: list[Slot] = []
         self._named: dict[int, Barrier] = {}
         self._launch = Partition(f"launch of program {self.number}", self.warps)
@@ -284,7 +284,7 @@ class Program:
 
     def _allocation(self) -> str:
         """What an allocation is called: after the variable that it goes to, and where it is made."""
-        place = place_in(self.source)
+        place = emulated_place()
         outermost = linecache.getline(self.source, int(place.split(" > ")[0].rpartition(":")[2]))
         self.allocations += 1
         return f"allocation {self.allocations}, {outermost.partition(' = ')[0].strip()} ({place})"
@@ -328,7 +328,7 @@ class Program:
         barrier.check_wait(awaited)
         if not barrier.is_past(awaited):
             describe = lambda: f"parity {awaited} of {barrier}"  # noqa: E731 - one expression
-            self.scheduler.yield_turn(Wait(describe, lambda: barrier.is_past(awaited), place_in(self.source)))
+            self.scheduler.yield_turn(Wait(describe, lambda: barrier.is_past(awaited), emulated_place()))
         self.partition.seen[barrier] = barrier.phases
         learn(self.partition.known, barrier.known)
 

@@ -6,6 +6,8 @@ import builtins
 import inspect
 import linecache
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -17,23 +19,44 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier as real_mb
 from . import values
 from .device import Program, Timing
 from .errors import EmulationError, check
+from .partitions import EMULATED
 from .values import Memory, Pointer, Value, scalar
 
 LAUNCH_OPTIONS = ("num_warps",)
 
 
-class Kernel:
-    """`kernel[grid](*arguments, **constants)`, as of a jitted function."""
+VERSIONS = "gl_versions"
+"""The module of the device library that hides the versions of Triton: the emulation has its own."""
 
-    def __init__(self, source: str, name: str, timing: Timing) -> None:
+
+def device_sources(kernel_file: Path) -> dict[str, str]:
+    """The device library of the package of a kernel file: module name -> source."""
+    folder = next(parent / "_runtime" / "device" for parent in kernel_file.parents if (parent / "_runtime").is_dir())
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("gl*.py"))}
+
+
+class Kernel:
+    """`kernel[grid](*arguments, **constants)`, as of a jitted function.
+
+    `device`: the modules of the device library, of which the kernel imports functions: name -> source.
+    """
+
+    def __init__(self, source: str, name: str, timing: Timing, device: Mapping[str, str] | None = None) -> None:
         self.launches = 0
-        self._timing, self._file = timing, f"<emulated {name}>"
+        self._timing, self._file = timing, f"{EMULATED}{name}>"
         self._program: Program | None = None
-        # With its text in the cache, tracebacks show the kernel's lines.
-        linecache.cache[self._file] = (len(source), None, source.splitlines(keepends=True), self._file)
+        self._device = dict(device or {})
+        self._modules = self._language()
+        self._function: Callable[..., None] = self._executed(name, source)[name]
+
+    def _executed(self, name: str, source: str) -> dict[str, Any]:
+        """The names that a module defines."""
+        file = f"{EMULATED}{name}>"
+        # With its text in the cache, tracebacks show the module's lines.
+        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
         space: dict[str, Any] = {"__name__": name, "__builtins__": self._builtins()}
-        exec(compile(source, self._file, "exec", dont_inherit=True), space)
-        self._function: Callable[..., None] = space[name]
+        exec(compile(source, file, "exec", dont_inherit=True), space)
+        return space
 
     def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
         def launch(*arguments: Any, num_warps: int, **constants: Any) -> None:
@@ -62,18 +85,22 @@ class Kernel:
 
     def _builtins(self) -> dict[str, Any]:
         """Python's, but that `range` counts in 32 bits, and that what is imported is emulated."""
-        modules = self._modules()
 
         def find(
-            name: str, _globals: Any = None, _locals: Any = None, _names: Sequence[str] = (), _level: int = 0
+            name: str, _globals: Any = None, _locals: Any = None, _names: Sequence[str] = (), level: int = 0
         ) -> Any:
-            if name not in modules:
-                raise EmulationError(f"a kernel imports {name}")
-            return modules[name]
+            # The device library is imported relative to the package.
+            module = name.rpartition(".")[2] if level else name
+            if module not in self._modules:
+                if not level or module not in self._device:
+                    raise EmulationError(f"a kernel imports {name}")
+                self._modules[module] = SimpleNamespace(**self._executed(module, self._device[module]))
+            return self._modules[module]
 
         return {**vars(builtins), "range": values.device_range, "__import__": find}
 
-    def _modules(self) -> Mapping[str, Any]:
+    def _language(self) -> dict[str, Any]:
+        """Triton's modules as the emulation has them."""
         method = self._of_program
         language = SimpleNamespace(
             **{name: getattr(values, name) for name in _FUNCTIONS},
@@ -98,7 +125,6 @@ class Kernel:
         )
         tma = SimpleNamespace(
             make_tensor_descriptor=method("make_tensor_descriptor"),
-            async_copy_global_to_shared=method("async_load"),
             store_wait=method("store_wait"),
         )
         hopper = SimpleNamespace(
@@ -114,7 +140,11 @@ class Kernel:
             "triton.experimental": SimpleNamespace(gluon=gluon),
             "triton.experimental.gluon": gluon,
             "triton.experimental.gluon.language.nvidia.hopper": hopper,
-            "_runtime.hopper_copies": SimpleNamespace(async_load=method("async_load"), async_add=method("async_add")),
+            VERSIONS: SimpleNamespace(
+                aggregate=dataclass(frozen=True, eq=False),
+                async_load=method("async_load"),
+                async_add=method("async_add"),
+            ),
         }
 
 
@@ -135,7 +165,7 @@ _FUNCTIONS = (
 )
 _REAL = (
     *("BlockedLayout", "DotOperandLayout", "NVMMADistributedLayout", "NVMMASharedLayout", "SliceLayout"),
-    *("DistributedLinearLayout", "SwizzledSharedLayout"),
+    *("DistributedLinearLayout", "SwizzledSharedLayout", "shared_memory_descriptor", "tensor"),
     *("bfloat16", "float16", "float32", "int1", "int8", "int16", "int32", "int64", "uint32", "uint64"),
 )
 _ELEMENTWISE = ("abs", "ceil", "cos", "erf", "exp", "exp2", "floor", "log", "log2", "rsqrt", "sin", "sqrt")

@@ -15,6 +15,9 @@ from typing import Any, TypeAlias
 
 from .errors import EmulationError
 
+EMULATED = "<emulated "
+"""How the file names of emulated source begin."""
+
 
 class DeadlockError(EmulationError):
     """Every partition waits for another."""
@@ -86,22 +89,23 @@ class Partition:
         self._thread.join()
 
 
-def _lines(frames: Iterable[tuple[FrameType, int]], source: str) -> str:
-    """The functions and lines of those frames that are in the file `source`."""
-    return " > ".join(f"{frame.f_code.co_name}:{line}" for frame, line in frames if frame.f_code.co_filename == source)
+def _lines(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """The functions and lines of the frames that are in emulated source."""
+    emulated = [each for each in frames if each[0].f_code.co_filename.startswith(EMULATED)]
+    return " > ".join(f"{frame.f_code.co_name}:{line}" for frame, line in emulated)
 
 
-def place_in(source: str) -> str:
-    """Where in the file `source` this thread is, from the outermost function."""
-    return _lines(reversed(list(traceback.walk_stack(sys._getframe()))), source)
+def emulated_place() -> str:
+    """Where in emulated source this thread is, from the outermost function, which is the kernel's or a partition's."""
+    return _lines(reversed(list(traceback.walk_stack(sys._getframe()))))
 
 
 class Scheduler:
     """Takes turns among partitions."""
 
-    def __init__(self, source: str, land_copy: Callable[[], bool]) -> None:
+    def __init__(self, land_copy: Callable[[], bool]) -> None:
         """`land_copy` completes what the device does by itself, if there is anything, once no partition can go on."""
-        self._source, self._land_copy = source, land_copy
+        self._land_copy = land_copy
         self._partitions: list[Partition] = []
         self._failure: BaseException | None = None
         self.current: Partition | None = None
@@ -143,7 +147,7 @@ class Scheduler:
         except _Abandoned:
             pass
         except BaseException as error:
-            lines = _lines(traceback.walk_tb(error.__traceback__), self._source)
+            lines = _lines(traceback.walk_tb(error.__traceback__))
             if lines and not isinstance(error, DeadlockError):
                 error.add_note(f"in partition {partition.name}, {lines}")
             self._failure = error

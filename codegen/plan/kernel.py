@@ -199,6 +199,11 @@ class KernelPlan(InMode):
         return "qk" if self.linear else "logit"
 
     @property
+    def row_term_reads(self) -> frozenset[str]:
+        """The names that are read for `row_term`, and for what it is computed from."""
+        return uses(self.prologue, self.row_term)
+
+    @property
     def compiled(self) -> list[str]:
         """Arguments compiled in: the strides between rows. They depend on layout and head count, not on lengths, and as
         literals they leave the tiles' addresses to the instructions' immediate fields."""

@@ -25,7 +25,8 @@ from codegen.ir.printers import FormulaPrinter
 from codegen.plan import dialects, hopper
 from codegen.plan.device import device_functions
 from codegen.plan.frameworks import Framework
-from codegen.plan.hopper_text import KernelText
+from codegen.plan.hopper_backward import BackwardPlan
+from codegen.plan.hopper_forward import ForwardPlan
 from codegen.plan.op import op_plan
 from codegen.plan.op_source import OpSource
 from codegen.plan.torch_modules import module_plans
@@ -73,7 +74,7 @@ def make_environment(folder: Path) -> jinja2.Environment:
         autoescape=False,
     )
     env.filters |= {"docstring": docstring, "device_functions": device_functions}
-    env.filters |= dialects.FILTERS | hopper.FILTERS | symbols.FILTERS
+    env.filters |= dialects.FILTERS | symbols.FILTERS
     env.tests["renamed_op"] = symbols.is_renamed
     return env
 
@@ -81,7 +82,7 @@ def make_environment(folder: Path) -> jinja2.Environment:
 KERNELS = {"fwd": "fwd", "bwd_dq": "dq", "bwd_dkdv": "dkdv"}
 """File stem of each kernel -> the attribute of `VariantPlan` that holds its plan."""
 
-HOPPER_KERNELS = {stem: f"hopper_{stem}" for stem in ("fwd", "bwd", "bwd_wide", "delta")}
+HOPPER_STEMS = ("fwd", "bwd", "bwd_wide", "delta")
 """The same of Hopper's family, whose files are `hopper_<stem>.py`."""
 
 KERNELS_FILE = "_runtime/kernels.py"
@@ -89,6 +90,9 @@ KERNELS_FILE = "_runtime/kernels.py"
 
 INIT_FILES = {Framework.TORCH: "torch/__init__.py", Framework.JAX: "jax.py"}
 """The module of all ops of a framework; that of torch has the modules of `torch.nn` beside it."""
+
+DEVICE = "_runtime/device/"
+"""The device library: functions that kernels import."""
 
 RUNTIME = "_runtime"
 """The folder of a package that holds what all its ops share."""
@@ -233,7 +237,7 @@ def _launch_file(env: jinja2.Environment, planned: VariantPlan, op: OpSource, de
 def _mode_init_file(env: jinja2.Environment, planned: VariantPlan, delta: VariantPlan) -> str:
     """The package of a mode, by which launches and kernels are imported when they are first needed."""
     runtime = _runtime_of(planned.mode)
-    own = [*KERNELS, *(f"hopper_{stem}" for stem in HOPPER_KERNELS), *(f"{each}_launch" for each in Framework)]
+    own = [*KERNELS, *(f"hopper_{stem}" for stem in HOPPER_STEMS), *(f"{each}_launch" for each in Framework)]
     if planned.lists is not None:
         own.append(planned.lists.module)
     modules: dict[str, list[str]] = {".": own}
@@ -257,16 +261,28 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
         f"{folder}/{stem}.py": _fill(env, f"portable/{stem}.py.jinja", kernel=getattr(planned, attribute), **context)
         for stem, attribute in KERNELS.items()
     }
-    fuses = hopper.fuses_backward(planned)
+    plans = {
+        "fwd": planned.hopper_fwd,
+        "bwd": planned.hopper_bwd,
+        "bwd_wide": planned.hopper_bwd_wide,
+        "delta": planned.hopper_delta,
+    }
+    hopper_plans: dict[str, dict[str, object]] = {
+        "fwd": {"forward": ForwardPlan(planned.hopper_fwd, planned.variant)},
+        "bwd": {"backward": BackwardPlan(planned.hopper_bwd, planned.variant, is_wide=False)},
+        "bwd_wide": {"backward": BackwardPlan(planned.hopper_bwd_wide, planned.variant, is_wide=True)},
+        "delta": {},
+    }
     files |= {
         f"{folder}/hopper_{stem}.py": _fill(
             env,
             f"hopper/{stem}.py.jinja",
-            kernel=KernelText(getattr(planned, attribute)),
-            fuses_backward=fuses,
+            kernel=kernel,
+            fuses_backward=hopper.fuses_backward(planned),
+            **hopper_plans[stem],
             **context,
         )
-        for stem, attribute in HOPPER_KERNELS.items()
+        for stem, kernel in plans.items()
     }
     if planned.lists is not None:
         stem = planned.lists.module

@@ -32,7 +32,7 @@ _WORDS = """
 
     check_dropout_p drop dropout dropout_mask dropout_seed keep_numbers keep_scale p_dropped probs threshold
     bit_layout counter_eights counter_layout counter_neighbours dropout_words dropped dropped_bits
-    head_index minus_delta of_scores p_kept p_scale philox product_with wide_product with_signs without_dropped
+    head_index minus_delta p_kept p_scale philox product_with wide_product with_signs without_dropped
 
     add_diagonals add_dot aligned apply at_least autocast_inputs batch_row block_columns call_tiles cdiv check_float
     check_inputs check_int check_tensor clamp_index options diagonal_sums dot_rows
@@ -50,33 +50,33 @@ _WORDS = """
     CHUNK FILL OWN_ROOM PART PARTS POSITIONS PTX block_lists block_ranges call_sizes call_options list_blocks pass_table
     schedule schedule_tables scheduled
 
-    TOLD apart first_plain hear hear_block key_blocks make_numbers num_masked num_plain numbers o_len o_row
-    produce_keys produce_rows rescaled end_sums send_turn store_columns store_rows tell tell_work
-    RAISE begin_dq begin_with change_of_turns change_turns first_turn lap o_start raised scaling scaling_operands stage
+    apart first_plain key_blocks make_numbers num_masked num_plain numbers o_len o_row
+    produce_keys produce_rows store_columns store_rows tell
+    RAISE begin_dq begin_with change_turns first_turn lap o_start scaling scaling_operands stage
     store_dq
 
-    DTYPE HOPPER_WARPS KEY LANES Q_BLOCKS ROW ROWS SCORES STAGES STORED SUMS WEIGHTS add_lanes as_pairs
-    async_load begin_block begin_sums block_pair consume_tiles describe_rows end_block
-    from_pairs gluon hopper_fwd inv_sum k_desc k_ring kv_head kv_heads kv_turn lane_layout last_full
+    DTYPE HOPPER_WARPS KEY LANES Q_BLOCKS ROW ROWS SCORES STAGES STORED SUMS WEIGHTS add_lanes
+    async_load begin_block block_pair describe_rows end_block
+    gluon hopper_fwd inv_sum k_desc k_ring kv_head kv_heads kv_turn lane_layout last_full
     launch_hopper make_barriers make_ring mbarrier multiprocessors no_scores nth num_full num_pairs num_partial
-    own_work p_pairs p_tile pair_half produce_tiles product_layout q_desc q_head q_place
+    p_pairs p_tile pair_half product_layout q_desc q_head
     q_ring query_blocks receive_tile ring_turn row_sums row_term send_tile store_layout tile_columns tma v_desc
     v_ring warpgroup_mma warpgroup_mma_wait
 
     LINE add_rows begin_columns begin_rows block_term column_sums key_term make_ones of_lines ones own_part own_start_m
     OWN_KEY OWN_ROW own_col own_key own_position own_q_row own_row own_segment row_start row_turn sums_layout unscaled
 
-    KEYS K_SUMS K_WEIGHTS LINES V_SUMS V_WEIGHTS WITH_DQ add_tiles async_add delta_desc describe_lines
+    KEYS K_SUMS K_WEIGHTS LINES V_SUMS V_WEIGHTS WITH_DQ async_add delta_desc describe_lines
     describe_vector do_desc do_ring dq_desc dq_ring dq_sums dq_tiles ds_tiles fence_async_shared first_row fused
-    head_parts hopper_bwd hopper_delta in_fragments k_block k_lap k_part lse_desc make_places
-    num_key_blocks own_start q_turn row_delta row_lse send_keys send_rows sum_index
+    head_parts hopper_bwd hopper_delta in_fragments k_block k_lap k_part lse_desc
+    num_key_blocks own_start q_turn row_delta row_lse sum_index
 
     at_columns columns_before run_bits run_end run_first
 
     FLAT WIDE_KEYS add_block add_sums bwd_kernel dk_start dq_part ds_ring dv_start flat hand_over hopper_bwd_wide
-    NEAR_BYTES NEAR_ROWS is_wide make_hand_over near_heads next_dq p_ring row_block score_tiles sum_tiles take_over
+    NEAR_BYTES NEAR_ROWS is_wide make_hand_over near_heads next_dq p_ring row_block
 
-    MOST_COUNT MOST_ROWS WRAP_STRIDE hear_work next_work num_work seq_end seq_len sequence_work take_work told_work
+    MOST_COUNT MOST_ROWS WRAP_STRIDE seq_end seq_len
     head_seqs num_row_blocks row_first row_seqs work_counter work_ring work_turn
 
     CallOptions namespace_of register_operator
@@ -96,6 +96,11 @@ _WORDS = """
 
     Arguments Array DENSE INT32 Kernels PACKED SCALARS_LOADED SEGMENTED arguments attention forward heads is_loaded jax
     SequenceArguments checked_options jax_reference jnp launch running_sums schedule_of wide_int
+
+    Ring RowRing HeadRows SequenceRows Work accumulate add_dq aggregate arguments begin_pv consume consumer
+    describe_packed_rows end_pv exchange first item kv_ring kv_rows make_exchange make_key_ring
+    make_row_ring make_work_ring num_items pack_pairs produce producer q_rows q_stage query_stages raise_maximum
+    rescale rings run_zeros scorer sequence_item store_through summer unpack_pairs v_rows v_start work
 """
 _USED = frozenset(_WORDS.split())
 

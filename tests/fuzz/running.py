@@ -150,7 +150,7 @@ def _without_overflow_checks() -> Iterator[None]:
 @contextmanager
 def emulated(package: str, variant: str, call: Call) -> Iterator[None]:
     """Hopper's kernels run in the emulation of Gluon, as on an sm_90 of few multiprocessors."""
-    from emulator import Kernel, Timing
+    from emulator import Kernel, Timing, device_sources
 
     timing = list(Timing)[call.seed % len(list(Timing))]
     mode = "" if call.mode == "dense" else call.mode
@@ -160,7 +160,8 @@ def emulated(package: str, variant: str, call: Call) -> Iterator[None]:
             module = importlib.import_module(f"{folder}.{stem}")
             assert module.__file__ is not None
             name = f"{variant}_{mode}".rstrip("_") + f"_{stem}"
-            kernel = Kernel(Path(module.__file__).read_text(encoding="utf-8"), name, timing)
+            path = Path(module.__file__)
+            kernel = Kernel(path.read_text(encoding="utf-8"), name, timing, device_sources(path))
             stack.enter_context(mock.patch.object(module, name, kernel))
         launch = importlib.import_module(f"{folder}.torch_launch")
         stack.enter_context(mock.patch.object(launch, "multiprocessors", return_value=PROGRAMS))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib
 import inspect
 import shutil
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,11 @@ with_variants = pytest.mark.parametrize("variant", VARIANTS)
 # A variant that takes q, k and v alone.
 SIMPLE = next(name for name, x in MANIFEST.items() if not (x["tensors"] or x["scalars"] or x["sink"] or x["decay"]))
 SOURCES = sorted(GENERATED.rglob("*.py"))
-KERNELS = sorted(path for path in GENERATED.glob("*/*.py") if "\nimport triton\n" in path.read_text(encoding="utf-8"))
+# Of portable kernels and of Hopper's.
+KERNEL_IMPORTS = ("\nimport triton\n", "\nfrom triton.experimental import gluon\n")
+KERNELS = sorted(
+    path for path in GENERATED.glob("*/*.py") if any(x in path.read_text(encoding="utf-8") for x in KERNEL_IMPORTS)
+)
 
 reference_runs = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 the ops run their kernels")
 
@@ -140,12 +146,43 @@ def test_every_op_is_imported_by_its_name(variant: str) -> None:
 
 
 @pytest.mark.parametrize("path", KERNELS, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_a_kernel_file_imports_triton_and_shared_device_code_alone(path: Path) -> None:
-    gluon = {"triton", "triton.experimental", "triton.experimental.gluon"}
-    gluon |= {"triton.experimental.gluon.language.nvidia.hopper"}
-    own = {"hopper_fwd.py": gluon}
-    own |= dict.fromkeys(("hopper_bwd.py", "hopper_bwd_wide.py"), gluon | {".._runtime.hopper_copies"})
-    assert imported_by(path) - {".._runtime.device.tl"} == own.get(path.name, {"triton", "triton.language"})
+def test_a_kernel_file_imports_triton_and_the_device_library_alone(path: Path) -> None:
+    allowed = {"triton", "triton.language", "triton.experimental", "triton.experimental.gluon"}
+    allowed |= {"triton.experimental.gluon.language.nvidia.hopper"}
+    others = imported_by(path) - allowed
+    assert {name.lstrip(".").rpartition(".")[0] for name in others} <= {"_runtime.device"}
+
+
+GLUON_KERNELS = [path for stem in ("fwd", "bwd", "bwd_wide") for path in sorted(GENERATED.rglob(f"hopper_{stem}.py"))]
+
+
+def test_functions_of_hopper_kernels_take_what_they_read() -> None:
+    """Every parameter, local variable and import is read, and every name that is read has a definition."""
+    faults = [f"{path}: {fault}" for path in GLUON_KERNELS for fault in _name_faults(ast.parse(path.read_text()))]
+    assert not faults, "\n".join(faults)
+
+
+def _name_faults(module: ast.Module) -> Iterator[str]:
+    imports = (alias.name for node in module.body if isinstance(node, ast.ImportFrom) for alias in node.names)
+    imported = {name if name != "language" else "gl" for name in imports}
+    functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
+    classes = {node.name for node in module.body if isinstance(node, ast.ClassDef)}
+    constants = {
+        target.id for node in module.body if isinstance(node, ast.Assign) for target in _names(node, ast.Store)
+    }
+    yield from (f"{name} is imported and not used" for name in imported - {n.id for n in _names(module, ast.Load)})
+    known = imported | classes | constants | {function.name for function in functions} | set(dir(builtins))
+    for function in functions:
+        parameters = {argument.arg for argument in function.args.args}
+        read = {name.id for name in _names(function, ast.Load)}
+        stored = {name.id for name in _names(function, ast.Store)}
+        unread = {name for name in (parameters | stored) - read if not name.startswith("_")}
+        yield from (f"{function.name} does not read {name}" for name in sorted(unread))
+        yield from (f"{function.name} reads {name}" for name in sorted(read - parameters - stored - known))
+
+
+def _names(node: ast.AST, context: type[ast.expr_context]) -> list[ast.Name]:
+    return [each for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, context)]
 
 
 @with_variants

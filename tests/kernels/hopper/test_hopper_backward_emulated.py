@@ -21,8 +21,10 @@ from tests.kernels.hopper.test_hopper_emulated import (
     VARIANTS,
     Call,
     Mutation,
+    Sources,
     calls_of,
     emulate,
+    emulated_kernel,
     kernels,
 )
 from tests.support.cases import Shape
@@ -60,7 +62,7 @@ def emulate_backward(
     monkeypatch: pytest.MonkeyPatch,
     variant: str,
     timing: Timing,
-    mutate: Callable[[str], str] = lambda source: source,
+    mutate: Callable[[Sources], Sources] = lambda sources: sources,
     package: str = PACKAGE,
     stem: str = "hopper_bwd",
     mode: str = "",
@@ -71,7 +73,7 @@ def emulate_backward(
     module = importlib.import_module(f"{folder}.{stem}")
     assert module.__file__ is not None
     name = f"{variant}_{mode}".rstrip("_") + f"_{stem}"
-    kernel = Kernel(mutate(Path(module.__file__).read_text(encoding="utf-8")), name, timing)
+    kernel = emulated_kernel(Path(module.__file__), name, timing, mutate)
     monkeypatch.setattr(module, name, kernel)
     # The portable dq runs in the interpreter, which has no instructions.
     for choice in ("is_nvidia", "has_tanh_instruction"):
@@ -155,31 +157,31 @@ def test_library(monkeypatch: pytest.MonkeyPatch, library: str, variant: str, st
 
 MUTATIONS = {
     "no fence": Mutation(
-        old="        fence_async_shared()\n        mbarrier.arrive(full.index(place), count=1)\n",
-        new="        mbarrier.arrive(full.index(place), count=1)\n",
+        old="        fence_async_shared()\n        mbarrier.arrive(ds_ring.full.index(next_stage), count=1)\n",
+        new="        mbarrier.arrive(ds_ring.full.index(next_stage), count=1)\n",
         error=EmulationError,
         message="read without a fence",
     ),
-    "no fence behind what went through the place of v": Mutation(
-        old="            fence_async_shared()\n            mbarrier.arrive(v_ring[2].index(PART), count=1)\n",
-        new="            mbarrier.arrive(v_ring[2].index(PART), count=1)\n",
+    "no fence behind what went through the memory of v": Mutation(
+        old="            fence_async_shared()\n            mbarrier.arrive(v_ring.empty.index(PART), count=1)\n",
+        new="            mbarrier.arrive(v_ring.empty.index(PART), count=1)\n",
         error=EmulationError,
         message="copied to without a fence",
     ),
     "no wait for the other half of ds": Mutation(
-        old="    mbarrier.wait(full.index(ring_turn & 1), (ring_turn >> 1) & 1)\n",
+        old="    mbarrier.wait(ds_ring.full.index(turn & 1), (turn >> 1) & 1)\n",
         new="",
         error=EmulationError,
         message="read without a wait|more than 2 arrivals",
     ),
     "one tile for ds": Mutation(
-        old="        mbarrier.wait(empty.index(place), (lap & 1) ^ 1)\n",
+        old="        mbarrier.wait(ds_ring.empty.index(next_stage), (lap & 1) ^ 1)\n",
         new="",
         error=EmulationError,
         message="is overwritten",
     ),
     "dq handed over before it is stored": Mutation(
-        old="mbarrier.wait(dq_full.index(part), q_turn & 1)",
+        old="mbarrier.wait(dq_ring.full.index(part), q_turn & 1)",
         new="pass",
         error=EmulationError,
         message="is read|is overwritten",
@@ -188,8 +190,8 @@ MUTATIONS = {
         old="tma.store_wait(", new="id(", error=EmulationError, message="is overwritten|before its additions did"
     ),
     "q released while it is read": Mutation(
-        old="dk = warpgroup_mma_wait(0, deps=(dk,))\n        mbarrier.arrive(q_ring[3].index(stage), count=1)",
-        new="mbarrier.arrive(q_ring[3].index(stage), count=1)\n        dk = warpgroup_mma_wait(0, deps=(dk,))",
+        old="dk = warpgroup_mma_wait(0, deps=(dk,))\n        q_ring.release(stage)",
+        new="q_ring.release(stage)\n        dk = warpgroup_mma_wait(0, deps=(dk,))",
         error=EmulationError,
         message="is overwritten",
     ),
@@ -213,19 +215,19 @@ MUTATIONS = {
 }
 
 SUMS_DONE = "        dv, dq = warpgroup_mma_wait(0, deps=(dv, dq))\n"
-P_READ = (
-    "        mbarrier.arrive(do_ring[3].index(ring_turn % STAGES), count=1)\n"
-    "        mbarrier.arrive(p_ring[2].index(ring_turn & 1), count=1)\n"
-)
+P_READ = "        do_ring.release(turn % do_ring.stages)\n        p_ring.release(turn)\n"
 WIDE_MUTATIONS = {
     "no fence": Mutation(
-        old="    fence_async_shared()\n", new="", error=EmulationError, message="read without a fence"
+        old="        fence_async_shared()\n", new="", error=EmulationError, message="read without a fence"
     ),
     "no wait for the reader": Mutation(
-        old="    mbarrier.wait(empty.index(place), lap ^ 1)\n", new="", error=EmulationError, message="is overwritten"
+        old="        mbarrier.wait(self.empty.index(stage), lap ^ 1)\n",
+        new="",
+        error=EmulationError,
+        message="is overwritten",
     ),
     "no wait for what is handed over": Mutation(
-        old="    mbarrier.wait(ring[1].index(ring_turn & 1), (ring_turn >> 1) & 1)\n",
+        old="        mbarrier.wait(self.full.index(turn & 1), (turn >> 1) & 1)\n",
         new="",
         error=EmulationError,
         message="read without a wait|read before anything|without a fence|more than 1 arrivals",
@@ -240,7 +242,7 @@ WIDE_MUTATIONS = {
         old=SUMS_DONE + P_READ, new=P_READ + SUMS_DONE, error=EmulationError, message="is overwritten"
     ),
     "q never released by one": Mutation(
-        old="index(stage), count=2)", new="index(stage), count=1)", error=DeadlockError, message="no partition"
+        old="q_ring.release(stage, 2)", new="q_ring.release(stage)", error=DeadlockError, message="no partition"
     ),
     "an addition elsewhere": Mutation(
         old="(part - 1) * (BLOCK_M * 64)",

@@ -135,8 +135,8 @@ def test_a_dropout_of_zero_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 MUTATIONS = {
     "words of two pairs exchanged": Mutation(
-        old="gl.join(gl.join(near, far_row), gl.join(far_key, far))",
-        new="gl.join(gl.join(near, far_key), gl.join(far_row, far))",
+        old="gl.join(gl.join(near, far_line), gl.join(far_column, far))",
+        new="gl.join(gl.join(near, far_column), gl.join(far_line, far))",
         error=AssertionError,
         message="o: largest error",
     ),
@@ -163,8 +163,8 @@ MUTATIONS = {
 
 BACKWARD_MUTATIONS = {
     "words of two pairs exchanged": Mutation(
-        old="of_scores(last << 3, last << 2, last << 1, last,",
-        new="of_scores(last << 3, last << 1, last << 2, last,",
+        old="as_tile(last << 3, last << 2, last << 1, last,",
+        new="as_tile(last << 3, last << 1, last << 2, last,",
         error=AssertionError,
         message="largest error",
     ),

@@ -11,7 +11,7 @@ import importlib.util
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from codegen.testing import golden
 from codegen.testing.golden import Inputs
-from emulator import DeadlockError, EmulationError, Kernel, Timing
+from emulator import DeadlockError, EmulationError, Kernel, Timing, device_sources
 from tests.support.cases import Shape, draw, jumping, variants_where
 from tests.support.library_formulas import FORMULAS
 
@@ -96,14 +96,23 @@ KINDS = (
 )
 """Formulas that differ in what a kernel does, not only in its expressions."""
 
+Sources: TypeAlias = dict[str, str]
+"""Source of a kernel, `kernel`, and of the modules of the device library that it imports, by name."""
+
 with_timings = pytest.mark.parametrize("timing", list(Timing), ids=lambda timing: timing.name.lower())
+
+
+def emulated_kernel(path: Path, name: str, timing: Timing, mutate: Callable[[Sources], Sources]) -> Kernel:
+    """The kernel of a file; `mutate` changes its source and that of the device library."""
+    sources = mutate({"kernel": path.read_text(encoding="utf-8"), **device_sources(path)})
+    return Kernel(sources["kernel"], name, timing, sources)
 
 
 def emulate(
     monkeypatch: pytest.MonkeyPatch,
     variant: str,
     timing: Timing,
-    mutate: Callable[[str], str] = lambda source: source,
+    mutate: Callable[[Sources], Sources] = lambda sources: sources,
     package: str = PACKAGE,
     mode: str = "",
     programs: int = PROGRAMS,
@@ -113,7 +122,7 @@ def emulate(
     module = importlib.import_module(f"{folder}.hopper_fwd")
     assert module.__file__ is not None
     name = f"{variant}_{mode}".rstrip("_") + "_hopper_fwd"
-    kernel = Kernel(mutate(Path(module.__file__).read_text(encoding="utf-8")), name, timing)
+    kernel = emulated_kernel(Path(module.__file__), name, timing, mutate)
     monkeypatch.setattr(module, name, kernel)
     monkeypatch.setattr(f"{folder}.torch_launch.multiprocessors", lambda _: programs)
     monkeypatch.setattr(f"{package}._runtime.torch.support.arch_of", lambda _: "sm_90")
@@ -193,7 +202,7 @@ def test_library(monkeypatch: pytest.MonkeyPatch, library: str, variant: str) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Mutation:
-    """A bug: text of a kernel's source that is replaced, everywhere, and the error that this gives."""
+    """A bug: text of a kernel or its device library that is replaced, everywhere, and the error that this gives."""
 
     old: str
     new: str
@@ -203,55 +212,57 @@ class Mutation:
     call: str = "six blocks of keys"
     programs: int = PROGRAMS
 
-    def of(self, source: str) -> str:
-        assert self.old in source, "the kernel has changed: so must this mutation"
-        return source.replace(self.old, self.new)
+    def of(self, sources: Sources) -> Sources:
+        assert any(self.old in source for source in sources.values()), "the kernel has changed: so must this mutation"
+        return {name: source.replace(self.old, self.new) for name, source in sources.items()}
 
 
-ARRIVE_FOR_V = "    mbarrier.arrive(v_ring[2].index(ring_turn % STAGES), count=1)\n"
+RELEASE_V = "    v_ring.release(turn)\n"
 WAIT_FOR_SUMS = "    acc = warpgroup_mma_wait(0, deps=(acc,))\n"
+WAIT_FOR_STAGE = "        mbarrier.wait(self.empty.index(stage), (lap & 1) ^ 1)\n"
+EXPECT = "        mbarrier.expect(self.full.index(stage), desc.block_type.nbytes)\n"
 MUTATIONS = {
     "no wait for v": Mutation(
-        old="receive_tile(v_ring, ring_turn, BLOCK_N, BLOCK_DV, STAGES)",
-        new="v_ring[0].index(ring_turn % STAGES).reshape([BLOCK_N, BLOCK_DV])",
+        old="warpgroup_mma(p_tile, v_ring.receive(turn), acc",
+        new="warpgroup_mma(p_tile, v_ring.tile(turn % v_ring.stages), acc",
         error=EmulationError,
         message="read without a wait|read before anything is copied",
     ),
     "no wait for q": Mutation(
-        old="mbarrier.wait(q_ring[1].index(q_place), (q_turn // Q_BLOCKS) & 1)",
+        old="mbarrier.wait(q_ring.full.index(q_stage), (q_turn // Q_BLOCKS) & 1)",
         new="pass",
         error=EmulationError,
         message="read without a wait|read before anything is copied",
     ),
     "consumers wait for the other phase": Mutation(
-        old="(ring_turn // STAGES) & 1)",
-        new="((ring_turn // STAGES) & 1) ^ 1)",
+        old="(turn // self.stages) & 1)",
+        new="((turn // self.stages) & 1) ^ 1)",
         error=EmulationError,
         message="read|go on",
     ),
     "the producer waits for the other phase": Mutation(
-        old="(lap & 1) ^ 1)", new="lap & 1)", error=DeadlockError, message=r"produce_keys\) .* send_turn:\d+"
+        old="(lap & 1) ^ 1)", new="lap & 1)", error=DeadlockError, message=r"produce_keys\) .* send:\d+"
     ),
     "the producer does not wait": Mutation(
-        old="mbarrier.wait(empty.index(stage), (lap & 1) ^ 1)\n    mbarrier.expect",
-        new="mbarrier.expect",
+        old=WAIT_FOR_STAGE + EXPECT,
+        new=EXPECT,
         error=EmulationError,
         message="is overwritten|more than 1 arrivals",
     ),
     "v released while it is read": Mutation(
-        old=WAIT_FOR_SUMS + ARRIVE_FOR_V,
-        new=ARRIVE_FOR_V + WAIT_FOR_SUMS,
+        old=WAIT_FOR_SUMS + RELEASE_V,
+        new=RELEASE_V + WAIT_FOR_SUMS,
         error=EmulationError,
         message="is overwritten",
     ),
     "v sent once k is read": Mutation(
-        old="values[2], v_ring, ring_turn, STAGES)",
-        new="values[2], (v_ring[0], v_ring[1], k_ring[2]), ring_turn, STAGES)",
+        old="        self.v.send(v_desc, v_rows, v_start, turn)",
+        new="        Ring(self.v.tiles, self.v.full, self.k.empty, self.v.stages).send(v_desc, v_rows, v_start, turn)",
         error=EmulationError,
         message="overwritten|more than 1 arrivals|no partition",
     ),
     "q never released": Mutation(
-        old="mbarrier.arrive(q_ring[2].index(q_place), count=1)",
+        old="mbarrier.arrive(q_ring.empty.index(q_stage), count=1)",
         new="pass",
         error=DeadlockError,
         message="no partition",
@@ -259,8 +270,8 @@ MUTATIONS = {
         programs=1,
     ),
     "q released twice": Mutation(
-        old="mbarrier.arrive(q_ring[2].index(q_place), count=1)",
-        new="mbarrier.arrive(q_ring[2].index(q_place), count=2)",
+        old="mbarrier.arrive(q_ring.empty.index(q_stage), count=1)",
+        new="mbarrier.arrive(q_ring.empty.index(q_stage), count=2)",
         error=EmulationError,
         message="more than 1 arrivals",
     ),
@@ -303,8 +314,8 @@ MUTATIONS = {
         call="five blocks",
         programs=1,
     ),
-    "which block of keys told too early": Mutation(
-        old="    mbarrier.wait(k_ring[2].index(stage), (lap & 1) ^ 1)\n",
+    "the number of a block of keys published too early": Mutation(
+        old="        mbarrier.wait(self.k.empty.index(stage), (lap & 1) ^ 1)\n",
         new="",
         error=EmulationError,
         message="overwritten|more than 2 arrivals|no partition",
@@ -312,8 +323,8 @@ MUTATIONS = {
         variant="document",
     ),
     "a block of rows not waited for": Mutation(
-        old="    mbarrier.wait(full.index(stage), (ring_turn // 2) & 1)\n    h = ",
-        new="    h = ",
+        old="        mbarrier.wait(self.full.index(stage), (turn // 2) & 1)\n        fields = ()",
+        new="        fields = ()",
         error=EmulationError,
         message="read before anything|read without a wait",
     ),

@@ -19,7 +19,7 @@ from tests.kernels.hopper.test_hopper_backward_emulated import (
     check_gradients,
     emulate_backward,
 )
-from tests.kernels.hopper.test_hopper_emulated import FEW, KINDS, VARIANTS, Mutation, calls_of
+from tests.kernels.hopper.test_hopper_emulated import FEW, KINDS, VARIANTS, Mutation, Sources, calls_of
 from tests.kernels.hopper.test_hopper_packed_emulated import CALLS as FORWARD_CALLS
 from tests.kernels.hopper.test_hopper_packed_emulated import INF, NAN, Call, library_inputs
 from tests.support.judge import reference_of
@@ -54,7 +54,7 @@ def emulate(
     monkeypatch: pytest.MonkeyPatch,
     variant: str,
     timing: Timing,
-    mutate: Callable[[str], str] = lambda source: source,
+    mutate: Callable[[Sources], Sources] = lambda sources: sources,
     stem: str = "hopper_bwd",
 ) -> Kernel:
     return emulate_backward(monkeypatch, variant, timing, mutate, stem=stem, mode="packed")
@@ -160,8 +160,8 @@ def test_library(monkeypatch: pytest.MonkeyPatch, library: str, variant: str) ->
 
 MUTATIONS = {
     "rows counted from the start of a sequence": Mutation(
-        old="MOST_ROWS - seq_len + start, 0]",
-        new="start, 0]",
+        old="MOST_ROWS - self.length + row, 0",
+        new="row, 0",
         error=EmulationError,
         message="TMA copies byte -",
         call="cut blocks",
@@ -173,29 +173,29 @@ MUTATIONS = {
         message="d[qkv]",
         call="cut blocks",
     ),
-    "work not told": Mutation(
-        old="    mbarrier.arrive(full.index(stage), count=1)\n    return next_work",
-        new="    return next_work",
+    "work not published": Mutation(
+        old="        mbarrier.arrive(self.full.index(stage), count=1)\n        return item",
+        new="        return item",
         error=DeadlockError,
-        message="hear_work",
+        message=r"consume:\d+ > receive",
         call="cut blocks",
     ),
     "work not waited for": Mutation(
-        old="    mbarrier.wait(full.index(stage), (ring_turn // 2) & 1)\n",
+        old="        mbarrier.wait(self.full.index(stage), (turn // 2) & 1)\n",
         new="",
         error=EmulationError,
         message="read before anything|read without a wait|more than",
         call="cut blocks",
     ),
     "work never released": Mutation(
-        old="    mbarrier.arrive(empty.index(stage), count=1)\n    return next_work",
-        new="    return next_work",
+        old="        mbarrier.arrive(self.empty.index(stage), count=1)\n        return fields",
+        new="        return fields",
         error=DeadlockError,
-        message="take_work",
+        message=r"produce:\d+ > fetch",
         call="cut blocks",
     ),
     "work overwritten": Mutation(
-        old="    mbarrier.wait(empty.index(stage), ((ring_turn // 2) & 1) ^ 1)\n",
+        old="        mbarrier.wait(self.empty.index(stage), ((turn // 2) & 1) ^ 1)\n",
         new="",
         error=EmulationError,
         message="overwritten without a wait|more than 3 arrivals",

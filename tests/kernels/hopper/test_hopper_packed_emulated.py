@@ -19,6 +19,7 @@ from tests.kernels.hopper.test_hopper_emulated import (
     KINDS,
     VARIANTS,
     Mutation,
+    Sources,
     calls_of,
     check_lse,
     check_output,
@@ -83,7 +84,7 @@ def emulate(
     monkeypatch: pytest.MonkeyPatch,
     variant: str,
     timing: Timing,
-    mutate: Callable[[str], str] = lambda source: source,
+    mutate: Callable[[Sources], Sources] = lambda sources: sources,
 ) -> Kernel:
     return emulate_mode(monkeypatch, variant, timing, mutate, mode="packed")
 
@@ -199,8 +200,8 @@ def test_library(monkeypatch: pytest.MonkeyPatch, library: str, variant: str) ->
 
 MUTATIONS = {
     "rows counted from the start of a sequence": Mutation(
-        old="MOST_ROWS - seq_len + row, 0]",
-        new="row, 0]",
+        old="MOST_ROWS - self.length + row, 0",
+        new="row, 0",
         error=EmulationError,
         message="TMA copies byte -",
         call="cut blocks",
@@ -229,23 +230,23 @@ MUTATIONS = {
     "rows beyond the last of a sequence": Mutation(
         old="mask=rows < q_len)", new="mask=rows >= 0)", error=EmulationError, message="is accessed", call="one"
     ),
-    "work not told": Mutation(
-        old="    mbarrier.arrive(full.index(stage), count=1)\n\n\n@gluon.jit\ndef hear_work",
-        new="\n\n@gluon.jit\ndef hear_work",
+    "work not published": Mutation(
+        old="        mbarrier.arrive(self.full.index(stage), count=1)\n\n    @gluon.jit\n    def fetch(",
+        new="\n    @gluon.jit\n    def fetch(",
         error=DeadlockError,
-        message="hear_work",
+        message=r"consume:\d+ > receive",
         call="cut blocks",
     ),
     "work not waited for": Mutation(
-        old="    mbarrier.wait(full.index(stage), (ring_turn // 2) & 1)\n    own_work = ",
-        new="    own_work = ",
+        old="        mbarrier.wait(self.full.index(stage), (turn // 2) & 1)\n        fields = ()",
+        new="        fields = ()",
         error=EmulationError,
         message="read before anything|read without a wait",
         call="cut blocks",
     ),
     "one place for work": Mutation(
-        old="stage * TOLD",
-        new="0 * TOLD",
+        old="stage * self.size",
+        new="0 * self.size",
         error=EmulationError,
         message="overwritten without a wait|read without a wait",
         call="cut blocks",

@@ -14,7 +14,7 @@ from codegen.testing.calls import make_schedule
 from emulator import EmulationError, Kernel, Timing
 from generated._runtime.kernels import TRAITS
 from tests.kernels.hopper.test_hopper_backward_emulated import PORTABLE_DQ, WIDE, check_gradients, emulate_backward
-from tests.kernels.hopper.test_hopper_emulated import PACKAGE, VARIANTS, Mutation, check_lse, check_output
+from tests.kernels.hopper.test_hopper_emulated import PACKAGE, VARIANTS, Mutation, Sources, check_lse, check_output
 from tests.kernels.hopper.test_hopper_emulated import emulate as emulate_forward
 from tests.support.cases import Shape
 from tests.support.judge import golden_of
@@ -81,7 +81,7 @@ def emulate(
     variant: str,
     timing: Timing = Timing.LATE_PRODUCTS,
     stem: str = "hopper_bwd",
-    mutate: Callable[[str], str] = lambda source: source,
+    mutate: Callable[[Sources], Sources] = lambda sources: sources,
 ) -> list[Kernel]:
     """The kernels that calls of `variant` launch: of the forward, and of the backward."""
     backward = emulate_backward(monkeypatch, variant, timing, mutate, stem=stem, mode="segmented")

@@ -56,7 +56,7 @@ def module_names(tree: ast.Module) -> Iterator[str]:
 def local_names(tree: ast.Module, own: list[str]) -> Iterator[str]:
     """Parameters and variables of the functions that take the variant's own arguments, or could."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and {"k", "k_ring"} & {
+        if isinstance(node, ast.FunctionDef) and {"k", "arguments"} & {
             a.arg.removesuffix("_ptr").strip("_") for a in node.args.args
         }:
             yield from (a.arg for a in [*node.args.args, *node.args.kwonlyargs] if a.arg not in own)

@@ -1,0 +1,311 @@
+"""The plan of Hopper's backwards: what each of their warps reads, and the statements of each, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from codegen.analysis.gradients import GradientKind, GradientTerm
+from codegen.plan.code import Arange, Code, Infix, Name, product
+from codegen.plan.hopper_gradients import GradientStep, gradient_step
+from codegen.plan.hopper_roles import Role, math_imports, role, sorted_names
+from codegen.plan.hopper_visits import full_start, partial_start, visit_counts
+from codegen.plan.kernel import Block, KernelPlan
+from codegen.plan.loop_bounds import LoopBounds
+from codegen.plan.statements import (
+    Assign,
+    Part,
+    Statement,
+    assign,
+    needed,
+    rewritten,
+    uses,
+    with_key_vector,
+)
+from codegen.spec.model import Variant
+
+
+@dataclass(frozen=True)
+class BackwardPlan:
+    """A backward of Hopper's family. `is_wide`: for more than 128 columns, where each warpgroup owns all keys."""
+
+    kernel: KernelPlan
+    variant: Variant
+    is_wide: bool
+
+    @property
+    def bounds(self) -> LoopBounds:
+        assert self.kernel.bounds is not None
+        return self.kernel.bounds
+
+    @property
+    def _blocks(self) -> list[Block]:
+        return [block for block in (self.kernel.full, self.kernel.partial) if block is not None]
+
+    # -- the blocks of rows that a block of keys visits
+
+    @property
+    def one_loop(self) -> bool:
+        """True if no block needs a mask: rows beyond the last have probabilities of 0."""
+        assert self.kernel.full is not None
+        return not self.bounds.masked and self.kernel.full.dscore is None
+
+    @property
+    def visits(self) -> list[Statement]:
+        """Statements that count the blocks of rows."""
+        if self.one_loop:
+            return [assign("num_full", Name("num_blocks"))]
+        return visit_counts(self.bounds, "BLOCK_M")
+
+    @property
+    def masked_start(self) -> list[Assign]:
+        """Where the nth block with a mask starts."""
+        return partial_start(self.bounds, "start_m", "BLOCK_M")
+
+    @property
+    def plain_start(self) -> list[Assign]:
+        """Where the nth block without a mask starts, or in a wide kernel the block of `row_turn`."""
+        if self.one_loop:
+            return [assign("start_m", product(Name("nth"), Name("BLOCK_M")))]
+        return full_start(self.bounds, "start_m", "BLOCK_M", Name("row_turn" if self.is_wide else "nth"))
+
+    @property
+    def visit_prologue(self) -> list[Assign]:
+        """What the number of visited blocks is computed of, once for a block of keys."""
+        return needed(self.kernel.prologue, self._visit_names)
+
+    @property
+    def visit_head_prologue(self) -> list[Assign]:
+        """The same, of each query head."""
+        return needed(self.kernel.head_prologue, self._visit_names)
+
+    @property
+    def _visit_names(self) -> frozenset[str]:
+        return uses(self.visits).union(*(statement.defines for statement in self.visits))
+
+    # -- the warpgroups that compute probabilities and ds
+
+    @property
+    def _keys(self) -> Code:
+        """The keys of a warpgroup, counted from the block's first: its own half, or all."""
+        keys = Arange("KEYS", "KEY")
+        return keys if self.is_wide else Infix("+", product(Name("PART"), Name("KEYS")), keys)
+
+    def _of_keys(self, statements: Sequence[Assign]) -> list[Assign]:
+        return [rewritten(s, lambda value: with_key_vector(value, self._keys)) for s in statements]
+
+    @property
+    def prologue(self) -> list[Assign]:
+        """Statements of a block of keys."""
+        return self._of_keys(self.kernel.prologue)
+
+    @property
+    def head_prologue(self) -> list[Assign]:
+        """Statements of a block of keys and a query head."""
+        return self._of_keys(self.kernel.head_prologue)
+
+    @property
+    def key_term(self) -> Code | None:
+        """The part of a score that all rows of a key share."""
+        return None if self.kernel.key_term is None else with_key_vector(self.kernel.key_term, self._keys)
+
+    @property
+    def block_term_of_rows(self) -> bool:
+        """True if the part that all scores of a block share changes with its rows."""
+        return "row_start" in uses(self.kernel.block_term)
+
+    @cached_property
+    def masked(self) -> GradientStep:
+        assert self.kernel.partial is not None
+        return gradient_step(self.kernel.partial, linear=self.kernel.linear)
+
+    @cached_property
+    def plain(self) -> GradientStep:
+        assert self.kernel.full is not None
+        return gradient_step(self.kernel.full, linear=self.kernel.linear)
+
+    @property
+    def _steps(self) -> list[GradientStep]:
+        return [self.plain] if self.one_loop else ([self.plain] if self.bounds.has_full else []) + [self.masked]
+
+    @property
+    def reads_own_rows(self) -> bool:
+        """True if threads read an element of each vector of rows ahead of the products."""
+        return any(step.reads for step in self._steps)
+
+    @property
+    def reads_row_layout(self) -> bool:
+        """True if a vector of rows, in the layout of scores, is read at all."""
+        kernel = self.kernel
+        if not kernel.linear or kernel.row_adds or any(step.exchanged for step in self._steps):
+            return True
+        if not self.one_loop and self.masked.run is None and self.masked.keep is None:
+            return True
+        return any(
+            "ROW" in uses(s.parts) or GradientStep.reads_rows([*s.shared, *s.score, *s.segments, *s.again])
+            for s in self._steps
+        )
+
+    @property
+    def products_read_rows(self) -> bool:
+        """True if the start of a block's products reads how many rows it has."""
+        return not self.kernel.linear or self.variant.dropout
+
+    def plain_reads_rows(self, name: str) -> bool:
+        """True if the step without a mask of a role reads where its block of rows starts."""
+        if name != "consume":
+            return True
+        kernel, step = self.kernel, self.plain
+        own = bool(kernel.row_adds) or self.variant.dropout or not kernel.linear
+        own = own or bool(step.reads) or self.block_term_of_rows
+        return own or "start_m" in uses(step.parts) or GradientStep.reads_rows([*step.shared, *step.again])
+
+    # -- what is stored for each query head
+
+    @property
+    def head_sums(self) -> list[GradientTerm]:
+        """The terms that are stored after the loop over a head's rows."""
+        return [term for term in self.kernel.stores if term.kind is not GradientKind.ROW]
+
+    # -- arguments
+
+    @property
+    def counts(self) -> list[str]:
+        """What the launch passes beside the portable kernel's arguments, numbers alone."""
+        if not self.kernel.packed:
+            return ["batch"]
+        per_head = any(term.kind is GradientKind.HEAD for term in self.kernel.stores)
+        return ["num_seqs", *(["num_entries"] if per_head else [])]
+
+    @property
+    def extra(self) -> list[str]:
+        return self.counts + (["work_counter_ptr"] if self.kernel.shares_work else [])
+
+    @property
+    def constants(self) -> list[str]:
+        return [*self.kernel.constants, "STAGES", "WITH_DQ"]
+
+    @property
+    def _args(self) -> list[str]:
+        return [name for group in self.kernel.args for name in group.names] + self.extra
+
+    @property
+    def _head_rows(self) -> str:
+        """What the place of a head's first block of rows is computed of."""
+        return "h num_row_blocks row_first" if self.kernel.packed else "h b num_heads num_blocks"
+
+    @property
+    def _own_rows(self) -> str:
+        """The same of a head's first row in a sum of rows."""
+        return "h q_total q_start q_len" if self.kernel.packed else "h b num_heads q_len"
+
+    def _role(self, own: str, *parts: Part) -> Role:
+        """A role walks over blocks of keys, and of each over the blocks of rows of the query heads of its group."""
+        kernel = self.kernel
+        reads = uses(parts, self.visits, self.visit_prologue) | frozenset(own.split())
+        reads |= uses(self.visit_head_prologue) if kernel.bounds_per_head else frozenset()
+        own += " num_heads group_size BLOCK_N"
+        own += " block_seqs_ptr" if kernel.packed else " kv_len batch"
+        own += " BLOCK_D BLOCK_DV q_len" if kernel.orders_work and not kernel.packed else ""
+        reads |= frozenset({"num_blocks", "q_len"}) if "num_blocks" in reads else frozenset()
+        if "num_row_blocks" in reads:
+            own += " q_total num_seqs BLOCK_M"
+        if "row_first" in reads:
+            reads |= {"q_start", "b"}
+        if "q_shift" in reads and kernel.has_offset:
+            own += " q_offset Q_OFFSET_PER_BATCH"
+            reads |= {"b"}
+        return role(kernel, self._args, self.constants, reads, f"{own} BLOCK_M")
+
+    @cached_property
+    def producer(self) -> Role:
+        """The warp that schedules the work and copies its tiles."""
+        own = f"start_n start_m k_lap hkv {self._head_rows}"
+        own += " q_start q_len kv_start kv_len" if self.kernel.packed else " b"
+        own += " work_counter_ptr" if self.kernel.shares_work else ""
+        tables = uses([self.masked_start, self.plain_start]) & {"block_list_ptr"}
+        return self._role(own, *map(Name, tables))
+
+    def _sums(self, own: str, row_sums: bool) -> Role:
+        own += f" start_m {self._head_rows} BLOCK_D"
+        if row_sums:
+            own += f" {self._own_rows} " + " ".join(term.buffer for term in self.kernel.row_sums)
+        tables = uses([self.masked_start, self.plain_start]) & {"block_list_ptr"}
+        return self._role(own, *map(Name, tables))
+
+    @cached_property
+    def adder(self) -> Role:
+        """The warp that adds tiles of dq to memory."""
+        return self._sums("", bool(self.kernel.row_sums))
+
+    @cached_property
+    def summer(self) -> Role:
+        """The warpgroup of a wide backward that sums dv and dq."""
+        place = "kv_start" if self.kernel.packed else "b stride_dvb"
+        own = f"{place} hkv start_n k_lap kv_len dv_ptr stride_dvh stride_dvs HEAD_DIM HEAD_DIM_V BLOCK_DV WITH_DQ"
+        own += " DROPOUT" if self.variant.dropout else ""
+        return self._sums(own, bool(self.kernel.row_sums))
+
+    @cached_property
+    def consumer(self) -> Role:
+        """The warpgroups that compute probabilities and ds."""
+        kernel, packed = self.kernel, self.kernel.packed
+        own = "start_n k_lap hkv kv_len WITH_DQ RAGGED scale HEAD_DIM BLOCK_D dk_ptr stride_dkh stride_dks "
+        own += "kv_start" if packed else "b stride_dkb"
+        if not self.is_wide:
+            own += " dv_ptr stride_dvh stride_dvs HEAD_DIM_V BLOCK_DV" + ("" if packed else " stride_dvb")
+        if self.variant.dropout:
+            own += " b num_heads h seed threshold start_m q_len DROPOUT"
+        if not self.one_loop or (not kernel.linear and self.plain.score):
+            own += " start_m q_len"
+        if kernel.row_adds:
+            own += f" {self._own_rows} start_m " + " ".join(term.buffer for term in kernel.row_adds)
+        for term in self.head_sums:
+            own += f" h {term.buffer} "
+            if term.kind is GradientKind.HEAD:
+                own += "num_entries first_entry" if packed else "b num_heads"
+            else:
+                own += "kv_total kv_start" if packed else "b num_heads"
+        own += " " + " ".join(flag for flag in kernel.flags)
+        own += " q_shift start_m" if self.block_term_of_rows else ""
+        parts: list[Part] = [*self.prologue, *self.head_prologue, self.key_term, kernel.block_term]
+        parts += [part for step in self._steps for part in step.parts]
+        tables = uses([self.masked_start, self.plain_start]) & {"block_list_ptr"}
+        return self._role(own, *parts, *map(Name, tables))
+
+    # -- what the kernel file takes from the device library
+
+    @property
+    def imports(self) -> dict[str, list[str]]:
+        """Module of the device library -> the names that the kernel takes from it."""
+        kernel = self.kernel
+        parts: list[Part] = [*self.visits, *self.prologue, *self.head_prologue, self.key_term, kernel.block_term]
+        parts += [part for step in self._steps for part in step.parts]
+        shared = ["make_ring", "product_layout"]
+        shared += ["SequenceRows", "describe_packed_rows"] if kernel.packed else ["HeadRows", "describe_rows"]
+        shared += ["make_work_ring"] if kernel.shares_work else []
+        shared += ["longest_first"] if kernel.orders_work and not kernel.packed else []
+        shared += ["at_columns", "columns_before"] if any(step.run is not None for step in self._steps) else []
+        shared += ["LOG2E"] if kernel.linear or "LOG2E" in uses(parts) else []
+        own = ["begin_with", "describe_vector", "make_row_ring"]
+        own += ["add_sums", "make_hand_over", "store_tile"] if self.is_wide else _FUSED
+        own += ["make_ones", "of_lines", "sums_layout"] if kernel.row_sums or kernel.column_sums else []
+        own += ["begin_rows"] if kernel.row_sums else []
+        own += ["begin_columns"] if kernel.column_sums else []
+        own += ["add_rows"] if kernel.row_sums or kernel.row_adds else []
+        versions = [] if self.is_wide else ["async_add"]
+        found = {"gl": shared, "gl_backward": own, "gl_versions": versions, "gl_math": math_imports(parts)}
+        if not self.is_wide:
+            shared += ["make_barriers"]
+        if not self.is_wide and kernel.row_sums:
+            own += ["RowRing"]
+        elif not self.is_wide:
+            shared += ["Ring"]
+        if self.variant.dropout:
+            found["gl_dropout"] = ["bit_layout", "dropped_bits", "with_signs"]
+        return {module: sorted_names(found[module]) for module in sorted(found) if found[module]}
+
+
+_FUSED = ["describe_lines", "in_fragments", "make_exchange", "store_through"]
+"""What only the fused backward takes from `gl_backward`."""

@@ -1,0 +1,112 @@
+"""Probabilities and ds of a block of rows in Hopper's backwards: which statements run when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from codegen.ir.expr import Level
+from codegen.plan.code import Code, Infix, Name, Prefix, builtin, call
+from codegen.plan.hopper_runs import ZEROS, RunStatements
+from codegen.plan.kernel import Block, BlockGradient, MaskRun
+from codegen.plan.statements import Assign, Part, assign, uses
+from codegen.plan.thread_reads import BlockOrder, block_order, exchanged
+
+_START_M, _Q_LEN = Name("start_m"), Name("q_len")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientStep:
+    """Probabilities and ds of one block of rows, and the gradients that are summed up pair by pair.
+
+    `reads`: of rows, ahead of the products, one element a thread; of these, threads then exchange the `exchanged`.
+    `shared`: what scores and gradients share; `score` and `segments`: what the scores need, the latter for the part of
+    the mask that compares segments; `again`: what gradients need, computed once more behind the exponentials.
+    """
+
+    reads: Sequence[Assign]
+    exchanged: Sequence[str]
+    shared: Sequence[Assign]
+    score: Sequence[Assign]
+    segments: Sequence[Assign]
+    again: Sequence[Assign]
+    logit: Code
+    keep: Code | None
+    same: Code | None
+    run: RunStatements | None
+    gradients: Sequence[BlockGradient]
+    dscore: Code | None
+
+    @property
+    def gradients_read_keep(self) -> bool:
+        return "keep" in uses([part.value for part in self.gradients], self.dscore)
+
+    @staticmethod
+    def reads_rows(statements: Sequence[Assign]) -> bool:
+        """True if statements read the vector `rows`."""
+        return "rows" in uses(statements)
+
+    @property
+    def parts(self) -> list[Part]:
+        """All code of it."""
+        statements = [*self.reads, *self.shared, *self.score, *self.segments, *self.again]
+        run = [] if self.run is None else self.run.parts
+        gradients = [part.value for part in self.gradients]
+        return [*statements, self.logit, self.keep, self.same, *run, *gradients, self.dscore]
+
+
+def gradient_step(block: Block, *, linear: bool) -> GradientStep:
+    """A block's statements, in the order in which a backward runs them. `linear`: a score is the scaled product."""
+    order: BlockOrder = block_order(block)
+    return GradientStep(
+        reads=order.reads,
+        exchanged=order.exchanged,
+        shared=[exchanged(s) for s in order.shared],
+        score=[exchanged(s) for s in order.score],
+        segments=[exchanged(s) for s in order.segments],
+        again=[exchanged(s) for s in order.gradients],
+        logit=block.logit,
+        keep=block.keep,
+        same=block.same,
+        run=None if block.run is None else _run(block.run, block.keep, linear=linear),
+        gradients=block.gradients,
+        dscore=block.dscore,
+    )
+
+
+def _run(run: MaskRun, keep: Code | None, *, linear: bool) -> RunStatements:
+    """Rows behind the last have probabilities of 0, unless a score of zeros may be inf: then a run ends there."""
+    first, end = Name("run_first"), Name("run_end")
+
+    def of_keys(value: Code, *, is_vector: bool) -> Code:
+        return value if is_vector else Infix("+", Name(ZEROS), value)
+
+    has_end = run.end is not None or not linear
+    side, nowhere = (end, _START_M) if has_end else (first, Infix("+", _START_M, Name("BLOCK_M")))
+    before = []
+    if run.first is not None:
+        before.append(_of_keys("run_first", of_keys(run.first, is_vector=run.first_is_vector)))
+    if has_end:
+        value = _Q_LEN if run.end is None else run.end if linear else builtin("minimum", run.end, _Q_LEN)
+        before.append(_of_keys("run_end", of_keys(value, is_vector=run.end_is_vector)))
+    if run.own is not None:
+        before.append(_of_keys(side.name, builtin("where", run.own, side, nowhere)))
+    inside = Infix("<", Name("kv_idx"), Name("kv_len"))
+    ragged = _of_keys(side.name, builtin("where", inside, side, nowhere))
+    columns: list[Code] = []
+    if has_end:
+        columns.append(_rows_before(Infix("-", end, _START_M)))
+    if run.first is not None:
+        columns.append(Prefix("~", _rows_before(Infix("-", first, _START_M))))
+    bits = columns[0] if len(columns) == 1 else Infix("&", *columns)
+    kept: Code = call("at_columns", Name("run_bits"), Name("ROW"), Name("BLOCK_M"))
+    result = assign("keep", kept if keep is None else Infix("&", kept, keep), level=Level.TILE)
+    return RunStatements(before=before, ragged=ragged, after=[_of_keys("run_bits", bits), result])
+
+
+def _of_keys(target: str, value: Code) -> Assign:
+    return assign(target, value, level=Level.KEY)
+
+
+def _rows_before(end: Code) -> Code:
+    return call("columns_before", end, Name("ROW"), Name("BLOCK_M"))

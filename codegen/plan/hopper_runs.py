@@ -1,0 +1,29 @@
+"""The mask of a block where it leaves each row one run of keys, or each key one run of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from codegen.plan.statements import Assign, Part, uses
+
+ZEROS = "run_zeros"
+"""A vector of zeros, to which a limit is added that is the same for all rows, or all keys."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatements:
+    """Statements that compute `keep`. `ragged` is for a cut last block, and stands between the others."""
+
+    before: Sequence[Assign]
+    ragged: Assign
+    after: Sequence[Assign]
+
+    @property
+    def parts(self) -> list[Part]:
+        return [*self.before, self.ragged, *self.after]
+
+    @property
+    def reads_zeros(self) -> bool:
+        """True if a limit that is the same for all is made a vector."""
+        return ZEROS in uses(self.parts)

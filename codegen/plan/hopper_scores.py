@@ -1,0 +1,158 @@
+"""The scores of a block of keys in Hopper's forward: which statements run ahead of the product, and which behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from codegen.ir.expr import Level
+from codegen.plan.code import Arange, Broadcast, Choice, Code, Infix, Name, Prefix, added, builtin, call
+from codegen.plan.hopper_runs import ZEROS, RunStatements
+from codegen.plan.kernel import Block, KernelPlan, MaskRun
+from codegen.plan.statements import (
+    Assign,
+    Part,
+    assign,
+    defines,
+    needed,
+    of_tokens,
+    rewritten,
+    tiles,
+    uses,
+    vectors,
+    with_key_vector,
+    without,
+)
+from codegen.plan.thread_reads import by_distance, exchanged, thread_reads
+
+_EXCHANGED_WHERE_USED = ("own_key", "own_col", "own_segment")
+"""Vectors of one element a thread that each reader exchanges for itself."""
+
+_ROWS, _KEYS = Arange("ROWS", "ROW"), Arange("BLOCK_N", "KEY")
+OWN_KEYS = Arange("BLOCK_N", "OWN_KEY")
+_START_N = Name("start_n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreStep:
+    """The scores of one block of keys, between their product and the online softmax.
+
+    `ahead`: of keys alone, computed ahead of the product; of these, threads then exchange the `exchanged`. Behind it,
+    `score` leads to the scores, in the variable `tile`. `of_score`, `of_mask` and `of_segments` are what the call gives
+    of tokens, each read ahead of its use. `keep` and `same` are the conditions of the mask; of a mask that leaves each
+    row one run of keys, `run` finds `keep`.
+    """
+
+    tile: str
+    ahead: Sequence[Assign]
+    exchanged: Sequence[str]
+    of_score: Sequence[Assign]
+    score: Sequence[Assign]
+    of_mask: Sequence[Assign]
+    keep: Code | None
+    of_segments: Sequence[Assign]
+    same: Code | None
+    run: RunStatements | None
+
+    @property
+    def parts(self) -> list[Part]:
+        """All code of it."""
+        statements = (self.ahead, self.of_score, self.score, self.of_mask, self.of_segments)
+        run = [] if self.run is None else self.run.parts
+        return [*(s for each in statements for s in each), self.keep, self.same, *run]
+
+
+def score_step(kernel: KernelPlan, block: Block, first_position: Code | None, *, is_masked: bool) -> ScoreStep:
+    """The scores of a block, with the mask or without. `first_position` is that of a warpgroup's first row."""
+    keys = vectors(block.statements)
+    own = [rewritten(statement, by_distance) for statement in tiles(block.statements)]
+    logit = by_distance(block.logit)
+    score = own if kernel.linear else [*own, assign("logit", logit, level=Level.TILE)]
+    if "apart" in uses(score):
+        score = [_distance(kernel, first_position), *score]
+    tokens = [exchanged(statement) for statement in of_tokens(keys)]
+    of_score = needed(tokens, uses(score))
+    of_mask = [s for s in needed(tokens, uses(block.keep)) if s not in of_score]
+    of_segments = [s for s in needed(tokens, uses(block.same)) if s not in of_score and s not in of_mask]
+    later = uses(own, logit, block.keep)
+    read = [name for name in defines(thread_reads(keys)) if name not in _EXCHANGED_WHERE_USED]
+    return ScoreStep(
+        tile=kernel.tile,
+        ahead=_ahead(kernel, block, keys, is_masked=is_masked),
+        exchanged=[name for name in read if name in later],
+        of_score=of_score,
+        score=score,
+        of_mask=of_mask,
+        keep=block.keep,
+        of_segments=of_segments,
+        same=block.same,
+        run=None if block.run is None or not is_masked else _run(block.run, block.keep),
+    )
+
+
+def _distance(kernel: KernelPlan, first_position: Code | None) -> Assign:
+    """How far each pair's row is behind its key: from places in the block, which are the same along a diagonal."""
+    assert first_position is not None
+    places = Infix("-", Broadcast(_ROWS, 0), Broadcast(_KEYS, 1))
+    value: Code = Infix("+", places, Infix("-", first_position, _START_N))
+    if kernel.segmented:
+        positions = Infix("-", Broadcast(Name("q_idx"), 0), Broadcast(Name("kv_idx"), 1))
+        value = Choice(positions, Name("POSITIONS"), value)
+    return assign("apart", value, level=Level.TILE)
+
+
+def _ahead(kernel: KernelPlan, block: Block, keys: Sequence[Assign], *, is_masked: bool) -> list[Assign]:
+    """What is computed of keys alone, ahead of the product: a thread reads one element of a vector."""
+    read = thread_reads(keys)
+    later = uses([rewritten(s, by_distance) for s in tiles(block.statements)], by_distance(block.logit), block.keep)
+    if is_masked and block.run is None:
+        later |= {kernel.layout.keys}
+    if kernel.segmented and "apart" in later:
+        later |= {"kv_idx"}
+    if not read:
+        later |= uses(without(keys, [kernel.layout.keys])) | set(defines(without(keys, [kernel.layout.keys])))
+    needs_key = bool({kernel.layout.keys, "kv_idx"} & later)
+    found = [s for s in keys if (needs_key if kernel.layout.keys in s.defines else not read)]
+    return found + [rewritten(s, lambda value: with_key_vector(value, OWN_KEYS)) for s in read]
+
+
+def _run(run: MaskRun, keep: Code | None) -> RunStatements:
+    zeros = Name(ZEROS)
+    first, end, kv_len = Name("run_first"), Name("run_end"), Name("kv_len")
+
+    def of_rows(value: Code, *, is_vector: bool) -> Code:
+        return value if is_vector else added(zeros, value)
+
+    before = []
+    if run.first is not None:
+        before.append(_of_rows("run_first", of_rows(run.first, is_vector=run.first_is_vector)))
+    if run.end is not None:
+        before.append(_of_rows("run_end", of_rows(run.end, is_vector=run.end_is_vector)))
+    own = []
+    if run.own is not None:
+        behind = Infix("+", _START_N, Name("BLOCK_N"))
+        side, nowhere = (end, _START_N) if run.end is not None else (first, behind)
+        own.append(_of_rows(side.name, builtin("where", run.own, side, nowhere)))
+    columns = []
+    if run.end is not None:
+        columns.append(_columns_before(Infix("-", end, _START_N)))
+    if run.first is not None:
+        columns.append(Prefix("~", _columns_before(Infix("-", first, _START_N))))
+    bits = columns[0] if len(columns) == 1 else Infix("&", *columns)
+    run_bits = _of_rows("run_bits", bits)
+    kept: Code = call("at_columns", Name("run_bits"), Name("KEY"), Name("BLOCK_N"))
+    result = assign("keep", kept if keep is None else Infix("&", kept, keep), level=Level.TILE)
+    if run.end is not None:
+        ragged = _of_rows("run_end", builtin("minimum", end, kv_len))
+        return RunStatements(before=before, ragged=ragged, after=[*own, run_bits, result])
+    inside = _columns_before(Infix("-", added(zeros, kv_len), _START_N))
+    ragged = _of_rows("run_bits", Infix("&", Name("run_bits"), inside))
+    return RunStatements(before=[*before, *own, run_bits], ragged=ragged, after=[result])
+
+
+def _of_rows(target: str, value: Code) -> Assign:
+    return assign(target, value, level=Level.QUERY)
+
+
+def _columns_before(end: Code) -> Code:
+    return call("columns_before", end, Name("KEY"), Name("BLOCK_N"))
