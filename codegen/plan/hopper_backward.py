@@ -224,14 +224,14 @@ class BackwardPlan:
         own = f"start_n start_m k_lap hkv {self._head_rows}"
         own += " q_start q_len kv_start kv_len" if self.kernel.packed else " b"
         own += " work_counter_ptr" if self.kernel.shares_work else ""
-        tables = uses([self.masked_start, self.plain_start]) & {"block_list_ptr"}
+        tables = uses(self.masked_start, self.plain_start) & {"block_list_ptr"}
         return self._role(own, *map(Name, tables))
 
     def _sums(self, own: str, row_sums: bool) -> Role:
         own += f" start_m {self._head_rows} BLOCK_D"
         if row_sums:
             own += f" {self._own_rows} " + " ".join(term.buffer for term in self.kernel.row_sums)
-        tables = uses([self.masked_start, self.plain_start]) & {"block_list_ptr"}
+        tables = uses(self.masked_start, self.plain_start) & {"block_list_ptr"}
         return self._role(own, *map(Name, tables))
 
     @cached_property
@@ -271,7 +271,7 @@ class BackwardPlan:
         own += " q_shift start_m" if self.block_term_of_rows else ""
         parts: list[Part] = [*self.prologue, *self.head_prologue, self.key_term, kernel.block_term]
         parts += [part for step in self._steps for part in step.parts]
-        tables = uses([self.masked_start, self.plain_start]) & {"block_list_ptr"}
+        tables = uses(self.masked_start, self.plain_start) & {"block_list_ptr"}
         return self._role(own, *parts, *map(Name, tables))
 
     # -- what the kernel file takes from the device library
