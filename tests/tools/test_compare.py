@@ -25,7 +25,7 @@ from codegen.compare.rekey import rekey
 from codegen.compare.sources import kernel_hashes, read_sources, unchanged_kernels, unchanged_variants
 from codegen.lint.jobs import Job
 from codegen.load.spec_file import load
-from codegen.render.code_hash import code_hash
+from codegen.render.code_hash import kernel_hash
 from codegen.spec.model import Pass, Variant
 from generated._runtime.torch.support import INTERPRET
 
@@ -88,7 +88,9 @@ def edited(old: Path, *edits: tuple[str, str, str]) -> Path:
         text = (new / path).read_text()
         assert before in text
         (new / path).write_text(text.replace(before, after))
-        hashes = hashes.replace(code_hash(text), code_hash(text.replace(before, after)))
+    sources = read_sources(old), read_sources(new)
+    for path in sources[0].kernel_files():
+        hashes = hashes.replace(*(kernel_hash(path, each.texts) for each in sources))
     (new / "_runtime/kernels.py").write_text(hashes)
     return new
 
@@ -103,7 +105,7 @@ def compared(old: Path, new: Path, band: Variant, job: Job = JOB) -> list[Result
 
 
 RENAMED_LOCAL = ("band/fwd.py", "row_max", "largest")
-CHANGED_CONSTANT = ("band/fwd.py", "LN2 = tl.constexpr(0.6931471805599453)", "LN2 = tl.constexpr(0.69)")
+CHANGED_CONSTANT = ("_runtime/device/tl.py", "LN2 = tl.constexpr(0.6931471805599453)", "LN2 = tl.constexpr(0.69)")
 
 
 # ----------------------------------------------------------------------------------------------------- what is compared
@@ -142,7 +144,7 @@ def test_a_changed_constant_is_found(old: Path, band: Variant) -> None:
 
 
 def test_a_kernel_that_does_not_compile_is_no_proof(old: Path, band: Variant) -> None:
-    new = edited(old, ("band/fwd.py", "LN2 = tl.constexpr(0.6931471805599453)", "LN2 = 0.6931471805599453"))
+    new = edited(old, ("_runtime/device/tl.py", "LN2 = tl.constexpr(0.6931471805599453)", "LN2 = 0.6931471805599453"))
     (result,) = compared(old, new, band)
     assert result.status is Status.FAILED
     assert "LN2" in result.detail[0] or "new: " in result.detail[0]
@@ -182,24 +184,33 @@ def test_a_kernel_that_only_one_package_launches_is_missing(old: Path, band: Var
 # -------------------------------------------------------------------------------------------------------------- sources
 
 
-def test_a_change_of_an_import_is_a_change_of_the_kernel(old: Path) -> None:
-    new = edited(
-        old, ("_runtime/device/gl_versions.py", "strict=True", "strict=False")
+def test_a_change_of_an_imported_function_is_a_change_of_the_kernels_that_use_it(old: Path) -> None:
+    changed = (
+        "_runtime/device/tl.py",
+        "def row_products(a_tile, b_tile):",
+        "def row_products(a_tile, b_tile, c_tile):",
     )
-    changed = read_sources(old).kernel_files() - unchanged_kernels(read_sources(old), read_sources(new))
-    assert "band/hopper_bwd.py" in changed
-    assert "band/fwd.py" not in changed
+    sources = read_sources(old), read_sources(edited(old, changed))
+    found = sources[0].kernel_files() - unchanged_kernels(*sources)
+    assert found == {"band/bwd_dq.py", "band/packed/bwd_dq.py", "band/segmented/bwd_dq.py"}
+
+
+def test_a_new_function_beside_those_that_a_kernel_uses_changes_no_kernel(old: Path) -> None:
+    added = ("_runtime/device/tl.py", "import triton\n", "import triton\n\n\ndef unused(x):\n    return x\n")
+    sources = read_sources(old), read_sources(edited(old, added))
+    assert sources[0].kernel_files() == unchanged_kernels(*sources)
+    assert not any(path.startswith("_runtime/device/") for path in sources[0].kernel_files())
 
 
 def test_device_functions_are_no_kernels_but_parts_of_them(old: Path) -> None:
-    shared = ("band/fwd.py", "import triton\n", "import triton\n\nfrom .._runtime.device.doubled import double\n")
+    shared = ("band/fwd.py", "import triton\n", "import triton\n\nfrom .._runtime.extra import double\n")
     before, after = edited(old, shared), edited(old, shared)
     for package, factor in ((before, 2), (after, 3)):
         text = f"import triton\n\n\n@triton.jit\ndef double(x):\n    return {factor} * x\n"
-        (package / "_runtime/device/doubled.py").write_text(text)
+        (package / "_runtime/extra.py").write_text(text)
     sources = read_sources(before), read_sources(after)
     assert {"band/fwd.py", "band/packed/hopper_delta.py"} < sources[0].kernel_files()
-    assert "_runtime/device/doubled.py" not in sources[0].kernel_files()
+    assert "_runtime/extra.py" not in sources[0].kernel_files()
     assert sources[0].kernel_files() - unchanged_kernels(*sources) == {"band/fwd.py"}
 
 
@@ -240,7 +251,7 @@ def triton_36(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("triton_36")
 def test_only_rows_of_kernels_that_are_proven_equal_are_rewritten(old: Path, band: Variant) -> None:
-    broken = ("band/bwd_dq.py", "LOG2E = tl.constexpr(1.4426950408889634)", "LOG2E = 1.4426950408889634")
+    broken = ("band/bwd_dq.py", "@triton.jit(", "LOG2E = 1.4426950408889634\n\n\n@triton.jit(")
     new = edited(old, RENAMED_LOCAL, broken)
     path = with_tuned(new, entry(old, "fwd"), entry(old, "fwd", dtype="float16"), entry(old, "dq"), entry(old, "dkdv"))
     found = rekey(packages_of(old, new, band), 2, ["band"], workers=Inline)
