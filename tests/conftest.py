@@ -4,6 +4,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 # Before anything imports torch or numpy: each of several workers has a core of its own, on which more threads than one
@@ -17,3 +19,31 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 # Before anything imports JAX: its own tests run like this, and so may those of whoever calls the ops.
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="every test of each product of variants and calls")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without --full run of each product what covers its pairs (`tests.support.coverage`), but all that is named.
+
+    On a GPU tests are cheap: there all of them run.
+    """
+    if config.getoption("full") or any("::" in argument for argument in config.args):
+        return
+    if not any(item.get_closest_marker("covers") for item in items) or _on_gpu():
+        return
+    from tests.support.selection import SELECTION, choose
+
+    items[:], left_out, config.stash[SELECTION] = choose(items)
+    config.hook.pytest_deselected(items=left_out)
+
+
+def _on_gpu() -> bool:
+    import torch
+
+    from tests.support.cases import INTERPRET
+
+    return not INTERPRET and torch.cuda.is_available()

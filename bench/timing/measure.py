@@ -154,8 +154,9 @@ def _cost(case: Case, name: str, runner: Runner, first_s: float) -> Cost:
     return Cost(case=case.name, implementation=name, peak_mib=peak_mib, setup_ms=setup_ms, first_s=first_s)
 
 
-def wall_ms(call: Callable[[], Any], wait: Callable[[], Any] = torch.cuda.synchronize) -> float:
+def wall_ms(call: Callable[[], Any]) -> float:
     """Median wall time of a call, from its start until the GPU has finished its work."""
+    wait = timing.clock().wait
     times = []
     for _ in range(PREPARATIONS):
         wait()

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
 from codegen.analysis.call_modes import Mode
+from codegen.analysis.schedule import Schedule, analyse
 from codegen.arch import hopper
+from codegen.arch.chips import CHIPS
 from codegen.arch.tile_rules import TileConfig
 from codegen.plan.traits import hopper_backward_tile, hopper_forward_tile, hopper_long_forward_tile
 from codegen.plan.variant import plan
 from codegen.spec.model import ArchSpec, Pass, PassConfigs, Spec, Variant
+from codegen.util.cover import cover
 
 HALF_DTYPE = "bfloat16"
 """Stands for both types of 16 bits: their kernels differ in the names of instructions alone."""
@@ -66,8 +69,8 @@ def jobs(spec: Spec, selection: Selection) -> list[Job]:
         for head_dim in selection.head_dims or _head_dims(spec, own, dtype):
             calls = list(_calls(variant, mode, own, dtype, head_dim, selection.passes))
             calls += _hopper_calls(variant, mode, own, dtype, head_dim, selection.passes)
-            found += _fast_part(calls, selection) if selection.fast else calls
-    return found
+            found += calls
+    return _fast_part(found, spec, selection) if selection.fast else found
 
 
 def tuned_jobs(folder: Path, selection: Selection, known: Sequence[Job]) -> list[Job]:
@@ -105,21 +108,48 @@ def _is_selected(job: Job, selection: Selection) -> bool:
     return named and typed and sized and job.configs[0][0] in selection.passes
 
 
-def _fast_part(calls: list[Job], selection: Selection) -> list[Job]:
-    """What `--fast` has time for: one variant with every config, and every variant in every mode with one.
+def _fast_part(found: Sequence[Job], spec: Spec, selection: Selection) -> list[Job]:
+    """What `--fast` has time for: one variant with every default tile, every variant in every mode and pass.
 
-    Most of what a config takes of a chip it takes in any variant; what may not compile at all is in a variant or a
-    mode, whatever the chip.
+    What a tile takes of a chip it takes in any variant; what may not compile at all is in a variant, a mode or a pass,
+    whatever the chip. Of the product these run:
+
+    - of one variant in dense calls every distinct tile; every chip with each pass, dtype and head_dim;
+    - of every variant each mode, and each pass of each family of kernels, for one chip and head_dim;
+    - every mode with every pass of every family, of a variant with tables of blocks and of one without.
     """
-    call = calls[0]
+    single = [replace(job, configs=(entry,)) for job in found for entry in job.configs]
     one = FAST_VARIANT if FAST_VARIANT in selection.variants else selection.variants[0]
-    if call.variant == one and call.mode is selection.modes[0]:
-        return calls
     dims = selection.head_dims or (FAST_DIM,)
-    common = (call.arch, call.dtype, call.head_dim) == (FAST_ARCH, selection.dtypes[0], dims[0])
-    # Of every variant also the forward that runs on that chip in its own family; its backward takes long to compile.
-    own = [each for each in calls[1:] if each.family and each.configs[0][0] is Pass.FWD]
-    return [*calls[:1], *own] if common else []
+    arch = FAST_ARCH if FAST_ARCH in selection.archs else selection.archs[0]
+    by_table = (Schedule.LISTS, Schedule.RANGES)
+    with_tables = {name for name in selection.variants if analyse(spec.variants[name].mask).schedule in by_table}
+    common = (arch, selection.dtypes[0], dims[0])
+    features = [_features(job, selection, one, common, tables=job.variant in with_tables) for job in single]
+    return [single[i] for i in cover(features, [job.variant for job in single])]
+
+
+def _features(
+    job: Job, selection: Selection, one: str, common: tuple[str, str, int], *, tables: bool
+) -> frozenset[Hashable]:
+    """What a job of one pass covers, as `_fast_part` lists it; nothing for a job that `--fast` never runs."""
+    pass_, tile = job.configs[0]
+    kernel = (pass_, job.family)
+    found: set[Hashable] = set()
+    if job.variant == one and job.mode is selection.modes[0]:
+        chip = (job.arch, job.dtype)
+        found |= {(chip, pass_), (chip, job.head_dim), (job.arch, kernel)}
+        found.add((_kind(job.arch), job.dtype, job.head_dim, kernel, tile))
+    # The backward of Hopper's family takes long to compile: those of one variant, above, stand for all.
+    if (job.arch, job.dtype, job.head_dim) == common and not (job.family and pass_ is Pass.DKDV):
+        found |= {(job.variant, job.mode), (job.variant, kernel), (job.mode, kernel, tables)}
+    return frozenset(found)
+
+
+def _kind(arch: str) -> Hashable:
+    """What decides how a tile is compiled for a chip and whether it fits: chips that agree need not both be checked."""
+    chip = CHIPS[arch]
+    return chip.is_nvidia, chip.shared_memory, chip.registers, chip.has_wgmma, chip.tensor_columns
 
 
 def _head_dims(spec: Spec, arch: ArchSpec, dtype: str) -> list[int]:

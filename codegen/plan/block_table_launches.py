@@ -1,4 +1,4 @@
-"""How an op makes its tables of blocks: the launches of the kernels that `lists` plans."""
+"""How an op makes its tables of blocks: the launches of the kernels that `block_tables` plans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from codegen.plan.variant_reads import positions_read
 from codegen.spec.model import Variant
 
 OFFSETS = ("row_offset", "row_offsets")
-"""What the query offset of a call is: a number, and a tensor where batch rows or sequences differ."""
+"""The query offset of a call: a number, and a tensor if batch rows or sequences differ."""
 
 
 def launch_arguments(kernel: KernelPlan) -> HostCode:
@@ -27,7 +27,7 @@ def launch_arguments(kernel: KernelPlan) -> HostCode:
 
 @dataclass(frozen=True, kw_only=True)
 class ExtremesLaunch:
-    """The launch of the kernel that reduces tensors to the extremes of parts, and the buffers it fills."""
+    """The launch of the kernel that reduces tensors to minima and maxima of parts, and the buffers it fills."""
 
     kernel: str
     args: HostCode
@@ -46,7 +46,7 @@ class ExtremesLaunch:
 
 @dataclass(frozen=True, kw_only=True)
 class ListsOp:
-    """How the op makes its tables of blocks: launches, and which of its arguments the mask reads."""
+    """How the op makes its tables of blocks: the launches, and the arguments that the mask reads."""
 
     module: str
     ranges: bool
@@ -67,7 +67,7 @@ class ListsOp:
 
     @property
     def by_batch(self) -> bool:
-        """Whether tables are made for each batch row, whatever the offset; packed sequences always have their own."""
+        """True if each batch row has tables of its own, whatever the offset. Packed sequences always have."""
         return self.per_batch or self.packed
 
     @property

@@ -1,4 +1,4 @@
-"""The kernels that make tables of blocks, ranges or lists, from what intervals can decide about a block."""
+"""The kernels that make tables of blocks, ranges or lists, by interval arithmetic on each block."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _LENGTHS = {"q_len": host("{}.shape[2]", "q"), "kv_len": host("{}.shape[2]", "k"
 
 @dataclass(frozen=True, kw_only=True)
 class BlockExtreme:
-    """A value whose smallest and largest over a block go to `minimum` and `maximum`, of type `dtype`; one that decides
-    nothing has no name."""
+    """A value whose minimum and maximum over a block are stored in buffers of type `dtype`; the name of one that the
+    decision does not read is empty."""
 
     value: Code
     minimum: str
@@ -48,7 +48,7 @@ class BlockExtreme:
 
 @dataclass(frozen=True, kw_only=True)
 class Reduction:
-    """How a block's extreme is had from those of its parts, by `min` or `max`; `widened` makes it 64 bits wide."""
+    """The reduction, `min` or `max`, of the extremes of parts to that of a block; `widened` casts it to 64 bits."""
 
     name: str
     reduction: str
@@ -57,7 +57,7 @@ class Reduction:
 
 @dataclass(frozen=True, kw_only=True)
 class ExtremesKernel:
-    """The kernel that reduces every tensor value the mask compares, over small parts of the queries and of the keys.
+    """The kernel that reduces every tensor value that the mask compares, over small parts of the queries and keys.
 
     `positions`: of each axis whose positions the decision reads where a call gives them, the names of their extremes;
     `given`: those arguments.
@@ -74,13 +74,13 @@ class ExtremesKernel:
 
     @property
     def shifted(self) -> bool:
-        """Whether it needs the query offset."""
+        """True if the kernel needs the query offset."""
         return bool(self.reads & {"q_idx", "q_row", "q_shift"}) or "q" in self.positions
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListKernel:
-    """The kernel that tells, for each block of one axis, which of the other it visits.
+    """The kernel that decides, for each block of one axis, which blocks of the other axis it visits.
 
     `starts` are the axes along which a packed program needs to know where its sequence begins. `loaded` are the
     extremes of its own block, `gathered` those of the others; `may` and `must` decide a vector of the others.
@@ -97,7 +97,7 @@ class ListKernel:
 
 @dataclass(frozen=True, kw_only=True)
 class ListsPlan(InMode):
-    """All that the file of a variant's list or range kernels prints, and what its op allocates.
+    """The kernels that make a variant's tables of blocks, and what its op allocates.
 
     `shifted`: the kernels that decide blocks need the query offset.
     """
@@ -115,7 +115,7 @@ class ListsPlan(InMode):
 
     @property
     def reads_queries(self) -> bool:
-        """Whether the decision reads the positions of a block's queries."""
+        """True if the decision reads the positions of a block's queries."""
         return bool(self.decided & _QUERY_BOUNDS)
 
     @property
@@ -239,16 +239,16 @@ class _Builder:
 
     @staticmethod
     def _axes(reads: Sequence[Extreme]) -> list[str]:
-        """The axes that some values are of."""
+        """The axes along which some values vary."""
         return sorted({"q" if x.of_queries else "kv" for x in reads}, reverse=True)
 
     def _lengths(self, axes: Sequence[str]) -> list[ArgGroup]:
-        """Lengths; of packed sequences, whose own are read, the parts of all of them."""
+        """The lengths of the axes. A packed program reads those of its sequence, and takes how many parts all have."""
         names = tuple(f"{axis}_{'parts' if self.packed else 'len'}" for axis in axes)
         return [numbers(*names)] if names else []
 
     def _other_lengths(self, values: Sequence[Expr], axes: Sequence[str]) -> list[ArgGroup]:
-        """The lengths that values read, of axes that no value is of; packed sequences know their own."""
+        """The lengths that values read, of axes along which none varies. A packed program reads its own."""
         if self.packed:
             return []
         read = frozenset().union(*map(expr.names, values))
@@ -256,7 +256,7 @@ class _Builder:
         return [ArgGroup(names=(name,), host=_LENGTHS[name], varies=True) for name in names]
 
     def _position_extremes(self, axis: str) -> tuple[str, str]:
-        """The names of the smallest and the largest position of a part, empty where they decide nothing."""
+        """The names of the smallest and largest position of a part; empty if the decision does not read them."""
         ends = ((f"{axis}_first", "min"), (f"{axis}_last", "max"))
         least, most = (f"{axis}_position_{extreme}" if end in self.decided else "" for end, extreme in ends)
         return least, most
@@ -320,11 +320,11 @@ class _Builder:
 
     @property
     def _fixed_room(self) -> bool:
-        """Whether a list's room is as large as any could need: packed sequences have blocks of different number."""
+        """True if every list has the room of the longest: packed sequences have different numbers of blocks."""
         return self.packed and self.schedule is Schedule.LISTS
 
     def _loadable(self, roots: Sequence[Expr], *, offset: bool) -> list[ArgGroup]:
-        """The numbers of a call that may also be given by pointer."""
+        """The numbers of a call that may also be passed as a pointer."""
         shift = [numbers("q_offset")] if offset and self.offset else []
         return [*shift, *self.sign.own_scalars(roots)]
 
@@ -333,7 +333,7 @@ class _Builder:
 
 
 def _heads(roots: Sequence[Expr], *, shifted: bool, by_batch: bool = True) -> list[ArgGroup]:
-    """What tells the batch row and the head of a program, where the values (or an offset per batch row) want them.
+    """The arguments by which a program finds its batch row and head, if values or an offset per batch row need them.
 
     Not `by_batch`, its number is that of its head.
     """
@@ -352,7 +352,7 @@ def _extreme(x: Extreme, code: Code, dtype: str, decided: Set[str]) -> BlockExtr
 
 
 def _dtype(variant: Variant, x: Extreme) -> str:
-    """The type of a value's extremes: no wider than elements of 32 bits or less, which are read much more often."""
+    """The type of a value's extremes: 32 bits if its elements have no more, because they are read much more often."""
     value = x.value
     if value.type is Type.FLOAT:
         return "float32"
@@ -363,7 +363,7 @@ def _dtype(variant: Variant, x: Extreme) -> str:
 def _reductions(variant: Variant, reads: Sequence[Extreme], decided: Set[str]) -> list[Reduction]:
     found = []
     for x in reads:
-        # Integers are decided in 64 bits, as differences of extremes may need them.
+        # Integers are compared in 64 bits: differences of extremes may pass 32.
         widened = "" if _dtype(variant, x) == "float32" else ".to(tl.int64)"
         found.append(Reduction(name=x.minimum.name, reduction="min", widened=widened))
         found.append(Reduction(name=x.maximum.name, reduction="max", widened=widened))

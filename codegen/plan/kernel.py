@@ -102,10 +102,10 @@ def numbers(*names: str, dtype: str = "", loadable: bool = False) -> ArgGroup:
 class KernelPlan(InMode):
     """One kernel: its name, arguments and variant-dependent code.
 
-    `row_term`, `key_term` and `block_term`: what the logits of a row share, those of a key, and all of a block, where a
-    kernel adds that apart from the rest. `sums_by_products`: sums of ds over rows and keys are products with ones. They
-    are of what feeds dq and dk, and so only where that is ds itself: where the score's derivative is 1.
-    `orders_work`: programs of Hopper's take those blocks first that visit the most others.
+    `row_term`, `key_term` and `block_term`: parts of the logit that all keys of a row share, all rows of a key, and all
+    pairs of a block, where a kernel adds them apart. `sums_by_products`: sums of ds over rows and keys are products
+    with ones. Such a product is of the operand that feeds dq and dk, so it is a sum of ds only if the score's
+    derivative is 1. `orders_work`: Hopper's programs take the blocks first that visit the most others.
     """
 
     name: str
@@ -132,20 +132,20 @@ class KernelPlan(InMode):
 
     @property
     def shares_work(self) -> bool:
-        """Whether programs of Hopper's take one block after the other as they are free: where the call's tensors say
-        how many others a block visits, not its place, and where blocks are taken in an order."""
+        """True if Hopper's programs fetch work from an atomic counter: if the work of a block depends on the call's
+        tensors, not on its index alone, or if blocks are taken in an order of their own."""
         by_tables = any(name in ("ranges_ptr", "spans_ptr") for group in self.args for name in group.names)
         return self.packed or by_tables or self.orders_work or (self._bounds_are_loaded and not self.longest_first)
 
     @property
     def _bounds_are_loaded(self) -> bool:
-        """Whether numbers from memory bound what a block visits, such as the lengths of batch rows."""
+        """True if the loop bounds depend on numbers read from memory, such as the lengths of batch rows."""
         loads = [statement for statement in (*self.prologue, *self.head_prologue) if statement.reads_memory]
         return self.bounds is not None and not uses(self.bounds.statements).isdisjoint(defines(loads))
 
     @property
     def flags(self) -> dict[str, str]:
-        """Constants that say which gradients a call wants, and the op's parameter for each."""
+        """Constant that says whether a call wants a gradient -> the op's parameter for it."""
         return {t.flag: t.flag.lower() for t in self.gradients if t.flag}
 
     @property
@@ -155,12 +155,12 @@ class KernelPlan(InMode):
 
     @property
     def row_adds(self) -> list[GradientTerm]:
-        """The other sums of rows of such a kernel: of ds ahead of the score's derivative, in float32."""
+        """The other sums of rows of such a kernel: of ds before the score's derivative, in float32."""
         return [t for t in self.gradients if not self.sums_by_products and t.kind is GradientKind.ROW]
 
     @property
     def column_sums(self) -> list[GradientTerm]:
-        """The terms that are sums of ds, and gathered as products, too."""
+        """The terms that are sums of ds over rows, gathered as products."""
         return [t for t in self.gradients if self.sums_by_products and t.kind is GradientKind.COLUMN and t.is_sum]
 
     @property
@@ -175,7 +175,7 @@ class KernelPlan(InMode):
 
     @property
     def inputs(self) -> list[ArgGroup]:
-        """The arguments that are pointers, or may be."""
+        """The arguments that are pointers, or may be pointers."""
         return [g for g in self.args if g.loadable or any(n.endswith("_ptr") or n == "q_offset" for n in g.names)]
 
     @property
@@ -185,12 +185,12 @@ class KernelPlan(InMode):
 
     @property
     def has_offset(self) -> bool:
-        """Whether positions matter to the kernel, so that it takes a query offset."""
+        """True if the kernel reads query positions, so that it takes a query offset."""
         return "Q_OFFSET_PER_BATCH" in self.constants
 
     @property
     def has_positions(self) -> bool:
-        """Whether it reads positions that a segmented call may give."""
+        """True if the kernel reads positions that a segmented call may give."""
         return "POSITIONS" in self.constants
 
     @property
@@ -222,5 +222,5 @@ class KernelPlan(InMode):
 
     @property
     def varying(self) -> list[str]:
-        """Arguments that must not be specialised on: they change from call to call, and nothing is gained."""
+        """Arguments that Triton must not specialise on: they change from call to call."""
         return [name for group in self.args if group.varies for name in group.names]

@@ -23,7 +23,7 @@ from codegen.plan.variant_reads import positions_read, reads_pairs, reads_query_
 from codegen.spec.model import Variant
 
 TOKEN_IDS = (QUERY_IDS.name, KEY_IDS.name, KEY_LENGTHS.name)
-"""Tensors of a segmented variant that are every op's."""
+"""Tensors that every op has in a segmented call, apart from the variant's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Launches:
 
 @dataclass(frozen=True, kw_only=True)
 class OpPlan(InMode):
-    """The variant as its op sees it, in one mode of calls."""
+    """The op of a variant in one framework and one mode of calls."""
 
     framework: Framework
     name: str
@@ -59,8 +59,8 @@ class OpPlan(InMode):
     reads_pairs: bool
     decay: bool
     dropout: bool
-    fuses_backward: bool  # whether its backward may be one kernel
-    shares_work: bool  # whether programs of Hopper's ask a counter for their work, in the forward or the backward
+    fuses_backward: bool  # one kernel may compute the whole backward
+    shares_work: bool  # Hopper's programs fetch work from a counter, in the forward or the backward
     positions: Sequence[str]
     formula: str
     reference: ReferenceText
@@ -83,7 +83,7 @@ class OpPlan(InMode):
 
     @property
     def reads_lengths(self) -> bool:
-        """Whether it reads how many keys a batch row has, which only a segmented call gives."""
+        """True if it reads the number of keys of a batch row, which only a segmented call gives."""
         return "kv_len" in self.reference.index_names or any(a.name == KEY_LENGTHS.name for a in self.tensors)
 
     @property
@@ -117,23 +117,26 @@ class OpPlan(InMode):
 
     @property
     def given_positions(self) -> Sequence[str]:
-        """The positions that a pass takes: those that kernels read, or both to see that they are in order."""
+        """The positions that a pass takes: those that kernels read, or both if the forward checks their order."""
         return ("q_positions", "kv_positions") if self.marks_disorder else self.positions
 
     @property
     def marks_disorder(self) -> bool:
-        """Whether the forward looks at positions as tensors hold them; in JAX what is around it does."""
-        return self.by_row is not None and self.segmented and self.framework is Framework.TORCH
+        """True if the forward checks the order of given positions. In JAX the code around it does."""
+        return self.by_row is not None and self.layout.gives_positions and self.framework is Framework.TORCH
 
     @property
     def unread_positions(self) -> list[str]:
-        """Those that no kernel of the backward reads."""
+        """The given positions that no kernel of the backward reads."""
         return [name for name in self.given_positions if name not in self.positions]
 
     @property
     def tables(self) -> list[str]:
-        """What tells the kernels of a pass their blocks, and those they visit, made by other kernels."""
-        return [*(PACKED_TABLES if self.packed else ()), *(self.lists.tables if self.lists is not None else ())]
+        """The tables of a pass, made by other kernels: which blocks its programs own and visit."""
+        return [
+            *(PACKED_TABLES if self.layout.has_sequences else ()),
+            *(self.lists.tables if self.lists is not None else ()),
+        ]
 
     @property
     def table_parameters(self) -> list[Parameter]:
@@ -157,8 +160,8 @@ class OpPlan(InMode):
 
     @property
     def tiles_tokens(self) -> str:
-        """The argument from which the number of sequences is guessed."""
-        return "cu_seqlens_q" if self.packed else "q_segment_ids" if self.segmented else ""
+        """The argument from which the length of a sequence is estimated, to choose tiles."""
+        return "cu_seqlens_q" if self.layout.has_sequences else "q_segment_ids" if self.layout.gives_positions else ""
 
     @property
     def launched_table_values(self) -> list[str]:
@@ -168,37 +171,37 @@ class OpPlan(InMode):
 
     @property
     def _cu_seqlens(self) -> list[Parameter]:
-        return [tensor(name) for name in CU_SEQLENS] if self.packed else []
+        return [tensor(name) for name in CU_SEQLENS] if self.layout.has_sequences else []
 
     @property
     def takes_row_strides(self) -> bool:
-        """Whether its launches pass the strides between batch rows of tables, ids or positions."""
+        """True if launches pass the strides between batch rows of tables, ids or positions."""
         return self.layout.gives_positions or (self.lists is not None and not self.layout.has_sequences)
 
     @property
     def counts_sequences(self) -> bool:
-        """Whether the backward names the number of packed sequences."""
-        return self.packed and (self.decay or "num_seqs" in self.gradient_reads)
+        """True if the backward needs the number of packed sequences."""
+        return self.layout.has_sequences and (self.decay or "num_seqs" in self.gradient_reads)
 
     @property
     def uses_kv_len(self) -> bool:
-        """Whether the backward names the number of keys: of packed sequences few kernels need that of all."""
+        """True if the backward needs the number of keys; in a packed call few kernels need the total."""
         others = [self.launches.dq, self.launches.dkdv, *(b.allocate for b in self.buffers)]
-        return not self.packed or self.decay or "kv_len" in self.gradient_reads | names_of(others)
+        return not self.layout.has_sequences or self.decay or "kv_len" in self.gradient_reads | names_of(others)
 
     @property
     def gradient_reads(self) -> frozenset[str]:
-        """The variables and functions that the gradients of the variant's own tensors are made with."""
+        """The variables and functions that the gradients of the variant's own tensors read."""
         return names_of([*self.gradients.values(), *(grid.source for grid in self.grids)])
 
     @property
     def counts_head_parts(self) -> bool:
-        """Whether how many sums a head has depends on the family of the backward."""
+        """True if the number of partial sums per head depends on the family of the backward."""
         return any("head_parts" in b.allocate.names for b in self.buffers)
 
     @property
     def saved_options(self) -> list[str]:
-        """Those of the parameters that every pass takes which are tensors."""
+        """The tensors among the parameters that every pass takes."""
         return [p.name for p in self.numbers if p.is_tensor]
 
     @property
@@ -220,7 +223,7 @@ class OpPlan(InMode):
 
     @property
     def flags(self) -> dict[str, int]:
-        """Whether a call wants the gradient of each trained tensor: the parameter, and the input of the forward."""
+        """Parameter that says whether a call wants a tensor's gradient -> the index of the tensor in the forward."""
         return {a.flag: 3 + i for i, a in enumerate(self.tensors) if a.trained}
 
     @property
@@ -234,7 +237,7 @@ class OpPlan(InMode):
 
     @property
     def uses_arrays(self) -> bool:
-        """Whether the launches of JAX name its arrays."""
+        """True if the launches of JAX call functions of `jax.numpy`."""
         return "jnp" in self.gradient_reads
 
     @property
@@ -249,21 +252,21 @@ class OpPlan(InMode):
 
     @property
     def folded_axes(self) -> dict[str, int | None]:
-        """The axis that batch rows, packed tokens or sequences lie along, for each tensor that has one.
+        """The axis of batch rows, packed tokens or sequences, for each tensor that has one.
 
         Empty where rows must not be regrouped; None where tokens lie along two axes.
         """
         if not self.splits_batch:
             return {}
-        rows = 1 if self.packed else 0
+        rows = 1 if self.layout.has_sequences else 0
         found: dict[str, int | None] = {"q": 0, "k": 0, "v": 0, "o": 0, "do": 0, "lse": rows, "dlse": rows}
         if self.decay:
-            found["decay"] = 2 if self.packed else 0
+            found["decay"] = 2 if self.layout.has_sequences else 0
         found |= dict.fromkeys(self.saved_options, 0)
-        if self.segmented:
+        if self.layout.gives_positions:
             found |= {name: 0 for name in TOKEN_IDS if name in self.parameter_names}
         for name, dims in self.tensor_dims.items():
-            tokens = [axis for axis, dim in enumerate(dims) if self.packed and dim in POSITIONAL]
+            tokens = [axis for axis, dim in enumerate(dims) if self.layout.has_sequences and dim in POSITIONAL]
             if tokens:
                 found[name] = tokens[0] if len(tokens) == 1 else None
             elif "b" in dims:
@@ -277,13 +280,17 @@ class OpPlan(InMode):
 
     @property
     def reads_batch(self) -> bool:
-        """Whether mask or score of the reference name the batch row or sequence."""
+        """True if mask or score of the reference read the batch row or sequence."""
         return "b" in self.reference.reads
 
     @property
     def tensor_dims(self) -> dict[str, tuple[str | int, ...]]:
-        """The dims of the variant's own tensors, as calls of this mode give them."""
-        return {a.name: packed_dims(a.dims) if self.packed else a.dims for a in self.tensors if a.name not in TOKEN_IDS}
+        """The dims of the variant's own tensors in calls of this mode."""
+        return {
+            a.name: packed_dims(a.dims) if self.layout.has_sequences else a.dims
+            for a in self.tensors
+            if a.name not in TOKEN_IDS
+        }
 
     @property
     def own_numbers(self) -> list[str]:
@@ -302,7 +309,7 @@ def _read_by_score(variant: Variant) -> set[str]:
 
 
 def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
-    """Everything the templates of a framework's op need besides the kernels."""
+    """The plan of a variant's op in a framework."""
     variant = planned.variant
     reference = reference_text(variant, planned.mode, framework)
     arguments = own_arguments(variant, planned.terms)
@@ -323,7 +330,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
             fwd=launch_arguments(planned.fwd),
             dq=launch_arguments(planned.dq),
             dkdv=launch_arguments(planned.dkdv),
-            # What it reads of rows is padded to whole blocks.
+            # Its vectors of rows are padded to whole blocks.
             hopper_bwd=launch_arguments(planned.hopper_bwd).renamed({"lse": "row_lse", "delta": "row_delta"}),
             row_inputs=[group.host for group in planned.hopper_delta.inputs],
             row_numbers=[group.host for group in planned.hopper_delta.numbers],

@@ -1,4 +1,4 @@
-"""What an op makes of gathered gradients: the buffers that the kernels fill, and each gradient as source over them."""
+"""The gradients of a variant's own tensors: the buffers that kernels fill, and the gradients computed from them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Grid:
 
 
 def buffers(terms: Sequence[GradientTerm], mode: Mode, *, in_keys: bool = False) -> list[Buffer]:
-    """One per term, those with atomics of one tensor together; of no elements where a call does not want them.
+    """One buffer per term, one per tensor for terms with atomics; without elements if a call does not want them.
 
     `in_keys`: programs of blocks of keys may leave the sums of a head, of which there are `head_parts` then.
     """
@@ -113,7 +113,7 @@ def _part(variant: Variant, term: GradientTerm, mode: Mode, framework: Framework
 
 
 def _axes(term: GradientTerm) -> str:
-    """What each axis of the tensor is, a letter each."""
+    """What each axis of the tensor counts, a letter each."""
     return "".join(_letter(i) for i in term.load.indices)
 
 
@@ -126,16 +126,16 @@ _SEQUENCE = {GradientKind.HEAD: "b", GradientKind.ROW: "q_seq", GradientKind.COL
 """The grid with the sequence that a packed sum belongs to."""
 
 _OWNERS = {"b": "seq", "q_seq": "row", "kv_seq": "key"}
-"""What has the lengths of its sequence in a grid: of a sequence, of a query row or of a key."""
+"""The prefix of the grids that hold the lengths of a sequence, of a query row's sequence, of a key's sequence."""
 
 
 def _own_lengths(sequence: str) -> dict[str, str]:
-    """Length of a sequence -> the grid that has it, for each of the sequences of a grid."""
+    """Length -> the grid that holds it for each sequence of a grid."""
     return {name: f"{_OWNERS[sequence]}_{name}" for name in expr.LENGTH_NAMES}
 
 
 def _own_grids(term: GradientTerm, mode: Mode) -> dict[str, str]:
-    """Name that differs between packed sequences -> the grid that has it for each sum of a term."""
+    """Name that differs between packed sequences -> the grid that holds it for each sum of a term."""
     if mode is not Mode.PACKED:
         return {}
     sequence = _SEQUENCE[term.kind]
@@ -168,7 +168,7 @@ def _places(variant: Variant, term: GradientTerm, mode: Mode, framework: Framewo
 
 
 def _names(variant: Variant, term: GradientTerm, mode: Mode) -> frozenset[str]:
-    """The names that the places of a term's sums are computed from."""
+    """The names from which the indices of a term's sums are computed."""
     read, own = expr.names(term.load), _own_grids(term, mode)
     if not own:
         return read
@@ -177,13 +177,13 @@ def _names(variant: Variant, term: GradientTerm, mode: Mode) -> frozenset[str]:
 
 
 def _as_arrays(variant: Variant) -> dict[str, Expr]:
-    """The variant's scalars by the names of arrays: JAX's launches are given numbers or tensors."""
+    """Scalar -> its array. JAX's launches get numbers or tensors."""
     kinds = {ScalarType.INT: Type.INT, ScalarType.FLOAT: Type.FLOAT}
     return {name: Var(kinds[scalar.type], f"{name}_val") for name, scalar in variant.scalars.items()}
 
 
 def grids(variant: Variant, terms: Sequence[GradientTerm], mode: Mode, framework: Framework) -> list[Grid]:
-    """The index names that the places of sums are computed from; in JAX also the scalars."""
+    """The index names from which the indices of sums are computed; in JAX also the scalars."""
     placed = [t for t in terms if _is_placed(t)]
     read = frozenset().union(*(_names(variant, t, mode) for t in placed))
     scalars = [name for name in variant.scalars if name in read] if framework is Framework.JAX else []
@@ -232,7 +232,7 @@ def _packed_sources(rows: HostCode, keys: HostCode, framework: Framework) -> dic
 
 
 def placed(terms: Sequence[GradientTerm]) -> list[str]:
-    """The parameters for the tensors with a term whose sums are placed."""
+    """The flags of the tensors with a term whose sums are scattered to computed indices."""
     return list(dict.fromkeys(t.flag.lower() for t in terms if _is_placed(t)))
 
 

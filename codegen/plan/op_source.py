@@ -30,7 +30,10 @@ class OpSource(OpPlan):
     def schedule_imports(self) -> list[str]:
         """What the launches import from the runtime's schedules."""
         reduces = self.lists is not None and self.lists.extremes is not None
-        names = [*(["SEGMENTS"] if self.segmented else []), *(["POSITIONS", "least_block"] if reduces else [])]
+        names = [
+            *(["SEGMENTS"] if self.layout.gives_positions else []),
+            *(["POSITIONS", "least_block"] if reduces else []),
+        ]
         return sorted([*names, "pass_table"], key=lambda name: (name.islower(), name))
 
     @property
@@ -38,7 +41,7 @@ class OpSource(OpPlan):
         """The functions of the runtime that launch kernels of its own, or allocate lists."""
         lists = ["list_blocks"] if self.lists is not None and not self.lists.ranges else []
         counter = ["work_counter"] if self.shares_work else []
-        return [*(["block_sequences"] if self.packed else []), *lists, *counter]
+        return [*(["block_sequences"] if self.layout.has_sequences else []), *lists, *counter]
 
     @property
     def tiles_call(self) -> str:
@@ -165,7 +168,13 @@ class OpSource(OpPlan):
         own = [a.name for a in self.arguments if a.name not in TOKEN_IDS and a.name != PADDING.name]
         dropout = ["dropout_p", "seed"] if self.dropout else []
         given = [name for name in TOKEN_IDS if name in self.parameter_names]
-        tokens = [*given, PADDING.name] if self.segmented else list(CU_SEQLENS) if self.packed else []
+        tokens = (
+            [*given, PADDING.name]
+            if self.layout.gives_positions
+            else list(CU_SEQLENS)
+            if self.layout.has_sequences
+            else []
+        )
         named = [f"{name}={name}" for name in (*own, *dropout, *tokens, *self.positions)]
         offset = ["q_offset=row_offset if row_offsets is None else row_offsets"] if self.has_offset else []
         return ", ".join(["q", "k", "v", *named, *offset])

@@ -19,12 +19,12 @@ from codegen.plan.variant_reads import positions_read, reads_pairs, reads_query_
 from codegen.spec.model import Variant
 
 TABLES = {Schedule.LISTS: ("spans", "block_list"), Schedule.RANGES: ("ranges",)}
-"""What a pass reads its blocks from, by schedule; the first has four numbers for each block of the pass."""
+"""Schedule -> the tables of the blocks that a program visits; the first has four numbers for each block of the pass."""
 
 
 CU_SEQLENS = ("cu_seqlens_q", "cu_seqlens_k")
 PACKED_TABLES = ("block_seqs",)
-"""What tells a program of packed sequences which one is its own: made for each pass, as its other tables are."""
+"""Tables by which a program of a packed call finds its sequence; made for each pass."""
 
 
 def clamped_axes(tensors: Mapping[str, TensorSpec], reads: Sequence[Load], mode: Mode) -> dict[str, list[int]]:
@@ -57,7 +57,7 @@ def _sizes(axes: Mapping[str, Sequence[int]]) -> list[ArgGroup]:
 
 
 def _scalars(names: Iterable[str]) -> list[ArgGroup]:
-    """The variant's own; the id of padding is every segmented op's."""
+    """The variant's own scalars, without the segment id of padding, which every segmented op has."""
     own = (name for name in names if name != PADDING.name)
     return [numbers(name, loadable=True) for name in own]
 
@@ -111,9 +111,9 @@ class Signatures:
         return ["HAS_DLSE", *_flags(self._gathered_in_dq), *self.constants()]
 
     def dkdv(self, terms: Sequence[GradientTerm]) -> list[ArgGroup]:
-        """Of a kernel that gathers `terms`."""
+        """Arguments of a backward kernel of keys that gathers `terms`."""
         delta = pointers("delta")
-        # Where dq has a kernel of its own, that has filled sums of heads and rows: so these are before its own.
+        # The dq kernel fills sums of heads and rows before this one runs, so they come before its own outputs.
         of_dq = (GradientKind.HEAD, GradientKind.ROW)
         filled = dict.fromkeys(t.accumulator for t in terms if t.kind in of_dq)
         groups = self._backward(
@@ -123,7 +123,7 @@ class Signatures:
             reads=[delta],
             first=[pointers(x) for x in filled],
         )
-        # Its tables are others than those of dq.
+        # Tables are made for blocks of keys, apart from those of dq.
         own = {name: f"key_{name}" for name in (*PACKED_TABLES, *self.tables)}
         return [replace(g, host=g.host.renamed(own)) for g in groups]
 
@@ -131,7 +131,7 @@ class Signatures:
         return [*_flags(terms), *self.constants()]
 
     def row_terms(self, read: Set[str]) -> tuple[list[ArgGroup], list[str]]:
-        """What a kernel of rows that reads these names takes for them, and its constants."""
+        """Arguments and constants of a kernel of query rows that reads these names."""
         wanted = {*read, *(["q_offset"] if "q_shift" in read else []), *(["group_size"] if "hkv" in read else [])}
         groups = [*self._tensors(), *self._loadable(), *self._tensor_strides()]
         groups.append(numbers("group_size"))
@@ -145,8 +145,8 @@ class Signatures:
     def read_only(
         self, args: Sequence[ArgGroup], constants: Sequence[str], read: Set[str]
     ) -> tuple[list[ArgGroup], list[str]]:
-        """A kernel's arguments and constants without those of the variant's own that are not read by these names, and
-        without what the kernel of a row's terms has done."""
+        """A kernel's arguments and constants, without those of the variant's own that are not read, and without the
+        dropout factor, which the kernel of the row terms applies."""
         own = [*self._tensors(), *self._tensor_strides()]
         offset = "q_shift" in read
         kept = [g for g in args if (read & set(g.names) if g in own else offset or "q_offset" not in g.names)]
@@ -155,7 +155,7 @@ class Signatures:
         return self._with_read_positions(kept, read), [name for name in constants if name not in unread]
 
     def _with_read_positions(self, groups: Sequence[ArgGroup], read: Set[str]) -> list[ArgGroup]:
-        """The same with those positions alone that are read."""
+        """The same groups, with only the positions that are read."""
         names = [name for name in self.position_names if f"{name}_ptr" in read]
         every = [*self.positions(self.position_names), *self.position_strides(self.position_names)]
         kept = [*self.positions(names), *self.position_strides(names)]
@@ -222,12 +222,12 @@ class Signatures:
         return ArgGroup(names=names, host=passed, row_strides=names[-1:])
 
     def _tables(self) -> list[ArgGroup]:
-        """What tells a program its block and the blocks it visits."""
+        """Tables by which a program finds its sequence, its block and the blocks it visits."""
         tables = [pointers(*self.tables)] if self.tables else []
         return [*self.sequences(), *tables]
 
     def sequences(self) -> list[ArgGroup]:
-        """What tells a program of packed sequences which one is its own."""
+        """Tables by which a program of a packed call finds its sequence."""
         if not self.layout.has_sequences:
             return []
         return [pointers(*PACKED_TABLES)]
@@ -237,7 +237,7 @@ class Signatures:
             return []
         rows = self.tables[0]
         axes = [*(["b"] if not self.layout.has_sequences else []), *(["h"] if self.tables_per_head else [])]
-        # A table that serves all batch rows, or all heads, has one.
+        # A table shared by all batch rows, or all heads, has a single entry on that axis.
         head_axis = 0 if self.layout.has_sequences else 1
         strides = {"b": host("row_stride({})", rows), "h": host(f"{{}}.stride({head_axis})", rows)}
         names = tuple(f"stride_{rows}_{axis}" for axis in axes)
@@ -266,7 +266,7 @@ class Signatures:
         return positions_read(self.variant) if self.layout.gives_positions else ()
 
     def positions(self, names: Sequence[str]) -> list[ArgGroup]:
-        """The positions of a segmented call's tokens, None where they lie by position."""
+        """The positions of a segmented call's tokens; None if positions are rows and columns."""
         return [pointers(*names)] if names else []
 
     def position_strides(self, names: Sequence[str]) -> list[ArgGroup]:
@@ -319,7 +319,7 @@ class Signatures:
         ]
         groups.append(ArgGroup(names=("scale",), host=listed(("scale",))))
         if self.variant.dropout:
-            # Small and large numbers would otherwise be of two types, and the kernel compiled for each.
+            # Triton would give small and large values different types and compile the kernel for each.
             groups.append(numbers("threshold", dtype="uint32"))
             groups.append(ArgGroup(names=("keep_scale",), host=listed(("keep_scale",))))
         if self.layout.gives_positions:
@@ -327,7 +327,7 @@ class Signatures:
         return groups
 
     def _loadable(self) -> list[ArgGroup]:
-        """The numbers of a call that may also be given by pointer."""
+        """The numbers of a call that may also be passed as a pointer."""
         groups = [numbers("q_offset")] if self.offset else []
         if self.variant.dropout:
             groups.append(numbers("seed", dtype="uint64", loadable=True))

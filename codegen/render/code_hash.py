@@ -22,6 +22,7 @@ HASH_LENGTH = 16
 _OPENING, _CLOSING = ("FSTRING_START", "TSTRING_START"), ("FSTRING_END", "TSTRING_END")
 
 
+@cache
 def code_hash(source: str) -> str:
     """A hash of what a module does: of its tokens, without comments and docstrings. Every Python gives the same hash.
 

@@ -82,7 +82,7 @@ def make_environment(folder: Path) -> jinja2.Environment:
 KERNELS = {"fwd": "fwd", "bwd_dq": "dq", "bwd_dkdv": "dkdv"}
 """File stem of each kernel -> the attribute of `VariantPlan` that holds its plan."""
 
-HOPPER_KERNELS = {stem: f"hopper_{stem}" for stem in ("fwd", "bwd", "bwd_wide", "delta")}
+HOPPER_STEMS = ("fwd", "bwd", "bwd_wide", "delta")
 """The same of Hopper's family, whose files are `hopper_<stem>.py`."""
 
 KERNELS_FILE = "_runtime/kernels.py"
@@ -90,6 +90,9 @@ KERNELS_FILE = "_runtime/kernels.py"
 
 INIT_FILES = {Framework.TORCH: "torch/__init__.py", Framework.JAX: "jax.py"}
 """The module of all ops of a framework; that of torch has the modules of `torch.nn` beside it."""
+
+DEVICE = "_runtime/device/"
+"""The device library: functions that kernels import."""
 
 RUNTIME = "_runtime"
 """The folder of a package that holds what all its ops share."""
@@ -234,7 +237,7 @@ def _launch_file(env: jinja2.Environment, planned: VariantPlan, op: OpSource, de
 def _mode_init_file(env: jinja2.Environment, planned: VariantPlan, delta: VariantPlan) -> str:
     """The package of a mode, by which launches and kernels are imported when they are first needed."""
     runtime = _runtime_of(planned.mode)
-    own = [*KERNELS, *(f"hopper_{stem}" for stem in HOPPER_KERNELS), *(f"{each}_launch" for each in Framework)]
+    own = [*KERNELS, *(f"hopper_{stem}" for stem in HOPPER_STEMS), *(f"{each}_launch" for each in Framework)]
     if planned.lists is not None:
         own.append(planned.lists.module)
     modules: dict[str, list[str]] = {".": own}
@@ -264,17 +267,16 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
         "bwd_wide": {"backward": BackwardPlan(planned.hopper_bwd_wide, planned.variant, is_wide=True)},
         "delta": {},
     }
-    fuses = hopper.fuses_backward(planned)
     files |= {
         f"{folder}/hopper_{stem}.py": _fill(
             env,
             f"hopper/{stem}.py.jinja",
-            kernel=getattr(planned, attribute),
-            fuses_backward=fuses,
+            kernel=kernel,
+            fuses_backward=hopper.fuses_backward(planned),
             **hopper_plans[stem],
             **context,
         )
-        for stem, attribute in HOPPER_KERNELS.items()
+        for stem, kernel in plans.items()
     }
     if planned.lists is not None:
         stem = planned.lists.module

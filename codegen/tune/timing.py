@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,10 +56,41 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """How calls are timed: `sample` times single calls, `wait` returns when everything that was enqueued is done."""
+
+    sample: Sample = on_gpu
+    wait: Callable[[], Any] = torch.cuda.synchronize
+
+
+_clock = Clock()
+
+
+def clock() -> Clock:
+    """The clock in use: that of the GPU, unless `using` says another."""
+    return _clock
+
+
+@contextmanager
+def using(other: Clock) -> Iterator[None]:
+    """Time everything with another clock, as where there is no GPU."""
+    global _clock
+    before, _clock = _clock, other
+    try:
+        yield
+    finally:
+        _clock = before
+
+
 def in_turn(
-    calls: Mapping[str, Callable[[], Any]], budget_ms: float, sample: Sample = on_gpu
+    calls: Mapping[str, Callable[[], Any]], budget_ms: float, sample: Sample | None = None
 ) -> tuple[dict[str, Timing], dict[str, Exception]]:
-    """Times of `calls`, `budget_ms` of GPU time for each in all, and what those raised that could not be timed."""
+    """Times of `calls`, `budget_ms` of GPU time for each in all, and what those raised that could not be timed.
+
+    `sample` is the clock's, where none is given.
+    """
+    sample = sample or clock().sample
     estimates: dict[str, float] = {}
     failed: dict[str, Exception] = {}
     for name, call in calls.items():

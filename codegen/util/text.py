@@ -58,11 +58,6 @@ def _filled(text: str, first: str, others: str, width: int) -> str:
     )
 
 
-def words(text: str) -> frozenset[str]:
-    """The names in a piece of source."""
-    return frozenset(re.findall(r"[A-Za-z_]\w*", text))
-
-
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """The rows of a table as lines, columns aligned.
 

@@ -22,6 +22,8 @@ from tests.support.cases import (
 )
 from tests.support.judge import check_call
 
+pytestmark = pytest.mark.covers(mode="dense", family="portable", dtype="float16", framework="torch")
+
 # Head groups 1, 3, 4, 6 and 8 go to the short lengths, where the interpreter is done with them soon.
 LENGTHS = [
     Shape(q_len=1, batch=2),
@@ -65,6 +67,7 @@ def test_lengths_and_groups(variant: str, shape: Shape, dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize("shape", LENGTHS[1::3], ids=str)
 @with_variants
+@pytest.mark.covers(framework="jax")
 def test_lengths_and_groups_in_jax(variant: str, shape: Shape) -> None:
     check_call(variant, draw(variant, shape, DTYPES[0]), framework="jax")
 
@@ -79,6 +82,7 @@ def test_long(variant: str, shape: Shape, dtype: torch.dtype) -> None:
 
 @pytest.mark.gpu
 @with_variants
+@pytest.mark.covers(framework="jax")
 def test_long_in_jax(variant: str) -> None:
     check_call(variant, draw(variant, LONG[-1], DTYPES[0]), framework="jax")
 
@@ -108,6 +112,7 @@ def test_values_of_another_head_dim(variant: str, dim: int, dim_v: int) -> None:
 
 @pytest.mark.parametrize(("dim", "dim_v"), [*DIM_PAIRS, (20, 20)])
 @pytest.mark.parametrize("variant", ["causal", "alibi"])
+@pytest.mark.covers(framework="jax")
 def test_head_dims_in_jax(variant: str, dim: int, dim_v: int) -> None:
     """Among them rows that are no multiple of 16 bytes, which are copied."""
     check_call(variant, draw(variant, Shape(q_len=70, dim=dim, dim_v=dim_v), DTYPES[0]), framework="jax")

@@ -23,6 +23,8 @@ from tests.support.cases import (
 )
 from tests.support.judge import check_call, check_results
 
+pytestmark = pytest.mark.covers(mode="dense", family="portable", dtype="float16", framework="torch")
+
 WINDOWED = variants_where(lambda name: has_word(name, "window") and "size" in MANIFEST[name]["scalars"])
 MASKED = variants_where(lambda name: has_word(name, "causal") and not has_word(name, "or"))
 

@@ -21,8 +21,9 @@ pytest.importorskip("ruff", reason="rendering needs ruff, the formatter")
 SEED = 21
 CHUNK = 20
 
-FAMILIES = {"portable": 140, "hopper": 40}
-"""Variants of each family of kernels, interpreted or emulated; the plain reference runs beside the former."""
+FAMILIES = {"portable": 80, "hopper": 20}
+"""Variants drawn for each family of kernels, interpreted or emulated: as many as two minutes of two cores allow. The
+plain reference runs beside the former."""
 
 ON_GPU = 300
 

@@ -26,7 +26,10 @@ pytest.importorskip("ruff", reason="rendering needs ruff, the formatter")
 
 DIM = 16
 
-pytestmark = pytest.mark.usefixtures("library")
+pytestmark = [
+    pytest.mark.usefixtures("library"),
+    pytest.mark.covers(variant="name", mode="dense", family="portable", dtype="float32", framework="torch"),
+]
 with_names = pytest.mark.parametrize("name", FORMULAS)
 
 

@@ -164,6 +164,8 @@ variants:
   dropout_decay_sink: {mask: causal, score: "score * abs(score)", decay: true, sink: true, dropout: true}
   decay_sink: {mask: causal and window(40), score: "relu(score) - 0.1 * abs(score) ** 1.5", decay: true, sink: true}
 """
+pytestmark = pytest.mark.covers(variant="name", mode="dense", family="portable", dtype="float32")
+
 BATCH, HEADS, KV_HEADS, Q_LEN, KV_LEN, DIM = 2, 4, 2, 50, 70, 16
 SIZES = {"b": BATCH, "h": HEADS, "hkv": KV_HEADS, "q_idx": 100, "kv_idx": 100, "n": 100}
 

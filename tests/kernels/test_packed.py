@@ -32,6 +32,8 @@ from tests.support.cases import Shape as DenseShape
 from tests.support.judge import check_call, check_results
 from tests.support.packings import MIXED, Packing, draw_packed
 
+pytestmark = pytest.mark.covers(mode="packed", family="portable", dtype="float16", framework="torch")
+
 # What is different from one to the next: a second bound, a read of positions, a derivative, a vector of its own, none.
 KINDS = ("causal", "window", "alibi", "softcap", "forgetting")
 with_kinds = pytest.mark.parametrize("variant", KINDS)
@@ -52,6 +54,7 @@ def test_short_sequences(variant: str, packing: Packing) -> None:
 
 
 @with_variants
+@pytest.mark.covers(framework="jax")
 def test_short_sequences_in_jax(variant: str) -> None:
     check_call(variant, draw_packed(variant, SHORT[-1], DTYPES[0]), framework="jax", **SHORT[-1].options())
 

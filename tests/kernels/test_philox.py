@@ -95,7 +95,7 @@ def test_statistics(dropout_p: float) -> None:
     assert abs((centred * other).mean()) <= 4 / centred.numel() ** 0.5
 
 
-def test_what_is_kept_is_scaled() -> None:
+def test_dropout_scales_kept_probabilities() -> None:
     probs = torch.rand(1, 2, 128, 128, dtype=torch.float64)
     got = dropout(probs, 0.25, 5)
     kept = dropout_words(5, probs.shape, CPU) >= 2**30

@@ -9,6 +9,8 @@ from codegen.testing import golden
 from tests.support import plain
 from tests.support.cases import DEVICE, MANIFEST, Shape, draw, variants_where
 
+pytestmark = pytest.mark.covers(mode="dense", family="reference", dtype="float64", framework="torch")
+
 
 @pytest.mark.parametrize("q_offset", [0, 12, -9, "end", "tensor"])
 @pytest.mark.parametrize("variant", variants_where(lambda name: plain.covers(MANIFEST[name])))

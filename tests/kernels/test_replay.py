@@ -19,9 +19,12 @@ from tests.support.cases import DEVICE, DTYPES, INTERPRET, Shape, assert_same, d
 from tests.support.packings import Packing, draw_packed
 from tests.support.replaying import kinds_of, never_replaying, replaying
 
-pytestmark = pytest.mark.skipif(
-    not INTERPRET and not torch_replay.ENABLED, reason="nothing is replayed with this version of Triton, or on AMD"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not INTERPRET and not torch_replay.ENABLED, reason="nothing is replayed with this version of Triton, or on AMD"
+    ),
+    pytest.mark.covers(mode="dense", family="portable", dtype="float16", framework="torch"),
+]
 SHAPE = Shape(batch=2, kv_heads=1, group=2, q_len=20, kv_len=40, dim=32, dim_v=16)
 PACKING = Packing.of(9, 10, 31)
 # A call is replayed from the third of its kind on; of one with gradients, its passes are.
@@ -204,7 +207,7 @@ def test_arguments_that_equal_good_ones_are_refused() -> None:
             op()
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_of_replayed_calls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_replay, "MOST_KINDS", 4)
     with replaying("causal") as (op, replays), torch.no_grad():
         for length in [*range(16, 26), 20, 20, 20, 20]:

@@ -31,6 +31,8 @@ from tests.support.judge import check_call, check_results
 from tests.support.packings import Packing
 from tests.support.segments import BY_ROW, restarting
 
+pytestmark = pytest.mark.covers(mode="segmented", family="portable", dtype="float16", framework="torch")
+
 BATCH, LENGTH, KEYS = 2, 70, 90
 SELF = Shape(batch=BATCH, q_len=LENGTH, group=1, dim=32)
 CROSS = Shape(batch=BATCH, q_len=LENGTH, kv_len=KEYS, group=1, dim=32)

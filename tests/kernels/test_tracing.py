@@ -15,6 +15,8 @@ from codegen.testing import golden
 from codegen.testing.golden import Inputs
 from tests.support.cases import DEVICE, INTERPRET, Shape, assert_same, draw, evaluate, tiles, with_variants
 
+pytestmark = pytest.mark.covers(mode="dense", family="portable", dtype="float16", framework="torch")
+
 # Inductor would need a C++ compiler on the CPU, and has nothing to do with the op beyond what AOTAutograd sees.
 BACKEND = "aot_eager" if INTERPRET else "inductor"
 SHAPE = Shape(batch=2, kv_heads=2, group=2, q_len=40, kv_len=50, dim=32, dim_v=16)

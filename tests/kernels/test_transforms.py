@@ -29,7 +29,7 @@ def test_vmap_is_one_call_after_the_other(variant: str, mapped: set[str], packed
     transforms.check_mapped(variant, DEVICE, mapped, packed)
 
 
-def test_what_is_not_differentiable_is_refused() -> None:
+def test_unsupported_derivatives_are_refused() -> None:
     transforms.check_refusals("gpt_oss", DEVICE)
 
 

@@ -24,7 +24,10 @@ from generated._runtime.torch.sequences import check_packed
 from generated._runtime.torch.support import INTERPRET
 from tests.support.rendering import importable
 
-pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 the ops run their kernels")
+pytestmark = [
+    pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 the ops run their kernels"),
+    pytest.mark.covers(mode="packed", family="reference", framework="torch"),
+]
 
 MANIFEST = load_manifest()
 with_variants = pytest.mark.parametrize("variant", MANIFEST)

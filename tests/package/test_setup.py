@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.setup import __main__ as setup_checks
 from tests.setup import check_pythons, newest_triton, pythons, resolution
 from tests.support.paths import ROOT
 
@@ -99,3 +100,18 @@ def test_a_torch_that_brings_its_triton_is_tested_with_that_alone(
     monkeypatch.setattr(newest_triton, "install", lambda: pytest.fail("nothing is to be installed"))
     assert newest_triton.main() == 0
     assert "brings its own" in capsys.readouterr().out
+
+
+def test_setup_checks_all_run_and_a_failure_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(setup_checks, "checks", lambda torch: [["a"], ["b", torch]])
+
+    def run(check: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(check, int(check[0] == "a"), f"of {check[-1]}\n")
+
+    monkeypatch.setattr(setup_checks, "run", run)
+    assert setup_checks.main("torch==1") == 1
+    shown = capsys.readouterr().out
+    assert "a\nof a\n" in shown
+    assert "b\nof torch==1\n" in shown

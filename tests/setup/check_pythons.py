@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.setup import pythons
@@ -34,20 +35,24 @@ def environment(version: str, interpreter: Path) -> Path | str:
     return python
 
 
+def check(version: str, interpreter: Path) -> tuple[bool, str]:
+    """Whether the package is not known to differ under one Python, and what to print."""
+    python = environment(version, interpreter)
+    if isinstance(python, str):
+        return True, f"Python {version}: NOT CHECKED: its packages could not be installed: {python}"
+    command: list[str | Path] = [python, "-m", "codegen", "check"]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    return done.returncode == 0, f"Python {version}: {done.stdout.rstrip()}"
+
+
 def main() -> int:
-    """Check under each Python; 1 when the package differs under one of them."""
+    """Check under each Python, two at a time; 1 when the package differs under one of them."""
     print(pythons.summary(), flush=True)
-    different = []
-    for version, interpreter in pythons.found().items():
-        python = environment(version, interpreter)
-        if isinstance(python, str):
-            print(f"Python {version}: NOT CHECKED: its packages could not be installed: {python}", flush=True)
-            continue
-        done = subprocess.run(
-            [python, "-m", "codegen", "check"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        print(f"Python {version}: {done.stdout.rstrip()}", flush=True)
-        different += [version] * (done.returncode != 0)
+    there = pythons.found()
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(check, there, there.values()))
+    print(*(text for _, text in results), sep="\n", flush=True)
+    different = [version for version, (same, _) in zip(there, results, strict=True) if not same]
     if different:
         print(f"generated/ is not what Python {', '.join(different)} renders", file=sys.stderr)
     return int(bool(different))

@@ -1,34 +1,78 @@
-"""Packages that are rendered for tests."""
+"""Packages that are rendered for tests, each once for all workers of a run."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+LONGEST_RENDERING = 900.0
+"""Seconds that a worker waits for another to render a package; the variants of library.yaml take 30 to 60."""
+
 
 @contextmanager
 def importable(folder: Path, name: str, spec: str | Path) -> Iterator[Path]:
-    """The package `name` in `folder`, of a spec or a file with one; it can be imported as long as this is open."""
+    """The package `name`, rendered from a spec's text or file; it can be imported as long as this is open.
+
+    It lies in `folder`, or with several workers in the folder of their run, where the first of them renders it.
+    """
     for module in ("jinja2", "yaml", "ruff"):
         pytest.importorskip(module, reason=f"rendering needs {module}")
-    from codegen.cli import main as cli
-
-    if isinstance(spec, str):
-        folder.mkdir(exist_ok=True)
-        text, spec = spec, folder / "spec.yaml"
-        spec.write_text(text, encoding="utf-8")
-    assert cli.main(["render", "--variants", str(spec), "--out", str(folder / name)]) == 0
+    text = spec if isinstance(spec, str) else spec.read_text(encoding="utf-8")
+    folder = _shared_folder(folder, text)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _only_one_worker(folder.with_suffix(".lock")):
+        if not (folder / f"{name}.rendered").exists():
+            _render(folder, name, spec)
+            (folder / f"{name}.rendered").touch()
     sys.path.insert(0, str(folder))
     try:
         yield folder / name
     finally:
         sys.path.remove(str(folder))
+
+
+def _render(folder: Path, name: str, spec: str | Path) -> None:
+    from codegen.cli import main as cli
+
+    if isinstance(spec, str):
+        (folder / "spec.yaml").write_text(spec, encoding="utf-8")
+        spec = folder / "spec.yaml"
+    assert cli.main(["render", "--variants", str(spec), "--out", str(folder / name)]) == 0
+
+
+def _shared_folder(folder: Path, text: str) -> Path:
+    """Where all workers of a run find a package: its name is made of the spec. Without workers `folder` itself."""
+    worker = f"popen-{os.environ.get('PYTEST_XDIST_WORKER')}"
+    runs = [parent.parent for parent in folder.parents if parent.name == worker]
+    # In a folder called tests hypothesis does not look for numbers to try, which takes it long.
+    return runs[0] / "tests" / hashlib.sha256(text.encode()).hexdigest()[:16] if runs else folder
+
+
+@contextmanager
+def _only_one_worker(lock: Path) -> Iterator[None]:
+    """One worker at a time passes; the others wait."""
+    deadline = time.monotonic() + LONGEST_RENDERING
+    while True:
+        try:
+            os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            break
+        except FileExistsError:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{lock}: another worker has rendered for {LONGEST_RENDERING:.0f} s") from None
+            time.sleep(0.1)
+    try:
+        yield
+    finally:
+        lock.unlink()
 
 
 def unused_or_undefined(package: str) -> str:

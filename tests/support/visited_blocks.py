@@ -1,6 +1,6 @@
 """The loops over a mask's blocks, as the templates print them, run as plain Python: which blocks they visit.
 
-The statements and loops of `shared/program.jinja` (portable) and `hopper/parts/visits.jinja` (Hopper) are rendered
+The statements and loops of `shared/program.jinja` (portable) and `codegen.plan.hopper_visits` (Hopper) are rendered
 as for a kernel and executed with stand-ins for `tl` and `gl`: 32-bit integers whose division truncates as a GPU's does.
 """
 
@@ -19,7 +19,7 @@ from codegen.analysis.call_modes import Mode
 from codegen.analysis.schedule import analyse
 from codegen.ir.evaluate import Array
 from codegen.ir.expr import Expr, TensorSpec
-from codegen.plan.hopper_text import BoundsText
+from codegen.plan.hopper_visits import full_start, partial_start, visit_counts
 from codegen.plan.loop_bounds import LoopBounds, key_bounds, query_bounds
 from codegen.plan.lower import Lowering
 from codegen.plan.token_layout import token_layout
@@ -121,7 +121,6 @@ _DEFINED = {
 
 _LOOPS = """
 {% import "shared/program.jinja" as program %}
-{% import "hopper/parts/visits.jinja" as visits %}
 {% macro body(masked) %}
     visit({{ start }}, {{ not masked }})
 {%- endmacro %}
@@ -136,12 +135,18 @@ def hopper():
 {% for line in prologue %}
     {{ line | gl }}
 {% endfor %}
-{{ visits.counts(bounds, block, always=true) | trim | indent(4, true) }}
+{% for line in counts %}
+    {{ line | gl }}
+{% endfor %}
     for nth in range(num_partial):
-{{ visits.partial_start(bounds, start, block, "nth") | trim | indent(8, true) }}
+{% for line in partial_start %}
+        {{ line | gl }}
+{% endfor %}
         visit({{ start }}, False)
     for nth in range(num_full):
-{{ visits.full_start(bounds, start, block, "nth") | trim | indent(8, true) }}
+{% for line in full_start %}
+        {{ line | gl }}
+{% endfor %}
         visit({{ start }}, True)
 """
 
@@ -171,8 +176,12 @@ class Loops:
         bounds: LoopBounds = (key_bounds if keys else query_bounds)(analyse(mask), lowering)
         start, block = ("start_n", "BLOCK_N") if keys else ("start_m", "BLOCK_M")
         kernel = SimpleNamespace(bounds=bounds, layout=token_layout(Mode.DENSE))
-        context = {"kernel": kernel, "bounds": BoundsText(bounds), "prologue": lowering.prologue}
-        return Loops(_template().render(start=start, block=block, **context))
+        visits = {
+            "counts": visit_counts(bounds, block, always=True),
+            "partial_start": partial_start(bounds, start, block),
+            "full_start": full_start(bounds, start, block),
+        }
+        return Loops(_template().render(kernel=kernel, prologue=lowering.prologue, start=start, block=block, **visits))
 
     def __post_init__(self) -> None:
         self._code = compile(self.text, "<loops>", "exec")

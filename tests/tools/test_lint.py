@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,12 +88,40 @@ def test_tuned_tiles_are_looked_at_where_no_default_is_the_same() -> None:
     assert tuned_jobs(ROOT / "generated" / "tuned", replace(selection, archs=["sm_80"]), known) == []
 
 
-def test_fast_looks_at_every_config_and_at_every_variant_in_every_mode() -> None:
-    fast = jobs(SPEC, replace(EVERYTHING, fast=True))
-    assert {(j.variant, j.mode) for j in fast} == {(name, mode) for name in SPEC.variants for mode in Mode}
-    of_one = replace(EVERYTHING, variants=["causal"], modes=[Mode.DENSE])
-    assert set(jobs(SPEC, of_one)) <= set(fast)
-    assert len(fast) < len(jobs(SPEC, EVERYTHING)) / 10
+FAST = jobs(SPEC, replace(EVERYTHING, fast=True))
+OF_CAUSAL = jobs(SPEC, replace(EVERYTHING, variants=["causal"], modes=[Mode.DENSE]))
+
+
+def kernels_of(chosen: Iterable[Job]) -> set[tuple[str, str, int, str, Pass, TileConfig]]:
+    """The kernels that differ in what they take of a chip; sm_120 has the instructions and the memory of sm_89."""
+    chips = {"sm_120": "sm_89"}
+    entries = [(j, *entry) for j in chosen for entry in j.configs]
+    return {(chips.get(j.arch, j.arch), j.dtype, j.head_dim, j.family, p, tile) for j, p, tile in entries}
+
+
+def test_fast_compiles_every_default_tile_of_causal() -> None:
+    assert kernels_of(OF_CAUSAL) == kernels_of(j for j in FAST if j.variant == "causal" and j.mode is Mode.DENSE)
+
+
+def test_fast_compiles_every_variant_in_every_mode_and_every_pass() -> None:
+    assert {(j.variant, j.mode) for j in FAST} == {(name, mode) for name in SPEC.variants for mode in Mode}
+    kernels = {(j.variant, p, j.family) for j in FAST for p, _ in j.configs}
+    assert {(name, p, "") for name in SPEC.variants for p in Pass} <= kernels
+    assert {(name, Pass.FWD, "hopper") for name in SPEC.variants} <= kernels
+    assert {(mode, p) for mode in Mode for p in Pass} == {(j.mode, p) for j in FAST for p, _ in j.configs}
+
+
+def test_fast_compiles_for_every_chip_each_pass_dtype_and_head_dim() -> None:
+    def pairs(chosen: Iterable[Job]) -> set[object]:
+        entries = [(j, p) for j in chosen for p, _ in j.configs]
+        return {x for j, p in entries for x in ((j.arch, j.dtype, p), (j.arch, j.dtype, j.head_dim))}
+
+    assert pairs(OF_CAUSAL) == pairs(FAST)
+
+
+def test_fast_compiles_a_small_part_of_everything() -> None:
+    everything = sum(len(j.configs) for j in jobs(SPEC, EVERYTHING))
+    assert sum(len(j.configs) for j in FAST) < everything / 15
 
 
 # ------------------------------------------------------------------------------------------------------- what is wrong
@@ -249,7 +278,7 @@ def test_nothing_compiles_where_kernels_are_interpreted(
 # ---------------------------------------------------------------------------------------------- codegen.compile.offline
 
 
-def test_what_is_launched_after_compiling_is_launched_as_before() -> None:
+def test_launches_after_compiling_are_as_before() -> None:
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 

@@ -35,7 +35,10 @@ WIDE = "hopper_bwd_wide"
 PORTABLE_DQ = {"dq": {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 1}}
 """With a tile of its own dq has a kernel of its own."""
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
+pytestmark = [
+    pytest.mark.usefixtures("poisoned_memory", "one_thread"),
+    pytest.mark.covers(mode="dense", family="hopper", direction="backward", dtype="float16", framework="torch"),
+]
 
 # Tiles have 128 keys, and 128 queries at 64 columns, 64 at 128; above that 64 of both, by a kernel of its own.
 CALLS = {

@@ -47,7 +47,10 @@ variants:
   thirds: {mask: q_idx // 64 % 3 == kv_idx // 64 % 3, dropout: true}
 """
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
+pytestmark = [
+    pytest.mark.usefixtures("poisoned_memory", "one_thread"),
+    pytest.mark.covers(family="hopper", dtype="float16", framework="torch"),
+]
 
 
 @pytest.fixture(scope="module")

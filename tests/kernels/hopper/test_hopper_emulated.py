@@ -32,7 +32,10 @@ PROGRAMS = 3
 
 EMPTY = float("-inf")
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
+pytestmark = [
+    pytest.mark.usefixtures("poisoned_memory", "one_thread"),
+    pytest.mark.covers(mode="dense", family="hopper", direction="forward", dtype="float16", framework="torch"),
+]
 
 
 @dataclass(frozen=True, kw_only=True)

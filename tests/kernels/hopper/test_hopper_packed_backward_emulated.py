@@ -25,7 +25,10 @@ from tests.kernels.hopper.test_hopper_packed_emulated import INF, NAN, Call, lib
 from tests.support.judge import reference_of
 from tests.support.packings import Packing
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
+pytestmark = [
+    pytest.mark.usefixtures("poisoned_memory", "one_thread"),
+    pytest.mark.covers(mode="packed", family="hopper", direction="backward", dtype="float16", framework="torch"),
+]
 
 NAMES = (
     *("cut blocks", "short", "the longest in the middle", "an offset per sequence", "rows without keys"),

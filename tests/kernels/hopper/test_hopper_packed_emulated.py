@@ -32,7 +32,10 @@ from tests.support.packings import MIXED, Packing, draw_packed
 
 NAN, INF = float("nan"), float("inf")
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
+pytestmark = [
+    pytest.mark.usefixtures("poisoned_memory", "one_thread"),
+    pytest.mark.covers(mode="packed", family="hopper", direction="forward", dtype="float16", framework="torch"),
+]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,10 @@ LENGTH, HEADS, KV_HEADS = 150, 2, 1
 CU_SEQLENS = (0, 60, LENGTH)
 MODES = ("dense", "packed", "segmented")
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
+pytestmark = [
+    pytest.mark.usefixtures("poisoned_memory", "one_thread"),
+    pytest.mark.covers(family="hopper", dtype="float16", framework="torch"),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -26,7 +26,10 @@ FEW = ("causal", "window", "forgetting", "alibi", "document")
 # The poison is torch's deterministic mode, in which dq would be computed apart.
 ONE_KERNEL: dict[str, Any] = {"family": "hopper", "deterministic": False}
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
+pytestmark = [
+    pytest.mark.usefixtures("poisoned_memory", "one_thread"),
+    pytest.mark.covers(mode="segmented", family="hopper", direction="backward", dtype="float16", framework="torch"),
+]
 
 
 DOCUMENTS, OTHERS = runs((3, 90), (1, 150), (7, 93)), runs((2, 40), (1, 200), (PADDING, 60), (2, 33))

@@ -128,6 +128,7 @@ def check_drop_in(q: Array, k: Array, v: Array, **options: Any) -> None:
     assert_close(ours(q, k, v, **options), o)
 
 
+@pytest.mark.covers(framework="jax")
 @pytest.mark.parametrize(("window", "lengths"), MASKS)
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 def test_masks_are_those_of_jax_nn(is_causal: bool, window: Any, lengths: dict[str, Any]) -> None:

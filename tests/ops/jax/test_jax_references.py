@@ -14,7 +14,10 @@ from codegen.testing import golden, golden_jax
 from codegen.testing.golden import Inputs, Shape
 from generated._runtime.torch.support import INTERPRET
 
-pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 the ops run their kernels")
+pytestmark = [
+    pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 the ops run their kernels"),
+    pytest.mark.covers(family="reference", framework="jax"),
+]
 
 MANIFEST = golden.load_manifest()
 LENGTH = 50
@@ -25,7 +28,7 @@ def ints(values: Any) -> Tensor:
     return torch.as_tensor(values, dtype=torch.int32)
 
 
-MODES: dict[str, Callable[[], dict[str, Any]]] = {
+CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "dense": lambda: {"q_offset": -7},
     "offsets": lambda: {"q_offset": ints([0, -9])},
     "segments": lambda: {"q_segment_ids": ints([[0] * 20 + [1] * 20 + [-1] * 10, [3] * 50])},
@@ -62,12 +65,12 @@ def packed(variant: str, inputs: Inputs) -> Inputs:
     )
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("variant", MANIFEST)
-def test_the_same_on_the_cpu(variant: str, mode: str) -> None:
+def test_references_equal_those_of_torch(variant: str, call: str) -> None:
     inputs = golden.draw_inputs(MANIFEST[variant], SHAPE, dtype=torch.float32, device="cpu")
-    inputs = packed(variant, inputs) if mode == "packed" else inputs
-    options = MODES[mode]()
+    inputs = packed(variant, inputs) if call == "packed" else inputs
+    options = CALLS[call]()
     want = golden.evaluate(golden.load_op(variant), inputs, **options)
     got = golden_jax.evaluate(variant, inputs, **options)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)

@@ -17,6 +17,8 @@ from jax.sharding import PartitionSpec as P
 from generated import jax as ops
 from generated._runtime.jax import batching as jax_batching
 
+pytestmark = pytest.mark.covers(variant="name", family="reference", framework="jax")
+
 BATCH, ROWS, HEADS, KV_HEADS, HEAD_DIM = 4, 24, 4, 2, 16
 Trained = dict[str, jax.Array]
 

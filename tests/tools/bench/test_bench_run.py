@@ -67,13 +67,13 @@ def test_rounds_are_taken_in_turn_and_each_begins_with_another() -> None:
     )
 
 
-def test_what_is_slow_is_called_but_a_few_times() -> None:
+def test_in_turn_calls_slow_functions_a_few_times() -> None:
     log: list[str] = []
     timing.in_turn({"a": partial(str, "a")}, 150.0, sampled(log, {"a": 5000.0}))
     assert len(log) == 2
 
 
-def test_what_fails_does_not_end_the_others() -> None:
+def test_in_turn_goes_on_after_a_failure() -> None:
     def bad() -> str:
         raise RuntimeError("no such kernel")
 
@@ -87,7 +87,7 @@ def test_what_fails_does_not_end_the_others() -> None:
 
 
 @pytest.fixture
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Measuring without a GPU: ours computes its reference, and flex is a peer that is the same."""
 
     def draw(case: Case) -> golden.Inputs:
@@ -102,13 +102,10 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "draw", draw)
     monkeypatch.setattr(measure, "verify", lambda case: "")
     monkeypatch.setattr(measure, "forget", lambda: None)
-    monkeypatch.setattr(measure.wall_ms, "__defaults__", (lambda: None,))
 
     def sample(call: Callable[[], Any], count: int) -> list[float]:
         call()
         return [2.0] * count
-
-    monkeypatch.setattr(timing.in_turn, "__defaults__", (sample,))
 
     def absent(case: Case, inputs: golden.Inputs) -> peers.Runner:  # noqa: ARG001 -- as all builders
         raise ImportError("no module named cudnn\nsecond line")
@@ -127,6 +124,8 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(peers.BUILDERS, "flex", peers.BUILDERS["ours"])
     monkeypatch.setitem(peers.BUILDERS, "cudnn", absent)
     monkeypatch.setitem(peers.BUILDERS, "fa2", broken_backward)
+    with timing.using(timing.Clock(sample=sample, wait=lambda: None)):
+        yield
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -182,9 +181,10 @@ def test_a_lost_gpu_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.rows[2].note == "RuntimeError: an illegal memory access was encountered"
 
 
-def test_preparing_is_timed_until_it_is_done() -> None:
+def test_wall_ms_waits_until_a_call_is_done() -> None:
     calls: list[str] = []
-    assert measure.wall_ms(partial(calls.append, "made"), partial(calls.append, "waited")) > 0
+    with timing.using(timing.Clock(wait=partial(calls.append, "waited"))):
+        assert measure.wall_ms(partial(calls.append, "made")) > 0
     assert calls == ["waited", "made", "waited"] * measure.PREPARATIONS
 
 
@@ -304,7 +304,7 @@ def test_a_suite_that_crashes_does_not_end_the_others(
     assert "ValueError: broken" in capsys.readouterr().err
 
 
-def test_what_was_known_is_kept_when_the_gpu_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurements_survive_a_lost_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def lose(case: Case, _: float) -> Any:
         raise GpuLostError("gone", rows_of(case)[:1])
 

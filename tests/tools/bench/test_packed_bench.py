@@ -40,8 +40,7 @@ def test_ours_is_taken_for_right(case: str, name: str, monkeypatch: pytest.Monke
     assert peers.fault(small, name, "cpu") == ""
 
 
-def test_what_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Documents that see each other."""
+def test_fault_finds_documents_that_attend_to_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "CHECK_TOKENS", 256)
     monkeypatch.setitem(peers.BUILDERS, "segments", peers.BUILDERS["dense"])
     small = replace(CASES["documents B2 S65536"].small(), heads=(2, 1), dim=16)

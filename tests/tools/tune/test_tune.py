@@ -146,7 +146,7 @@ def test_the_fastest_right_tile_is_taken(tmp_path: Path, made_up: type[MadeUpBen
     assert all("wrong" in row["reason"] or "CompilationError" in row["reason"] for row in document["failed"])
 
 
-def test_what_is_wrong_where_a_block_is_cut_does_not_count(tmp_path: Path, made_up: type[MadeUpBench]) -> None:
+def test_tiles_that_are_wrong_on_cut_blocks_do_not_win(tmp_path: Path, made_up: type[MadeUpBench]) -> None:
     made_up.FAULTS = staticmethod(lambda config, seq: "wrong" if config.block_m >= 128 and seq % 128 else "")
     (outcome,), _ = tune(tmp_path)
     assert {winner.tile.block_m for winner in outcome.winners} == {64}
@@ -174,7 +174,7 @@ def test_no_right_tile_writes_none(tmp_path: Path, made_up: type[MadeUpBench]) -
 
 
 @pytest.mark.usefixtures("made_up")
-def test_what_others_won_with_is_tried_first(tmp_path: Path) -> None:
+def test_tuner_tries_the_winners_of_others_first(tmp_path: Path) -> None:
     tune(tmp_path)
     context = Context(spec=SPEC, package=Package(root=str(ROOT), name="generated"), folder=tmp_path, machine=MACHINE)
     request = Request(groups=[GROUP], workloads=[LONG], budget=1.0, jobs=1)
@@ -191,7 +191,7 @@ def test_a_budget_leaves_the_rest(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("made_up")
-def test_what_is_tuned_is_known(tmp_path: Path) -> None:
+def test_tuner_skips_tuned_kernels(tmp_path: Path) -> None:
     file = TunedFile(path_in(tmp_path), MACHINE)
     assert not file.has(GROUP, HASH, [LONG])
     tune(tmp_path)
@@ -326,7 +326,7 @@ def test_the_nearest_length_counts_before_the_group(package: Path) -> None:
         ({"entries": 5}, "lacks or misspells"),
     ],
 )
-def test_what_cannot_be_used_is_ignored_aloud_once(package: Path, changes: dict[str, Any], reason: str) -> None:
+def test_unusable_tuned_files_warn_once(package: Path, changes: dict[str, Any], reason: str) -> None:
     path = write(package, **changes)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

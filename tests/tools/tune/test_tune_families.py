@@ -213,7 +213,7 @@ def test_packed_calls_are_compiled_for_their_heads(folder: Path) -> None:
         assert [compared.contenders(of, workload)[0].heads for workload in workloads] == heads
 
 
-def test_what_is_compiled(folder: Path, made_up: type[MadeUpBench]) -> None:
+def test_family_tuner_compiles_each_contender(folder: Path, made_up: type[MadeUpBench]) -> None:
     judge(folder, comparison("bwd"), workloads=[LONG])
     assert made_up.checked
     portable = {task.group.pass_ for task in made_up.pool.tasks if isinstance(task, Task)}
@@ -234,7 +234,7 @@ def test_hoppers_kernels_are_compiled_in_other_processes() -> None:
         assert fault_of(compilers.submit(tasks[0])) == ""
 
 
-def test_what_is_wrong_does_not_count(folder: Path, made_up: type[MadeUpBench]) -> None:
+def test_wrong_contenders_do_not_win(folder: Path, made_up: type[MadeUpBench]) -> None:
     made_up.FAULTS = staticmethod(lambda contender: "wrong: o is off" if contender.family == "hopper" else "")
     (judgement,), _ = judge(folder, comparison("fwd"))
     assert [verdict.taken for verdict in judgement.verdicts] == ["portable", "portable"]
@@ -252,7 +252,7 @@ def test_without_any_right_contender_there_is_no_verdict(folder: Path, made_up: 
     assert family_of() == "hopper"
 
 
-def test_what_cannot_be_timed_decides_nothing(
+def test_untimed_contenders_decide_nothing(
     folder: Path, made_up: type[MadeUpBench], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def race(_self: Any, _contenders: Any, workload: Workload) -> tuple[dict[str, float], dict[str, str]]:
@@ -275,7 +275,7 @@ def test_a_budget_leaves_the_rest(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("made_up")
-def test_what_is_compared_is_known(folder: Path) -> None:
+def test_family_tuner_skips_known_comparisons(folder: Path) -> None:
     compared, of = families_of(folder), comparison()
     assert not compared.has_verdicts(of, [LONG])
     judge(folder, of)
@@ -332,7 +332,7 @@ def times(**ms: float) -> Times:
     return staticmethod(lambda name, _: ms[name])
 
 
-def test_what_was_measured_overrules_the_rule(folder: Path, made_up: type[MadeUpBench]) -> None:
+def test_measurements_overrule_the_rule(folder: Path, made_up: type[MadeUpBench]) -> None:
     made_up.MS = times(portable=1.0, hopper=1.02, hopper_dkdv=1.02)
     judge(folder, comparison("fwd"), comparison("bwd"))
     assert [family_of(name) for name in configs.PASSES] == ["portable"] * 3
@@ -361,7 +361,7 @@ def test_kernels_of_a_backward(folder: Path, made_up: type[MadeUpBench]) -> None
         assert f"{family_of('dkdv', options=in_fixed_order)} {family_of('dq', options=in_fixed_order)}" == in_order
 
 
-def test_a_call_that_asks_is_heard(folder: Path, made_up: type[MadeUpBench]) -> None:
+def test_a_call_that_names_a_family_gets_it(folder: Path, made_up: type[MadeUpBench]) -> None:
     made_up.MS = times(portable=1.0, hopper=2.0, hopper_dkdv=2.0)
     judge(folder, comparison("fwd"), comparison("bwd"))
     hopper = checked_options("causal", None, "hopper")
@@ -404,7 +404,7 @@ def test_where_the_rule_held_it_holds_between(folder: Path, made_up: type[MadeUp
     assert {seq: family_of(seq=seq, head_dim=64) for seq in wanted} == wanted
 
 
-def test_what_was_wrong_does_not_run_though_the_rule_holds_nearby(folder: Path, made_up: type[MadeUpBench]) -> None:
+def test_wrong_kernels_do_not_run_beside_measured_workloads(folder: Path, made_up: type[MadeUpBench]) -> None:
     """Of 512 keys the rule has dq in a kernel of its own, of 1024 in the one that was wrong."""
     made_up.FAULTS = staticmethod(lambda contender: "wrong" if contender.name == "hopper" else "")
     judge(folder, comparison("bwd"), workloads=[SHORT])
@@ -446,9 +446,7 @@ def broken(change: Mapping[str, Any]) -> Callable[[dict[str, Any]], None]:
     ],
 )
 @pytest.mark.usefixtures("made_up")
-def test_what_cannot_be_used_is_ignored_aloud_once(
-    folder: Path, change: Callable[[dict[str, Any]], None], reason: str
-) -> None:
+def test_unusable_tuned_files_warn_once(folder: Path, change: Callable[[dict[str, Any]], None], reason: str) -> None:
     judge(folder, comparison(variant="natten"), workloads=[LONG])
     path = folder / "natten.json"
     assert family_of(variant="natten") == "hopper"
@@ -501,12 +499,11 @@ def test_contenders_are_held_against_float64(pass_: str) -> None:
 
 
 @pytest.mark.usefixtures("on_cpu")
-def test_a_race_is_of_whole_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_race_times_whole_calls() -> None:
     def sample(call: Callable[[], Any], count: int) -> list[float]:
         results = call()
         return [float(len(results)) if isinstance(results, tuple) else 10.0] * count
 
-    monkeypatch.setattr(timing.in_turn, "__defaults__", (sample,))
     contenders = [
         Contender(name="portable", family="portable", tiles=()),
         Contender(name="hopper", family="portable", tiles=()),  # Hopper's own run on that chip alone
@@ -514,13 +511,14 @@ def test_a_race_is_of_whole_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     workload = Workload(seq=32, group=1)
     for pass_, ms in (("fwd", 10.0), ("bwd", 4.0)):  # o; the gradients of q, k, v and slope
-        found, failed = FamilyBench(PACKAGE, comparison(pass_, "alibi", 16)).race(contenders, workload)
+        with timing.using(timing.Clock(sample=sample)):
+            found, failed = FamilyBench(PACKAGE, comparison(pass_, "alibi", 16)).race(contenders, workload)
         assert found == {"portable": ms, "hopper": ms}
         assert "family: expected None or one of" in failed["hopper_dkdv"]
 
 
 @pytest.mark.usefixtures("on_cpu")
-def test_what_cannot_be_drawn_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_race_reports_inputs_that_cannot_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(*_args: Any, **_options: Any) -> Any:
         raise RuntimeError("CUDA error: an illegal memory access\nand more")
 

@@ -96,7 +96,7 @@ def test_runs_of_keys(text: str, sides: str) -> None:
     assert limits.rest == expr.TRUE
 
 
-def test_what_is_no_run_is_left() -> None:
+def test_split_limits_leaves_what_is_no_run() -> None:
     for text in ("kv_idx % 2 == 0", "kv_idx != q_idx", "kv_idx < q_idx or kv_idx > size + q_idx"):
         mask = read(text)
         assert split_limits(mask, "kv_idx") == Limits(rest=mask)

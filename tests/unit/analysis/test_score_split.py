@@ -81,7 +81,7 @@ def check_sum(parts: list[Array], whole: Array) -> None:
         ("score + weight[h, q_idx] - weight[h, kv_idx]", "weight[h, kv_idx]", "weight[h, q_idx]"),
     ],
 )
-def test_what_is_split(score: str, pairs: str, rows: str) -> None:
+def test_split_rows_hoists_row_terms(score: str, pairs: str, rows: str) -> None:
     found = split_rows(read(score))
     for part, holds in zip(found, (pairs, rows), strict=True):
         names = {word for word in ("q_idx", "kv_idx", "start_n") if word in holds}
@@ -100,7 +100,7 @@ def test_what_is_split(score: str, pairs: str, rows: str) -> None:
         "score - abs(kv_idx - q_idx)",
     ],
 )
-def test_what_is_left_as_it_is(score: str) -> None:
+def test_split_rows_leaves_other_scores(score: str) -> None:
     e = read(score)
     assert split_rows(e) == (e, NOTHING)
 
@@ -192,7 +192,7 @@ def test_the_sides_of_a_score(score: str, keys: str, rows: str, block: str) -> N
         "where(q_idx > kv_idx, score, 0.0)",
     ],
 )
-def test_what_has_no_sides(score: str) -> None:
+def test_split_sides_refuses_other_scores(score: str) -> None:
     assert split_sides(read(score), SCORE) is None
 
 
@@ -252,7 +252,7 @@ def test_a_term_of_rows_reads_the_positions_of_a_call(variants: Mapping[str, Var
     assert not plan(variants["ordered"], Mode.SEGMENTED).hopper_bwd.has_positions
 
 
-def test_what_only_some_calls_want_is_no_product(planned: dict[str, VariantPlan]) -> None:
+def test_gradients_that_only_some_calls_want_are_no_products(planned: dict[str, VariantPlan]) -> None:
     decayed = planned["forgotten"].hopper_bwd
     assert [term.accumulator for term in decayed.row_sums + decayed.column_sums] == ["ddecay_rows", "ddecay_cols"]
     assert fuses_backward(planned["biases"])

@@ -6,7 +6,7 @@ The library's own are compiled by `codegen lint --fast`, a part of `make test`; 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -16,9 +16,9 @@ from codegen.analysis.call_modes import Mode
 from codegen.compile.offline import compile_launches
 from codegen.lint.calls import run_call
 from codegen.lint.jobs import Job, Selection, jobs
-from codegen.lint.look import Task, look_at
+from codegen.lint.look import Task, look_at, pass_of
 from codegen.load.spec_file import load
-from codegen.spec.model import Spec
+from codegen.spec.model import Pass, Spec
 from generated._runtime.torch.support import INTERPRET
 from tests.support.paths import DEFAULT_SPEC, ROOT
 from tests.support.rendering import importable
@@ -58,12 +58,27 @@ def job_of(spec: Spec, variant: str, mode: Mode, head_dim: int = 64, arch: str =
 
 def check(package: Path, variant: str, mode: Mode = Mode.DENSE, head_dim: int = 64) -> None:
     spec = load(package.parent / "spec.yaml")
-    tasks = [
-        Task(job=job, variant=spec.variants[variant], package=package) for job in jobs_of(spec, variant, mode, head_dim)
-    ]
+    compiled = compiled_without_errors(spec, package, variant, jobs_of(spec, variant, mode, head_dim))
+    assert own(compiled) == own(kernels_of(package, variant, mode))
+
+
+def check_forward(package: Path, variant: str, mode: Mode) -> None:
+    """Of a call compile the portable forward, and the kernels that make the tables of blocks of every pass."""
+    spec = load(package.parent / "spec.yaml")
+
+    def is_forward_or_table(name: str) -> bool:
+        return "_hopper_" not in name and pass_of(name) in (None, Pass.FWD)
+
+    call = partial(run_call, spec.variants[variant], job_of(spec, variant, mode), package.name)
+    compiled = compile_launches(call, variant, "sm_90", package.name, only=is_forward_or_table)
+    assert own(set(compiled)) == own({name for name in kernels_of(package, variant, mode) if is_forward_or_table(name)})
+
+
+def compiled_without_errors(spec: Spec, package: Path, variant: str, chosen: Iterable[Job]) -> set[str]:
+    tasks = [Task(job=job, variant=spec.variants[variant], package=package) for job in chosen]
     findings = [finding for task in tasks for finding in look_at(task)]
-    assert own({finding.kernel for finding in findings}) == own(kernels_of(package, variant, mode))
     assert [finding for finding in findings if finding.errors] == []
+    return {finding.kernel for finding in findings}
 
 
 GATHERING = """
@@ -127,15 +142,23 @@ def bounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield package
 
 
+@pytest.mark.covers(mode="dense", dtype="bfloat16")
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("variant", ["vectors", "pairs", "diagonals", "scatter"])
-def test_every_way_to_gather_a_gradient(gathering: Path, variant: str, head_dim: int) -> None:
+def test_every_way_to_gather_a_gradient_compiles(gathering: Path, variant: str, head_dim: int) -> None:
     check(gathering, variant, head_dim=head_dim)
 
 
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("variant", ["integers", "floats", "positions", "holes"])
-def test_every_kind_of_table_in_every_mode(tables: Path, variant: str, mode: Mode) -> None:
+def test_tables_of_every_kind_compile_in_every_mode(tables: Path, variant: str, mode: Mode) -> None:
+    check_forward(tables, variant, mode)
+
+
+@pytest.mark.covers(dtype="bfloat16")
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("variant", ["integers", "floats", "positions", "holes"])
+def test_kernels_that_read_tables_compile(tables: Path, variant: str, mode: Mode) -> None:
     check(tables, variant, mode)
 
 

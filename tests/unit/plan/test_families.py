@@ -1,7 +1,12 @@
-"""Which family of kernels a call runs in: what Hopper's serves, what a call may ask for, what is said of it."""
+"""Which family of kernels a call runs in: properties of the choice against the table of tiles and lengths, what a call
+may ask for, and what is said where it cannot have it.
+
+No test restates a number of the table: another measurement changes that alone.
+"""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -10,10 +15,12 @@ import torch
 from codegen.load.spec_file import load
 from codegen.plan.traits import keys_start_at_zero, rows_are_alike
 from codegen.plan.variant import plan
+from generated._runtime.archs import HOPPER_FAMILY as FAMILY
 from generated._runtime.core.checks import ArgumentError
 from generated._runtime.core.configs import Tile, tiles_for
 from generated._runtime.core.families import HopperTile, hopper_tile, is_faster
 from generated._runtime.core.options import NO_OPTIONS, checked_options
+from generated._runtime.kernels import TRAITS
 from generated._runtime.torch.support import call_options
 from tests.support.paths import LIBRARY
 
@@ -53,40 +60,115 @@ def families(*args: Any, **options: Any) -> list[str]:
     return [tile.family for tile in backward(*args, **options)]
 
 
-def test_backwards_of_long_runs_are_one_kernel() -> None:
-    assert backward() == (HopperTile(64, 128, 8, 2),) * 2
-    assert backward(head_dims=(64, 64)) == (HopperTile(128, 128, 8, 2),) * 2
-    for variant in ("softcap", "causal_dropout"):
-        assert backward(variant, head_dims=(64, 64)) == (HopperTile(64, 128, 8, 2),) * 2
-    assert families() == ["hopper", "hopper"]
-    for head_dims in ((256, 256), (64, 256)):
-        assert backward(head_dims=head_dims) == (HopperTile(64, 64, 8, 2),) * 2
+MODES = ("dense", "packed", "segmented")
+WIDTHS = tuple(FAMILY.forward_tiles)
+"""Columns of tiles: head_dims that fill them."""
+
+BOUNDARIES = {
+    *(FAMILY.long_forward_from, FAMILY.long_forward_from_if_alike),
+    *(FAMILY.narrow_forward_from, FAMILY.narrow_forward_from_if_alike),
+    *(FAMILY.packed_from, *FAMILY.fused_backward_from.values()),
+}
+LENGTHS = sorted({1, LENGTH, 2 * max(BOUNDARIES)} | {n - below for n in BOUNDARIES for below in (0, 1)})
+"""Both sides of every length that the table names."""
+
+with_variants = pytest.mark.parametrize("variant", TRAITS)
+with_modes = pytest.mark.parametrize("mode", MODES)
+
+
+def square(columns: int) -> tuple[int, int]:
+    return columns, columns
+
+
+@with_modes
+@with_variants
+def test_forward_tile_is_the_tables(variant: str, mode: str) -> None:
+    """The tile of long calls serves dense calls of the narrowest tile whose score is the scaled product."""
+    for columns, length in itertools.product(WIDTHS, LENGTHS):
+        tile = forward(variant, mode, head_dims=square(columns), length=length, family="hopper")
+        if tile == FAMILY.long_forward_tile:
+            assert (mode, columns) == ("dense", min(WIDTHS))
+            assert TRAITS[variant].score_is_scaled_product
+            assert TRAITS[variant].keys_start_at_zero
+            assert length >= FAMILY.long_forward_from_if_alike
+        else:
+            assert tile == FAMILY.forward_tiles[columns]
+
+
+@with_modes
+@with_variants
+def test_backward_tile_is_the_tables_with_fewer_rows_for_scores(variant: str, mode: str) -> None:
+    for columns in WIDTHS:
+        tile, of_table = backward(variant, mode, square(columns), family="hopper")[0], FAMILY.backward_tiles[columns]
+        rows = of_table.block_m
+        if not TRAITS[variant].score_is_scaled_product:
+            rows = min(rows, FAMILY.scored_rows)
+        assert tile == of_table._replace(block_m=rows)
+
+
+@with_modes
+@with_variants
+def test_longer_sequences_stay_on_hopper(variant: str, mode: str) -> None:
+    """A family may change with the length once, from the portable one to Hopper's, at a length of the table."""
+    for columns in WIDTHS:
+        chosen = {n: forward(variant, mode, head_dims=square(columns), length=n).family for n in LENGTHS}
+        for before, after in itertools.pairwise(LENGTHS):
+            if chosen[before] != chosen[after]:
+                assert chosen[after] == "hopper"
+                assert after in BOUNDARIES
+        for which in (0, 1):
+            found = [families(variant, mode, square(columns), length=n)[which] for n in LENGTHS]
+            assert found == sorted(found, reverse=True), "portable, then hopper"
+
+
+def test_sequences_alike_are_long_earlier() -> None:
+    """Without a mask no tile is cut: `full` leaves the portable family, and takes the tile of long calls, no later."""
+    assert FAMILY.narrow_forward_from_if_alike <= FAMILY.narrow_forward_from
+    assert FAMILY.long_forward_from_if_alike <= FAMILY.long_forward_from
+    assert TRAITS["full"].rows_are_alike
+    assert not TRAITS["causal"].rows_are_alike
+    for of_table, tile in (
+        (FAMILY.narrow_forward_from_if_alike, FAMILY.forward_tiles[64]),
+        (FAMILY.long_forward_from_if_alike, FAMILY.long_forward_tile),
+    ):
+        assert forward("full", head_dims=(64, 64), length=of_table) == tile
+        assert forward("full", head_dims=(64, 64), length=of_table - 1) != tile
+        assert forward("causal", head_dims=(64, 64), length=of_table) != tile
+
+
+def test_backward_of_long_key_ranges_is_one_kernel() -> None:
+    for columns in WIDTHS:
+        assert families(head_dims=square(columns)) == ["hopper", "hopper"]
     assert families(family="portable") == ["portable", "portable"]
 
 
-def test_backwards_of_bands_and_ranges_too() -> None:
+def test_backwards_of_bands_and_ranges_run_on_hopper() -> None:
     for variant in ("window", "streaming_llm", "gemma2_local", "document"):
         for head_dims in ((64, 64), (128, 128), (256, 256)):
             assert families(variant, head_dims=head_dims) == ["hopper", "hopper"], variant
         assert families(variant, mode="packed") == ["portable", "portable"]
 
 
-def test_other_backwards_are_so_where_a_call_asks() -> None:
+def test_backwards_of_narrow_bands_and_lists_run_on_hopper_where_a_call_asks() -> None:
     # gpt_oss sees 128 keys.
     for variant in ("gpt_oss", "natten"):
         assert families(variant) == ["portable", "portable"]
         assert families(variant, family="hopper") == ["hopper", "hopper"]
 
 
-def test_of_short_sequences_dq_has_a_kernel_of_its_own() -> None:
-    assert families(length=512) == ["hopper", "portable"]
-    assert families(head_dims=(64, 64), length=1024) == ["hopper", "portable"]
-    assert families(length=512, family="hopper") == ["hopper", "hopper"]
+def test_dq_of_short_sequences_has_a_kernel_of_its_own() -> None:
+    for columns, length in FAMILY.fused_backward_from.items():
+        assert families(head_dims=square(columns), length=length) == ["hopper", "hopper"]
+        assert families(head_dims=square(columns), length=length - 1) == ["hopper", "portable"]
+        assert families(head_dims=square(columns), length=length - 1, family="hopper") == ["hopper", "hopper"]
 
 
 def test_backwards_whose_columns_are_mostly_padding_are_portable() -> None:
-    assert families(head_dims=(192, 128)) == ["portable", "portable"]
-    assert families(head_dims=(192, 128), family="hopper") == ["hopper", "hopper"]
+    first, last = FAMILY.slow_backward_head_dims
+    assert families(head_dims=(last, 128)) == ["portable", "portable"]
+    assert families(head_dims=(last, 128), family="hopper") == ["hopper", "hopper"]
+    for head_dim in (first - 1, 256):
+        assert families(head_dims=(head_dim, 128)) == ["hopper", "hopper"]
 
 
 def test_a_fixed_order_takes_a_portable_dq() -> None:
@@ -107,17 +189,17 @@ def test_a_tile_of_a_call_is_a_portable_one() -> None:
     assert backward(config={"dq": OWN}, family="hopper")[1] == Tile(64, 64, 4, 2)
 
 
-def test_what_is_added_with_atomics_has_no_fixed_order() -> None:
+def test_atomics_refuse_a_fixed_order() -> None:
     with pytest.raises(ArgumentError, match=r"deterministic: expected None or False, .* with atomics, in any order"):
         checked_options("relative_bias", None, None, True)
 
 
-def test_an_order_is_asked_for_by_a_bool() -> None:
+def test_deterministic_is_a_bool() -> None:
     with pytest.raises(ArgumentError, match="deterministic: expected None, True or False, got 1"):
         checked_options("causal", None, None, 1)
 
 
-def test_torch_decides_where_a_call_does_not() -> None:
+def test_torch_decides_about_the_order_where_a_call_does_not() -> None:
     assert call_options("causal", None, None, None) == NO_OPTIONS
     torch.use_deterministic_algorithms(True)
     try:
@@ -132,33 +214,23 @@ def test_a_tile_of_other_keys_is_refused_in_the_backward() -> None:
     own = {"dkdv": {"block_m": 64, "block_n": 64, "num_warps": 8, "num_stages": 2}}
     with pytest.raises(ArgumentError, match=r"config\['dkdv'\]: expected block_m 64 or 128, block_n 128"):
         backward(config=own, family="hopper")
-    assert backward(head_dims=(256, 256), config=own, family="hopper")[0] == HopperTile(64, 64, 8, 2)
+    assert backward(head_dims=(256, 256), config=own, family="hopper")[0] == HopperTile(**own["dkdv"])
     own["dkdv"]["block_m"] = 128
     with pytest.raises(ArgumentError, match=r"config\['dkdv'\]: expected block_m 64, block_n 64"):
         backward(head_dims=(256, 256), config=own, family="hopper")
 
 
-def test_long_runs_of_wide_tiles_run_on_hopper() -> None:
-    assert forward() == HopperTile(128, 128, 8, 2)
+def test_wide_forwards_run_on_hopper() -> None:
     assert forward().family == "hopper"
     assert forward(head_dims=(192, 128)).family == "hopper"
     assert forward(dtype="float16").family == "hopper"
     assert forward("causal_dropout").family == "hopper"
 
 
-def test_long_sequences_of_narrow_tiles_too() -> None:
-    assert forward(head_dims=(64, 64), length=8192) == HopperTile(192, 128, 12, 2)
-    assert forward(head_dims=(64, 64), length=1024) == HopperTile(128, 128, 8, 3)
-    assert forward(head_dims=(64, 64), length=1023).family == "portable"
-    # Where all rows see the same keys, from fewer on.
-    assert forward(variant="full", head_dims=(64, 64), length=2048) == HopperTile(192, 128, 12, 2)
-    assert forward(variant="full", head_dims=(64, 64), length=512) == HopperTile(128, 128, 8, 3)
-    assert forward(variant="full", head_dims=(64, 64), length=511).family == "portable"
-    assert forward(variant="alibi", head_dims=(64, 64), length=8192) == HopperTile(128, 128, 8, 3)
-    for variant in ("window", "softcap", "forgetting", "relative_bias", "causal_dropout"):
-        assert forward(variant=variant, head_dims=(64, 64), length=8192).family == "portable"
-    for variant in ("document", "causal_dropout"):
-        assert forward(variant=variant, head_dims=(64, 64), length=8192, family="hopper").block_m == 128
+def test_narrow_forwards_run_on_hopper_where_the_score_is_cheap() -> None:
+    for variant, traits in TRAITS.items():
+        narrow = forward(variant, head_dims=(64, 64), length=2 * max(LENGTHS))
+        assert (narrow.family == "hopper") == (traits.score_is_cheap and traits.keys_start_at_zero), variant
 
 
 def test_rows_under_a_mask_are_not_alike() -> None:
@@ -171,24 +243,21 @@ def test_rows_under_a_mask_are_not_alike() -> None:
 
 
 def test_packed_calls_run_on_hopper() -> None:
-    assert forward(mode="packed") == HopperTile(128, 128, 8, 2)
+    assert forward(mode="packed") == FAMILY.forward_tiles[128]
     assert families(mode="packed") == ["hopper", "hopper"]
-    # Of shorter sequences, where they ask.
-    assert forward(mode="packed", length=1023).family == "portable"
-    assert families(mode="packed", length=1023) == ["portable", "portable"]
-    assert forward(mode="packed", length=1023, family="hopper") == HopperTile(128, 128, 8, 2)
+    short = FAMILY.packed_from - 1
+    assert forward(mode="packed", length=short).family == "portable"
+    assert families(mode="packed", length=short) == ["portable", "portable"]
+    assert forward(mode="packed", length=short, family="hopper") == FAMILY.forward_tiles[128]
     assert forward("window", "packed", family="hopper").family == "hopper"
     assert families(mode="packed", family="hopper") == ["hopper", "hopper"]
     assert families(mode="packed", family="hopper", deterministic=True) == ["hopper", "portable"]
-    # The tile of long sequences is that of dense calls alone.
-    assert forward(mode="packed", head_dims=(64, 64), length=8192, family="hopper") == HopperTile(128, 128, 8, 3)
 
 
-def test_packed_backwards_of_wide_columns_too() -> None:
+def test_packed_calls_of_wide_columns_run_on_hopper_where_they_ask() -> None:
     for head_dims in ((256, 256), (64, 256), (192, 128)):
         assert forward(mode="packed", head_dims=head_dims, family="hopper").family == "hopper"
         assert families(mode="packed", head_dims=head_dims, family="hopper") == ["hopper", "hopper"]
-        assert backward(mode="packed", head_dims=head_dims, family="hopper")[0] == HopperTile(64, 64, 8, 2)
 
 
 def test_segmented_calls_run_on_hopper() -> None:
@@ -201,9 +270,6 @@ def test_segmented_calls_run_on_hopper() -> None:
     for variant, family in (("causal", "hopper"), ("full", "hopper"), ("window", "portable"), ("alibi", "portable")):
         assert forward(variant, "segmented", head_dims=(64, 64)).family == family, variant
     assert families("relative_bias", "segmented") == ["hopper", "portable"]
-    # The tile of long sequences is that of dense calls alone.
-    tile = forward(mode="segmented", head_dims=(64, 64), length=8192, family="hopper")
-    assert tile == HopperTile(128, 128, 8, 3)
     # One sees 128 keys, the blocks of the others are those of a list.
     assert families("gpt_oss", "segmented") == ["portable", "portable"]
     for variant in ("streaming_llm", "natten"):
@@ -225,19 +291,20 @@ def test_segmented_calls_run_on_hopper() -> None:
         {"head_dims": (80, 80)},
         {"length": 0},
         {"variant": "natten"},
-        {"head_dims": (64, 64), "length": 1023},
+        {"head_dims": (64, 64), "length": FAMILY.narrow_forward_from - 1},
     ],
     ids=str,
 )
-def test_all_else_runs_on_the_portable_family(call: dict[str, object]) -> None:
+def test_portable_family_runs_the_rest(call: dict[str, object]) -> None:
     assert forward(**call).family == "portable"  # type: ignore[arg-type]
 
 
 def test_a_call_may_ask_for_hopper_where_it_is_not_the_default() -> None:
     assert forward(variant="window", family="hopper").family == "hopper"
-    assert forward(head_dims=(64, 64), length=512, family="hopper") == HopperTile(128, 128, 8, 3)
+    short = FAMILY.narrow_forward_from // 2
+    assert forward(head_dims=(64, 64), length=short, family="hopper") == FAMILY.forward_tiles[64]
     own = {"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 4}}
-    assert forward(config=own, family="hopper") == HopperTile(128, 64, 8, 4)
+    assert forward(config=own, family="hopper") == HopperTile(**own["fwd"])
     assert forward(config=own, family="hopper").family == "hopper"
 
 
@@ -251,7 +318,7 @@ def test_a_call_may_ask_for_hopper_where_it_is_not_the_default() -> None:
     ],
     ids=str,
 )
-def test_where_hopper_cannot_run_what_asks_for_it_says_why(call: dict[str, object], said: str) -> None:
+def test_a_call_that_asks_for_hopper_is_refused_with_the_reason(call: dict[str, object], said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
         forward(family="hopper", **call)  # type: ignore[arg-type]
 
@@ -262,21 +329,18 @@ def test_a_tile_of_other_rows_is_refused() -> None:
         forward(config=own, family="hopper")
 
 
-def test_a_family_nobody_knows_is_refused() -> None:
+def test_an_unknown_family_is_refused() -> None:
     with pytest.raises(ArgumentError, match="family: expected None or one of 'portable', 'hopper', got 'volta'"):
         checked_options("causal", None, "volta")
 
 
-def test_narrow_masks_are_no_long_runs() -> None:
-    for variant in ("causal", "full", "alibi", "forgetting", "softcap", "prefix_lm", "padding", "relative_bias"):
-        assert is_faster(variant, "dense", (128, 128), LENGTH), variant
-        assert is_faster(variant, "dense", (256, 256), LENGTH), variant
-    for variant in ("window", "gpt_oss", "document", "streaming_llm", "gemma2_local"):
-        assert is_faster(variant, "dense", (128, 128), LENGTH), variant
+def test_short_key_ranges_run_on_hopper_in_wide_dense_calls_alone() -> None:
+    for variant, traits in TRAITS.items():
+        if traits.keys_start_at_zero:
+            continue
+        for columns in WIDTHS:
+            wide = columns > min(WIDTHS)
+            assert is_faster(variant, "dense", square(columns), LENGTH) == (wide and traits.keys_are_runs), variant
         assert not is_faster(variant, "packed", (128, 128), LENGTH), variant
-        assert is_faster(variant, "dense", (256, 256), LENGTH), variant
-        assert not is_faster(variant, "dense", (64, 64), LENGTH), variant
-    for head_dims in ((64, 64), (128, 128), (256, 256)):
-        assert not is_faster("natten", "dense", head_dims, LENGTH)
-    for variant in ("window", "gpt_oss", "natten", "document", "streaming_llm", "gemma2_local"):
+        # Where a call asks for it, it runs there all the same.
         assert isinstance(hopper_tile(variant, "dense", "sm_90", "bfloat16", (128, 128), LENGTH), HopperTile)

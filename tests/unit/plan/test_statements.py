@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +27,7 @@ def test_uses_names_variables_arguments_and_constants_but_no_functions() -> None
 
 
 def test_uses_takes_code_statements_nothing_and_lists_of_these() -> None:
-    parts = [None, Name("a"), [assign("b", Name("c")), Comment("d = e")], (Name("f"),)]
+    parts: list[Any] = [None, Name("a"), [assign("b", Name("c")), Comment("d = e")], (Name("f"),)]
     assert uses(*parts) == {"a", "c", "f"}
 
 
@@ -45,7 +47,8 @@ def test_needed_keeps_every_definition_of_a_name_that_is_assigned_twice() -> Non
 
 def test_needed_keeps_a_statement_of_two_targets_for_one_of_them() -> None:
     both = Assign(targets=("a", "b"), values=(Name("x"), Name("y")), level=Level.UNIFORM)
-    assert needed([both, Comment("of nothing")], {"b"}) == [both]
+    mixed: list[Assign | Comment] = [both, Comment("of nothing")]
+    assert needed(mixed, {"b"}) == [both]
 
 
 def test_free_is_what_a_body_takes_from_outside() -> None:

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Hopper's kernels share: layouts, ring buffers in shared memory, and tensor descriptors for TMA.
+
+A producer warp copies tiles to the stages of a ring buffer, and consumer warpgroups read them. Turn `i` uses stage
+`i % stages`. Two mbarriers guard each stage: `full` completes once the tile has arrived, `empty` once every reader has
+released it. A wait names the parity of the phase that must be over, which changes with each lap over the ring.
+"""
+
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from .gl_versions import aggregate, async_load
+
+LOG2E = gl.constexpr(1.4426950408889634)
+LN2 = gl.constexpr(0.6931471805599453)
+
+# The virtual tensor of `describe_packed_rows`: its number of rows; its number of steps along each axis that moves them;
+# and a stride, in elements of 16 bits, of which MOST_ROWS steps are 2**64 bytes.
+MOST_ROWS = gl.constexpr(2**30)
+MOST_COUNT = gl.constexpr(0x7FFF0000)
+WRAP_STRIDE = gl.constexpr(2**33)
+
+
+@triton.constexpr_function
+def product_layout(COLS):
+    """The layout of a warpgroup's accumulator of 64 rows and COLS columns."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLS, 16])
+
+
+@triton.constexpr_function
+def store_layout(COLS):
+    """The layout in which a warpgroup stores rows: 16 bytes a thread, so that a warp fills whole cache lines."""
+    return gl.BlockedLayout([1, 8], [256 // COLS, COLS // 8], [4, 1], [1, 0])
+
+
+@gluon.jit
+def make_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    """COUNT mbarriers, a phase of which completes after ARRIVALS arrivals."""
+    bars = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(bars.index(i), count=ARRIVALS)
+    return bars
+
+
+@gluon.jit
+def make_numbers(COUNT: gl.constexpr):
+    """Room for COUNT int32 in shared memory."""
+    return gl.allocate_shared_memory(gl.int32, [COUNT, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
+
+
+@gluon.jit
+def put_number(numbers, i, number):
+    """Store a number; the caller is a single warp."""
+    numbers.index(i).store(gl.zeros([1], gl.int32, gl.BlockedLayout([1], [32], [1], [0])) + gl.cast(number, gl.int32))
+
+
+@gluon.jit
+def get_number(numbers, i, WARPS: gl.constexpr):
+    """Load a number as a scalar; the caller has WARPS warps."""
+    return gl.max(numbers.index(i).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
+
+
+@aggregate
+class HeadRows:
+    """The rows of one head of `[batch, heads, length, cols]`, as coordinates for TMA."""
+
+    batch_row: gl.tensor
+    head: gl.tensor
+
+    @gluon.jit
+    def coords(self, row):
+        return self.batch_row, self.head, row, 0
+
+
+@aggregate
+class SequenceRows:
+    """The rows of one head of a packed sequence that ends ahead of row `end` in memory: `describe_packed_rows`."""
+
+    end: gl.tensor
+    length: gl.tensor
+    head: gl.tensor
+
+    @gluon.jit
+    def coords(self, row):
+        return MOST_ROWS, self.end, self.head, MOST_ROWS - self.length + row, 0
+
+
+@gluon.jit
+def describe_rows(
+    ptr, batch, heads, length, stride_b, stride_h, stride_s,
+    COLS: gl.constexpr, ROWS: gl.constexpr, BLOCK_COLS: gl.constexpr,
+):  # fmt: skip
+    """A descriptor of `[batch, heads, length, COLS]`, copied in tiles of ROWS rows, with zeros beyond the edges."""
+    DTYPE: gl.constexpr = ptr.dtype.element_ty
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, ROWS, BLOCK_COLS], DTYPE)
+    # The strides of batch and head count units of 16 bytes.
+    unit = gl.cast(128 // DTYPE.primitive_bitwidth, gl.int64)
+    return tma.make_tensor_descriptor(
+        ptr,
+        [batch, heads, length, COLS],
+        [stride_b * unit, stride_h * unit, stride_s, 1],
+        [1, 1, ROWS, BLOCK_COLS],
+        LAYOUT,
+    )
+
+
+@gluon.jit
+def describe_packed_rows(
+    ptr, heads, stride_h, stride_s, COLS: gl.constexpr, ROWS: gl.constexpr, BLOCK_COLS: gl.constexpr
+):
+    """A descriptor of packed `[total, heads, COLS]`, in tiles of ROWS rows, with zeros beyond a sequence's edges.
+
+    The hardware clips only at the end of an axis. So every sequence ends at row MOST_ROWS of a virtual axis, and two
+    more axes move that end to the sequence's place in memory: MOST_ROWS steps of the first, whose 64-bit addresses wrap
+    around to MOST_ROWS rows back, and one step of the second for each row ahead of the end.
+    """
+    DTYPE: gl.constexpr = ptr.dtype.element_ty
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, 1, ROWS, BLOCK_COLS], DTYPE)
+    # The stride of heads counts units of 16 bytes.
+    unit = gl.cast(128 // DTYPE.primitive_bitwidth, gl.int64)
+    row_stride = gl.cast(stride_s, gl.int64)
+    return tma.make_tensor_descriptor(
+        ptr,
+        [MOST_COUNT, MOST_COUNT, heads, MOST_ROWS, COLS],
+        [WRAP_STRIDE - row_stride, row_stride, stride_h * unit, row_stride, 1],
+        [1, 1, 1, ROWS, BLOCK_COLS],
+        LAYOUT,
+    )
+
+
+@gluon.jit
+def allocate_tiles(desc, STAGES: gl.constexpr):
+    """Shared memory for STAGES tiles of a descriptor, `[STAGES, 1, ..., ROWS, COLS]`."""
+    return gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)  # noqa: RUF005 - Gluon has no starred lists
+
+
+@gluon.jit
+def make_ring(desc, STAGES: gl.constexpr, ARRIVALS: gl.constexpr, READERS: gl.constexpr):
+    """A ring buffer for tiles of `desc`: ARRIVALS arrivals fill a stage, and READERS warpgroups release it."""
+    tiles = allocate_tiles(desc, STAGES)
+    return Ring(tiles, make_barriers(STAGES, ARRIVALS), make_barriers(STAGES, READERS), STAGES)
+
+
+@aggregate
+class Ring:
+    """A ring buffer of tiles in shared memory."""
+
+    tiles: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+    stages: gl.constexpr
+
+    @gluon.jit
+    def send(self, desc, rows, row, turn):
+        """Copy the tile that begins at `row`, once its stage is empty."""
+        stage, lap = turn % self.stages, turn // self.stages
+        mbarrier.wait(self.empty.index(stage), (lap & 1) ^ 1)
+        mbarrier.expect(self.full.index(stage), desc.block_type.nbytes)
+        async_load(desc, rows.coords(row), self.full.index(stage), self.tiles.index(stage))
+
+    @gluon.jit
+    def fill(self, desc, rows, row, stage, phase):
+        """Copy the tile that begins at `row` to a stage whose turns the caller counts: `phase` is this turn's."""
+        mbarrier.wait(self.empty.index(stage), phase ^ 1)
+        mbarrier.expect(self.full.index(stage), desc.block_type.nbytes)
+        async_load(desc, rows.coords(row), self.full.index(stage), self.tiles.index(stage))
+
+    @gluon.jit
+    def receive(self, turn):
+        """Wait for the tile of `turn`, `[ROWS, COLS]`."""
+        mbarrier.wait(self.full.index(turn % self.stages), (turn // self.stages) & 1)
+        return self.tile(turn % self.stages)
+
+    @gluon.jit
+    def tile(self, stage):
+        """The tile of a stage as a matrix."""
+        return self.tiles.index(stage).reshape([self.tiles.shape[-2], self.tiles.shape[-1]])
+
+    @gluon.jit
+    def release(self, turn):
+        """Say that this warpgroup has read the tile of `turn`."""
+        mbarrier.arrive(self.empty.index(turn % self.stages), count=1)
+
+
+@aggregate
+class WorkRing:
+    """A ring buffer of two work descriptors, each of `size` numbers, from the warp that schedules to all others."""
+
+    numbers: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+    size: gl.constexpr
+
+    @gluon.jit
+    def publish(self, turn, fields):
+        """Send a work descriptor: a tuple of `size` numbers."""
+        stage, lap = turn % 2, turn // 2
+        mbarrier.wait(self.empty.index(stage), (lap & 1) ^ 1)
+        for i in gl.static_range(self.size):
+            put_number(self.numbers, stage * self.size + i, fields[i])
+        mbarrier.arrive(self.full.index(stage), count=1)
+
+    @gluon.jit
+    def fetch(self, counter_ptr, turn):
+        """Take the next work item that no program has taken, and publish its number."""
+        stage = turn % 2
+        mbarrier.wait(self.empty.index(stage), ((turn // 2) & 1) ^ 1)
+        item = gl.num_programs(0) + gl.atomic_add(counter_ptr, 1, sem="relaxed")
+        put_number(self.numbers, stage, item)
+        mbarrier.arrive(self.full.index(stage), count=1)
+        return item
+
+    @gluon.jit
+    def fetch_longest_first(self, counter_ptr, turn, num_items, num_blocks, near_heads):
+        """The same, where the items are blocks in the order of `longest_first`."""
+        stage = turn % 2
+        mbarrier.wait(self.empty.index(stage), ((turn // 2) & 1) ^ 1)
+        item = gl.num_programs(0) + gl.atomic_add(counter_ptr, 1, sem="relaxed")
+        item = longest_first(item, num_items, num_blocks, near_heads)
+        put_number(self.numbers, stage, item)
+        mbarrier.arrive(self.full.index(stage), count=1)
+        return item
+
+    @gluon.jit
+    def receive(self, turn, WARPS: gl.constexpr):
+        """Wait for the work descriptor of `turn`; every receiver has WARPS warps."""
+        stage = turn % 2
+        mbarrier.wait(self.full.index(stage), (turn // 2) & 1)
+        fields = ()
+        for i in gl.static_range(self.size):
+            number = get_number(self.numbers, stage * self.size + i, WARPS)
+            fields = fields + (number,)  # noqa: RUF005 - nor starred tuples
+        mbarrier.arrive(self.empty.index(stage), count=1)
+        return fields
+
+
+@gluon.jit
+def make_work_ring(SIZE: gl.constexpr, READERS: gl.constexpr):
+    """A ring of work descriptors of SIZE numbers, read by READERS partitions."""
+    return WorkRing(make_numbers(2 * SIZE), make_barriers(2, 1), make_barriers(2, READERS), SIZE)
+
+
+@gluon.jit
+def longest_first(turn, num_items, num_blocks, near_heads):
+    """Which block is taken as number `turn`: of so many heads at a time the longest ones first, then the next heads.
+
+    The short ones are then left for the end, where no program works on while all others have ended.
+    """
+    first_head = turn // (near_heads * num_blocks) * near_heads
+    own_heads = gl.maximum(gl.minimum(num_items // num_blocks - first_head, near_heads), 1)
+    place = turn - first_head * num_blocks
+    item = (first_head + place % own_heads) * num_blocks + place // own_heads
+    return gl.where(turn < num_items, item, num_items)
+
+
+@gluon.jit
+def columns_before(end, LAYOUT: gl.constexpr, COLS: gl.constexpr):
+    """For each row of an accumulator, the columns ahead of `end`: a bit for each column that a thread holds, in order.
+
+    Of 8 columns each of four threads holds two neighbours, so that a thread's columns of a row fit one word.
+    """
+    col = gl.arange(0, COLS, layout=LAYOUT)
+    own_end = end[:, None] - (col & 6)[None, :]
+    count = gl.minimum(gl.maximum((own_end >> 3) * 2 + gl.minimum(own_end & 7, 2), 0), 32)
+    # All 32 bits would take a shift by 32, which shifts by 0.
+    return (1 << (count & 31)) - 1 - (count >> 5)
+
+
+@gluon.jit
+def at_columns(run_bits, LAYOUT: gl.constexpr, COLS: gl.constexpr):
+    """The bit of each column: one instruction each, however many comparisons made the words."""
+    col = gl.arange(0, COLS, layout=LAYOUT)
+    return (run_bits & (1 << ((col >> 3) * 2 + (col & 1)))[None, :]) != 0

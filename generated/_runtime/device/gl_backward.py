@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Hopper's backwards share: rings of rows with their vectors, products that begin with a vector, and sums of ds.
+
+Tiles of scores are transposed, keys by queries, so that probabilities and ds are operands of the products that sum them
+up, straight from registers.
+"""
+
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
+
+from .gl import Ring, allocate_tiles, make_barriers, product_layout, store_layout
+from .gl_versions import aggregate, async_load
+
+
+@gluon.jit
+def describe_vector(ptr, length, ROWS: gl.constexpr):
+    """A descriptor of a vector of `length` numbers, copied in parts of ROWS."""
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS], ptr.dtype.element_ty)
+    return tma.make_tensor_descriptor(ptr, [length], [1], [ROWS], LAYOUT)
+
+
+@gluon.jit
+def describe_lines(ptr, length, LINES: gl.constexpr):
+    """A descriptor of `[length, 32]`, to which tiles of LINES lines are added."""
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([LINES, 32], ptr.dtype.element_ty)
+    return tma.make_tensor_descriptor(ptr, [length, 32], [32, 1], [LINES, 32], LAYOUT)
+
+
+@aggregate
+class RowRing:
+    """A ring buffer of tiles of query rows, each with a vector that has a number for each row."""
+
+    tiles: gl.shared_memory_descriptor
+    vectors: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+    stages: gl.constexpr
+
+    @gluon.jit
+    def send(self, desc, vector_desc, rows, start, first, turn):
+        """Copy the tile that begins at row `start` of its head, and the vector from its element `first` on."""
+        stage, lap = turn % self.stages, turn // self.stages
+        mbarrier.wait(self.empty.index(stage), (lap & 1) ^ 1)
+        mbarrier.expect(self.full.index(stage), desc.block_type.nbytes + vector_desc.block_type.nbytes)
+        async_load(desc, rows.coords(start), self.full.index(stage), self.tiles.index(stage))
+        async_load(vector_desc, [first], self.full.index(stage), self.vectors.index(stage))
+
+    @gluon.jit
+    def receive(self, turn):
+        """Wait for the tile of `turn`, `[ROWS, COLS]`, and its vector."""
+        mbarrier.wait(self.full.index(turn % self.stages), (turn // self.stages) & 1)
+        return self.tiles.index(turn % self.stages).reshape([self.tiles.shape[-2], self.tiles.shape[-1]])
+
+    @gluon.jit
+    def release(self, stage, COUNT: gl.constexpr = 1):
+        """Say that COUNT warpgroups have read the tile and the vector of a stage."""
+        mbarrier.arrive(self.empty.index(stage), count=COUNT)
+
+
+@gluon.jit
+def make_row_ring(desc, vector_desc, STAGES: gl.constexpr, ROWS: gl.constexpr):
+    """A ring for tiles of ROWS rows, which two warpgroups read."""
+    tiles = allocate_tiles(desc, STAGES)
+    vectors = gl.allocate_shared_memory(vector_desc.dtype, [STAGES, ROWS], vector_desc.layout)
+    return RowRing(tiles, vectors, make_barriers(STAGES, 1), make_barriers(STAGES, 2), STAGES)
+
+
+@aggregate
+class HandOver:
+    """Two tiles that one warpgroup writes and the other reads."""
+
+    tiles: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+
+    @gluon.jit
+    def put(self, tile, turn):
+        """Give the other warpgroup the tile of `turn`."""
+        stage, lap = turn & 1, (turn >> 1) & 1
+        mbarrier.wait(self.empty.index(stage), lap ^ 1)
+        self.tiles.index(stage).store(tile)
+        fence_async_shared()
+        mbarrier.arrive(self.full.index(stage), count=1)
+
+    @gluon.jit
+    def take(self, turn):
+        """Wait for the tile of `turn`."""
+        mbarrier.wait(self.full.index(turn & 1), (turn >> 1) & 1)
+        return self.tiles.index(turn & 1)
+
+    @gluon.jit
+    def release(self, turn):
+        """Say that the tile of `turn` has been read."""
+        mbarrier.arrive(self.empty.index(turn & 1), count=1)
+
+
+@gluon.jit
+def make_hand_over(DTYPE: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr):
+    """Room for tiles of `[ROWS, COLS]`."""
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, COLS], DTYPE)
+    tiles = gl.allocate_shared_memory(DTYPE, [2, ROWS, COLS], LAYOUT)
+    return HandOver(tiles, make_barriers(2, 1), make_barriers(2, 1))
+
+
+@gluon.jit
+def make_exchange(DTYPE: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr):
+    """A ring of two tiles of `[ROWS, COLS]`, of which two warpgroups each write a half and both read."""
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, COLS], DTYPE)
+    tiles = gl.allocate_shared_memory(DTYPE, [2, ROWS, COLS], LAYOUT)
+    return Ring(tiles, make_barriers(2, 2), make_barriers(2, 2), 2)
+
+
+@gluon.jit
+def begin_with(vector, KEYS: gl.constexpr, SCORES: gl.constexpr):
+    """What the accumulator of a product begins with: a vector of rows, the same for all keys, `[KEYS, ROWS]`."""
+    none = gl.zeros([KEYS, vector.shape[0]], gl.float32, SCORES)
+    tile = gl.broadcast(vector[None, :], none)[0]
+    # Moved to its registers here: a copy between two products would make the compiler wait for the first.
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [tile], gl.float32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def in_fragments(tile, COLS: gl.constexpr):
+    """64 rows of an accumulator as lines of 32 numbers, 4 neighbours to a thread: this only renames registers.
+
+    Stores then take 16 bytes at a time without bank conflicts, and every tile that is added has the same order.
+    """
+    parts = gl.permute(gl.reshape(tile, [4, 2, 8, COLS // 8, 4, 2]), [3, 0, 2, 4, 1, 5])
+    return gl.reshape(parts, [2 * COLS, 32])
+
+
+@gluon.jit
+def add_sums(ptr, sums):
+    """Add 64 rows of 64 sums to memory, 16 bytes a thread."""
+    FLAT: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
+    flat = gl.convert_layout(gl.reshape(in_fragments(sums, 64), [4096]), FLAT)
+    # Triton's own atomics return the value before, which costs a round trip.
+    gl.inline_asm_elementwise(
+        "red.relaxed.gpu.global.add.v4.f32 [$1], {$5, $6, $7, $8}; mov.b32 $0, 0;",
+        "=r,l,l,l,l,r,r,r,r",
+        [ptr + gl.arange(0, 4096, layout=FLAT), flat.to(gl.int32, bitcast=True)],
+        dtype=gl.int8,
+        is_pure=False,
+        pack=4,
+    )
+
+
+@gluon.jit
+def add_rows(ptr, sums, num_rows, LAYOUT: gl.constexpr):
+    """Add the sums of rows to memory, nothing beyond the last row."""
+    row = gl.arange(0, sums.shape[0], layout=LAYOUT)
+    gl.atomic_add(ptr + row, sums, mask=row < num_rows, sem="relaxed")
+
+
+@gluon.jit
+def make_ones(DTYPE: gl.constexpr, ROWS: gl.constexpr):
+    """The matrix of ones by which the tensor cores sum ds over rows or keys, in shared memory, `[8, ROWS]`.
+
+    They sum what they also multiply for dq and dk, with the same rounding.
+    """
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    tiles = gl.allocate_shared_memory(DTYPE, [1, 8, ROWS], gl.NVMMASharedLayout.get_default_for([8, ROWS], DTYPE))
+    tiles.index(0).store(gl.full([8, ROWS], 1.0, DTYPE, LAYOUT))
+    fence_async_shared()
+    return tiles.index(0)
+
+
+@triton.constexpr_function
+def sums_layout():
+    """The layout of the sums of 64 lines, each eight times: no product has fewer columns."""
+    return product_layout(8)
+
+
+@gluon.jit
+def of_lines(sums, LINE: gl.constexpr):
+    """The sum of each line."""
+    return gl.convert_layout(gl.sum(sums, 1) * 0.125, LINE)
+
+
+@gluon.jit
+def begin_rows(ds, ones):
+    """Issue the sums of 64 rows over keys."""
+    none = gl.zeros([64, 8], gl.float32, sums_layout())
+    return warpgroup_mma(ds, ones.permute((1, 0)), none, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def begin_columns(ds, ones, sums):
+    """Issue the sums of keys over rows, added to `sums`."""
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=sums_layout(), k_width=2)
+    return warpgroup_mma(gl.convert_layout(ds, WEIGHTS), ones.permute((1, 0)), sums, is_async=True)
+
+
+@gluon.jit
+def store_tile(ptr, tile, start, length, stride_row, COLS: gl.constexpr, LAYOUT: gl.constexpr):
+    """Write `tile` to the rows from `start` on of a `[length, COLS]` matrix, nothing beyond its edges."""
+    row = start + gl.arange(0, tile.shape[0], layout=gl.SliceLayout(1, LAYOUT))
+    col = gl.arange(0, tile.shape[1], layout=gl.SliceLayout(0, LAYOUT))
+    ptrs = ptr + (row.to(gl.int64) * stride_row)[:, None] + col[None, :]
+    gl.store(ptrs, tile, mask=(row < length)[:, None] & (col < COLS)[None, :])
+
+
+@gluon.jit
+def store_through(ptr, tile, shared, start, length, stride_row, COLS: gl.constexpr, SUMS: gl.constexpr):
+    """`store_tile` in the layout of stores, converted through the tile `shared` if that has the room."""
+    FITS: gl.constexpr = shared.shape[1] == tile.shape[1]
+    LAYOUT: gl.constexpr = store_layout(tile.shape[1]) if FITS else SUMS
+    if FITS:
+        shared.store(tile)
+        tile = shared.load(LAYOUT)
+    store_tile(ptr, tile, start, length, stride_row, COLS, LAYOUT)

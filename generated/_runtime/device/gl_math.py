@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of scores that Gluon lacks, or computes otherwise than torch."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.jit
+def tanh(x, HARDWARE: gl.constexpr):
+    if HARDWARE:
+        # One instruction, relative error 2**-11: less than what rounding a score to 16 bits costs.
+        return gl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+    else:
+        far = 1.0 - 2.0 / (gl.exp2(2.8853900817779268 * x) + 1.0)
+        # Near zero the difference above cancels; there a polynomial keeps float32's relative error (Cephes, tanhf).
+        z = x * x
+        poly = ((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z
+        near = x + x * z * ((poly + 1.33314422036e-1) * z - 3.33332819422e-1)
+        return gl.where(gl.abs(x) < 0.625, near, far)
+
+
+@gluon.jit
+def floor_mod(a, b):
+    # Python's remainder: Triton's has the sign of the dividend.
+    r = a % b
+    return gl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+
+
+@gluon.jit
+def floor_div(a, b):
+    return (a - floor_mod(a, b)) // b
+
+
+@gluon.jit
+def round_even(x):
+    # A half goes to the even number, as in torch; an infinity is left as it is.
+    low = gl.floor(x)
+    rest = x - low
+    is_odd = low - 2.0 * gl.floor(0.5 * low) == 1.0
+    return gl.where((rest > 0.5) | ((rest == 0.5) & is_odd), low + 1.0, low)
+
+
+@gluon.jit
+def log1p(x):
+    # What 1 + x rounds away is made up for by a factor (Goldberg, 1991, theorem 4).
+    y = 1.0 + x
+    is_exact = (y == 1.0) | (gl.abs(y) == float("inf"))
+    factor = x / gl.where(is_exact, 1.0, y - 1.0)
+    return gl.where(y == 1.0, x, gl.log(y) * gl.where(is_exact, 1.0, factor))
+
+
+@gluon.jit
+def tan(x):
+    return gl.sin(x) / gl.cos(x)
+
+
+@gluon.jit
+def load_pairs(ptrs, PTX: gl.constexpr):
+    # One element per query and key, read where it is used: the compiler's pipeline would copy the whole tile to shared
+    # memory ahead of time, four bytes an instruction. Shorter elements it leaves alone.
+    BITS: gl.constexpr = ptrs.dtype.element_ty.primitive_bitwidth
+    if PTX and BITS == 32:
+        word = gl.inline_asm_elementwise(
+            "ld.global.nc.b32 $0, [$1];", "=r,l", [ptrs], dtype=gl.int32, is_pure=True, pack=1
+        )
+        return word.to(ptrs.dtype.element_ty, bitcast=True)
+    elif PTX and BITS == 64:
+        word = gl.inline_asm_elementwise(
+            "ld.global.nc.b64 $0, [$1];", "=l,l", [ptrs], dtype=gl.int64, is_pure=True, pack=1
+        )
+        return word.to(ptrs.dtype.element_ty, bitcast=True)
+    else:
+        return gl.load(ptrs)
+
+
+@gluon.jit
+def clamp_index(index, size):
+    # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
+    return gl.maximum(gl.minimum(index, size - 1), 0)
+
+
+@gluon.jit
+def sigmoid(x):
+    return 1.0 / (1.0 + gl.exp(-x))

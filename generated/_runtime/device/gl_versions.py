@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of Gluon that differ between Triton 3.6 and 3.9."""
+
+from typing import Any
+
+from triton.experimental import gluon
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import tma
+
+async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+"""Start a TMA copy from global to shared memory. Triton 3.9 has this name."""
+
+if hasattr(tma, "async_atomic_add"):
+    async_add = tma.async_atomic_add
+else:
+    from triton._C.libtriton import ir
+
+    @builtin  # type: ignore[untyped-decorator]  # Triton has no types
+    def async_add(tensor_desc: Any, coord: Any, src: Any, _semantic: Any = None) -> None:
+        """Start adding a tile in shared memory to global memory. Triton before 3.9 has the operation without a name."""
+        offsets = _semantic._convert_to_ir_values(coord, require_i64=False)
+        kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
+        _semantic.builder.create_async_tma_reduce(kind, tensor_desc.handle, offsets, src.handle)
+
+
+if hasattr(gluon, "aggregate"):
+    aggregate = gluon.aggregate
+else:
+    from triton.language.core import _aggregate
+
+    def aggregate(cls: Any) -> Any:
+        """A class whose annotated fields are values of a kernel, set in order by its constructor."""
+        names = tuple(cls.__annotations__)
+
+        def init(self: Any, *values: Any) -> None:
+            for name, value in zip(names, values, strict=True):
+                setattr(self, name, value)
+
+        init.__triton_builtin__ = True  # type: ignore[attr-defined]  # so the compiler calls it as its own
+        cls.__init__ = init
+        return _aggregate(cls)
