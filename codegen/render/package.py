@@ -261,6 +261,12 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
         f"{folder}/{stem}.py": _fill(env, f"portable/{stem}.py.jinja", kernel=getattr(planned, attribute), **context)
         for stem, attribute in KERNELS.items()
     }
+    plans = {
+        "fwd": planned.hopper_fwd,
+        "bwd": planned.hopper_bwd,
+        "bwd_wide": planned.hopper_bwd_wide,
+        "delta": planned.hopper_delta,
+    }
     hopper_plans: dict[str, dict[str, Any]] = {
         "fwd": {"forward": ForwardPlan(planned.hopper_fwd, planned.variant)},
         "bwd": {"backward": BackwardPlan(planned.hopper_bwd, planned.variant, is_wide=False)},
