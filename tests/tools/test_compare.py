@@ -90,7 +90,8 @@ def edited(old: Path, *edits: tuple[str, str, str]) -> Path:
         (new / path).write_text(text.replace(before, after))
     sources = read_sources(old), read_sources(new)
     for path in sources[0].kernel_files():
-        hashes = hashes.replace(*(kernel_hash(path, each.texts) for each in sources))
+        old_hash, new_hash = (kernel_hash(path, each.texts) for each in sources)
+        hashes = hashes.replace(old_hash, new_hash)
     (new / "_runtime/kernels.py").write_text(hashes)
     return new
 
