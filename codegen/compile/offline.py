@@ -1,11 +1,11 @@
-"""Compiles the kernels that a call launches for an architecture that is not there: real arguments, no launch, no GPU.
+"""Compiles the kernels that a call launches, for a chip that this machine need not have: real arguments, no launch.
 
-An op is called with CPU tensors while Triton believes in a GPU of that architecture, so that each kernel is specialised
-for the very arguments the op gives it. The interpreter overlooks what only the compiler refuses, such as a global
-that is no `tl.constexpr`. What is compiled goes into Triton's cache on disk, where a process with such a GPU, and the
-same Triton and Python, finds it.
+An op is called with CPU tensors while Triton sees a driver of that architecture, so each kernel is specialised for the
+arguments that the op really passes. This finds errors that the interpreter cannot, such as a global that is not a
+`tl.constexpr`. The results go into Triton's cache on disk, where a process with such a GPU and the same Triton and
+Python finds them.
 
-Needs torch and Triton, which are imported where they are used: the rest of the generator runs without.
+torch and Triton are imported where they are used, because the rest of the generator runs without them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NUMBERS = count(-1, -1)
 
 
 def target_of(arch: str) -> Any:
-    """`sm_90` or `gfx942` as Triton's compiler calls it."""
+    """Triton's target for an architecture such as `sm_90` or `gfx942`."""
     from triton.backends.compiler import GPUTarget
 
     chip = CHIPS[arch]
@@ -52,7 +52,7 @@ def compile_launches(
     only: Callable[[str], bool] | None = None,
     on_failure: OnFailure | None = None,
 ) -> dict[str, Compiled]:
-    """The kernels that `call` launches, by name; of one that is launched several times, the last.
+    """Compile the kernels that `call` launches; returns them by name, the last launch of each.
 
     `call` calls the op of `variant`, of the importable `package`, with CPU tensors; what it returns is not filled in.
     `only` says by name which kernels are wanted: the others are neither compiled nor launched. A kernel that does not
@@ -84,7 +84,7 @@ def compile_launches(
 
 
 class AbsentGPU:
-    """A driver of Triton's that knows its architecture and nothing else."""
+    """A Triton driver that knows its architecture and nothing else."""
 
     def __init__(self, arch: str) -> None:
         self.target = target_of(arch)
@@ -127,7 +127,7 @@ def _jit_function() -> Any:
 
 @contextmanager
 def _believing_in(arch: str, variant: str, package: str, run: Callable[..., Any]) -> Iterator[None]:
-    """The ops of `variant` launch their kernels by `run`, on CPU tensors, as for a GPU of `arch`."""
+    """Inside, the ops of `variant` launch kernels with `run`, on CPU tensors, as if for a GPU of `arch`."""
     from triton.runtime import driver
 
     getattr(importlib.import_module(f"{package}.torch"), variant)  # loads the modules that are patched
@@ -142,9 +142,9 @@ def _believing_in(arch: str, variant: str, package: str, run: Callable[..., Any]
 
 @contextmanager
 def _replaced_everywhere(package: str, name: str, value: Callable[..., object]) -> Iterator[None]:
-    """A function of a package is another one for a while, in every module that has it.
+    """Replace a function in every module of a package that holds it, for a while.
 
-    Modules are found by what they hold: packages of older revisions, which have other modules, compile too.
+    Modules are searched for the name, so that packages of older revisions with other modules compile too.
     """
 
     replacements: dict[Any, Any] = {}
@@ -165,13 +165,13 @@ def _replaced_everywhere(package: str, name: str, value: Callable[..., object]) 
 
 
 def _modules(package: str) -> list[Any]:
-    """The modules of a package that were imported so far."""
+    """The modules of a package that have been imported so far."""
     return [module for name, module in [*sys.modules.items()] if name.startswith(f"{package}.")]
 
 
 @contextmanager
 def _replaced(owner: Any, name: str, value: object) -> Iterator[None]:
-    """An attribute of `owner` has another value for a while."""
+    """Replace an attribute of `owner` for a while."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:

@@ -1,4 +1,4 @@
-"""Which blocks of a call are empty, partial or full: by counting pairs, and as block analysis proves it."""
+"""Which blocks of a call are empty, partial or full: counted pair by pair, and as block analysis proves it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from codegen.ir.expr import Expr, Type
 
 
 class Status(IntEnum):
-    """What is kept of a block."""
+    """Whether the mask keeps none, some or all pairs of a block."""
 
     EMPTY = 0  # no pair: the kernels need not visit it
     PARTIAL = 1
@@ -59,14 +59,14 @@ def counted(mask: Expr, grid: Grid) -> Array:
 
 
 def measured(counts: Array, grid: Grid) -> Array:
-    """The status of each block, from the number of pairs kept."""
+    """The status of each block, from the number of kept pairs."""
     rows = np.diff(grid.q_starts, append=grid.call.q_len)
     keys = np.diff(grid.kv_starts, append=grid.call.kv_len)
     return _statuses(counts > 0, counts == rows[:, None] * keys)
 
 
 def proven(mask: Expr, grid: Grid) -> Array:
-    """The status of each block by block analysis, which may call an empty or full one partial."""
+    """The status of each block by block analysis, which may report an empty or full block as partial."""
     return _statuses(*decided(mask, grid))
 
 

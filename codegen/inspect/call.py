@@ -1,6 +1,6 @@
-"""A call of a variant, as far as its mask goes: lengths, offset, head, scalars and tensors.
+"""One call of a variant, as far as its mask depends on it: lengths, offset, head, scalars and tensors.
 
-What the caller does not give gets an example value. A packed call is one call for each of its sequences.
+Arguments that are not given get example values. A packed call is represented by one call per sequence.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Call:
 
     @property
     def uniform(self) -> dict[str, int | float]:
-        """The variables that are the same for all pairs."""
+        """The variables with one value for all pairs."""
         lengths = {"q_len": self.q_len, "kv_len": self.kv_len}
         return {"b": self.b, "h": self.h, "hkv": self.hkv, **lengths, **self.scalars}
 
@@ -145,7 +145,7 @@ def make_packed_calls(
 
 
 def _part(spec: TensorSpec, tensor: Array, first: int, end: int, sequences: int) -> Array:
-    """The part of a packed tensor that belongs to the sequence at `[first, end)`: with a dim `b`, the same for each."""
+    """The slice of a packed tensor that belongs to the sequence at `[first, end)`."""
     if not has_tokens(spec.dims):
         return tensor
     cuts = {"b": np.newaxis, **dict.fromkeys(POSITIONAL, slice(first, end))}
@@ -185,7 +185,7 @@ def example_tensor(spec: TensorSpec, sizes: Mapping[str, int]) -> Array:
 
 
 def _heads(sizes: Mapping[str, int], head: int) -> tuple[int, int]:
-    """How many query and key heads there are, of which `head` is a query head."""
+    """Numbers of query and key heads of the call; `head` is a query head."""
     heads = sizes.get("h", sizes.get("hkv", max(EXAMPLE_HEADS, head + 1)))
     kv_heads = sizes.get("hkv", heads)
     if heads % kv_heads:
@@ -227,7 +227,7 @@ def _scalar(spec: ScalarSpec, text: str | None, kv_len: int) -> int | float:
 
 
 def _read(spec: TensorSpec, path: Path) -> Array:
-    """The tensor in a `.npy` file, its kind of number and its rank checked."""
+    """Read a `.npy` file and check its kind of number and its rank."""
     where = f"--tensor {spec.name}: {path}"
     with path.open("rb") as file:
         if file.read(len(_NPY)) != _NPY:

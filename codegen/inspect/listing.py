@@ -24,7 +24,7 @@ def as_json(spec: Spec) -> str:
 
 
 def as_text(spec: Spec, columns: int) -> str:
-    """A paragraph for each variant, wrapped to a terminal of so many columns."""
+    """One paragraph per variant, wrapped to `columns`."""
     width = max(40, min(columns, WIDEST))
     return "\n\n".join("\n".join(_paragraph(variant, width)) for variant in spec.variants.values())
 
@@ -39,7 +39,7 @@ def _paragraph(variant: Variant, width: int) -> Iterator[str]:
 
 
 def _facts(variant: Variant) -> Iterator[tuple[str, str]]:
-    """What the variant is made of; what it lacks is an empty text."""
+    """Label and text of each property of a variant; the text is empty if the variant lacks it."""
     yield "mask", variant.mask_text
     yield "score", variant.score_text
     yield "tensors", ", ".join(map(describe_tensor, variant.tensors.values()))

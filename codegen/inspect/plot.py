@@ -1,4 +1,4 @@
-"""What `show --png` draws: the blocks of a call, and the mask itself where it is small enough to be seen."""
+"""Draws the picture of `show --png`: the blocks of a call, and the mask itself if it is small enough to be seen."""
 
 from __future__ import annotations
 
@@ -61,6 +61,6 @@ def save(p: Picture, path: Path) -> None:
 
 
 def _edges(starts: list[Array], sequence_starts: list[int]) -> Array:
-    """Where blocks begin along one axis of the picture, from their starts in each sequence, and where the last ends."""
+    """Edges of the blocks along one axis of the picture, from their starts within each sequence."""
     edges = [own + first for own, first in zip(starts, sequence_starts, strict=False)]
     return np.concatenate([*edges, sequence_starts[-1:]])

@@ -1,4 +1,4 @@
-"""What `show` prints: a variant's formulas and arguments, and which blocks of a call its mask skips."""
+"""Prints a variant's formulas and arguments, and a picture of the blocks that its mask skips in a call."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Picture:
 
     @property
     def q_len(self) -> int:
-        """The queries of all sequences."""
+        """Total query rows of all sequences."""
         return sum(grid.call.q_len for grid in self.grids)
 
     @property
@@ -61,7 +61,7 @@ class Picture:
 
     @property
     def pairs(self) -> int:
-        """The pairs of all sequences, a query and a key of the same one each."""
+        """Total pairs of a query and a key of the same sequence."""
         return sum(grid.call.q_len * grid.call.kv_len for grid in self.grids)
 
     @property
@@ -78,12 +78,12 @@ class Picture:
 
 
 def formula(e: Expr | None) -> str:
-    """An expression with its named parts written out, `-` for none."""
+    """An expression with its named parts written out; `-` for None."""
     return "-" if e is None else FormulaPrinter().text(e)
 
 
 def mask_of(variant: Variant) -> Expr:
-    """The mask; without one every pair is kept."""
+    """The variant's mask; `true` if it has none."""
     return TRUE if variant.mask is None else variant.mask
 
 
@@ -165,7 +165,7 @@ def _facts(variant: Variant, call: Call) -> list[str]:
 
 
 def _caption(p: Picture) -> list[str]:
-    """What the picture is of."""
+    """The caption of the picture."""
     call, block_m, block_n = p.grids[0].call, p.grids[0].block_m, p.grids[0].block_n
     offset = f", from position {call.q_offset} on" if call.q_offset else ""
     head = f"h = {call.h}" + (f", hkv = {call.hkv}" if call.hkv != call.h else "")
@@ -184,7 +184,7 @@ def _caption(p: Picture) -> list[str]:
 
 
 def coarsened(statuses: Array, factor: int) -> Array:
-    """One status for each `factor` by `factor` blocks: partial where they differ."""
+    """Merge `factor` by `factor` blocks into one status, which is partial if they differ."""
     starts = [np.arange(0, size, factor) for size in statuses.shape]
 
     def extreme(pick: np.ufunc) -> Array:
@@ -220,7 +220,7 @@ def _panels(p: Picture, symbols: dict[Status, str], columns: int) -> list[str]:
 def _numbered(panel: list[str], grids: Sequence[Grid], factor: int, margin: int) -> list[str]:
     """A panel of a packed call, with the number of each sequence at its first block, above and beside the picture.
 
-    Where numbers would touch, or share a row, the first is there.
+    If two numbers would touch or share a row, only the first is printed.
     """
     row_starts, column_starts = (accumulate((grid.shape[axis] for grid in grids), initial=0) for axis in (0, 1))
     beside: dict[int, int] = {}
@@ -257,7 +257,7 @@ def _numbers(p: Picture) -> list[str]:
 
 
 def _percent(part: int, whole: int) -> str:
-    """A share, of which neither a little nor nearly all is rounded away."""
+    """A percentage that never rounds a small share to 0 or a nearly full one to 100."""
     share = 100.0 * part / whole
     if 0 < share < 0.05:
         return "< 0.1%"

@@ -1,1 +1,1 @@
-"""`codegen lint`: the kernels of a package, compiled for GPUs that are not there, and what came of it."""
+"""`codegen lint`: compiles the kernels of a package for chips that need not be present, and judges their resources."""

@@ -1,4 +1,4 @@
-"""A call of an op with arguments that suit its variant, forward and backward. What they hold does not matter."""
+"""Calls an op, forward and backward, with arguments of the right shapes; their values do not matter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FREE_SIZE = 16
 def run_call(variant: Variant, job: Job, package: str) -> None:
     """Call the op of `package` as `job` says; forward alone if no other pass is asked for.
 
-    Each pass that `job` names has its config; those of the others are the chip's.
+    Passes that `job` names run with its configs, the others with the chip's defaults.
     """
     dtype = getattr(torch, job.dtype)
     packed = job.mode is Mode.PACKED
@@ -49,7 +49,7 @@ def run_call(variant: Variant, job: Job, package: str) -> None:
 
 
 def _own_arguments(variant: Variant, mode: Mode, length: int) -> dict[str, Any]:
-    """The variant's tensors, each trained that can be, and its scalars."""
+    """The variant's tensors, requiring grad where they can, and its scalars."""
     arguments: dict[str, Any] = {name: _tensor(spec, mode, length) for name, spec in variant.tensors.items()}
     arguments |= {name: spec.typical(length) for name, spec in variant.scalars.items()}
     if variant.sink:
@@ -72,7 +72,7 @@ def _tensor(spec: TensorSpec, mode: Mode, length: int) -> Tensor:
 
 
 def _mode_arguments(mode: Mode, length: int) -> dict[str, Any]:
-    """What makes a call one of its mode."""
+    """The arguments that select the call mode."""
     if mode is Mode.PACKED:
         return {"cu_seqlens_q": torch.arange(0, (BATCH + 1) * length, length, dtype=torch.int32)}
     if mode is Mode.SEGMENTED:

@@ -1,4 +1,4 @@
-"""What is to be compiled: calls of each variant that between them run with every default config, each once."""
+"""The calls that lint compiles: together they run every default config of every variant once."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _kind(arch: str) -> Hashable:
 
 
 def _head_dims(spec: Spec, arch: ArchSpec, dtype: str) -> list[int]:
-    """The spec's own, and the largest that each row serves, which takes the most shared memory of them."""
+    """The spec's head_dims, and the largest that each table row serves, which needs the most shared memory."""
     rows = {head_dim for by_dim in _long(arch, dtype).values() for head_dim in by_dim}
     return sorted(rows | set(spec.defaults.head_dims))
 
@@ -165,7 +165,7 @@ def _long(arch: ArchSpec, dtype: str) -> PassConfigs:
 def _hopper_calls(
     variant: Variant, mode: Mode, arch: ArchSpec, dtype: str, head_dim: int, passes: Sequence[Pass]
 ) -> list[Job]:
-    """Calls in Hopper's family, where the variant has it: forward, backward, and the forward of long sequences."""
+    """The calls in Hopper's family, if the variant has it: forward, backward, and the forward of long sequences."""
     runs = arch.name == hopper.ARCH and dtype != "float32" and hopper.FAMILY.serves_head_dim(head_dim)
     if not runs:
         return []
@@ -195,7 +195,7 @@ def _hopper_calls(
 def _calls(
     variant: Variant, mode: Mode, arch: ArchSpec, dtype: str, head_dim: int, passes: Sequence[Pass]
 ) -> Iterator[Job]:
-    """A call with the configs of long sequences, and for each length that is short one with those that it adds."""
+    """One call with the configs of long sequences, and one per short length with the configs that it adds."""
     long = _long(arch, dtype)
     served = {p: min(largest for largest in long[p] if largest >= head_dim) for p in passes}
     seen: set[tuple[Pass, TileConfig]] = set()

@@ -80,7 +80,7 @@ def _amd_usage(kernel: Compiled, chip: Chip) -> Usage:
 
 
 def _assembler_log(kernel: Compiled) -> str:
-    """What ptxas says of a kernel: Triton's backend assembles it once more, for the options are the backend's."""
+    """The log of ptxas for a kernel. Triton's backend assembles it once more, because it owns the options."""
     from triton import knobs
     from triton.compiler.compiler import make_backend
 
@@ -112,7 +112,7 @@ def _instructions(pattern: re.Pattern[str], code: str) -> dict[str, int]:
 
 
 def errors(used: Usage, arch: str) -> list[str]:
-    """Why the chip cannot launch a program with such resources; empty if it can."""
+    """Reasons why the chip cannot launch a program with these resources; empty if it can."""
     chip, found = CHIPS[arch], []
     if used.shared > chip.shared_memory:
         found.append(f"{used.shared} bytes of shared memory, {arch} has {chip.shared_memory}")
@@ -136,7 +136,7 @@ def _register_need(used: Usage, chip: Chip) -> tuple[int, int]:
 
 
 def warnings(used: Usage, *, multiplies_halves: bool) -> list[str]:
-    """What makes a kernel slow; `multiplies_halves` if it multiplies matrices of 16-bit elements."""
+    """Signs of a slow kernel; `multiplies_halves`: it should use tensor cores on 16-bit elements."""
     found = []
     spilled = used.spill_stores + used.spill_loads
     if spilled > MOST_SPILLED:

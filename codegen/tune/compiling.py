@@ -1,4 +1,4 @@
-"""Compiling candidates in other processes, without a GPU: the one that measures finds them in Triton's cache."""
+"""Compiles candidates in other processes without a GPU; the measuring process finds them in Triton's cache."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ANY_TILE = TileConfig(block_m=64, block_n=64, num_warps=4, num_stages=2)
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One kernel to compile: a group's, with a tile, for lengths that do or do not end with a block.
+    """One kernel to compile: a group's kernel with a tile, for lengths that do or do not divide into whole blocks.
 
     `heads`: as SMALL_HEADS, which serve calls of any, but for packed ones, whose rows are all heads of a token apart.
     """
@@ -48,11 +48,11 @@ class Task:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What a call says to launch it."""
+        """The call options that launch it."""
         return {"config": config_of({self.group.pass_: self.tile})}
 
     def is_wanted(self, kernel: str) -> bool:
-        """Whether a kernel of that name is to be compiled."""
+        """True if a kernel of that name is to be compiled."""
         return kernel.endswith(KERNEL_ENDINGS[self.group.pass_])
 
 
@@ -72,18 +72,18 @@ class HopperTask:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What a call says to launch them."""
+        """The call options that launch them."""
         return {"family": FAMILY, "config": None if self.with_dq else config_of({Pass.DQ: _ANY_TILE})}
 
     def is_wanted(self, kernel: str) -> bool:
-        """Whether a kernel of that name is to be compiled."""
+        """True if a kernel of that name is to be compiled."""
         is_forward = kernel.endswith(f"_{FORWARD}")
         return is_forward if self.group.pass_ is Pass.FWD else f"_{FAMILY}_" in kernel and not is_forward
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compilation:
-    """How compiling went: `fault` is empty when it worked; `seconds` of one core."""
+    """The result of a compilation: `fault` is empty on success; `seconds` of one core."""
 
     fault: str
     seconds: float
@@ -108,7 +108,7 @@ def _fault(task: Task | HopperTask) -> str:
 
 
 def call_op(task: Task | HopperTask) -> None:
-    """Call the op as far as the task's kernel: forward, or forward and backward."""
+    """Call the op until the task's kernel is launched: forward, or forward and backward."""
     inputs, sequences = _arguments(task.package, task.group, task.seq, task.heads)
     from codegen.testing.calls import load_op
 
@@ -128,7 +128,7 @@ def results_of(op: Any, inputs: Any, seq: int, **options: Any) -> dict[str, Any]
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, cut to a line of a report."""
+    """The first line of an error's text, cut to the width of a report."""
     return str(error).strip().partition("\n")[0][:120]
 
 
@@ -152,26 +152,26 @@ def _arguments(package: Package, group: Group, seq: int, heads: tuple[int, int])
 
 
 class Compilers(Pool[Task | HopperTask, Compilation]):
-    """Processes that compile each task once; a compiler that crashes or hangs costs only its own task."""
+    """Worker processes that compile each task once; a compiler that crashes or hangs costs only its own task."""
 
     def __init__(self, jobs: int) -> None:
         super().__init__(compile_task, jobs, limit=COMPILE_LIMIT)
         self._futures: dict[Task | HopperTask, Future[Compilation]] = {}
 
     def submit(self, item: Task | HopperTask) -> Future[Compilation]:
-        """The outcome of a task, begun now if it was not before."""
+        """The compilation of a task, started now unless it was started before."""
         if item not in self._futures:
             self._futures[item] = super().submit(item)
         return self._futures[item]
 
     def finished(self) -> list[Compilation]:
-        """What has been compiled so far."""
+        """The compilations that have finished."""
         done = (future for future in self._futures.values() if future.done() and not future.cancelled())
         return [future.result() for future in done if future.exception() is None]
 
 
 def fault_of(future: Future[Compilation]) -> str:
-    """What went wrong with a compilation, waited for; "" when nothing did."""
+    """Wait for a compilation; returns its fault, or ""."""
     try:
         return future.result().fault
     except WorkerDiedError as error:

@@ -1,7 +1,7 @@
-"""Which family of kernels is the faster one: the portable and Hopper's, checked and timed beside each other.
+"""Decides which kernel family is faster, portable or Hopper: checks and times both side by side.
 
-Nothing is searched: the portable kernels run with the tiles that calls take, tuned or default, and Hopper's have one
-tile for a length.
+Nothing is searched here: portable kernels run with the tiles that calls would use, and Hopper's family has one tile
+per length.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SECONDS_A_WORKLOAD = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyRequest:
-    """What is to be compared. `deadline`: of `time.monotonic`."""
+    """The comparisons to make. `deadline` is a time of `time.monotonic`."""
 
     comparisons: Sequence[Comparison]
     workloads: Sequence[Workload]
@@ -44,7 +44,7 @@ class FamilyRequest:
 
 
 class Families:
-    """The families of a package on a machine, as its own runtime has them."""
+    """The kernel families of a package on a machine, asked from the package's own runtime."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -52,7 +52,7 @@ class Families:
         self._gpu: str = context.runtime("core.tuned").gpu_key(context.machine.gpu)
 
     def refusal(self, comparison: Comparison) -> str:
-        """Why there is nothing to compare; empty where both families have the kernels."""
+        """The reason why there is nothing to compare; empty if both families have the kernels."""
         dims = (comparison.head_dim, comparison.head_dim)
         return str(self._families.refusal(self.context.machine.arch, comparison.dtype, dims, WHOLE_SEQ))
 
@@ -62,7 +62,7 @@ class Families:
         return bool(mask_arguments(spec, own_arguments(spec, ())))
 
     def kernels(self, comparison: Comparison) -> dict[str, str]:
-        """The hashes of the kernels that are compared, by name."""
+        """Hashes of the compared kernels, by name."""
         dims = (comparison.head_dim, comparison.head_dim)
         found: dict[str, str] = self._families.contending_kernels(
             comparison.pass_, comparison.variant, comparison.mode, dims
@@ -76,7 +76,7 @@ class Families:
         return {pass_: tiles[pass_] for pass_ in passes}
 
     def contenders(self, comparison: Comparison, workload: Workload) -> list[Contender]:
-        """Those of a workload: of a forward two, of a backward up to three."""
+        """The contenders of a workload: two for a forward, up to three for a backward."""
         own, portable = (self._tiles(comparison, workload.seq, workload.group, family) for family in (FAMILY, PORTABLE))
         heads = SMALL_HEADS if comparison.mode == "dense" else timed_heads(comparison.head_dim, workload)
 
@@ -99,7 +99,7 @@ class Families:
         return found
 
     def _checked_at(self, comparison: Comparison, workload: Workload, own: TileConfig) -> int:
-        """A length, the shorter the better, at which Hopper's forward has this tile."""
+        """The shortest length at which Hopper's forward uses this tile."""
 
         def serves(seq: int) -> bool:
             return self._tiles(comparison, seq, workload.group, FAMILY)[Pass.FWD] == own
@@ -110,21 +110,21 @@ class Families:
         return seq if serves(seq) else workload.seq
 
     def ruled(self, comparison: Comparison, workload: Workload) -> str:
-        """The contender that runs as a rule."""
+        """The contender that the built-in rule selects."""
         dims = (comparison.head_dim, comparison.head_dim)
         return str(self._families.as_a_rule(comparison.pass_, comparison.variant, comparison.mode, dims, workload.seq))
 
     def taken(self, times: Mapping[str, float], ruled: str) -> str:
-        """The contender that calls run from now on."""
+        """The contender that calls will run from now on."""
         return str(self._families.fastest(times, ruled))
 
     def has_verdicts(self, comparison: Comparison, workloads: Sequence[Workload]) -> bool:
-        """Whether every workload was compared on these very kernels, with the tiles that calls run with."""
+        """True if every workload has a verdict for these kernel hashes and tiles."""
         configs = {workload: self.config(comparison, workload) for workload in workloads}
         return self.context.file(comparison.variant).has_verdicts(comparison, self.kernels(comparison), configs)
 
     def forget(self) -> None:
-        """Have the package read its tuned files again, to which tiles may have come."""
+        """Make the package read its tuned files again, because tiles may have been added."""
         self.context.runtime("core.tuned").tuned_entries.cache_clear()
         self._configs.tiles_for.cache_clear()
 
@@ -141,7 +141,7 @@ class Families:
 
 @dataclass(kw_only=True)
 class Trial:
-    """A comparison at work: its contenders by workload, and those that do not count, with the reasons."""
+    """A comparison in progress: contenders by workload, and disqualified ones with the reasons."""
 
     comparison: Comparison
     contenders: Mapping[Workload, Sequence[Contender]]
@@ -167,7 +167,7 @@ class FamilyTuner:
         self.measuring = 0.0
 
     def run(self) -> list[Comparison]:
-        """Judge one comparison after the other; those that a budget left out are returned."""
+        """Run the comparisons in order; returns those that the budget left out."""
         with Compilers(self.request.jobs) as pool:
             trials = [self._begin(pool, comparison) for comparison in self.request.comparisons]
             done = 0
@@ -184,7 +184,7 @@ class FamilyTuner:
         return Trial(comparison=comparison, contenders=contenders, compiling=compiling)
 
     def _compiled(self, pool: Compilers, comparison: Comparison, contender: Contender) -> list[Future[Compilation]]:
-        """What a contender launches: the forward, also where only a backward is timed."""
+        """The compilations of a contender's kernels; a backward needs the forward too."""
         package, arch, tiles = self.families.context.package, self.families.context.machine.arch, dict(contender.tiles)
         tasks: list[Task | HopperTask] = [
             Task(
@@ -212,7 +212,7 @@ class FamilyTuner:
         return [pool.submit(task) for task in tasks]
 
     def _judge(self, trial: Trial) -> None:
-        """Check every contender, time those that are right, and write what was found."""
+        """Check every contender, time the correct ones, and write the verdicts."""
         for contender, futures in trial.compiling.items():
             self.note(f"{trial.comparison}: {contender.name} compiles")
             if fault := next((fault for future in futures if (fault := fault_of(future))), ""):
@@ -260,6 +260,6 @@ class FamilyTuner:
 
 
 def reserve(budget: float, comparisons: int, workloads: int, jobs: int) -> float:
-    """Seconds of a budget for tiles and families that are left to the latter."""
+    """Seconds of a shared budget that are reserved for comparing families."""
     wanted = comparisons * (COMPILE_SECONDS / jobs + workloads * _SECONDS_A_WORKLOAD)
     return min(wanted, MOST_OF_BUDGET * budget)

@@ -1,4 +1,4 @@
-"""Checking and timing on the GPU: the tiles of one kernel, and families of kernels beside each other."""
+"""Checks and times on the GPU: tiles of one kernel, and kernel families side by side."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TIMED_MS = 30.0
 
 
 def timed_heads(head_dim: int, workload: Workload) -> tuple[int, int]:
-    """Key heads of a timed call, and query heads for each."""
+    """Number of key heads of a timed call, and query heads per key head."""
     return max(1, WIDTH // head_dim // workload.group), workload.group
 
 
@@ -51,7 +51,7 @@ def multiprocessors() -> int:
 
 
 class KernelTimes:
-    """Times the launches of one kernel among all that run, by events that Triton's launch hooks record."""
+    """Times the launches of one kernel with events that Triton's launch hooks record."""
 
     def __init__(self, suffix: str) -> None:
         self.suffix = suffix
@@ -65,7 +65,7 @@ class KernelTimes:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Launches inside are noted."""
+        """Record the launches inside."""
         from triton import knobs
 
         hooks = (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook)
@@ -80,7 +80,7 @@ class KernelTimes:
             hooks[1].remove(leave)
 
     def milliseconds(self) -> list[float]:
-        """The times noted, which are forgotten."""
+        """The recorded times, which are then cleared."""
         torch.cuda.synchronize()
         events, self.events = self.events, []
         return [start.elapsed_time(end) for start, end in zip(events[::2], events[1::2], strict=True)]
@@ -125,13 +125,13 @@ class Bench:
         return median
 
     def duel(self, tiles: Sequence[TileConfig], workload: Workload) -> list[float]:
-        """The median of each tile, in rounds taken in turn: a chip that has grown hot is slow for all."""
+        """The median time of each tile, measured in interleaved rounds so that a hot chip slows all alike."""
         runs = [self._runner(tile, workload) for tile in tiles]
         rounds = [[run() for run in runs] for _ in range(LAST_ROUNDS + 1)][1:]
         return [statistics.median(times) for times in zip(*rounds, strict=True)]
 
     def _runner(self, tile: TileConfig, workload: Workload) -> Callable[[], float]:
-        """Runs the kernel once with a cold L2 cache, and gives its milliseconds."""
+        """A function that runs the kernel once with a cold L2 cache and returns milliseconds."""
         from triton.runtime import driver
 
         inputs, sequences = _timed_call(self.package, self._family(), workload)
@@ -162,7 +162,7 @@ class Bench:
         return config_of({**self.others, self.group.pass_: tile})
 
     def _family(self) -> Group:
-        """The group that stands for all passes: they share their inputs."""
+        """The group that represents all passes, which share their inputs."""
         return replace(self.group, pass_=Pass.FWD)
 
 
@@ -215,9 +215,9 @@ class FamilyBench:
             return _reason(error)
 
     def race(self, contenders: Sequence[Contender], workload: Workload) -> tuple[dict[str, float], dict[str, str]]:
-        """The milliseconds of a whole forward, or a whole backward, by contender, in rounds taken in turn.
+        """Milliseconds of a whole forward or backward for each contender, in interleaved rounds.
 
-        Also why others could not be timed.
+        Also returns why others could not be timed.
         """
         try:
             inputs, sequences = _timed_call(self.package, self._group, workload)
@@ -257,7 +257,7 @@ _OF_A_STEP = {"o", "dq", "dk", "dv"}
 
 
 def _error_text(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
-    """What is wrong with the results of a call; "" where nothing is."""
+    """The error in a call's results, or ""."""
     errors = relative_errors(got, wanted)
     worst = max(errors, key=lambda name: errors[name])
     bound = BOUND[got["o"].dtype]

@@ -1,4 +1,4 @@
-"""What is known of good tiles before a kernel is measured: those of other kernels, dtypes and GPUs of the chip."""
+"""Good tiles known before a kernel is measured: winners of other kernels, dtypes and GPUs of the same chip."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from codegen.tune.record import Group
 
 
 class Priors:
-    """Tiles that won, counted by the kernels they won for."""
+    """Winning tiles, counted by the kernels that they won for."""
 
     def __init__(self) -> None:
         self._wins: dict[tuple[str, int], Counter[tuple[str, TileConfig]]] = {}
 
     @classmethod
     def read(cls, tuned: Path, arch: str) -> Priors:
-        """Those of every tuned file of an architecture; files that cannot be read tell nothing."""
+        """The winners in every tuned file of an architecture; unreadable files are skipped."""
         priors = cls()
         for path in sorted(tuned.glob("*/*.json")):
             with suppress(OSError, ValueError, KeyError, TypeError):
@@ -35,16 +35,16 @@ class Priors:
         self._wins.setdefault((pass_name, head_dim), Counter())[variant, tile] += 1
 
     def add(self, group: Group, tile: TileConfig) -> None:
-        """A tile won one of a group's workloads."""
+        """Record that a tile won one of a group's workloads."""
         self._add(str(group.pass_), group.head_dim, group.variant, tile)
 
     def knows(self, group: Group) -> bool:
-        """Whether a group's variant has been tuned before, in some dtype or on some GPU."""
+        """True if a group's variant was tuned before, in any dtype or on any GPU of the chip."""
         wins = self._wins.get((str(group.pass_), group.head_dim), Counter())
         return any(variant == group.variant for variant, _ in wins)
 
     def of(self, group: Group) -> Iterator[TileConfig]:
-        """The variant's own first, whatever their dtype, then those that won most often for others."""
+        """Tiles for a group: the variant's own winners first, then those that won most often for others."""
         wins = self._wins.get((str(group.pass_), group.head_dim), Counter())
         own: Counter[TileConfig] = Counter()
         others: Counter[TileConfig] = Counter()

@@ -1,4 +1,4 @@
-"""Tuned files: what the tuner found for a variant on a GPU, as the generated package reads it."""
+"""Tuned files: the tuner's results for a variant on a GPU, in the form that the generated package reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """One kernel to tune: everything it is compiled for but its tile."""
+    """One kernel to tune: everything that it is compiled for except its tile."""
 
     variant: str
     mode: str
@@ -34,7 +34,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Workload:
-    """The size of a call that a kernel is timed at: keys of a sequence, and query heads per key head."""
+    """The size of a timed call: keys per sequence, and query heads per key head."""
 
     seq: int
     group: int
@@ -42,7 +42,7 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class Winner:
-    """The fastest tile of a workload, and what the default took beside it: milliseconds of the kernel alone."""
+    """The fastest tile of a workload, with milliseconds of the kernel for it and for the default tile."""
 
     workload: Workload
     tile: TileConfig
@@ -52,7 +52,7 @@ class Winner:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What was found for a group; `failed` has the tiles that do not count, each with the reason."""
+    """The results of a group; `failed` maps each disqualified tile to the reason."""
 
     group: Group
     winners: Sequence[Winner]
@@ -61,7 +61,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What families of kernels are timed at beside each other: a variant's forward, `fwd`, or whole backward, `bwd`."""
+    """One comparison of kernel families: a variant's forward, `fwd`, or whole backward, `bwd`."""
 
     variant: str
     mode: str
@@ -82,7 +82,7 @@ PassTiles = Mapping[Pass, TileConfig]
 
 
 def config_of(tiles: PassTiles) -> dict[str, dict[str, int]]:
-    """Tiles as an op's `config=` takes them."""
+    """Tiles in the form of an op's `config=`."""
     return {str(pass_): asdict(tile) for pass_, tile in tiles.items()}
 
 
@@ -105,7 +105,7 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What was found for a comparison; `undecided` says why a workload has no verdict, where one has none."""
+    """The results of a comparison; `undecided` maps a workload without a verdict to the reason."""
 
     comparison: Comparison
     verdicts: Sequence[Verdict]
@@ -114,7 +114,7 @@ class Judgement:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Where a file's entries were measured."""
+    """The machine on which a file's entries were measured."""
 
     gpu: str
     arch: str
@@ -122,7 +122,7 @@ class Machine:
 
 
 class TunedFile:
-    """The file of one variant on one GPU, read and rewritten whole. What another GPU left there is not kept."""
+    """The tuned file of one variant on one GPU, read and rewritten whole. Entries of another GPU are dropped."""
 
     def __init__(self, path: Path, machine: Machine) -> None:
         self.path = path
@@ -137,7 +137,7 @@ class TunedFile:
                 self.families = list(document.get("families", ()))
 
     def has(self, group: Group, kernel_hash: str, workloads: Iterable[Workload]) -> bool:
-        """Whether every workload of a group was measured on this very kernel with this Triton."""
+        """True if every workload of a group was measured on this kernel hash and this Triton."""
         wanted = {(w.seq, w.group) for w in workloads}
         found = {
             (row["seq"], row["group"])
@@ -149,7 +149,7 @@ class TunedFile:
     def has_verdicts(
         self, comparison: Comparison, kernels: Mapping[str, str], configs: Mapping[Workload, PassTiles]
     ) -> bool:
-        """Whether families were compared at every workload on these very kernels, with these tiles and this Triton."""
+        """True if every workload has a verdict for these kernel hashes, tiles and this Triton."""
         measured = {
             (row["seq"], row["group"]): row["config"]
             for row in self.families
@@ -162,7 +162,7 @@ class TunedFile:
         return [(row["pass"], row["dtype"], row["head_dim"], TileConfig(**row["config"])) for row in self.entries]
 
     def add(self, outcome: Outcome, kernel_hash: str) -> None:
-        """Put an outcome in place of what was known of its group, and write the file at once or not at all."""
+        """Replace the entries of an outcome's group and write the file atomically."""
         group = outcome.group
         key = _key(group)
         measured = {"kernel": kernel_hash, "triton": self.machine.triton}
@@ -183,7 +183,7 @@ class TunedFile:
         write_atomically(self.path, self.text())
 
     def judge(self, judgement: Judgement, kernels: Mapping[str, str]) -> None:
-        """Put verdicts in the place of those for the same workloads or other code, and write the file at once."""
+        """Replace verdicts for the same workloads, or of other code, and write the file atomically."""
         comparison = judgement.comparison
         timed = {(verdict.workload.seq, verdict.workload.group) for verdict in judgement.verdicts}
         self.families = [
@@ -200,7 +200,7 @@ class TunedFile:
         write_atomically(self.path, self.text())
 
     def text(self) -> str:
-        """The file: JSON with one line per entry, in a fixed order, so that a change reads as one."""
+        """The file's text: JSON with one line per entry in a fixed order, so that diffs stay small."""
         head = {"format": FORMAT, "variant": self.path.stem, "gpu": self.machine.gpu, "arch": self.machine.arch}
         lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
         lines += [_listed("entries", self.entries), _listed("failed", self.failed)]

@@ -1,6 +1,6 @@
-"""Times of several calls on the GPU, taken in turn: a chip that has grown hot, or slow, is so for all of them.
+"""Times several calls on the GPU in interleaved rounds, so that a chip that heats up slows all of them alike.
 
-The tuner times families of kernels so, and the benchmark the peers.
+The tuner uses it for kernel families, the benchmark for peers.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Timing:
 
 @functools.cache
 def _l2_filler() -> torch.Tensor:
-    """Writing it leaves nothing else in the L2 cache; of the size that `triton.testing.do_bench` takes."""
+    """A buffer that fills the L2 cache when written; it has the size that `triton.testing.do_bench` uses."""
     return torch.empty(256 * 2**20, dtype=torch.int8, device="cuda")
 
 
 def on_gpu(call: Callable[[], Any], count: int) -> list[float]:
-    """What `triton.testing.do_bench` measures: between two events on the stream, with the L2 cache cleared before."""
+    """One sample as in `triton.testing.do_bench`: between two events on the stream, with a cleared L2 cache."""
     cache = _l2_filler()
     pairs = [(_event(), _event()) for _ in range(count)]
     for start, end in pairs:

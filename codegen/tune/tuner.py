@@ -1,4 +1,4 @@
-"""The tuner: compiles candidates on the host's cores while the GPU checks and times those that are ready."""
+"""The tuner: compiles candidates on the host's cores while the GPU checks and times the finished ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MODEL_SEQ = 2048
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is to be tuned. `budget` in seconds, None for as long as it takes."""
+    """The kernels to tune. `budget` is in seconds; None means no limit."""
 
     groups: Sequence[Group]
     workloads: Sequence[Workload]
@@ -51,7 +51,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What groups have in common: the spec and package they are of, and where they are measured."""
+    """What all groups share: spec, package and machine."""
 
     spec: Spec
     package: Package
@@ -64,12 +64,12 @@ class Context:
 
     @property
     def chip(self) -> str:
-        """The architecture whose tiles the GPU's runs with."""
+        """The architecture whose tiles the GPU uses."""
         arch = self.machine.arch
         return SAME_TILES.get(arch, arch)
 
     def kernel_hash(self, group: Group) -> str:
-        """The hash of the code that a group's kernel is rendered to."""
+        """The hash of a group's rendered kernel."""
         return str(self.runtime("kernels").KERNEL_HASHES[group.variant][group.mode][group.pass_])
 
     def file(self, variant: str) -> TunedFile:
@@ -78,7 +78,7 @@ class Context:
         return TunedFile(tuned.tuned_path(tuned.gpu_key(self.machine.gpu), variant, self.folder), self.machine)
 
     def default(self, group: Group, workload: Workload) -> TileConfig:
-        """The tile that a call runs with where nothing is tuned."""
+        """The tile that a call uses if nothing is tuned."""
         problem = self.runtime("core.tuned").Problem(
             group.mode, group.dtype, group.head_dim, workload.group, workload.seq
         )
@@ -88,7 +88,7 @@ class Context:
 
 @dataclass(kw_only=True)
 class Trial:
-    """A group at work: its candidates as they are compiled, then their times."""
+    """A group in progress: its candidates, their compilations, then their times."""
 
     group: Group
     bench: Bench
@@ -100,7 +100,7 @@ class Trial:
     right: set[TileConfig] = field(default_factory=set)
 
     def ranking(self, workload: Workload) -> list[TileConfig]:
-        """The tiles that were timed, fastest first."""
+        """The timed tiles, fastest first."""
         times = self.times.get(workload, {})
         return sorted(times, key=lambda tile: times[tile])
 
@@ -124,7 +124,7 @@ class Tuner:
         self.deadline = math.inf if request.budget is None else time.monotonic() + request.budget
 
     def run(self) -> list[Group]:
-        """Tune one group after the other; those that a budget left out are returned."""
+        """Tune the groups in order; returns those that the budget left out."""
         left = deque(self.request.groups)
         with Compilers(self.request.jobs) as pool:
             begun: deque[Trial] = deque()
@@ -149,12 +149,12 @@ class Tuner:
 
     @property
     def _ahead(self) -> int:
-        """Groups whose tiles are compiled at once: enough that no core waits for a slow one of the first group."""
+        """Groups that are compiled ahead: enough that no core waits for a slow compilation of the first group."""
         return 1 + math.ceil(6 * self.request.jobs / self._most)
 
     @property
     def _most(self) -> int:
-        """Candidates per group beside the defaults: what the budget allows, were compiling all that takes time."""
+        """Candidates per group beside the defaults, from the budget and the time that compiling takes."""
         if self.request.budget is None:
             return MOST_CANDIDATES
         affordable = self.request.budget * self.request.jobs / COMPILE_SECONDS / max(1, len(self.request.groups))
@@ -168,7 +168,7 @@ class Tuner:
         return Trial(group=group, bench=Bench(self.context.package, group), defaults=defaults, compiling=compiling)
 
     def _candidates(self, group: Group, defaults: Sequence[TileConfig]) -> list[TileConfig]:
-        """The defaults, what is known, and of the rest what the model of time likes best: at least a third."""
+        """The defaults, known winners, and the best of the rest by the model of time: at least a third of all."""
         context, variant = self.context, self.context.spec.variants[group.variant]
         kernel = Kernel(pass_=group.pass_, arch=context.chip, itemsize=ITEMSIZE[group.dtype], head_dim=group.head_dim)
         archs = [table[context.chip] for table in (variant.archs, context.spec.archs) if context.chip in table]
@@ -185,7 +185,7 @@ class Tuner:
         return pool.submit(task)
 
     def _measure(self, trial: Trial) -> None:
-        """Check and time each candidate as soon as it is compiled."""
+        """Check and time each candidate as soon as it has compiled."""
         family = (trial.group.variant, trial.group.mode, trial.group.dtype, trial.group.head_dim)
         trial.bench.others = dict(self.right.get(family, {}))
         total = len(trial.compiling)
@@ -203,13 +203,13 @@ class Tuner:
             self.right.setdefault(family, {})[trial.group.pass_] = tile
 
     def _begin_cuts(self, pool: Compilers, trial: Trial) -> None:
-        """Compile what seems best for lengths that cut a block: there it must be right, too, before it counts."""
+        """Compile the leading tiles for lengths that cut a block: a tile must be correct there too before it counts."""
         for workload in self.request.workloads:
             for tile in trial.ranking(workload)[:1]:
                 trial.cut.append(self._compiled(pool, trial.group, tile, CUT_SEQ))
 
     def _finish(self, pool: Compilers, trial: Trial) -> None:
-        """Settle each workload, and write what was found."""
+        """Choose the winner of each workload and write the results."""
         winners = [winner for workload in self.request.workloads if (winner := self._winner(pool, trial, workload))]
         for winner in winners:
             self.priors.add(trial.group, winner.tile)
@@ -218,7 +218,7 @@ class Tuner:
         self.report(outcome)
 
     def _winner(self, pool: Compilers, trial: Trial, workload: Workload) -> Winner | None:
-        """The fastest tile that is right everywhere, beside the default; None where no tile is."""
+        """The fastest tile that is correct everywhere, with the default's time; None if there is none."""
         right = (tile for tile in trial.ranking(workload) if self._right_when_cut(pool, trial, tile))
         best, default = next(right, None), trial.defaults[workload]
         if best is None:
@@ -244,7 +244,7 @@ class Tuner:
 
 
 class Visits:
-    """How many scores a variant's kernels compute for each pair there is, by the size of its blocks."""
+    """Scores that a variant's kernels compute per pair of the call, for each block size."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, int, int], float] = {}
@@ -266,7 +266,7 @@ class Visits:
 
 
 def _work(variant: Variant, group: Group, visits: Visits) -> Work:
-    """The call that candidates are ordered for: of the timed calls one in the middle."""
+    """The call that candidates are ordered for: the middle one of the timed calls."""
     batch, heads = max(1, TOKENS // _MODEL_SEQ), max(1, WIDTH // group.head_dim)
 
     def programs(block_m: int, block_n: int) -> int:
