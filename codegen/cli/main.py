@@ -220,13 +220,7 @@ def lint(args: argparse.Namespace) -> int:
 
 @command("compare", compare_options, variants_option)
 def compare(args: argparse.Namespace) -> int:
-    """Prove that two packages have the same machine code; compile what differs for chips that need not be there.
-
-    A kernel is equal if its source with all imports is equal and it is specialised for the same arguments; or if
-    Triton's IR after inlining is equal; or if its PTX or its machine code is. OLD is for instance the package that an
-    older revision renders into a temporary folder. --rekey rewrites the kernel hashes in NEW's tuned files where every
-    kernel, dtype, head_dim and tile of an entry is proven equal, so that these entries hold for NEW's kernels.
-    """
+    """Prove that two packages have the same machine code; compile what differs, without a GPU."""
     from codegen.load.spec_file import load
 
     spec = load(spec_path(args))
