@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-import subprocess
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +30,11 @@ from codegen.plan.traits import VariantTraits, variant_traits
 from codegen.plan.variant import VariantPlan, plan
 from codegen.render.arch_tables import arch_tables, hopper_fields
 from codegen.render.code_hash import HASH_LENGTH, kernel_hash
+from codegen.render.formatting import format_files
 from codegen.spec import symbols
 from codegen.spec.model import Spec, Variant
-from codegen.util.errors import CodegenError
 from codegen.util.shipped import shipped_path
-from codegen.util.text import LINE_LENGTH, comment, docstring
-
-RUFF = "0.17.5"
-"""The version of the formatter, which is a part of rendering."""
+from codegen.util.text import comment, docstring
 
 LICENCE = "# SPDX-License-Identifier: Apache-2.0"
 """The first line of every rendered Python file."""
@@ -115,10 +108,10 @@ def render(spec: Spec) -> dict[str, str]:
     files["_runtime/archs.py"] = _archs_file(env, spec)
     files |= _runtime_files()
     files["py.typed"] = ""
-    formatted = _format(files)
+    formatted = format_files(files)
     hashes = {name: {mode.value: _kernel_hashes(formatted, name, mode) for mode in Mode} for name in names}
     fields = {name: list(asdict(of_variant).items()) for name, of_variant in traits.items()}
-    formatted |= _format({KERNELS_FILE: _fill(env, "host/kernels.py.jinja", hashes=hashes, traits=fields)})
+    formatted |= format_files({KERNELS_FILE: _fill(env, "host/kernels.py.jinja", hashes=hashes, traits=fields)})
     return {path: _sign(formatted[path]) for path in sorted(formatted)}
 
 
@@ -308,66 +301,6 @@ def _sign(text: str) -> str:
     """Put the hash of a file's own text into its header."""
     digest = hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
     return text.replace(f"# hash: {_PLACEHOLDER}", f"# hash: {digest}", 1)
-
-
-def _format(files: Mapping[str, str]) -> dict[str, str]:
-    """Format Python files with the pinned formatter, all in one call, independent of any settings around it."""
-    with tempfile.TemporaryDirectory(prefix="codegen-") as folder:
-        root = Path(folder)
-        for path, text in files.items():
-            target = root / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text, encoding="utf-8")
-        command = [_ruff(), "format", "--isolated", "--no-cache", f"--line-length={LINE_LENGTH}"]
-        result = subprocess.run(
-            [*command, "--target-version=py311", str(root)], capture_output=True, text=True, check=False
-        )
-        if result.returncode != 0:
-            words = result.stderr.replace(f"{root.resolve()}/", "").replace(f"{root}/", "")
-            raise CodegenError(
-                f"the formatter refused rendered files, a fault of the generator:\n{_placed(words, files)}"
-            )
-        return {path: (root / path).read_text(encoding="utf-8") for path in files}
-
-
-def _placed(words: str, files: Mapping[str, str]) -> str:
-    """The formatter's words, with the variant and the template of each file they name, and the line they are about.
-
-    >>> header = "# variant: v: {mask: causal}\\n# template: a.py.jinja\\n"
-    >>> print(_placed("error: Failed to parse v/a.py:3:2: Bad", {"v/a.py": header + " x"}))
-    v/a.py:3:2: Bad (variant v, template a.py.jinja)
-         x
-    """
-    lines: list[str] = []
-    for line in words.strip().splitlines():
-        found = re.fullmatch(r"error: Failed to parse (.+?):(\d+):\d+: .*", line)
-        if found is None or found[1] not in files:
-            lines.append(line)
-            continue
-        text = files[found[1]].splitlines()
-        said = (re.match(r"# (variant|template): ([^:\s]+)", x) for x in text[: int(found[2])])
-        source = ", ".join(f"{x[1]} {x[2]}" for x in said if x is not None)
-        lines.append(f"{line.removeprefix('error: Failed to parse ')} ({source})")
-        lines += [f"    {x}" for x in text[int(found[2]) - 1 : int(found[2])]]
-    return "\n".join(lines)
-
-
-def _ruff() -> str:
-    """The ruff of this environment, wherever its package installed the program."""
-    try:
-        from ruff import find_ruff_bin
-
-        found: str | None = str(find_ruff_bin())
-    except (ImportError, FileNotFoundError):
-        found = None
-    try:
-        there = version("ruff")
-    except PackageNotFoundError:
-        found = None
-    if found is None or there != RUFF:
-        is_there = "is not installed" if found is None else f"is here as version {there}, which may write other bytes"
-        raise CodegenError(f"ruff, which formats rendered files, {is_there}: run `pip install ruff=={RUFF}`")
-    return found
 
 
 def manifest_entries(spec: Spec) -> dict[str, Any]:

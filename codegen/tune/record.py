@@ -14,7 +14,7 @@ from codegen.render.files import write_atomically
 from codegen.spec.model import Pass
 
 FORMAT = 1
-"""That of `templates/runtime/tuned.py`, which reads these files."""
+"""The format that the package's `_runtime/core/tuned.py` reads."""
 
 
 @dataclass(frozen=True, kw_only=True)

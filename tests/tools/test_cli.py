@@ -16,7 +16,7 @@ import pytest
 from codegen import __version__
 from codegen.cli import places
 from codegen.cli.main import COMMANDS, main
-from codegen.render import files
+from codegen.render import files, formatting
 from codegen.render import package as render
 from tests.support.paths import ROOT
 
@@ -381,7 +381,7 @@ def test_the_collection_is_rendered_into_the_current_folder(tmp_path: Path, monk
 
 def test_the_formatter_is_the_one_that_is_pinned() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert f"ruff=={render.RUFF}" in project["dependencies"]
+    assert f"ruff=={formatting.RUFF}" in project["dependencies"]
 
 
 def test_another_formatter_is_refused(
@@ -391,7 +391,7 @@ def test_another_formatter_is_refused(
     assert main(["render", "--out", str(project / "other")]) == 2
     assert capsys.readouterr().err == (
         "error: ruff, which formats rendered files, is here as version 0.1.0, which may write other bytes: "
-        f"run `pip install ruff=={render.RUFF}`\n"
+        f"run `pip install ruff=={formatting.RUFF}`\n"
     )
 
 
