@@ -387,7 +387,7 @@ def test_the_formatter_is_the_one_that_is_pinned() -> None:
 def test_another_formatter_is_refused(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(render, "version", lambda _name: "0.1.0")
+    monkeypatch.setattr(formatting, "version", lambda _name: "0.1.0")
     assert main(["render", "--out", str(project / "other")]) == 2
     assert capsys.readouterr().err == (
         "error: ruff, which formats rendered files, is here as version 0.1.0, which may write other bytes: "
