@@ -17,7 +17,6 @@ from codegen import __version__
 from codegen.cli import places
 from codegen.cli.main import COMMANDS, main
 from codegen.render import files, formatting
-from codegen.render import package as render
 from tests.support.paths import ROOT
 
 SPEC = """\
