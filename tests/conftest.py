@@ -27,23 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without --full run of each product what covers its pairs (`tests.support.coverage`), but all that is named.
-
-    On a GPU tests are cheap: there all of them run.
-    """
+    """Without --full run of each product what covers its pairs (`tests.support.coverage`), but all that is named."""
     if config.getoption("full") or any("::" in argument for argument in config.args):
         return
-    if not any(item.get_closest_marker("covers") for item in items) or _on_gpu():
+    if not any(item.get_closest_marker("covers") for item in items):
         return
     from tests.support.selection import SELECTION, choose
 
     items[:], left_out, config.stash[SELECTION] = choose(items)
     config.hook.pytest_deselected(items=left_out)
-
-
-def _on_gpu() -> bool:
-    import torch
-
-    from tests.support.cases import INTERPRET
-
-    return not INTERPRET and torch.cuda.is_available()

@@ -41,7 +41,9 @@ def test_memory_is_linear_in_the_length(variant: str) -> None:
     rows = 9 if MANIFEST[variant]["decay"] else 3
     # Lists of blocks have room for so many 16-bit entries before they are counted.
     lists = 2 * DENSE_ENTRIES
-    assert peak <= 3 * of_queries + rows * length * heads * 4 + lists + 2**20, f"{peak / 2**20:.0f} MiB"
+    # Where a backward of Hopper's adds up dq with atomics, it does so in float32.
+    sums = 2 * of_queries if torch.cuda.get_device_capability() == (9, 0) else 0
+    assert peak <= 3 * of_queries + sums + rows * length * heads * 4 + lists + 2**20, f"{peak / 2**20:.0f} MiB"
 
 
 def last_batch_row(variant: str, inputs: Inputs) -> Inputs:

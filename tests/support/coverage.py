@@ -11,7 +11,7 @@ of its own tensors it computes. So of a product of parameters these run:
 - of the variants of library.yaml every one in the portable kernels, and in other tests one of each plan class;
 - of the variants that a test file defines every one in every test function.
 
-`pytest --full` (`make test-all`) runs the product; so does a GPU.
+`pytest --full` (`make test-all`, on a GPU `make test-gpu ARGS=--full`) runs the product.
 """
 
 from __future__ import annotations
