@@ -20,10 +20,11 @@ from codegen.compare.launches import Level
 from codegen.compare.proof import Packages, Result, compare_calls
 from codegen.compare.rekey import rekey
 from codegen.compare.sources import Sources, read_sources, unchanged_kernels, unchanged_variants
-from codegen.lint.jobs import HALF_DTYPE, Selection
+from codegen.lint.jobs import Selection, default_dtypes
 from codegen.render.files import MANIFEST
 from codegen.spec.model import Spec
-from codegen.util.errors import CodegenError, did_you_mean
+from codegen.util.choices import checked_names
+from codegen.util.errors import CodegenError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,12 +108,11 @@ def run_rekey(spec: Spec, options: Options) -> bool:
 
 def _selection(spec: Spec, options: Options) -> Selection:
     default_archs = [arch for arch in {*DEFAULT_ARCHS, *tuned_archs(options.new)} if arch in spec.archs]
-    dtypes = [dtype for dtype in (HALF_DTYPE, "float32") if dtype in spec.defaults.dtypes]
     return Selection(
-        variants=_chosen("VARIANT", options.names, spec.variants) or tuple(spec.variants),
-        archs=_chosen("--arch", options.archs, spec.archs) or tuple(sorted(default_archs)),
-        dtypes=dtypes or tuple(spec.defaults.dtypes),
-        modes=[Mode(name) for name in _chosen("--modes", options.modes, [mode.value for mode in Mode])] or tuple(Mode),
+        variants=checked_names("variant", options.names, spec.variants) or tuple(spec.variants),
+        archs=checked_names("--arch", options.archs, spec.archs) or tuple(sorted(default_archs)),
+        dtypes=default_dtypes(spec),
+        modes=[Mode(name) for name in checked_names("--modes", options.modes, [m.value for m in Mode])] or tuple(Mode),
         fast=options.fast,
         tuned=True,
     )
@@ -156,15 +156,6 @@ def _is_selected(path: str, variants: Sequence[str], packages: Packages, modes: 
         return bool(variants) and set(modes) == set(Mode)
     mode = rest.partition("/")[0] if "/" in rest else Mode.DENSE.value
     return folder in variants and mode in {each.value for each in modes}
-
-
-def _chosen(option: str, names: Sequence[str], known: Iterable[str]) -> tuple[str, ...]:
-    known = tuple(known)
-    for name in names:
-        if name not in known:
-            hint = did_you_mean(name, known) or ""
-            raise CodegenError(f"{option}: expected names among {', '.join(known)}, got '{name}'{hint}")
-    return tuple(dict.fromkeys(names))
 
 
 def _verdict(unequal: int) -> str:

@@ -115,13 +115,19 @@ class AbsentGPU:
 _absent_gpu = cache(AbsentGPU)
 
 
-def _jit_function() -> Any:
-    """The class of jitted kernels."""
+def check_not_interpreted() -> None:
+    """Raise `CodegenError` if Triton's interpreter is on."""
     from triton import knobs
-    from triton.runtime.jit import JITFunction
 
     if knobs.runtime.interpret:
         raise CodegenError("with TRITON_INTERPRET in the environment nothing is compiled: unset it")
+
+
+def _jit_function() -> Any:
+    """The class of jitted kernels."""
+    from triton.runtime.jit import JITFunction
+
+    check_not_interpreted()
     return JITFunction
 
 

@@ -1,16 +1,15 @@
-"""A generated package in a folder: finding and importing it, and the names a command may say of it."""
+"""A generated package in a folder: finding and importing it."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from codegen import PROGRAM
-from codegen.util.errors import CodegenError, did_you_mean
+from codegen.util.errors import CodegenError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +58,3 @@ def imported(folder: Path) -> str:
     if found != [folder]:
         raise CodegenError(f"{folder}: a package of the name {folder.name} is already imported, from {found[0]}")
     return folder.name
-
-
-def chosen(option: str, named: Sequence[str], known: Sequence[str]) -> Sequence[str]:
-    """What was named, each checked, or all there is."""
-    for name in named:
-        if name not in known:
-            hint = did_you_mean(name, known)
-            raise CodegenError(f"{option}: expected one of {', '.join(known)}, got '{name}'{hint}")
-    return named or known

@@ -14,8 +14,9 @@ from codegen import PROGRAM
 from codegen.analysis.call_modes import Mode
 from codegen.arch.chips import ARCHS, CHIPS, GPU_CHIPS
 from codegen.arch.tile_rules import MAX_HEAD_DIM, MIN_HEAD_DIM
-from codegen.compile.packages import chosen, find_package
+from codegen.compile.packages import find_package
 from codegen.spec.model import DTYPES
+from codegen.util.choices import checked_names
 from codegen.util.errors import CodegenError, did_you_mean
 from codegen.util.text import aligned
 
@@ -42,9 +43,9 @@ def answer(out: Path, question: Question) -> list[str]:
     configs = importlib.import_module(f"{package}._runtime.core.configs")
     tuned = importlib.import_module(f"{package}._runtime.core.tuned")
     hashes = importlib.import_module(f"{package}._runtime.kernels").KERNEL_HASHES
-    (variant,) = chosen("variant", [question.variant], list(hashes))
-    (dtype,) = chosen("--dtype", [DTYPE_NAMES.get(question.dtype, question.dtype)], DTYPES)
-    (mode,) = chosen("--mode", [question.mode], [str(each) for each in Mode])
+    (variant,) = checked_names("variant", [question.variant], hashes)
+    (dtype,) = checked_names("--dtype", [DTYPE_NAMES.get(question.dtype, question.dtype)], DTYPES)
+    (mode,) = checked_names("--mode", [question.mode], [str(each) for each in Mode])
     if question.head_dim > MAX_HEAD_DIM:
         raise CodegenError(f"--head-dim: expected {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, got {question.head_dim}")
     named = question.gpu or _this_gpu(tuned)

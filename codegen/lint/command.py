@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -14,24 +14,27 @@ import triton  # noqa: F401
 
 from codegen.analysis.call_modes import Mode
 from codegen.arch.tile_rules import MAX_HEAD_DIM, MIN_HEAD_DIM
+from codegen.compile.offline import check_not_interpreted
 from codegen.compile.pool import WorkerDiedError, spread
 from codegen.lint import report
-from codegen.lint.jobs import HALF_DTYPE, Selection, jobs, tuned_jobs
+from codegen.lint.jobs import Selection, default_dtypes, jobs, tuned_jobs
 from codegen.lint.look import Finding, Task, failed, look_at, main_kernel
 from codegen.spec.model import DTYPES, Pass, Spec
-from codegen.util.errors import CodegenError, did_you_mean
+from codegen.util.choices import checked_names, listed_names
+from codegen.util.errors import CodegenError
 from codegen.util.terminal import StatusLine, print_coloured
 
 
 def selection(spec: Spec, args: argparse.Namespace) -> Selection:
-    """The selection of a command line; raises `CodegenError` for an unknown name."""
+    """The selection of a command line; raises `CodegenError` for an unknown name, and if nothing can be compiled."""
+    check_not_interpreted()
     return Selection(
-        variants=_chosen("VARIANT", args.names, spec.variants) or tuple(spec.variants),
-        archs=_listed("--arch", args.arch, spec.archs) or tuple(spec.archs),
-        dtypes=_listed("--dtype", args.dtype, DTYPES) or _default_dtypes(spec),
+        variants=checked_names("variant", args.names, spec.variants) or tuple(spec.variants),
+        archs=listed_names("--arch", args.arch, spec.archs) or tuple(spec.archs),
+        dtypes=listed_names("--dtype", args.dtype, DTYPES) or default_dtypes(spec),
         head_dims=_head_dims(args.head_dim),
-        passes=[Pass(name) for name in _listed("--passes", args.passes, [p.value for p in Pass])] or tuple(Pass),
-        modes=[Mode(name) for name in _listed("--modes", args.modes, [m.value for m in Mode])] or tuple(Mode),
+        passes=[Pass(name) for name in listed_names("--passes", args.passes, [p.value for p in Pass])] or tuple(Pass),
+        modes=[Mode(name) for name in listed_names("--modes", args.modes, [m.value for m in Mode])] or tuple(Mode),
         fast=args.fast,
         tuned=args.tuned,
     )
@@ -78,27 +81,6 @@ def print_report(findings: Sequence[Finding], seconds: float) -> None:
 
 def save(path: Path, findings: Sequence[Finding]) -> None:
     report.save_json(path, findings, version("triton"))
-
-
-def _default_dtypes(spec: Spec) -> tuple[str, ...]:
-    """One 16-bit dtype, which stands for both, and float32, if the spec has them."""
-    halves = [dtype for dtype in spec.defaults.dtypes if dtype != "float32"]
-    half = HALF_DTYPE if HALF_DTYPE in halves else next(iter(halves), None)
-    return tuple(d for d in (half, "float32" if "float32" in spec.defaults.dtypes else None) if d is not None)
-
-
-def _listed(option: str, text: str | None, known: Iterable[str]) -> tuple[str, ...]:
-    """The names of a list such as `sm_80,sm_90`; empty if the option was not given."""
-    return () if text is None else _chosen(option, text.split(","), known)
-
-
-def _chosen(option: str, names: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
-    known = tuple(known)
-    for name in names:
-        if name not in known:
-            hint = did_you_mean(name, known) or ""
-            raise CodegenError(f"{option}: expected names among {', '.join(known)}, got '{name}'{hint}")
-    return tuple(dict.fromkeys(names))
 
 
 def _head_dims(text: str | None) -> tuple[int, ...] | None:

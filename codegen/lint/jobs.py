@@ -60,6 +60,13 @@ class Selection:
     tuned: bool = False
 
 
+def default_dtypes(spec: Spec) -> tuple[str, ...]:
+    """One 16-bit dtype, which stands for both, and float32, if the spec has them."""
+    halves = [dtype for dtype in spec.defaults.dtypes if dtype != "float32"]
+    half = [HALF_DTYPE] if HALF_DTYPE in halves else halves[:1]
+    return (*half, *(dtype for dtype in spec.defaults.dtypes if dtype == "float32"))
+
+
 def jobs(spec: Spec, selection: Selection) -> list[Job]:
     """The calls of a selection, all of a chip together. No two of them compile the same kernel for the same config."""
     found: list[Job] = []

@@ -314,9 +314,9 @@ def test_a_variant_that_one_package_lacks_is_missing(old: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--arch", "sm90"], "--arch: expected names among sm_80, "),
-        (["--modes", "pack"], "--modes: expected names among dense, packed, segmented, got 'pack'"),
-        (["bend"], "VARIANT: expected names among band, got 'bend'; did you mean 'band'?"),
+        (["--arch", "sm90"], "--arch: expected one of sm_80, "),
+        (["--modes", "pack"], "--modes: expected one of dense, packed, segmented, got 'pack'"),
+        (["bend"], "variant: expected one of band, got 'bend'; did you mean 'band'?"),
     ],
 )
 def test_bad_input(options: list[str], message: str, old: Path, capsys: pytest.CaptureFixture[str]) -> None:
