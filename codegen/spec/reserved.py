@@ -14,31 +14,31 @@ _FAMILIES = re.compile(
 """Names that are built: of a pointer and what is derived from it, a bound, a subexpression."""
 
 _WORDS = """
-    args cls keywords kwargs out self
+    args keywords out self
 
     acc alpha batch block ctx decay delta dk dlse do dp dq ds dtype dv finite fwd gap group_size head
     head_dim head_dim_v in_rows keep keys last logit lse max_new max_ref member num_blocks num_heads num_kv_heads o
     p qk qk_scale q_shift row_max row_offs row_offset row_offsets row_sum rows run start_m start_n step tile tiles
     total values
 
-    backward behind_full block_extremes block_list block_range block_table block_tables blocks by_keys call_key
-    chunk_first each fill_lists has_full in_parts is_full is_partial key_parts kv_values launch_lists least_block
+    backward behind_full block_extremes block_list block_range block_tables blocks by_keys call_key
+    chunk_first each fill_lists has_full in_parts is_full is_partial kv_values launch_lists least_block
     list_batch list_begin list_end list_entries list_entry list_heads made num_keys num_kv num_others num_q
     num_rows other_blocks own_blocks own_room part part_idx part_offs partial_end parts pass_name pass_names
-    program programs q_values query_parts query_programs ranges span spans table_kernel their_part_idx
+    program programs q_values query_programs ranges span spans table_kernel their_part_idx
     their_part_offs tile_blocks visits
 
     ddecay_cols ddecay_rows has_key lag share sums unrounded p_sink
 
     check_dropout_p drop dropout dropout_mask dropout_seed keep_numbers keep_scale p_dropped probs threshold
-    bit_layout counter_eights counter_layout counter_neighbours dropout_words dropped dropped_bits
-    head_index minus_delta p_kept p_scale philox product_with wide_product with_signs without_dropped
+    bit_layout dropped dropped_bits
+    head_index minus_delta p_kept p_scale philox with_signs without_dropped
 
     add_diagonals add_dot aligned apply at_least autocast_inputs batch_row block_columns call_tiles cdiv check_float
     check_inputs check_int check_tensor clamp_index options diagonal_sums dot_rows
     empty_like_layout floor_div floor_mod has_tanh_instruction host_number interpreter_dtype is_nvidia launches_directly
-    load_columns load_pairs load_vector next_power_of_2 once_differentiable packed_rows place_pairs place_sums
-    positive_scale query_offset reduce_gradient reference replayed row_products runs_reference second_width
+    load_pairs load_vector next_power_of_2 packed_rows place_pairs place_sums
+    positive_scale query_offset reduce_gradient reference replayed row_products runs_reference
     unit_strides
 
     AttentionGradients FOLDED_AXES batched differentiates_backward plain_backward plain_forward
@@ -50,33 +50,32 @@ _WORDS = """
     CHUNK FILL OWN_ROOM PART PARTS POSITIONS PTX block_lists block_ranges call_sizes call_options list_blocks pass_table
     schedule schedule_tables scheduled
 
-    apart first_plain key_blocks make_numbers num_masked num_plain numbers o_len o_row
-    produce_keys produce_rows store_columns store_rows tell
-    RAISE begin_dq begin_with change_turns first_turn lap o_start scaling scaling_operands stage
+    apart first_plain num_masked num_plain numbers o_len o_row
+    produce_keys produce_rows store_rows
+    begin_dq begin_with change_turns first_turn lap o_start stage
     store_dq
 
-    DTYPE HOPPER_WARPS KEY LANES Q_BLOCKS ROW ROWS SCORES STAGES STORED SUMS WEIGHTS add_lanes
-    async_load begin_block block_pair describe_rows end_block
+    DTYPE HOPPER_WARPS KEY LANES Q_BLOCKS ROW ROWS SCORES STAGES SUMS WEIGHTS add_lanes
+    begin_block block_pair describe_rows end_block
     gluon hopper_fwd inv_sum k_desc k_ring kv_head kv_heads kv_turn lane_layout last_full
-    launch_hopper make_barriers make_ring mbarrier multiprocessors no_scores nth num_full num_pairs num_partial
-    p_pairs p_tile pair_half product_layout q_desc q_head
-    q_ring query_blocks receive_tile ring_turn row_sums row_term send_tile store_layout tile_columns tma v_desc
+    launch_hopper make_barriers make_ring mbarrier multiprocessors nth num_full num_pairs num_partial
+    p_pairs pair_half product_layout q_desc q_head
+    q_ring row_sums row_term tile_columns tma v_desc
     v_ring warpgroup_mma warpgroup_mma_wait
 
     LINE add_rows begin_columns begin_rows block_term column_sums key_term make_ones of_lines ones own_part own_start_m
     OWN_KEY OWN_ROW own_col own_key own_position own_q_row own_row own_segment row_start row_turn sums_layout unscaled
 
     KEYS K_SUMS K_WEIGHTS LINES V_SUMS V_WEIGHTS WITH_DQ async_add delta_desc describe_lines
-    describe_vector do_desc do_ring dq_desc dq_ring dq_sums dq_tiles ds_tiles fence_async_shared first_row fused
+    describe_vector do_desc do_ring dq_desc dq_ring dq_sums dq_tiles fence_async_shared first_row fused
     head_parts hopper_bwd hopper_delta in_fragments k_block k_lap k_part lse_desc
     num_key_blocks own_start q_turn row_delta row_lse sum_index
 
     at_columns columns_before run_bits run_end run_first
 
-    FLAT WIDE_KEYS add_block add_sums bwd_kernel dk_start dq_part ds_ring dv_start flat hand_over hopper_bwd_wide
+    WIDE_KEYS add_block add_sums bwd_kernel dk_start dq_part ds_ring dv_start hopper_bwd_wide
     NEAR_BYTES NEAR_ROWS is_wide make_hand_over near_heads next_dq p_ring row_block
 
-    MOST_COUNT MOST_ROWS WRAP_STRIDE seq_end seq_len
     head_seqs num_row_blocks row_first row_seqs work_counter work_ring work_turn
 
     CallOptions namespace_of register_operator
@@ -102,7 +101,8 @@ _WORDS = """
     make_row_ring make_work_ring num_items pack_pairs produce producer q_rows q_stage query_stages raise_maximum
     rescale rings run_zeros scorer sequence_item store_through summer unpack_pairs v_rows v_start work
 """
-_USED = frozenset(_WORDS.split())
+WORDS = frozenset(_WORDS.split())
+"""Names that are not built: of variables, parameters, functions and modules of generated code."""
 
 
 def is_reserved(name: str) -> bool:
@@ -116,4 +116,4 @@ def is_reserved(name: str) -> bool:
 
 def is_word(name: str) -> bool:
     """Whether it is one of those that are not built: the names of modules' own functions are among them."""
-    return name in _USED
+    return name in WORDS

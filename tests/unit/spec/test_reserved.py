@@ -15,6 +15,7 @@ from codegen.ir import expr
 from codegen.ir.expr import Expr, Load, TensorSpec, Type
 from codegen.spec.model import Variant
 from codegen.spec.names import OP_ARGUMENTS, argument_problem
+from codegen.spec.reserved import WORDS
 from codegen.spec.symbols import is_used, symbolised
 from tests.support.paths import ROOT
 
@@ -74,8 +75,47 @@ def test_names_of_generated_code_are_known(variant: str, file: str) -> None:
     derived = re.compile(rf"(.*_)?d?({'|'.join(own)})(_.*)?|{variant}_\w+|{variant}|_.*")
     known = [name for name in used if is_used(name) or argument_problem(name, {}) is not None]
     free = sorted(name for name in used if not derived.fullmatch(name) and name not in known)
-    assert not free, f"an argument could have these names in generated code; add them to codegen/reserved.py: {free}"
+    assert not free, (
+        f"an argument could have these names in generated code; add them to codegen/spec/reserved.py: {free}"
+    )
     assert len(used) > 10
+
+
+def bound_names(tree: ast.Module) -> Iterator[str]:
+    """Every name that a module binds: by an import, a definition, a parameter or an assignment."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((alias.asname or alias.name).split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def template_words(text: str) -> set[str]:
+    """The words of a template, comments left out."""
+    return set(re.findall(r"\w+", re.sub(r"\{#.*?#\}|^ *#.*?$", "", text, flags=re.DOTALL | re.MULTILINE)))
+
+
+def words_in_strings(tree: ast.Module) -> set[str]:
+    """The words of a module's string literals, docstrings left out."""
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in docstrings)
+    return {word for text in texts if isinstance(text, str) for word in re.findall(r"\w+", text)}
+
+
+def test_reserved_words_are_used() -> None:
+    """By the checked-in package, or by a template or a plan for variants that it has none of."""
+    packaged = [path for variant in VARIANTS for path in (GENERATED / variant).rglob("*.py")]
+    used = {name for path in packaged for name in bound_names(ast.parse(path.read_text(encoding="utf-8")))}
+    for path in (ROOT / "templates").rglob("*.jinja"):
+        used |= template_words(path.read_text(encoding="utf-8"))
+    for path in (ROOT / "codegen" / "plan").glob("*.py"):
+        used |= words_in_strings(ast.parse(path.read_text(encoding="utf-8")))
+    unused = sorted(WORDS - used)
+    assert not unused, f"generated code no longer uses these; remove them from codegen/spec/reserved.py: {unused}"
 
 
 def variant_of(*names: str) -> Variant:
