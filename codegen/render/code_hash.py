@@ -9,7 +9,7 @@ import ast
 import hashlib
 import io
 import tokenize
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import PurePosixPath
@@ -81,9 +81,7 @@ class _Statement:
 
 def _imported_code(path: str, sources: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """File and source of each definition of other files that a file uses, directly or through other definitions."""
-    waiting = [
-        _target(path, imported, sources) for statement in _statements(sources[path]) for imported in statement.imports
-    ]
+    waiting = [_target(path, imported, sources) for imported in _imports(ast.parse(sources[path]).body)]
     seen: set[tuple[str, _Statement]] = set()
     while waiting:
         file, name = waiting.pop()
@@ -134,18 +132,25 @@ def _split(node: ast.stmt, lines: Sequence[str]) -> Iterator[_Statement]:
 
 
 def _statement(node: ast.stmt, text: str) -> _Statement:
-    nodes = list(ast.walk(node))
+    names = (each for each in ast.walk(node) if isinstance(each, ast.Name))
     return _Statement(
         text=text,
         binds=frozenset(_bound(node)),
-        uses=frozenset(each.id for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)),
-        imports=tuple(
-            _Import(each.level, each.module or "", alias.name)
-            for each in nodes
-            if isinstance(each, ast.ImportFrom) and each.level
-            for alias in each.names
-        ),
+        uses=frozenset(each.id for each in names if isinstance(each.ctx, ast.Load)),
+        imports=tuple(_imports([node])),
     )
+
+
+def _imports(body: Iterable[ast.AST]) -> Iterator[_Import]:
+    """What statements, and those inside them, import from their package. Expressions, which import nothing, are
+    not walked: kernels are full of them."""
+    for node in body:
+        if isinstance(node, ast.ImportFrom):
+            if node.level:
+                yield from (_Import(node.level, node.module or "", alias.name) for alias in node.names)
+        elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
+            for block in ("body", "orelse", "handlers", "finalbody", "cases"):
+                yield from _imports(getattr(node, block, ()))
 
 
 def _bound(node: ast.stmt) -> Iterator[str]:
