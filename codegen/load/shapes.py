@@ -64,7 +64,9 @@ class Text(Value[str]):
     def read(self, doc: Document, item: Item) -> str | None:
         text = doc.text(item)
         if text is not None and len(text) > self.longest:
-            doc.note(item, f"must have at most {self.longest} characters, got {len(text)}")
+            doc.note(
+                item, f"must have at most {self.longest} characters, got {len(text)}; move the rest into a YAML comment"
+            )
             return None
         return text
 
