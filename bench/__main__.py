@@ -67,12 +67,12 @@ def _measure(options: argparse.Namespace) -> int:
     share_caches()
     clock, results = Clock(minutes=options.minutes), Results(machine=machine())
     results.settings = {"arguments": sys.argv[1:], "jobs": options.jobs, "minutes": options.minutes}
-    keep = functools.partial(_keep, options, results)
+    keep = functools.partial(keep_results, options, results)
     print(", ".join(f"{name} {what}" for name, what in results.machine.items()), flush=True)
     keep()
     code = EXIT_OK
     try:
-        right = _run_all(options, results, keep, clock)
+        right = run_suites(options, results, keep, clock)
         code = EXIT_OK if right else EXIT_WRONG
     except KeyboardInterrupt:
         print("\ninterrupted; these are the measurements so far", flush=True)
@@ -85,11 +85,11 @@ def _measure(options: argparse.Namespace) -> int:
     return code
 
 
-def _run_all(options: argparse.Namespace, results: Results, keep: Keep, clock: Clock) -> bool:
+def run_suites(options: argparse.Namespace, results: Results, keep: Keep, clock: Clock) -> bool:
     """Run every selected suite; true if all passed."""
     rest: dict[str, Callable[[], bool]] = {
         "packed": lambda: _packed(options, results, keep, clock),
-        "jax": lambda: _jax(options, results, keep, clock),
+        "jax": lambda: run_jax(options, results, keep, clock),
         "schedules": lambda: _printed("schedules"),
         "host": lambda: _host(results, keep),
         "memory": lambda: _printed("memory"),
@@ -156,7 +156,8 @@ def _packed(options: argparse.Namespace, results: Results, keep: Keep, clock: Cl
     return packed.run(10 if options.quick else 30, options.jobs, chosen, keep_packed, clock)
 
 
-def _jax(options: argparse.Namespace, results: Results, keep: Keep, clock: Clock) -> bool:
+def run_jax(options: argparse.Namespace, results: Results, keep: Keep, clock: Clock) -> bool:
+    """Run the suite `jax`; true if it passed."""
     from bench.peers.installed import missing
 
     try:
@@ -195,7 +196,8 @@ def _printed(suite: str) -> bool:
     return right
 
 
-def _keep(options: argparse.Namespace, results: Results) -> None:
+def keep_results(options: argparse.Namespace, results: Results) -> None:
+    """Write the results so far to the file of `--json`."""
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         record.save(options.json, results)

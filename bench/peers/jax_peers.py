@@ -226,7 +226,7 @@ def _attended(q: Any, k: Any, v: Any, keep: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=1)
-def _expected(case: JaxCase) -> dict[str, Any]:
+def expected_results(case: JaxCase) -> dict[str, Any]:
     """o and gradients for the last rows of the batch and the first key head.
 
     With a causal mask only these queries attend to the last keys, so that their dk and dv are complete.
@@ -250,7 +250,7 @@ def fault(case: JaxCase, name: str, program: Program) -> str:
 
     Peers are checked for computing the same function, not for precision: their bound is twice ours.
     """
-    want, got = _expected(case), program.results()
+    want, got = expected_results(case), program.results()
     errors = {}
     for key, wanted in want.items():
         rows, heads, _ = wanted.shape

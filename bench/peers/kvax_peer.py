@@ -71,13 +71,13 @@ def compiling(hints: bool) -> Iterator[None]:
         capability = int(device_arch("kvax").removeprefix("sm_"))
         stack.enter_context(patch.object(lib.triton_kernel_call_lib, "get_compute_capability", lambda _: capability))
         if hints:
-            stack.enter_context(patch.object(lib, "get_or_create_triton_kernel", _with_hints(lib)))
+            stack.enter_context(patch.object(lib, "get_or_create_triton_kernel", with_hints(lib)))
             # The key of jax-triton's cache does not include the hints.
             stack.enter_context(patch.object(lib, "_COMPILED_KERNEL_CACHE", _hinted_kernels))
         yield
 
 
-def _with_hints(lib: Any) -> Callable[..., Any]:
+def with_hints(lib: Any) -> Callable[..., Any]:
     """jax-triton's compilation, with hints for the integer arguments that 16 divides.
 
     Triton itself adds them at every launch, and jax-triton did until 0.3.1. Without them a kernel cannot assume that

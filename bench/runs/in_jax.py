@@ -61,7 +61,8 @@ class JaxMeasurement:
     note: str = ""
 
 
-def _tflops(case: Case | JaxCase, ms: Mapping[str, float]) -> dict[str, float]:
+def unmasked_tflops(case: Case | JaxCase, ms: Mapping[str, float]) -> dict[str, float]:
+    """TFLOP/s of the scores that the mask keeps, from milliseconds of each pass."""
     forward, backward = case.flops("fwd"), case.flops("bwd")
     work = {"fwd": forward, "fwd+bwd": forward + backward}
     return {which: work[which] / ms[which] / 1e9 for which in PASSES if which in ms}
@@ -163,8 +164,8 @@ def _same_case(case: Case) -> Iterator[JaxMeasurement]:
     program = twin(case, inputs)
     bits, wrong = compared(runner, program)
     in_torch, in_jax = ({}, {}) if wrong else _both_ms(case, runner, inputs, program)
-    yield row(implementation="torch", ms=in_torch, tflops=_tflops(case, in_torch))
-    yield row(implementation="ours", ms=in_jax, tflops=_tflops(case, in_jax), same_bits=bits, note=wrong)
+    yield row(implementation="torch", ms=in_torch, tflops=unmasked_tflops(case, in_torch))
+    yield row(implementation="ours", ms=in_jax, tflops=unmasked_tflops(case, in_jax), same_bits=bits, note=wrong)
 
 
 def same() -> Iterator[JaxMeasurement]:
@@ -207,7 +208,7 @@ PEERS: dict[str, Callable[[JaxCase], Program]] = {
 
 # Two sections share some cases; ours is timed once.
 @functools.cache
-def _measured(case: JaxCase, name: str) -> tuple[dict[str, float], str]:
+def measured(case: JaxCase, name: str) -> tuple[dict[str, float], str]:
     """The times of one implementation, or its error."""
     program = PEERS[name](case)
     wrong = fault(case, name, program)
@@ -218,13 +219,13 @@ def timed(section: str, case: JaxCase, names: Sequence[str]) -> Iterator[JaxMeas
     """Check and time each implementation of a case."""
     for name in names:
         try:
-            ms, note = _measured(case, name)
+            ms, note = measured(case, name)
         except Exception as error:  # a peer may be missing or fail in any way; its row says so
             ms, note = {}, _reason(error)
         if note:
             gc.collect()  # frees arrays that the error's frames hold
         yield JaxMeasurement(
-            section=section, case=case.name, implementation=name, ms=ms, tflops=_tflops(case, ms), note=note
+            section=section, case=case.name, implementation=name, ms=ms, tflops=unmasked_tflops(case, ms), note=note
         )
 
 
@@ -303,11 +304,13 @@ def pallas() -> Iterator[JaxMeasurement]:
             ms, note = {}, _reason(error)
         if ms and name != "ours":
             found[name] = ms
-        yield row(implementation=name, ms=ms, tflops=_tflops(case, ms), remark=remark, note=note)
+        yield row(implementation=name, ms=ms, tflops=unmasked_tflops(case, ms), remark=remark, note=note)
     if found:
         best = {which: min(found, key=lambda name: found[name][which]) for which in PASSES}
         ms = {which: found[name][which] for which, name in best.items()}
-        yield row(implementation="pallas best", ms=ms, tflops=_tflops(case, ms), remark=", ".join(best.values()))
+        yield row(
+            implementation="pallas best", ms=ms, tflops=unmasked_tflops(case, ms), remark=", ".join(best.values())
+        )
 
 
 def first() -> Iterator[JaxMeasurement]:

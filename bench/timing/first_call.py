@@ -88,7 +88,7 @@ def import_table() -> bool:
     """Print what each import takes, the median of some fresh processes; whether all are within their bars."""
     right = True
     for framework in FRAMEWORKS:
-        runs = [_in_process(["imports", framework], {}) for _ in range(PROCESSES + 1)]
+        runs = [in_process(["imports", framework], {}) for _ in range(PROCESSES + 1)]
         # The first of them may have written bytecode.
         found = {name: statistics.median(run[name] for run in runs[1:]) for name in runs[0]}
         for name, seconds in found.items():
@@ -100,7 +100,7 @@ def import_table() -> bool:
     return right
 
 
-def _in_process(arguments: list[str], changed: dict[str, str]) -> dict[str, float]:
+def in_process(arguments: list[str], changed: dict[str, str]) -> dict[str, float]:
     """The seconds that this module prints as JSON in a fresh process."""
     # Not JAX's own cache of programs: it is off unless asked for.
     inherited = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
@@ -126,7 +126,7 @@ def measured() -> Iterator[tuple[str, dict[str, float]]]:
         changed = {"TRITON_CACHE_DIR": cache, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         for state in STATES:
             try:
-                yield state, _in_process([], changed)
+                yield state, in_process([], changed)
             except RuntimeError as error:
                 raise RuntimeError(f"{state}: {error}") from None
 

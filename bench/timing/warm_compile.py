@@ -55,7 +55,7 @@ def rehearse(task: Task) -> None:
         verify(case)
     inputs = draw(case)
     # A failure here happens again in `measure`, which reports it.
-    with contextlib.suppress(Exception), _timed_alone() if name in TUNED else contextlib.nullcontext():
+    with contextlib.suppress(Exception), timed_alone() if name in TUNED else contextlib.nullcontext():
         build(name, case, inputs).results()
     del inputs
     torch.compiler.reset()
@@ -63,7 +63,7 @@ def rehearse(task: Task) -> None:
 
 
 @contextlib.contextmanager
-def _timed_alone() -> Iterator[None]:
+def timed_alone() -> Iterator[None]:
     """Let only one process of the pool time inductor's candidates at a time.
 
     Raises if inductor's internals have changed; the measuring process then makes the choice itself.

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codegen import PROGRAM
-from codegen.compile.packages import Package, chosen, find_package
+from codegen.compile.packages import Package, find_package
 from codegen.load.spec_file import load
 from codegen.render.files import MANIFEST
 from codegen.spec.model import Pass, Spec
 from codegen.tune.progress import Progress, family_totals, totals
 from codegen.tune.record import Comparison, Group, Machine, Workload
+from codegen.util.choices import checked_names
 from codegen.util.errors import CodegenError, not_installed
 from codegen.util.terminal import clock
 
@@ -68,7 +69,7 @@ def run(choice: Choice) -> None:
     context = Context(spec=spec, package=package, folder=choice.out.resolve(), machine=machine)
     workloads, groups = _workloads(choice), _groups(choice, package)
     families = Families(context)
-    comparisons = _comparisons(groups, families, choice.variants)
+    comparisons = comparisons_of(groups, families, choice.variants)
     if choice.families and not comparisons:
         raise CodegenError(
             f"--families: expected what has kernels of more than one family, which are those of 16 bits on sm_90, of "
@@ -170,7 +171,7 @@ def _lacking(
 def _check_names(choice: Choice, spec: Spec) -> None:
     """Raise unless the package has the variants that are named, and the spec those of the package."""
     there = json.loads((choice.out / MANIFEST).read_text(encoding="utf-8"))["variants"]
-    for name in chosen("variant", choice.variants, list(there)):
+    for name in checked_names("variant", choice.variants, there) or there:
         if name not in spec.variants:
             raise CodegenError(
                 f"{spec.path} has no variant '{name}', which the package in {choice.out} has: name the spec that it is "
@@ -217,16 +218,16 @@ def _groups(choice: Choice, package: Package) -> list[Group]:
     from codegen.testing.calls import load_manifest
 
     manifest = load_manifest(package.name)
-    variants = chosen("variant", choice.variants, list(manifest))
-    passes = chosen("--passes", choice.passes, [str(each) for each in Pass])
-    passes = [str(each) for each in (Pass.FWD, Pass.DQ, Pass.DKDV) if each in passes]
-    modes = chosen("--modes", choice.modes, list(MODES)) if choice.modes else ["dense"]
+    variants = checked_names("variant", choice.variants, manifest) or tuple(manifest)
+    named = checked_names("--passes", choice.passes, [str(each) for each in Pass]) or tuple(Pass)
+    passes = [each for each in (Pass.FWD, Pass.DQ, Pass.DKDV) if each in named]
+    modes = checked_names("--modes", choice.modes, MODES) or ("dense",)
     any_variant = manifest[variants[0]]
     known = [dtype for dtype in any_variant["dtypes"] if dtype != "float32"] or any_variant["dtypes"]
-    dtypes = chosen("--dtypes", choice.dtypes, list(any_variant["dtypes"])) if choice.dtypes else known
+    dtypes = checked_names("--dtypes", choice.dtypes, any_variant["dtypes"]) or known
     head_dims = choice.head_dims or any_variant["head_dims"]
     return [
-        Group(variant=variant, mode=mode, dtype=dtype, head_dim=head_dim, pass_=Pass(pass_))
+        Group(variant=variant, mode=mode, dtype=dtype, head_dim=head_dim, pass_=pass_)
         for mode in modes
         for dtype in dtypes
         for head_dim in head_dims
@@ -235,7 +236,7 @@ def _groups(choice: Choice, package: Package) -> list[Group]:
     ]
 
 
-def _comparisons(groups: Sequence[Group], families: Families, named: Sequence[str]) -> list[Comparison]:
+def comparisons_of(groups: Sequence[Group], families: Families, named: Sequence[str]) -> list[Comparison]:
     """What of some kernels families can be compared at: the forward, and the backward for either of its passes.
 
     Variants whose calls say what is masked are compared where they are `named`: whose example stands for these calls

@@ -41,11 +41,6 @@ def timed_heads(head_dim: int, workload: Workload) -> tuple[int, int]:
     return max(1, WIDTH // head_dim // workload.group), workload.group
 
 
-def gpu_name() -> str:
-    """The GPU's name, as its driver gives it."""
-    return str(torch.cuda.get_device_name())
-
-
 def multiprocessors() -> int:
     return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)
 
@@ -106,7 +101,7 @@ class Bench:
         own tensors are left out: sums of large terms that nearly cancel, they tell rounding, not tiles.
         """
         try:
-            inputs, sequences, wanted = _golden(self.package, self._family(), seq, SMALL_HEADS)
+            inputs, sequences, wanted = golden_call(self.package, self._family(), seq, SMALL_HEADS)
             got = self._results(inputs, sequences, tile, seq)
             names = got.keys() if seq == CUT_SEQ else got.keys() & _OF_A_STEP
             return _error_text(got, {name: wanted[name] for name in names})
@@ -134,7 +129,7 @@ class Bench:
         """A function that runs the kernel once with a cold L2 cache and returns milliseconds."""
         from triton.runtime import driver
 
-        inputs, sequences = _timed_call(self.package, self._family(), workload)
+        inputs, sequences = timed_call(self.package, self._family(), workload)
         options = {**sequences, "config": self._config(tile)}
         leaves = list(inputs.leaves().values())
         o = None if self.group.pass_ is Pass.FWD else inputs.call(self.op, **options)
@@ -201,9 +196,9 @@ class FamilyBench:
         """Compare what a contender gives with float64, as `Bench.check` does tiles; "" when it is right."""
         # What is wrong with the golden is no contender's fault.
         if contender.seq == WHOLE_SEQ:
-            inputs, sequences, wanted = _golden(self.package, self._group, contender.seq, contender.heads)
+            inputs, sequences, wanted = golden_call(self.package, self._group, contender.seq, contender.heads)
         else:
-            inputs, sequences, wanted = _golden_output(self.package, self._group, contender.seq)
+            inputs, sequences, wanted = golden_output(self.package, self._group, contender.seq)
         try:
             options = {**sequences, **contender.options}
             if self._is_forward:
@@ -220,7 +215,7 @@ class FamilyBench:
         Also returns why others could not be timed.
         """
         try:
-            inputs, sequences = _timed_call(self.package, self._group, workload)
+            inputs, sequences = timed_call(self.package, self._group, workload)
         except Exception as error:  # out of memory, or a GPU that an earlier kernel has lost
             return {}, {contender.name: _reason(error) for contender in contenders}
         leaves = list(inputs.leaves().values())
@@ -265,16 +260,17 @@ def _error_text(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
 
 
 @lru_cache(maxsize=12)
-def _golden(
+def golden_call(
     package: Package, group: Group, seq: int, heads: tuple[int, int]
 ) -> tuple[Inputs, dict[str, Any], dict[str, Tensor]]:
+    """A call on the GPU, and what it gives in float64."""
     inputs, sequences = _drawn(package, group, seq, heads)
     reference = load_reference(group.variant, packed=group.mode == "packed", package=package.name)
     return inputs, sequences, results_of(reference, inputs.double(), seq, **sequences)
 
 
 @lru_cache(maxsize=1)
-def _golden_output(package: Package, group: Group, seq: int) -> tuple[Inputs, dict[str, Any], dict[str, Tensor]]:
+def golden_output(package: Package, group: Group, seq: int) -> tuple[Inputs, dict[str, Any], dict[str, Tensor]]:
     """The output alone, of few heads: at a length whose scores take a GiB in float64."""
     inputs, sequences = _drawn(package, group, seq, (1, SMALL_HEADS[1]))
     reference = load_reference(group.variant, packed=group.mode == "packed", package=package.name)
@@ -283,7 +279,8 @@ def _golden_output(package: Package, group: Group, seq: int) -> tuple[Inputs, di
 
 
 @lru_cache(maxsize=14)
-def _timed_call(package: Package, group: Group, workload: Workload) -> tuple[Inputs, dict[str, Any]]:
+def timed_call(package: Package, group: Group, workload: Workload) -> tuple[Inputs, dict[str, Any]]:
+    """The call that is timed for a workload, on the GPU."""
     batch = max(1, TOKENS // workload.seq)
     return _drawn(package, group, workload.seq, timed_heads(group.head_dim, workload), batch)
 

@@ -208,7 +208,7 @@ def test_tuning_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert beforehand.one_at_a_time(timed)(1, y=2) == 3
     assert log == ["mine", "timed", "yours"]
-    with beforehand._timed_alone():
+    with beforehand.timed_alone():
         pass  # inductor has what it changes
 
 
@@ -250,7 +250,7 @@ def test_every_case_is_kept_before_the_next_begins(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(speed, "measure", fake)
     results = Results(machine={"gpu": "a test"})
-    keep = partial(command._keep, options, results)
+    keep = partial(command.keep_results, options, results)
     with pytest.raises(SystemExit):
         speed.run(options, planned("causal", "full", "alibi"), results, keep, Clock())
     assert seen == [0, 4, 8]
@@ -291,15 +291,18 @@ def test_a_suite_that_crashes_does_not_end_the_others(
 ) -> None:
     ran: list[str] = []
 
-    def run(name: str) -> bool:
-        ran.append(name)
-        if name == "schedules":
-            raise ValueError("broken")
+    def crash() -> bool:
+        ran.append("schedules")
+        raise ValueError("broken")
+
+    def run() -> bool:
+        ran.append("memory")
         return True
 
-    monkeypatch.setattr(command, "_printed", run)
+    monkeypatch.setattr("bench.runs.schedules.run", crash)
+    monkeypatch.setattr("bench.runs.memory.run", run)
     options = parser().parse_args(["--suite", "schedules,memory"])
-    assert not command._run_all(options, Results(), lambda: None, Clock())
+    assert not command.run_suites(options, Results(), lambda: None, Clock())
     assert ran == ["schedules", "memory"]
     assert "ValueError: broken" in capsys.readouterr().err
 

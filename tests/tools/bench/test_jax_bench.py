@@ -47,8 +47,8 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(loops, "ROUND_S", 1e-4)
     yield
     jax_peers.draw.cache_clear()
-    in_jax._measured.cache_clear()
-    jax_peers._expected.cache_clear()
+    in_jax.measured.cache_clear()
+    jax_peers.expected_results.cache_clear()
 
 
 def row(implementation: str, **more: Any) -> JaxMeasurement:
@@ -70,7 +70,9 @@ def test_work_is_that_of_unmasked_scores() -> None:
     assert case.flops("fwd") == 4 * 16 * 4 * (1 + 3 + 6)
     whole = JaxCase(name="", rows=((3,),), heads=(4, 2), dim=16, variant="full")
     assert whole.flops("fwd") == pytest.approx(4 * 16 * 4 * 9)
-    assert in_jax._tflops(whole, {"fwd": 1e-9, "fwd+bwd": 1e-9})["fwd+bwd"] == pytest.approx(3.5 * whole.flops("fwd"))
+    assert in_jax.unmasked_tflops(whole, {"fwd": 1e-9, "fwd+bwd": 1e-9})["fwd+bwd"] == pytest.approx(
+        3.5 * whole.flops("fwd")
+    )
 
 
 def test_all_parts_can_be_asked_for() -> None:
@@ -184,7 +186,7 @@ def test_the_command_writes_what_there_is_after_each_part(monkeypatch: pytest.Mo
     monkeypatch.setitem(in_jax.SECTIONS, "first", first)
     options = parser().parse_args(["--cases", "same,first", "--json", str(path)])
     results = Results()
-    assert command._jax(options, results, partial(command._keep, options, results), Clock())
+    assert command.run_jax(options, results, partial(command.keep_results, options, results), Clock())
     assert [each["implementation"] for each in json.loads(path.read_text())["jax"]] == ["ours", "cold cache"]
 
 
@@ -237,7 +239,7 @@ def test_the_first_call_is_timed_in_phases(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_imports_are_timed_in_a_fresh_process(framework: str) -> None:
-    seconds = first_call._in_process(["imports", framework], {})
+    seconds = first_call.in_process(["imports", framework], {})
     assert list(seconds) == ["framework", *first_call.IMPORT_BARS_S]
     # Beside other tests a process may wait for long: the bars themselves are those of a quiet machine.
     assert seconds["package"] + seconds["first variant"] < 10 * sum(first_call.IMPORT_BARS_S.values())
@@ -262,7 +264,7 @@ def test_kvax_gets_its_hints_back() -> None:
     lib = SimpleNamespace(get_or_create_triton_kernel=compile_kernel, tc=SimpleNamespace(ASTSource=source))
     tc = lib.tc
     scalars = [(1, "i32", 128), (2, "i32", 1), (3, "B", False), (4, "fp64", 16.0), (5, "i64", 2**40), (6, "i32", 0)]
-    assert kvax_peer._with_hints(lib)(None, "cuda", None, [], scalars, num_warps=8) == ("kernel", {"num_warps": 8})
+    assert kvax_peer.with_hints(lib)(None, "cuda", None, [], scalars, num_warps=8) == ("kernel", {"num_warps": 8})
     hint = [["tt.divisibility", 16]]
     assert given == [{(0,): "an array's", (1,): hint, (5,): hint, (6,): hint}]
     assert lib.tc is tc

@@ -477,8 +477,8 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "draw_call", drawn)
     monkeypatch.setattr(measuring, "TOKENS", 64)
     monkeypatch.setattr(measuring, "WIDTH", 32)
-    measuring._golden.cache_clear()
-    measuring._timed_call.cache_clear()
+    measuring.golden_call.cache_clear()
+    measuring.timed_call.cache_clear()
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -486,11 +486,11 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_contenders_are_held_against_float64(pass_: str) -> None:
     bench = FamilyBench(PACKAGE, comparison(pass_, "alibi", 16))
     contender = Contender(name="portable", family="portable", tiles=(), seq=96)
-    right, op = measuring._golden, bench.op
+    right, op = measuring.golden_call, bench.op
     small = right(PACKAGE, comparison("fwd", "alibi", 16).group(Pass.FWD), 96, (2, 2))
     bench_golden = lambda *_: small  # noqa: E731
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measuring, "_golden_output", bench_golden)
+        patch.setattr(measuring, "golden_output", bench_golden)
         assert bench.check(contender) == ""
         bench.op = lambda *args, **options: 1.1 * op(*args, **options)
         assert "off by" in bench.check(contender)
@@ -634,7 +634,7 @@ def test_masks_with_arguments_are_compared_where_they_are_named(folder: Path) ->
     ]
 
     def compared(*named: str) -> list[str]:
-        return [each.variant for each in command._comparisons(groups, families_of(folder), named)]
+        return [each.variant for each in command.comparisons_of(groups, families_of(folder), named)]
 
     assert compared() == ["causal", "natten", "forgetting", "gemma2_local"]
     assert compared("window", "document") == ["causal", "natten", "forgetting", "gemma2_local", "window", "document"]
