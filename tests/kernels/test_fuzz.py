@@ -21,8 +21,8 @@ pytest.importorskip("ruff", reason="rendering needs ruff, the formatter")
 SEED = 21
 CHUNK = 20
 
-FAMILIES = {"portable": 80, "hopper": 20}
-"""Variants drawn for each family of kernels, interpreted or emulated: as many as two minutes of two cores allow. The
+FAMILIES = {"portable": 40, "hopper": 20}
+"""Variants drawn for each family of kernels, interpreted or emulated: as many as a minute of two cores allows. The
 plain reference runs beside the former."""
 
 ON_GPU = 300

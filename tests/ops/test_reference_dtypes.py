@@ -87,7 +87,7 @@ def in_jax(variant: str, mode: str, dtype: torch.dtype) -> list[Tensor]:
 
     name = str(dtype).removeprefix("torch.")
     leaves = [*(jnp.asarray(x.numpy()) for x in qkv), *(jnp.asarray(x.numpy(), name) for x in own.values())]
-    grads, results = jax.grad(loss, argnums=tuple(range(len(leaves))), has_aux=True)(*leaves)
+    grads, results = jax.jit(jax.grad(loss, argnums=tuple(range(len(leaves))), has_aux=True))(*leaves)
     return [torch.tensor(np.asarray(x.astype(jnp.float32))) for x in (*results, *grads)]
 
 

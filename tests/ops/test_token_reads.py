@@ -19,7 +19,7 @@ from codegen.testing.golden import load_manifest, load_op
 from generated._runtime.core.checks import ArgumentError
 from generated._runtime.core.sequences import ByRow, TokenRows, breaks_rule
 from generated._runtime.torch.support import INTERPRET
-from tests.support.rendering import importable, unused_or_undefined
+from tests.support.rendering import importable, lint_problems
 from tests.support.token_reads import ASKED, ENTRIES, PACKINGS, SPEC, check_packed, check_positions, drawn
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 the ops run their kernels")
@@ -45,7 +45,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_every_name_of_a_rendered_package_is_defined_and_used(package: str) -> None:
-    assert unused_or_undefined(package) == ""
+    assert lint_problems(package) == ""
 
 
 class _InJax(torch.autograd.Function):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fresh import python
+from tests.support.fresh import warm_python
 from tests.support.paths import ROOT
 from tests.support.rendering import importable
 
@@ -37,7 +37,7 @@ with_frameworks = pytest.mark.parametrize("framework", ["torch", "jax"])
 def loaded_by(code: str, package: str = "generated", cwd: Path = ROOT, *, interpret: bool = False) -> set[str]:
     """The modules of a package that some code loads, by their names in the package."""
     listing = f"import sys; print('LOADED', *[name for name in sys.modules if name.split('.')[0] == {package!r}])"
-    last = python(f"{code}\n{listing}", cwd, interpret=interpret).splitlines()[-1]
+    last = warm_python(f"{code}\n{listing}", cwd, interpret=interpret).splitlines()[-1]
     return {name.removeprefix(package).removeprefix(".") for name in last.split()[1:]}
 
 
@@ -161,7 +161,7 @@ q = torch.ones(1, 2, 8, 16, requires_grad=True)
 ops.causal(q, q, q).sum().backward()
 print("causal" in vars(ops), *sorted({"torch_launch", "fwd", "bwd_dq", "bwd_dkdv"} & vars(causal).keys()))
 """
-    assert python(code, interpret=True).split() == ["True", "bwd_dkdv", "bwd_dq", "fwd", "torch_launch"]
+    assert warm_python(code, interpret=True).split() == ["True", "bwd_dkdv", "bwd_dq", "fwd", "torch_launch"]
 
 
 # ---------------------------------------------------------------------------------------------------- fresh processes
@@ -188,14 +188,14 @@ assert {{"generated.alibi_fwd.default", "generated.causal_packed_fwd.default"}} 
 torch.export.save(program, {str(tmp_path / "program.pt2")!r})
 torch.save((arguments, model(*arguments)), {str(tmp_path / "call.pt")!r})
 """
-    python(save)
+    warm_python(save)
     load = f"""
 import torch, generated.torch
 program = torch.export.load({str(tmp_path / "program.pt2")!r}).module()
 arguments, wanted = torch.load({str(tmp_path / "call.pt")!r})
 print([torch.equal(x, want) for x, want in zip(program(*arguments), wanted)])
 """
-    assert python(load) == "[True, True]\n"
+    assert warm_python(load) == "[True, True]\n"
 
 
 def test_ops_and_modules_are_pickled_by_name(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_ops_and_modules_are_pickled_by_name(tmp_path: Path) -> None:
 import torch, generated.torch as ops
 torch.save((ops.causal, ops.nn.Alibi(2), ops.nn.Alibi), {path!r})
 """
-    python(save)
+    warm_python(save)
     load = f"""
 import torch
 op, module, kind = torch.load({path!r}, weights_only=False)
@@ -215,7 +215,7 @@ torch.testing.assert_close(compiled(q, k, v), op(module(q, k, v), k, v))
 import generated.torch as ops
 print(op is ops.causal, type(module) is kind is ops.nn.Alibi)
 """
-    assert python(load) == "True True\n"
+    assert warm_python(load) == "True True\n"
 
 
 def test_the_first_read_of_an_op_may_be_traced() -> None:
@@ -230,7 +230,7 @@ total.backward()
 torch.testing.assert_close(total, attend(q, k, v, torch.tensor([0, 1, 2])))
 print(q.grad.shape)
 """
-    assert python(code) == "torch.Size([1, 2, 8, 16])\n"
+    assert warm_python(code) == "torch.Size([1, 2, 8, 16])\n"
 
 
 def test_operators_are_found_by_name() -> None:
@@ -243,7 +243,7 @@ for variant in generated.VARIANTS:
             assert hasattr(namespace, f"{variant}{mode}_{name}")
 print(hasattr(namespace, "nothing_fwd"), namespace.causal_fwd.default)
 """
-    assert python(code) == "False generated.causal_fwd.default\n"
+    assert warm_python(code) == "False generated.causal_fwd.default\n"
 
 
 def test_an_exported_jax_program_runs_in_a_fresh_process(tmp_path: Path) -> None:
@@ -254,10 +254,10 @@ q = jax.numpy.ones((1, 8, 2, 16))
 exported = jax.export.export(jax.jit(lambda q: ops.causal(q, q, q)))(q)
 open({path!r}, "wb").write(exported.serialize())
 """
-    python(save)
+    warm_python(save)
     load = f"""
 import jax
 exported = jax.export.deserialize(open({path!r}, "rb").read())
 print(float(exported.call(jax.numpy.ones((1, 8, 2, 16))).sum()))
 """
-    assert python(load) == "256.0\n"
+    assert warm_python(load) == "256.0\n"

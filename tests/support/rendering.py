@@ -75,19 +75,10 @@ def _only_one_worker(lock: Path) -> Iterator[None]:
         lock.unlink()
 
 
-def unused_or_undefined(package: str) -> str:
-    """What the linter says of names in a package that can be imported: empty where each is defined, and used."""
+def lint_problems(package: str, settings: Path | None = None) -> str:
+    """What the linter says of a package that can be imported, by the rules of a file; without it of names that are
+    unused or undefined. Empty if it has nothing to say."""
     folder = Path(importlib.import_module(package).__file__ or "").parent
-    command = [
-        sys.executable,
-        "-m",
-        "ruff",
-        "check",
-        "--isolated",
-        "--no-cache",
-        "--quiet",
-        "--select",
-        "F",
-        str(folder),
-    ]
+    rules = ["--isolated", "--select", "F"] if settings is None else ["--config", str(settings)]
+    command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--quiet", *rules, str(folder)]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout

@@ -40,6 +40,19 @@ def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, context)}
 
 
+def _read_and_stored(node: ast.AST) -> tuple[set[str], set[str]]:
+    """The names that are read, but for those that a comprehension inside defines, and those that are stored."""
+    read: set[str] = set()
+    stored: set[str] = set()
+    inner: set[str] = set()
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name):
+            (read if isinstance(each.ctx, ast.Load) else stored).add(each.id)
+        elif isinstance(each, ast.comprehension):
+            inner |= _names(each.target, ast.Store)
+    return read - inner, stored
+
+
 class _Function:
     """One function, statement by statement."""
 
@@ -73,21 +86,18 @@ class _Function:
                 self._simple(statement, defined, outside)
 
     def _simple(self, statement: ast.stmt, defined: set[str], outside: set[str]) -> None:
-        stored = _names(statement, ast.Store)
+        read, stored = _read_and_stored(statement)
         if isinstance(statement, ast.AugAssign):
             self._note(statement, stored - defined)
             stored = set()
-        self._read(statement, defined)
+        self._note(statement, read - defined - self.known)
         for name in sorted(stored & outside):
             if _MADE.fullmatch(name):
                 self.found.append(f"{self.name}:{statement.lineno}: {name} of outside the loop is overwritten")
         defined |= stored
 
     def _read(self, node: ast.AST, defined: set[str]) -> None:
-        inner = {
-            name for n in ast.walk(node) if isinstance(n, ast.comprehension) for name in _names(n.target, ast.Store)
-        }
-        self._note(node, _names(node, ast.Load) - defined - self.known - inner)
+        self._note(node, _read_and_stored(node)[0] - defined - self.known)
 
     def _note(self, node: ast.AST, names: set[str]) -> None:
         line = getattr(node, "lineno", 0)

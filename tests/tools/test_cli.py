@@ -22,6 +22,12 @@ from tests.support.paths import ROOT
 SPEC = """\
 variants:
   causal: {mask: causal}
+  gpt_oss: {mask: causal and window(128), sink: true}
+"""
+
+LISTED = """\
+variants:
+  causal: {mask: causal}
   alibi:
     doc: Each key counts less by its distance, times a learned slope per head, so that this text takes several lines.
     mask: causal
@@ -235,9 +241,10 @@ def test_a_variant_that_is_gone_takes_its_folder_along(project: Path) -> None:
 
 
 def test_list_prints_a_paragraph_per_variant(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert project == Path.cwd()
+    monkeypatch.chdir(tmp_path)
+    Path("variants.yaml").write_text(LISTED)
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["list"]) == 0
     assert capsys.readouterr().out == LIST
@@ -253,9 +260,12 @@ def test_list_wraps_to_the_terminal(
     assert max(map(len, lines)) <= min(columns, 120)
 
 
-def test_list_json_is_what_the_manifest_says(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_json_is_what_the_manifest_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
     assert main(["list", "--json"]) == 0
-    manifest = json.loads((project / "generated" / files.MANIFEST).read_text())
+    manifest = json.loads((ROOT / "generated" / files.MANIFEST).read_text())
     assert json.loads(capsys.readouterr().out) == manifest["variants"]
 
 
@@ -362,9 +372,9 @@ def test_tune_names_an_unknown_variant_before_it_asks_for_a_gpu(project: Path) -
 def test_tune_names_a_spec_that_is_not_the_packages_own(project: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.yaml"
     other.write_text("variants: {full: {}}\n")
-    result = python("-m", "codegen", "tune", "t5", "--variants", str(other), "--out", str(project / "generated"))
+    result = python("-m", "codegen", "tune", "gpt_oss", "--variants", str(other), "--out", str(project / "generated"))
     assert result.returncode == 2
-    assert result.stderr.startswith(f"error: {other} has no variant 't5', which the package in ")
+    assert result.stderr.startswith(f"error: {other} has no variant 'gpt_oss', which the package in ")
 
 
 def test_the_collection_is_rendered_into_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
