@@ -25,7 +25,7 @@ INSTALL = install() { \
 }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-jax render check test test-all test-setup test-gpu fuzz lint lint-kernels tune autotune bench clean
+.PHONY: help setup demo demo-jax render check test test-all test-setup test-gpu fuzz lint lint-kernels tune autotune bench docs docs-serve clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -99,6 +99,18 @@ autotune: tune ## the same
 
 bench: $(if $(PYTHON_CHOSEN),,$(STAMP)) ## measure against the peers, with PYTHON=... or .venv
 	$(if $(PYTHON_CHOSEN),$(PYTHON),$(RUN)) -m bench $(ARGS)
+
+# The site's tools are no part of the set-up: only these two targets install them.
+DOCS := $(VENV)/.docs-stamp
+$(DOCS): $(STAMP)
+	@$(INSTALL); install -e ".[docs]"
+	@touch $@
+
+docs: $(DOCS) ## build the documentation into build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+
+docs-serve: $(DOCS) ## show the documentation at http://127.0.0.1:8000 while you write
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs serve
 
 clean: ## remove .venv and every cache
 	rm -rf $(VENV) .pythons .triton build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
