@@ -14,6 +14,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from docs.generators import ROOT, generated_pages
+from docs.generators.fragments import with_fragments
 from docs.generators.maths import with_mathml
 from docs.generators.nav import navigation
 from docs.generators.sources import Sources
@@ -36,8 +37,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Links to files outside docs/ become links to their pages in the site."""
-    return _sources.with_links(markdown, page.file.src_uri)
+    """Places for tables are filled; links to files outside docs/ become links to their pages in the site."""
+    return _sources.with_links(with_fragments(markdown), page.file.src_uri)
 
 
 def on_page_content(html: str, **_: Any) -> str:

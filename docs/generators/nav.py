@@ -39,9 +39,9 @@ def navigation(pages: Mapping[str, str]) -> Nav:
     """The nav of MkDocs for pages, path -> text.
 
     >>> navigation({"index.md": "", "how-to/a.md": "", "how-to/b.md": "", "how-to/index.md": "---\\norder: [b]\\n---"})
-    ['index.md', {'How-to': ['how-to/index.md', 'how-to/b.md', 'how-to/a.md']}]
+    [{'Home': 'index.md'}, {'How-to': ['how-to/index.md', 'how-to/b.md', 'how-to/a.md']}]
     """
-    entries: Nav = [INDEX] if INDEX in pages else []
+    entries: Nav = [{"Home": INDEX}] if INDEX in pages else []
     for name, title in SECTIONS.items():
         if name in pages:
             entries.append({title: name})

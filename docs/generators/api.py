@@ -1,0 +1,103 @@
+"""Pages of the rendered package: each op of torch and JAX, the modules, packing, schedules and `jax_nn`.
+
+mkdocstrings reads signatures and docstrings from the source; nothing of the package is imported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codegen.load.spec_file import load
+from codegen.spec.model import Variant
+from codegen.spec.symbols import function_symbol
+from docs.generators import ROOT
+from docs.generators.markdown import code, fence, page, table
+
+SPEC = "variants.yaml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """One set of ops: its folder in the reference, its name, and how it is introduced."""
+
+    folder: str
+    name: str
+    text: str
+
+
+FRAMEWORKS = (
+    Framework(
+        folder="torch",
+        name="PyTorch",
+        text="""`from generated.torch import causal`, or `from attention_codegen.torch import causal` where the
+package is installed. Each variant is a function. All take the arguments of [`causal`](causal.md); a variant adds its
+own tensors and scalars, and `sink`, `g`, `dropout_p` and `seed` where its entry asks for them. What calls have in
+common is in [calls](../calls.md).""",
+    ),
+    Framework(
+        folder="jax",
+        name="JAX",
+        text="""`from generated.jax import causal`, or `from attention_codegen.jax import causal` where the package is
+installed. The arguments are those of the [torch ops](../torch/index.md); the default layout is `[B, S, H, D]`. What
+differs is in [calls](../calls.md#in-jax).""",
+    ),
+)
+
+MODULE_OPTIONS = """    options:
+      heading_level: 2
+      show_bases: false
+      members: [__init__]
+      # Trained tensors are documented as parameters; they are attributes, not arguments of the constructor.
+      docstring_options: {warn_unknown_params: false, warn_missing_types: false}
+"""
+OBJECTS = "    options:\n      heading_level: 2\n      show_root_heading: true\n"
+
+
+def pages() -> dict[str, str | bytes]:
+    variants = list(load(ROOT / SPEC).variants.values())
+    found: dict[str, str | bytes] = {}
+    for framework in FRAMEWORKS:
+        folder = f"reference/{framework.folder}"
+        listing = table(["op", "what it computes"], [[f"[{code(v.name)}]({v.name}.md)", v.doc] for v in variants])
+        title = f"Ops for {framework.name}"
+        found[f"{folder}/index.md"] = f"---\ntitle: {title}\n---\n" + page(title, framework.text, listing)
+        for variant in variants:
+            found[f"{folder}/{variant.name}.md"] = _op(variant, framework)
+    found["reference/modules.md"] = _modules(variants)
+    return found
+
+
+def _op(variant: Variant, framework: Framework) -> str:
+    """The page of one op. Its entry in the navigation is the variant's name."""
+    module = f"generated.{variant.name}.{framework.folder}_op"
+    links = ", ".join(
+        f"[`{name}`](../../../generated/{variant.name}/{name})" for name in ("fwd.py", "bwd_dkdv.py", "bwd_dq.py")
+    )
+    symbol = function_symbol(variant.name)
+    return page(
+        variant.name,
+        f"`from generated.{framework.folder} import {variant.name}`. Portable kernels: {links}. The entry:",
+        fence(variant.entry, "yaml"),
+        f"::: {module}.{symbol}\n{OBJECTS}",
+        f"## {variant.name}.schedule",
+        f"`{variant.name}.schedule(q, k, v, ...)` takes those of the arguments that the mask depends on.",
+        f"::: {module}._schedule\n    options:\n      show_root_heading: false\n      show_root_toc_entry: false\n",
+    )
+
+
+def _modules(variants: list[Variant]) -> str:
+    text = """`generated.torch.nn` has each variant as a `torch.nn.Module` that holds what it trains:
+`nn.Alibi(heads=8)(q, k, v)`, `nn.GptOss(heads=8)`, `nn.Window(size=256)`. Scalars are arguments of the constructor,
+as are the sizes of trained tensors. Parameters start at the entry's `example`, else at zero. Tensors that are not
+trained, such as document ids, are arguments of the call."""
+    classes = [
+        f"::: generated.{variant.name}.torch_module.{_class_name(variant.name)}\n{MODULE_OPTIONS}"
+        for variant in variants
+    ]
+    return page("torch.nn modules", text, *classes)
+
+
+def _class_name(variant: str) -> str:
+    """The name of a variant's class, as its module spells it."""
+    source = (ROOT / "generated" / variant / "torch_module.py").read_text(encoding="utf-8")
+    return source.split("\nclass ", 1)[1].split("(", 1)[0]
