@@ -23,8 +23,8 @@ INTRODUCTION = """Every command and every option. In a checkout the program is `
 
 
 VARIABLES = """`PYTHON=` is the interpreter that makes `.venv`, or that `test-gpu`, `tune` and `bench` run with.
-`ARGS=` are options of `demo`, `tune`, `bench` and `fuzz`, and of pytest in `test-gpu`. `TORCH=torch` installs the newest
-torch instead of the tested one."""
+`ARGS=` are options of `demo`, `tune`, `bench` and `fuzz`, and of pytest in `test-gpu`. `TORCH=torch` installs the
+newest torch instead of the tested one."""
 
 
 def pages() -> dict[str, str | bytes]:

@@ -8,6 +8,14 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+TITLES = {
+    "CHANGELOG.md": "Changelog",
+    "bench/README.md": "How it is measured",
+    "templates/README.md": "Templates",
+    "templates/hopper/README.md": "Hopper kernels",
+}
+"""Titles of documents in the navigation, where these are not their headings."""
+
 PAGES = {
     "README.md": "index.md",
     "ARCHITECTURE.md": "project/architecture.md",
@@ -137,7 +145,7 @@ class Sources:
             return file.read_bytes()
         text = file.read_text(encoding="utf-8")
         if path.endswith(".md"):
-            return text
+            return f"---\ntitle: {TITLES[path]}\n---\n{text}" if path in TITLES else text
         return _page(path, f'``````{LANGUAGES.get(file.suffix, "text")} linenums="1"\n{text.rstrip()}\n``````\n')
 
 

@@ -1,0 +1,49 @@
+"""Draws the chart that README.md shows, from the stored runs: `python -m docs.charts`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from docs.generators import ROOT
+from docs.generators.benchmarks import chart_rows
+from docs.generators.charts import SCHEMES, Row, ratio_chart
+from docs.generators.runs import shown_runs
+
+GPU = "h100"
+
+PANELS = (
+    ("cudnn", ("core", "gqa"), "causal, full; D64 to 256"),
+    ("fa4", ("core", "gqa"), "causal, full; D64 to 256"),
+    ("flex", ("paper",), "its paper's variants, D64"),
+    ("fla", ("fla",), "with a log-decay"),
+)
+"""Peer, the suites of its cases, and what these are. Of each suite the latest run with that peer counts."""
+
+
+def rows() -> list[Row]:
+    found = []
+    for peer, suites, text in PANELS:
+        chosen = []
+        for suite in suites:
+            with_peer = (each for each in shown_runs(suite) if each.run.gpu == GPU and chart_rows([each], [peer]))
+            chosen += [each for each in [next(with_peer, None)] if each is not None]
+        found += [
+            Row(label=row.label, of=text, which=row.which, ratios=row.ratios) for row in chart_rows(chosen, [peer])
+        ]
+    return found
+
+
+def charts() -> dict[Path, str]:
+    """File -> SVG of each scheme."""
+    device = next(each.run.device for each in shown_runs("core") if each.run.gpu == GPU)
+    title = f"{device}, bfloat16"
+    return {
+        ROOT / "docs" / "assets" / f"figures-{scheme.name}.svg": ratio_chart(title, rows(), scheme)
+        for scheme in SCHEMES
+    }
+
+
+if __name__ == "__main__":
+    for path, text in charts().items():
+        path.write_text(text, encoding="utf-8")
+        print(f"drawn: {path}")
