@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
+from typing import Any
 
 from codegen.arch.chips import CHIPS
+from codegen.inspect.explain import gains
 from codegen.ir import descriptions
 from codegen.ir.derive import derivative
 from codegen.ir.expr import Expr, Type, Var, float_var
 from codegen.ir.parse import Scope, parse
 from codegen.ir.printers import FormulaPrinter
-from docs.generators.markdown import code, table
+from docs.generators import ROOT
+from docs.generators.markdown import code, fence, figures, table
+
+PACKAGE = ROOT / "generated"
+TUNED = PACKAGE / "tuned"
 
 _PLACE = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.MULTILINE)
 
@@ -79,12 +86,44 @@ def chips() -> str:
     return table(["chip", "GPUs", "shared memory of a program", "default tiles", "kernel families"], rows)
 
 
+def tuning_gains() -> str:
+    """For each tuned GPU what `codegen explain --gpu` prints."""
+    parts = []
+    for folder in sorted(path for path in TUNED.iterdir() if path.is_dir()):
+        parts += [f"### {folder.name.upper()}", fence("\n".join(gains(PACKAGE, folder.name)), "text")]
+    return "\n\n".join(parts)
+
+
+def families() -> str:
+    """The two families at the longest length that tuned files compare them at, by variant and head dim."""
+    rows = []
+    for path in sorted((TUNED / "h100").glob("*.json")):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        entries = [entry for entry in document.get("families", []) if _is_compared(entry)]
+        for dim in sorted({entry["head_dim"] for entry in entries}):
+            row = [path.stem, str(dim)]
+            for which in ("fwd", "bwd"):
+                found = [entry["ms"] for entry in entries if (entry["head_dim"], entry["pass"]) == (dim, which)]
+                hopper, portable = (found[0].get("hopper"), found[0].get("portable")) if found else (None, None)
+                row += [f"{ms:.3f}" if ms else "-" for ms in (hopper, portable)]
+                row.append(f"{portable / hopper:.2f}" if hopper and portable else "-")
+            rows.append(row)
+    heads = ["variant", "D", "forward, Hopper, ms", "portable", "ratio", "backward, Hopper, ms", "portable", "ratio"]
+    return figures(heads, rows)
+
+
+def _is_compared(entry: dict[str, Any]) -> bool:
+    return (entry["dtype"], entry["seq"], entry["group"], entry["mode"]) == ("bfloat16", 16384, 1, "dense")
+
+
 FRAGMENTS: dict[str, Callable[[], str]] = {
     "chips": chips,
+    "families": families,
     "language-functions": functions,
     "language-limits": limits,
     "language-names": names,
     "language-operators": operators,
     "language-precedence": precedence,
+    "tuning-gains": tuning_gains,
 }
 """Name -> the Markdown in its place."""

@@ -19,8 +19,8 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _row(cells: Sequence[str]) -> str:
-    if all(cell == "---" for cell in cells):
-        return "|" + "---|" * len(cells)
+    if all(cell in ("---", "---:") for cell in cells):
+        return "|" + "|".join(cells) + "|"
     return "| " + " | ".join(map(_cell, cells)) + " |"
 
 
@@ -40,8 +40,16 @@ def code(text: object) -> str:
 
 
 def figures(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of figures: narrow columns, and a first one that is not broken."""
-    return f'<div class="figures" markdown>\n\n{table(heads, rows)}\n\n</div>'
+    """A table of narrow columns; those that hold numbers alone stand to the right and are not broken."""
+    rows = list(rows)
+    rule = ["---:" if all(_is_number(row[i]) for row in rows) else "---" for i in range(len(heads))]
+    lines = [heads, rule, *rows]
+    text = "\n".join(_row(line) for line in lines)
+    return f'<div class="figures" markdown>\n\n{text}\n\n</div>'
+
+
+def _is_number(cell: str) -> bool:
+    return re.match(r"\**\d|-$", cell) is not None
 
 
 def fence(text: str, language: str = "", title: str = "") -> str:
