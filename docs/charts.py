@@ -1,4 +1,4 @@
-"""Draws the chart that README.md shows, from the stored runs: `python -m docs.charts`."""
+"""Draws what README.md shows, from the stored runs and from the generator: `python -m docs.charts`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from pathlib import Path
 from docs.generators import ROOT
 from docs.generators.benchmarks import chart_rows
 from docs.generators.charts import SCHEMES, Row, ratio_chart
+from docs.generators.entry_picture import entry_picture
 from docs.generators.runs import shown_runs
 
 GPU = "h100"
+
+ASSETS = ROOT / "docs" / "assets"
 
 PANELS = (
     ("cudnn", ("core", "gqa"), "causal, full; D64 to 256"),
@@ -34,13 +37,13 @@ def rows() -> list[Row]:
 
 
 def charts() -> dict[Path, str]:
-    """File -> SVG of each scheme."""
+    """File -> SVG of each picture in each scheme."""
     device = next(each.run.device for each in shown_runs("core") if each.run.gpu == GPU)
-    title = f"{device}, bfloat16"
-    return {
-        ROOT / "docs" / "assets" / f"figures-{scheme.name}.svg": ratio_chart(title, rows(), scheme)
-        for scheme in SCHEMES
-    }
+    found = {}
+    for scheme in SCHEMES:
+        found[ASSETS / f"figures-{scheme.name}.svg"] = ratio_chart(f"{device}, bfloat16", rows(), scheme)
+        found[ASSETS / f"entry-{scheme.name}.svg"] = entry_picture(scheme)
+    return found
 
 
 if __name__ == "__main__":
