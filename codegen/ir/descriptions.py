@@ -78,8 +78,8 @@ OPERATORS = {
     "!=": ("numbers, or booleans", "Not equal."),
     "in": (
         "an integer and a list",
-        f"Whether the list holds the integer. A list is `(1, 2, 3)`, or the last dim of an integer tensor, a literal of "
-        f"at most {MOST_MEMBERS}: `x in chosen[b, hkv, q_idx // 64]`. Blocks that no list names are skipped.",
+        f"Whether the list holds the integer. A list is `(1, 2, 3)`, or the last dim of an integer tensor, a literal "
+        f"of at most {MOST_MEMBERS}: `x in chosen[b, hkv, q_idx // 64]`. Blocks that no list names are skipped.",
     ),
     "not in": ("an integer and a list", "The contrary of `in`."),
     "and": ("booleans", "Both hold."),

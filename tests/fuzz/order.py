@@ -1,4 +1,4 @@
-"""Whether a call with positions is legal, by the README: what is read by row through a position needs rows that agree
+"""Whether a call with positions is legal, by docs/reference/calls.md: what is read by row through a position needs rows that agree
 with the positions."""
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 
 import pytest
 from hypothesis import given
@@ -12,10 +11,8 @@ from hypothesis import strategies as st
 
 from codegen.ir import expr
 from codegen.ir.expr import Expr, Load, Op, ScalarType, TensorSpec, Type, const, float_var, int_var
-from codegen.ir.language import BINARY_OPERATORS, BIT_OPERATORS, COMPARISON_OPERATORS, SHIFT_OPERATORS
 from codegen.ir.parse import FUNCTIONS, Macro, Scope, check_syntax, parse, parse_example, parse_header
 from codegen.util.errors import ExprError
-from tests.support.paths import ROOT
 
 Q, KV, H, SCORE = int_var("q_idx"), int_var("kv_idx"), int_var("h"), float_var("score")
 
@@ -116,17 +113,6 @@ def test_every_function_parses() -> None:
             assert score(f"{name}({', '.join(['score'] * count)})").type is Type.FLOAT
         with pytest.raises(ExprError, match=rf"{name}\(\) takes .* got {most + 1}"):
             score(f"{name}({', '.join(['score'] * (most + 1))})")
-
-
-def test_the_readme_lists_every_function_and_operator() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    section = readme.partition("## The language\n")[2].partition("\n## ")[0]
-    table = "\n".join(line for line in section.splitlines() if line.startswith("|"))
-    words = set(re.findall(r"[\w]+|[^\w\s`]+", " ".join(re.findall(r"`[^`]*`", table))))
-    tables = (BINARY_OPERATORS, COMPARISON_OPERATORS, BIT_OPERATORS, SHIFT_OPERATORS)
-    symbols = {entry[0].replace("|", "\\|") for table in tables for entry in table.values()}
-    operators = symbols | {"**", "and", "or", "not", "~", "if", "else", "in"}
-    assert {*FUNCTIONS, "where", "score", "inf", *expr.INDEX_NAMES, *expr.LENGTH_NAMES, *operators} - words == set()
 
 
 # -------------------------------------------------------------------------------------------------------- structure

@@ -1,0 +1,86 @@
+"""What the site generates: it can be built without MkDocs installed, and the charts of README.md are up to date."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from codegen.cli.main import COMMANDS
+from codegen.load.spec_file import load
+from docs.charts import charts
+from docs.generators import generated_pages
+from docs.generators.errors import BAD, parse_message
+from docs.generators.fragments import FRAGMENTS, with_fragments
+from docs.generators.nav import navigation
+from docs.generators.runs import stored_runs, suites
+from docs.generators.sources import Sources
+from tests.support.paths import DEFAULT_SPEC, ROOT
+
+
+def test_charts_are_those_of_the_stored_runs() -> None:
+    stale = [path.name for path, text in charts().items() if path.read_text(encoding="utf-8") != text]
+    assert not stale, "run `python -m docs.charts`"
+
+
+def test_every_command_and_op_has_its_place() -> None:
+    pages = generated_pages()
+    commands = str(pages["reference/commands.md"])
+    assert not [name for name in COMMANDS if f"\n## codegen {name}\n" not in commands]
+    variants = load(DEFAULT_SPEC).variants
+    assert not [name for name in variants for kind in ("torch", "jax") if f"reference/{kind}/{name}.md" not in pages]
+
+
+def test_every_stored_run_is_in_a_suite_with_a_page() -> None:
+    pages = generated_pages()
+    assert stored_runs()
+    assert not [run.link for run in stored_runs() if not run.suites()]
+    assert not [suite for suite in suites() if f"benchmarks/{suite}.md" not in pages]
+
+
+def test_every_message_of_a_bad_spec_has_a_cause() -> None:
+    messages = [line for path in BAD.glob("*.txt") for line in path.read_text(encoding="utf-8").splitlines()]
+    assert len(messages) > 100
+    assert all(parse_message(message).rule for message in messages)
+
+
+def test_page_that_names_an_unknown_table_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no such table; there are .*chips"):
+        with_fragments("<!-- generated: nosuch -->")
+    assert all(f"<!-- generated: {name} -->" in _pages() for name in FRAGMENTS)
+
+
+def test_order_that_names_a_missing_page_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"docs/how-to/index\.md: `order` names gone"):
+        navigation({"how-to/index.md": "---\norder: [gone]\n---\n"})
+
+
+def test_link_out_of_docs_leads_to_a_page_of_the_file() -> None:
+    sources = Sources(ROOT)
+    text = {"how-to/a.md": "[spec](../../variants.yaml) [bench](../../bench/README.md#suites)"}
+    assert {"source/variants.yaml.md", "benchmarks/method.md"} <= set(sources.pages_for(text))
+    expected = "[spec](../source/variants.yaml.md) [bench](../benchmarks/method.md#suites)"
+    assert sources.with_links(text["how-to/a.md"], "how-to/a.md") == expected
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="mkdocs comes with `make docs`, not the set-up")
+def test_site_builds_without_a_warning_and_asks_no_other_host(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    # What a browser loads by itself: scripts, styles, images. A link is loaded only when it is followed.
+    loads = re.compile(
+        r"<(?:script|img|source|iframe)[^>]*?src=\"?(https?:[^\s\">]+)|<link[^>]*?href=\"?(https?:[^\s\">]+)"
+    )
+    foreign = {match[0] for page in tmp_path.rglob("*.html") for match in loads.finditer(page.read_text("utf-8"))}
+    assert not foreign
+
+
+def _pages() -> str:
+    return "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
