@@ -1,10 +1,11 @@
-"""Draws what README.md shows, from the stored runs and from the generator: `python -m docs.charts`."""
+"""Draws the pictures of README.md and ARCHITECTURE.md from runs and the generator: `python -m docs.charts`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from docs.generators import ROOT
+from docs.generators.architecture_picture import architecture_picture
 from docs.generators.benchmarks import chart_rows
 from docs.generators.charts import SCHEMES, Row, ratio_chart
 from docs.generators.entry_picture import entry_picture
@@ -42,6 +43,7 @@ def charts() -> dict[Path, str]:
     found = {}
     for scheme in SCHEMES:
         found[ASSETS / f"figures-{scheme.name}.svg"] = ratio_chart(f"{device}, bfloat16", rows(), scheme)
+        found[ASSETS / f"architecture-{scheme.name}.svg"] = architecture_picture(scheme)
         found[ASSETS / f"entry-{scheme.name}.svg"] = entry_picture(scheme)
     return found
 

@@ -74,7 +74,8 @@ def _op(variant: Variant, framework: Framework) -> str:
         f"[`{name}`](../../../generated/{variant.name}/{name})" for name in ("fwd.py", "bwd_dkdv.py", "bwd_dq.py")
     )
     symbol = function_symbol(variant.name)
-    return page(
+    # The pages of the ops resemble each other: the search puts those of the language and of calls first.
+    return "---\nsearch: {boost: 0.3}\n---\n" + page(
         variant.name,
         f"`from generated.{framework.folder} import {variant.name}`. Portable kernels: {links}. The entry:",
         fence(variant.entry, "yaml"),

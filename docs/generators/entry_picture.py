@@ -54,7 +54,7 @@ def statuses() -> Sequence[Sequence[int]]:
 
 def entry_picture(scheme: Scheme) -> str:
     """The picture as SVG."""
-    empty, partial, full = ("#21262d", "#b08800", "#56b4e9") if scheme is DARK else ("#eef1f4", "#e6a23c", "#0072b2")
+    empty, partial, full = ("#30363d", "#b08800", "#56b4e9") if scheme is DARK else ("#eef1f4", "#e6a23c", "#0072b2")
     colours = {Status.EMPTY: empty, Status.PARTIAL: partial, Status.FULL: full}
     parts = [_words(0, 20, "An entry of variants.yaml", scheme.text, weight=600)]
     parts += [_words(0, TOP + 34 + 21 * i, line, scheme.text, mono=True) for i, line in enumerate(ENTRY)]

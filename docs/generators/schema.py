@@ -94,8 +94,8 @@ def _kind(schema: Schema, root: Schema) -> str:
             return "a mapping; each value: " + " or ".join(_kind(value, root) for value in values.values())
         return "a mapping"
     words = [{"string": "text", "boolean": "`true` or `false`", "null": "nothing"}.get(kind, kind) for kind in kinds]
-    if "number" in kinds and "string" in kinds:
-        words = ["an expression"]
+    if kinds == ["string"] and "maxLength" not in schema:
+        words = ["an expression"]  # each other text has a limit
     limits = [f"from {schema['minimum']}"] if "minimum" in schema else []
     limits += [f"to {schema['maximum']}"] if "maximum" in schema else []
     return " ".join([" or ".join(words), *limits])

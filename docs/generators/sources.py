@@ -40,6 +40,12 @@ _LINK = re.compile(
 )
 
 
+_PICTURE = re.compile(
+    r'<picture>\s*<source media="\(prefers-color-scheme: dark\)" srcset="(?P<dark>[^"]+)">\s*'
+    r'<img alt="(?P<alt>[^"]*)" src="(?P<light>[^"]+)">\s*</picture>'
+)
+
+
 def links(text: str) -> list[str]:
     """The targets of the links and images of a Markdown text, without those in code.
 
@@ -56,6 +62,11 @@ def map_links(text: str, new: Callable[[str], str]) -> str:
         return match[0] if match["code"] is not None else match["before"] + new(match["target"])
 
     return _LINK.sub(replaced, text)
+
+
+def with_schemes(text: str) -> str:
+    """A text whose `<picture>`s, with an image for each colour scheme, are images that follow the site's scheme."""
+    return _PICTURE.sub(r"![\g<alt>](\g<light>#only-light)\n![\g<alt>](\g<dark>#only-dark)", text)
 
 
 def is_local(target: str) -> bool:
@@ -99,7 +110,8 @@ class Sources:
             if resolved is None or (not is_foreign and resolved.startswith("docs/")):
                 return target
             place = self.place(resolved)
-            return posixpath.relpath(place, folder or ".") + (hash_mark + anchor if place.endswith(".md") else "")
+            is_page_or_image = place.endswith(".md") or anchor.startswith("only-")
+            return posixpath.relpath(place, folder or ".") + (hash_mark + anchor if is_page_or_image else "")
 
         return map_links(text, new)
 
@@ -138,13 +150,14 @@ class Sources:
         if file.is_dir():
             readme = file / "README.md"
             if readme.is_file():
-                return readme.read_text(encoding="utf-8")
+                return with_schemes(readme.read_text(encoding="utf-8"))
             names = sorted(name for name in os.listdir(file) if not name.startswith(("_", ".")))
             return _page(path, "".join(f"- `{name}`\n" for name in names))
         if path.endswith(COPIED):
             return file.read_bytes()
         text = file.read_text(encoding="utf-8")
         if path.endswith(".md"):
+            text = with_schemes(text)
             return f"---\ntitle: {TITLES[path]}\n---\n{text}" if path in TITLES else text
         return _page(path, f'``````{LANGUAGES.get(file.suffix, "text")} linenums="1"\n{text.rstrip()}\n``````\n')
 

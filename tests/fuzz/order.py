@@ -1,5 +1,5 @@
-"""Whether a call with positions is legal, by docs/reference/calls.md: what is read by row through a position needs rows that agree
-with the positions."""
+"""Whether a call with positions is legal, by docs/reference/calls.md: what is read by row through a position needs rows
+that agree with the positions."""
 
 from __future__ import annotations
 
