@@ -68,9 +68,9 @@ def architecture_picture(scheme: Scheme) -> str:
             f'<rect x="{box.x}" y="{box.y}" width="{_width(box)}" height="{BOX_HEIGHT}" rx="6" fill="none" '
             f'stroke="{scheme.passes[0]}" stroke-width="1.5"/>'
         )
-        middle = box.x + _width(box) / 2
-        parts.append(_words(middle, box.y + 23, box.title, scheme.text, weight=600))
-        parts.append(_words(middle, box.y + 42, box.text, scheme.faint, size=11.5))
+        centre = box.x + _width(box) / 2
+        parts.append(_words(centre, box.y + 23, box.title, scheme.text, weight=600))
+        parts.append(_words(centre, box.y + 42, box.text, scheme.faint, size=11.5))
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
