@@ -77,7 +77,7 @@ test test-all: export JAX_DISABLE_MOST_OPTIMIZATIONS := 1
 test-all: SELECTION := --full
 test test-all: $(STAMP)
 	@$(MAKE) --no-print-directory -j 2 check lint-kernels
-	$(PYTEST) tests codegen --ignore=tests/kernels --doctest-modules
+	$(PYTEST) tests codegen docs/generators --ignore=tests/kernels --doctest-modules
 	@if $(HAS_TRITON); then set -x; TRITON_INTERPRET=1 $(PYTEST) tests/kernels; else $(NO_TRITON) tests/kernels; fi
 
 test: ## check, lint-kernels, then tests on the CPU, kernels in Triton's interpreter: each pair of variants and calls

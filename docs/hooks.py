@@ -10,11 +10,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from docs.generators import ROOT, generated_pages
 from docs.generators.fragments import with_fragments
+from docs.generators.hosts import foreign_loads
 from docs.generators.maths import with_mathml
 from docs.generators.nav import navigation
 from docs.generators.sources import Sources
@@ -44,3 +46,9 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 def on_page_content(html: str, **_: Any) -> str:
     """Formulas become MathML."""
     return with_mathml(html)
+
+
+def on_post_build(config: MkDocsConfig, **_: Any) -> None:
+    """A page that would ask another host for something fails the build."""
+    if found := foreign_loads(Path(config.site_dir)):
+        raise PluginError("\n".join(["loaded from another host:", *found]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import subprocess
 import sys
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
@@ -43,8 +44,18 @@ def missing(peers: Iterable[str]) -> dict[str, str]:
     return {peer: package for peer, (module, package) in needed.items() if not is_installed(module)}
 
 
+def revision(folder: Path) -> dict[str, str]:
+    """The commit of a checkout, and its date as ISO 8601; empty where there is no git or no checkout."""
+    command = ["git", "-C", str(folder), "log", "-1", "--format=%h %cI"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+    return dict(zip(("revision", "revision_date"), found, strict=True))
+
+
 def machine() -> dict[str, str]:
-    """The GPU and versions that results depend on. `kernels` is a hash of the manifest: equal for equal kernels."""
+    """The GPU, versions and revision that results depend on; `kernels`, a hash of the manifest, is equal for equals."""
     import torch
 
     import generated
@@ -57,4 +68,5 @@ def machine() -> dict[str, str]:
             found[package] = "missing"
     manifest = Path(generated.__path__[0]) / "MANIFEST.json"
     kernels = hashlib.sha256(manifest.read_bytes()).hexdigest()[:12]
-    return found | {"cudnn": str(torch.backends.cudnn.version()), "kernels": kernels}
+    found |= {"cudnn": str(torch.backends.cudnn.version()), "kernels": kernels}
+    return found | revision(manifest.parent)

@@ -1,4 +1,4 @@
-"""`reference/errors.md`: every kind of error in a spec, from the specs and messages that the tests pin."""
+"""`reference/errors.md`: errors of specs, from the messages that tests pin; of calls and commands, from the source."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from pathlib import Path
 
 from docs.generators import ROOT
 from docs.generators.markdown import code, fence, page, table
+from docs.generators.messages import command_errors, expected_arguments
 
 BAD = ROOT / "tests" / "specs" / "bad"
 
 INTRODUCTION = """A bad spec reports all of its problems at once: file, line, the entry, the rule that it breaks, and
 after the semicolon the remedy. Each example below is [a test](../../tests/specs/bad): the message is what the
-generator prints.
+generator prints."""
 
-Errors in a call are an `ArgumentError`, both a `TypeError` and a `ValueError`: `op: argument: expected ..., got ...`.
-They are raised before any launch. What each argument expects is in the pages of the ops, [torch](torch/index.md) and
-[JAX](jax/index.md)."""
+CALLS = """An `ArgumentError`, both a `TypeError` and a `ValueError`, is raised before any launch. It names the op, the
+argument, what was expected and what was got: `alibi: slope: expected shape [8], got [4]`. In this list `…` stands for
+what a call fills in."""
+
+COMMANDS = "Besides the errors of a spec, `codegen` prints these, with exit code 2. `…` stands for what is filled in."
 
 _MESSAGE = re.compile(
     r"^\S+\.yaml:(?P<line>\d+): (?:(?P<where>[^\s:]+(?:\([^)]*\))?): )?(?P<text>.*?)(?: \(column \d+\))?$"
@@ -49,7 +52,23 @@ def parse_message(text: str) -> Reported:
 
 def pages() -> dict[str, str | bytes]:
     sections = [_section(path) for path in sorted(BAD.glob("*.txt"))]
-    return {"reference/errors.md": page("Errors", INTRODUCTION, *sections)}
+    calls = [[code(argument), "; ".join(map(_shown, expected))] for argument, expected in expected_arguments().items()]
+    commands = [[room, _shown(message)] for room, message in command_errors()]
+    return {
+        "reference/errors.md": page(
+            "Errors",
+            "Errors [of a spec](#in-a-spec), [of a call](#in-a-call) and [of a command](#in-a-command).",
+            "## In a spec",
+            INTRODUCTION,
+            *sections,
+            "## In a call",
+            CALLS,
+            table(["argument", "expected"], calls),
+            "## In a command",
+            COMMANDS,
+            table(["of", "message"], commands),
+        )
+    }
 
 
 def _section(path: Path) -> str:
@@ -67,7 +86,7 @@ def _section(path: Path) -> str:
         f"    {line}".rstrip() for line in fence(spec or "# (an empty file)", "yaml").splitlines()
     )
     return (
-        f"## {title}\n\n"
+        f"### {title}\n\n"
         + table(["line", "cause", "message", "remedy"], [_escaped(row) for row in rows])
         + f"\n\n{listing}"
     )
@@ -76,4 +95,8 @@ def _section(path: Path) -> str:
 def _escaped(row: list[str]) -> list[str]:
     """Messages hold characters that Markdown reads: they are shown as they are."""
     line, cause, rule, remedy = row
-    return [line, cause, *(re.sub(r"([*_<>\[\]`$~\\])", r"\\\1", text) for text in (rule, remedy))]
+    return [line, cause, _shown(rule), _shown(remedy)]
+
+
+def _shown(text: str) -> str:
+    return re.sub(r"([*_<>\[\]`$~\\])", r"\\\1", text)

@@ -159,7 +159,7 @@ class Sources:
         if path.endswith(".md"):
             text = with_schemes(text)
             return f"---\ntitle: {TITLES[path]}\n---\n{text}" if path in TITLES else text
-        return _page(path, f'``````{LANGUAGES.get(file.suffix, "text")} linenums="1"\n{text.rstrip()}\n``````\n')
+        return _page(path, f"``````{LANGUAGES.get(file.suffix, 'text')}\n{text.rstrip()}\n``````\n")
 
 
 def _page(path: str, body: str) -> str:
