@@ -1,4 +1,4 @@
-"""CONTRIBUTING, ARCHITECTURE and the pages under docs/ name files and names that exist."""
+"""CONTRIBUTING, ARCHITECTURE and the pages written by hand name files and names that exist."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tests.support.paths import ROOT
 _REFERENCE = re.compile(r"`((?:codegen|templates|runtime|tests|emulator|bench|examples)/[\w./]*|\w+\.py)(?::(\w+))?`")
 
 
-PAGES = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*/*.md"))
+FOLDERS = ("tutorial", "how-to", "explanation")
+PAGES = sorted(str(page.relative_to(ROOT)) for name in FOLDERS for page in (ROOT / "docs" / name).glob("*.md"))
 
 
 @pytest.mark.parametrize("document", ["CONTRIBUTING.md", "ARCHITECTURE.md", *PAGES])
