@@ -35,6 +35,7 @@ from codegen.cli.options import (
     package_option,
     passed_on,
     picture_options,
+    studio_options,
     tune_options,
     variants_option,
 )
@@ -229,6 +230,15 @@ def compare(args: argparse.Namespace) -> int:
     options = comparison.options_of(args)
     is_equal = comparison.run_rekey(spec, options) if args.rekey else comparison.run(spec, options)
     return EXIT_OK if is_equal else EXIT_DIFFERENT
+
+
+@command("studio", studio_options)
+def studio(args: argparse.Namespace) -> int:
+    """Serve a page on this machine on which an entry is written and its formulas, mask and kernels are seen."""
+    with _extra():
+        from codegen.studio.server import serve
+    serve(args.port, opens=not args.no_open)
+    return EXIT_OK
 
 
 @command("schema")

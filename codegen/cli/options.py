@@ -69,6 +69,11 @@ def picture_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--png", type=Path, metavar="FILE", help="also draw an image; needs matplotlib")
 
 
+def studio_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--port", type=_port, default=0, metavar="N", help="(default: any that is free)")
+    parser.add_argument("--no-open", action="store_true", help="print the page's address without opening a browser")
+
+
 def tune_options(parser: argparse.ArgumentParser) -> None:
     """What to tune, and how long; what is not named is tuned for all that the spec names, but for float32."""
     add = parser.add_argument
@@ -159,6 +164,12 @@ def _at_least(least: int) -> Callable[[str], int]:
         return int(text)
 
     return read
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got {text!r}")
+    return int(text)
 
 
 def _lengths(text: str) -> list[int]:

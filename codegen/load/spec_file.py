@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from codegen.load.macros import read_macros
 from codegen.load.variants import read_variants
 from codegen.load.yaml_tree import Document, Item
 from codegen.spec.model import ArchSpec, Defaults, Spec
-from codegen.util.errors import SpecError
+from codegen.util.errors import Problem, SpecError
 from codegen.util.shipped import shipped_path
 
 
@@ -37,20 +37,34 @@ def load(path: str | os.PathLike[str], *, library: str | os.PathLike[str] | None
     Raises `SpecError` with every problem of the file, and of the library if that has any.
     """
     base = default_spec_path() if library is None else Path(library)
-    inherited, problems = _Inherited(), []
-    if not _same_file(path, base):
-        builtin = Document(os.fspath(base))
-        inherited = _read_shared(builtin, builtin.mapping(builtin.root, tuple(FILE.fields)), inherited)
-        problems += builtin.problems
-    doc = Document(os.fspath(path))
+    inherited, problems = (_Inherited(), []) if _same_file(path, base) else _read_library(base)
+    return _read_spec(Document(os.fspath(path)), inherited, problems)
+
+
+def load_text(text: str, name: str) -> Spec:
+    """The spec of a text that is no file, by which `name` errors call it; it inherits the library's values.
+
+    Raises `SpecError` with every problem of the text.
+    """
+    return _read_spec(Document(name, text), *_read_library(default_spec_path()))
+
+
+def _read_library(base: Path) -> tuple[_Inherited, list[Problem]]:
+    """What a file hands down to the others, and its problems."""
+    doc = Document(os.fspath(base))
+    shared = _read_shared(doc, doc.mapping(doc.root, tuple(FILE.fields)), _Inherited())
+    return shared, doc.problems
+
+
+def _read_spec(doc: Document, inherited: _Inherited, problems: Sequence[Problem]) -> Spec:
     sections = FILE.items(doc, doc.root)
     values = _read_shared(doc, sections, inherited)
     variants = {}
     if "variants" in sections:
         variants = read_variants(doc, sections["variants"], values.macros, values.archs)
-    problems += doc.problems
-    if problems:
-        raise SpecError(problems)
+    found = [*problems, *doc.problems]
+    if found:
+        raise SpecError(found)
     return Spec(path=doc.file, defaults=values.defaults, archs=values.archs, variants=variants)
 
 

@@ -53,12 +53,13 @@ class Item:
 class Document:
     """One YAML file and the problems found in it so far."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, text: str | None = None) -> None:
+        """`text` is the content of the file, where that is not to be read from the disk."""
         self.file = file
         self.problems: list[Problem] = []
         self._with_problems: set[str] = set()
         self._lines: dict[str, int] = {}
-        text = self._text()
+        text = self._text() if text is None else text
         self._raw = text.splitlines(keepends=True)
         self.root = Item(where="", line=1, node=self._compose(text))
 

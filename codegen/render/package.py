@@ -115,6 +115,13 @@ def render(spec: Spec) -> dict[str, str]:
     return {path: _sign(formatted[path]) for path in sorted(formatted)}
 
 
+def render_variant(variant: Variant) -> dict[str, str]:
+    """The kernels and ops of one variant, formatted: path inside the package -> text. They are the files that `render`
+    writes, but for the hashes of what all variants share."""
+    files = format_files(_variant_files(make_environment(templates_path()), variant.name, _plans(variant)))
+    return {path: _sign(files[path]) for path in sorted(files)}
+
+
 def _module_files(env: jinja2.Environment, spec: Spec) -> dict[str, str]:
     """The variants as modules of `torch.nn`: a file for each, and the module that imports them when they are read."""
     variants = list(spec.variants.values())

@@ -234,7 +234,7 @@ def math_element(content: str, alternative: str = "") -> str:
 
 
 def formula_element(e: Expr, printer: MathPrinter, before: str = "") -> str:
-    """An expression as a formula of its own line, behind the elements `before`; the text beside it is the language's."""
+    """An expression as a formula of its own line, behind the elements `before`."""
     return math_element(_row(before, printer.rows(e)), FormulaPrinter(keywords=printer.keywords).text(e))
 
 
