@@ -26,8 +26,11 @@ def python_html(text: str) -> str:
 def _pieces(text: str) -> Iterator[str]:
     lines = text.splitlines(keepends=True)
     row, column = 1, 0
+    before = ""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        kind = _class_of(token)
+        # An attribute is no built-in name.
+        kind = "" if before == "." else _class_of(token)
+        before = token.string
         if not kind:
             continue
         yield escape(_between(lines, (row, column), token.start))

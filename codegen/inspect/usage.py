@@ -142,10 +142,13 @@ def _axes(spec: TensorSpec, example: Expr, shape: list[int], dialect: _Dialect) 
     """The axes that an example reads, and lines that make their indices."""
     axes: set[int] = set()
     lines = []
-    for name in sorted(expr.names(example)):
+    read = sorted(expr.names(example))
+    for name in read:
         axis = int(name[1:]) if name[1:].isdigit() and name[0] == "i" else spec.dims.index(name)
-        behind = len(shape) - 1 - axis
-        index = f"[:, {', '.join(['None'] * behind)}]" if behind else ""
+        # Beside other indices each has the rank of the tensor: JAX may be set to refuse any other.
+        before = axis if len(read) > 1 else 0
+        cuts = ["None"] * before + [":"] + ["None"] * (len(shape) - 1 - axis)
+        index = f"[{', '.join(cuts)}]" if len(cuts) > 1 else ""
         lines.append(f"{name} = {dialect.module}.arange({shape[axis]}){index}")
         axes.add(axis)
     return axes, lines

@@ -37,10 +37,10 @@ def look(request: Json) -> Json:
     try:
         text = entry_of(request)
         answer |= {"entry": text, "form": form_of(text)}
-        view, scalars = view_of(request.get("view", {})), scalars_of(request.get("scalars", {}))
         spec = _spec(text)
         variant = _first(spec)
         answer |= _described(spec, variant)
+        view, scalars = view_of(request.get("view", {})), scalars_of(request.get("scalars", {}))
         answer["picture"] = _drawn(draw(variant, view, scalars), view)
     except SpecError as error:
         answer["problems"] = [_problem(problem) for problem in error.problems]

@@ -26,6 +26,17 @@ LIMITS = {
 }
 """Number of a call -> the least and the most it may be."""
 
+DEEPEST = 20
+"""Mappings and lists of an entry within each other."""
+
+_OPENING = (
+    yaml.FlowMappingStartToken,
+    yaml.FlowSequenceStartToken,
+    yaml.BlockMappingStartToken,
+    yaml.BlockSequenceStartToken,
+)
+_CLOSING = (yaml.FlowMappingEndToken, yaml.FlowSequenceEndToken, yaml.BlockEndToken)
+
 MOST_BLOCKS = 128
 """Blocks along a side of the picture."""
 
@@ -76,14 +87,20 @@ def entry_of(request: Json) -> str:
         raise RequestError("a request has 'entry', a text, or 'form', an object", "entry")
     if len(text) > LONGEST_ENTRY:
         raise RequestError(f"an entry has at most {LONGEST_ENTRY} characters, got {len(text)}", "entry")
-    refuse_aliases(text)
+    refuse_costly(text)
     return text
 
 
-def refuse_aliases(text: str) -> None:
-    """Raise `RequestError` for a YAML text with anchors or aliases: a few of them can stand for gigabytes."""
+def refuse_costly(text: str) -> None:
+    """Raise `RequestError` for a YAML text that takes long to read: with aliases, a few of which can stand for
+    gigabytes, or nested deeply."""
+    depth = 0
     try:
         for token in yaml.scan(text, Loader=yaml.SafeLoader):
+            depth += isinstance(token, _OPENING) - isinstance(token, _CLOSING)
+            if depth > DEEPEST:
+                line = token.start_mark.line + 1
+                raise RequestError(f"line {line}: an entry is nested at most {DEEPEST} deep", "entry")
             if isinstance(token, (yaml.AnchorToken, yaml.AliasToken)):
                 line = token.start_mark.line + 1
                 raise RequestError(

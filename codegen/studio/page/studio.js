@@ -22,7 +22,7 @@ let timer = 0;
 let calls = { torch: "", jax: "" };
 let framework = "torch";
 let shownFile = "fwd.py";
-let isGood = false;
+let problems = [];
 let scalars = {};
 
 function element(tag, attributes = {}, ...children) {
@@ -49,7 +49,7 @@ function addRow(kind, values = {}) {
     } else if (what === true) {
       const box = element("input", { type: "checkbox", "data-row": key });
       box.checked = values[key] === true;
-      row.append(element("label", {}, box, " grad"));
+      row.append(element("label", {}, box, "grad"));
     } else {
       const input = element("input", { "data-row": key, placeholder: what, "aria-label": key, spellcheck: "false" });
       input.value = values[key] || "";
@@ -95,6 +95,7 @@ function choose(next) {
     get(each).hidden = each !== next;
     get(`tab-${each}`).setAttribute("aria-selected", each === next);
   }
+  showProblems(problems);
 }
 
 // ----------------------------------------------------------------------------------------------------- the requests
@@ -138,18 +139,19 @@ function show(answer) {
   showProblems(answer.problems);
   if (answer.formulas) showVariant(answer);
   if (answer.picture) showPicture(answer.picture);
-  isGood = Boolean(answer.formulas);
+  if (answer.picture) get("output").hidden = false;
   get("output").classList.toggle("stale", answer.problems.length > 0);
-  if (isGood) loadKernels();
+  if (answer.formulas) loadKernels();
 }
 
-function showProblems(problems) {
+function showProblems(found) {
+  problems = found;
   for (const old of document.querySelectorAll(".problem")) old.remove();
   for (const old of document.querySelectorAll(".wrong")) old.classList.remove("wrong");
   const list = get("problems");
   list.replaceChildren();
-  list.hidden = problems.length === 0;
-  for (const { field, line, message } of problems) {
+  list.hidden = found.length === 0;
+  for (const { field, line, message } of found) {
     const where = mode === "yaml" && line ? `line ${line}: ` : "";
     const item = element("li", {}, element("code", {}, field || "entry"), ` ${where}${message}`);
     const place = mode === "yaml" && !field.startsWith("view") ? get("f-yaml").parentElement : placeOf(field);
@@ -186,6 +188,7 @@ function placeOf(field) {
 
 function showVariant(answer) {
   // The generator escapes what it puts into MathML and into highlighted source.
+  get("formulas").hidden = false;
   get("formulas").replaceChildren(...answer.formulas.map(({ label, math }) => {
     const formula = element("div", { class: "math" });
     formula.innerHTML = math;
