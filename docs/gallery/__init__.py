@@ -4,6 +4,6 @@
 Both are the same pieces of HTML, made from the spec files, the expression tree and the generator.
 """
 
-from docs.gallery.pages import pages
+from docs.gallery.markdown import pages
 
 __all__ = ["pages"]

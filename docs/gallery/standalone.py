@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from codegen.inspect.highlight import python_html
 from docs.gallery import pieces
 from docs.gallery.cards import ROOT, SHIPPED, Card
-from docs.gallery.pages import INTRODUCTION, STUDIO
+from docs.gallery.markdown import INTRODUCTION, STUDIO
 
 ASSETS = ("gallery.css", "gallery.js")
 

@@ -33,7 +33,9 @@ def text_of(html: str) -> str:
     return unescape(re.sub(r"<[^>]*>", "", html))
 
 
-@pytest.mark.parametrize("path", ["generated/alibi/fwd.py", "generated/full/hopper_fwd.py", "generated/causal/torch_op.py"])
+@pytest.mark.parametrize(
+    "path", ["generated/alibi/fwd.py", "generated/full/hopper_fwd.py", "generated/causal/torch_op.py"]
+)
 def test_highlighting_keeps_every_character(path: str) -> None:
     text = (ROOT / path).read_text(encoding="utf-8")
     assert text_of(python_html(text)) == text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -36,7 +35,9 @@ def test_a_form_holds_every_variant(name: str) -> None:
     assert read.doc.split() == variant.doc.split()
 
 
-@pytest.mark.parametrize("text", ["", "a: [", "variants: 3", "variants: {}", "variants: {a: {}, b: {}}", "x: 1", "\x00"])
+@pytest.mark.parametrize(
+    "text", ["", "a: [", "variants: 3", "variants: {}", "variants: {a: {}, b: {}}", "x: 1", "\x00"]
+)
 def test_a_form_does_not_hold_other_texts(text: str) -> None:
     assert form_of(text) is None
 
@@ -54,7 +55,11 @@ def problems(request: dict[str, Any]) -> list[tuple[str, str]]:
         ({"mask": "causl"}, "mask", "did you mean 'causal'?"),
         ({"mask": "__import__('os').system('true')"}, "mask", "not part of the expression language"),
         ({"score": "score + slop[h]"}, "score", "'slop' is no tensor of this variant; did you mean 'slope'?"),
-        ({"scalars": [{"name": "size", "type": "int", "min": "9", "example": "2"}]}, "scalars.size.example", "at least"),
+        (
+            {"scalars": [{"name": "size", "type": "int", "min": "9", "example": "2"}]},
+            "scalars.size.example",
+            "at least",
+        ),
         ({"scalars": [{"name": "size", "type": "number"}]}, "scalars.size", "must be one of int float"),
         ({"scalars": FORM["scalars"] * 51}, "scalars", "at most 50"),
         ({"tensors": [{"name": "slope", "dims": "qidx", "grad": True}]}, "tensors.slope.dims", "unknown dim 'qidx'"),
@@ -104,7 +109,9 @@ def test_a_good_entry_has_everything() -> None:
     assert "mine_ops" in answer["jax"]
     assert answer["form"]["tensors"][0]["dims"] == "h"
     # The YAML gives the same answer.
-    again = look({"entry": answer["entry"], "view": {"q_len": 256, "kv_len": 512, "q_offset": 256}, "scalars": {"size": "64"}})
+    again = look(
+        {"entry": answer["entry"], "view": {"q_len": 256, "kv_len": 512, "q_offset": 256}, "scalars": {"size": "64"}}
+    )
     assert again == answer
 
 
@@ -149,7 +156,8 @@ def test_requests_of_other_shapes_are_refused() -> None:
     for request in ({}, {"entry": 3}, {"form": 3}, {"entry": "x" * (LONGEST_ENTRY + 1)}):
         with pytest.raises(RequestError):
             entry_of(request)
-    assert re.match("'view' must be", str(pytest.raises(RequestError, view_of, 3).value))
+    with pytest.raises(RequestError, match="'view' must be an object"):
+        view_of(3)
 
 
 def test_every_example_is_good() -> None:
