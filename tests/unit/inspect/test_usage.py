@@ -16,7 +16,7 @@ from tests.support.paths import DEFAULT_SPEC, LIBRARY
 SMALL = Sizes(batch=2, heads=4, kv_heads=2, seq=32, dim=16)
 
 RENDERED = load(DEFAULT_SPEC).variants
-ALL = RENDERED | load(LIBRARY).variants
+ALL = {**RENDERED, **load(LIBRARY).variants}
 
 
 def run(program: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from codegen.util.errors import CodegenError
 from tests.support.paths import DEFAULT_SPEC, LIBRARY, ROOT
 
 VARIANTS = load(DEFAULT_SPEC).variants
-ALL = VARIANTS | load(LIBRARY).variants
+ALL = {**VARIANTS, **load(LIBRARY).variants}
 
 
 # ------------------------------------------------------------------------------------------------------------ highlight
