@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from codegen import PROGRAM
 from codegen.inspect.block_status import Status
 from codegen.inspect.entries import entry_text
 from codegen.inspect.highlight import python_html
@@ -126,7 +127,7 @@ def _described(spec: Spec, variant: Variant) -> Json:
         "legend": [{"symbol": symbol, "meaning": meaning} for symbol, meaning in legend(variant)],
         "kinds": [{"name": kind, "meaning": KINDS[kind]} for kind in kinds(variant)],
         "scalars": [{"name": s.name, "type": s.type.value} for s in variant.scalars.values()],
-        "render": f"python -m codegen render --variants {variant.name}.yaml --out {package}",
+        "render": f"{PROGRAM} render --variants {variant.name}.yaml --out {package}",
         "torch": python_html(torch_call(variant, package)),
         "jax": python_html(jax_call(variant, package)),
     }

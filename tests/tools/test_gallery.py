@@ -16,7 +16,7 @@ from docs.gallery.cards import ALL_KINDS, Card, cards
 from docs.gallery.facts import ON_CANVAS, SOURCES, VIEWS
 from docs.gallery.markdown import pages
 from docs.gallery.standalone import html_files
-from tests.support.browser import dumped, find_browser
+from tests.support.browser import Page, find_browser
 from tests.support.paths import DEFAULT_SPEC, LIBRARY, ROOT
 
 NAMES = [*load(DEFAULT_SPEC).variants, *load(LIBRARY).variants]
@@ -116,8 +116,15 @@ def test_the_command_writes_the_files(tmp_path: Path) -> None:
 @needs_browser
 def test_filters_in_a_browser(folder: Path, tmp_path: Path) -> None:
     assert BROWSER is not None
-    dom = dumped(BROWSER, f"{(folder / 'index.html').as_uri()}#kinds=decay&q=window", tmp_path)
-    assert f"1 of {len(NAMES)} variants" in dom
-    shown = [card for card in re.findall(r"<article [^>]*>", dom) if "hidden" not in card]
-    assert len(shown) == 1
-    assert "forgetting_window" in shown[0]
+    url = f"{(folder / 'index.html').as_uri()}#kinds=decay"
+    with Page(BROWSER, url, tmp_path, width=390, dark=True) as page:
+        count = "document.querySelector('.ag-count').textContent"
+        names = "[...document.querySelectorAll('.ag-card:not([hidden]) h3')].map((h) => h.textContent)"
+        page.wait_for(f"{count} === '2 of {len(NAMES)} variants'")
+        assert page.value(names) == ["forgetting", "forgetting_window"]
+        page.type_into(".ag-search", "size")
+        page.wait_for(f"{count} === '1 of {len(NAMES)} variants'")
+        assert page.value(names) == ["forgetting_window"]
+        assert page.value("document.documentElement.scrollWidth") <= 390
+        assert page.value("location.hash") == "#q=size&kinds=decay"
+        assert page.errors == []

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import threading
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
@@ -14,58 +14,90 @@ import pytest
 
 from codegen.cli.main import main
 from codegen.studio.server import Server
-from tests.support.browser import dumped, find_browser
+from tests.support.browser import Page, find_browser
 from tests.support.paths import ROOT
 
 ENTRY = """\
 variants:
   mine:
-    mask: causal and {window}(size)
+    mask: causal and window(size)
     score: score + slope[h] * (kv_idx - q_idx)
-    scalars: {{size: {{type: int, min: 1, example: 256}}}}
-    tensors: {{slope: {{dims: [h], grad: true}}}}
+    scalars: {size: {type: int, min: 1, example: 256}}
+    tensors: {slope: {dims: [h], grad: true}}
 """
 
 BROWSER = find_browser()
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium or Chrome on this machine")
 
 
-def page(entry: str, profile: Path, **view: str) -> str:
-    """The studio's document for an entry in the address."""
-    assert BROWSER is not None
-    with Server(0) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server(0) as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()
-        try:
-            fragment = urlencode({"entry": entry, **view}, quote_via=quote)
-            return dumped(BROWSER, f"{server.url}#{fragment}", profile)
-        finally:
-            server.shutdown()
-            thread.join()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def address(server: Server, **state: str) -> str:
+    return f"{server.url}#{urlencode(state, quote_via=quote)}"
 
 
 @needs_browser
-def test_the_page_shows_formulas_picture_calls_and_kernels(tmp_path: Path) -> None:
-    dom = page(ENTRY.format(window="window"), tmp_path, q_len="512", kv_len="512")
-    assert '<ul id="problems" role="status" hidden="">' in dom
-    assert "<mi>slope</mi>" in dom
-    assert re.search(r'<img id="pairs"[^>]* src="data:image/png;base64,', dom)
-    assert re.search(r'<img id="blocks"[^>]* src="data:image/svg\+xml;base64,', dom)
-    assert re.search(r"<b>5\d\.\d %</b> of the blocks are skipped", dom)
-    assert "mine_ops.torch" in dom
-    assert '<option value="hopper_bwd.py">' in dom
-    assert "q_tile" in dom
-    assert '<option value="natten_morton"' in dom
-    # The form is filled from the address.
-    assert '<div class="row scalars">' in dom
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_an_entry_is_edited_and_seen(server: Server, tmp_path: Path, width: int, dark: bool) -> None:
+    assert BROWSER is not None
+    url = address(server, entry=ENTRY, q_len="512", kv_len="512")
+    with Page(BROWSER, url, tmp_path, width=width, dark=dark) as page:
+        # The address holds the entry: formulas, picture, calls and kernels of it are shown.
+        page.wait_for("document.querySelector('#source .k')")
+        assert page.value("document.querySelector('#problems').hidden") is True
+        assert "slope" in page.value(
+            "document.querySelector('#formulas math').parentElement.parentElement.nextSibling.textContent"
+        )
+        assert page.value("[...document.querySelectorAll('figure img')].every((i) => i.complete && i.naturalWidth > 0)")
+        assert page.value("document.querySelector('#schedule').textContent").startswith("53.1 % of the blocks")
+        assert page.value("document.querySelector('#f-mask').value") == "causal and window(size)"
+        # Nothing is wider than the window, on a phone too.
+        assert page.value("document.documentElement.scrollWidth") <= width
+        # A mistake is shown at its field, and goes away when it is mended.
+        page.type_into("#f-mask", "causal and windo(size)")
+        page.wait_for("document.querySelector('[data-field=mask] .problem')")
+        message = page.value("document.querySelector('[data-field=mask] .problem').textContent")
+        assert message.startswith("'windo' is no function of the expression language; did you mean 'window'?")
+        page.type_into("#f-mask", "window(size)")
+        page.wait_for("document.querySelector('#schedule').textContent.startsWith('9.4 % of the blocks')")
+        assert page.value("document.querySelector('.problem')") is None
+        # The YAML and the address follow.
+        assert "mask: window(size)" in page.value("document.querySelector('#f-yaml').value")
+        assert "mask: window(size)" in page.value("new URLSearchParams(location.hash.slice(1)).get('entry')")
+        assert page.errors == []
+
+
+def choose(page: Page, selector: str, value: str) -> None:
+    """Choose an option as a user does."""
+    field = f"document.querySelector('{selector}')"
+    page.value(f"{field}.value = '{value}'; {field}.dispatchEvent(new Event('change'))")
 
 
 @needs_browser
-def test_the_page_shows_errors_at_their_fields(tmp_path: Path) -> None:
-    dom = page(ENTRY.format(window="windo"), tmp_path)
-    message = "'windo' is no function of the expression language; did you mean 'window'? (column 12)"
-    assert dom.count(message) == 2  # in the list, and at the field
-    assert re.search(r'<div class="field wrong" data-field="mask">', dom)
+def test_other_files_examples_and_sizes(server: Server, tmp_path: Path) -> None:
+    assert BROWSER is not None
+    with Page(BROWSER, server.url, tmp_path) as page:
+        page.wait_for(
+            "document.querySelector('#source .k') && document.querySelector('#examples [value=sigmoid_attention]')"
+        )
+        choose(page, "#files", "hopper_bwd.py")
+        page.wait_for("document.querySelector('#source').textContent.includes('hopper/bwd.py.jinja')")
+        choose(page, "#examples", "natten_morton")
+        page.wait_for("document.querySelector('#f-name').value === 'natten_morton'")
+        page.wait_for("document.querySelector('#source').textContent.includes('natten_morton')")
+        page.type_into("[data-view=q_len]", "99999")
+        page.wait_for("document.querySelector('[data-field=\"view.q_len\"] .problem')")
+        page.value("document.querySelector('[data-code=jax]').click()")
+        assert "jax.numpy" in page.value("document.querySelector('#call').textContent")
+        assert page.errors == []
 
 
 def test_the_command_serves_until_it_is_interrupted() -> None:
