@@ -140,7 +140,9 @@ function show(answer) {
   if (answer.formulas) showVariant(answer);
   if (answer.picture) showPicture(answer.picture);
   if (answer.picture) get("output").hidden = false;
-  get("output").classList.toggle("stale", answer.problems.length > 0);
+  // What is still of an older entry is dimmed.
+  get("output").classList.toggle("stale", !answer.picture);
+  get("formulas").classList.toggle("stale", !answer.formulas);
   if (answer.formulas) loadKernels();
 }
 
@@ -156,9 +158,11 @@ function showProblems(found) {
     const item = element("li", {}, element("code", {}, field || "entry"), ` ${where}${message}`);
     const place = mode === "yaml" && !field.startsWith("view") ? get("f-yaml").parentElement : placeOf(field);
     if (place) {
-      place.classList.add("wrong");
+      // In a row, only the field that is wrong is marked.
+      const own = place.querySelector(`[data-row="${CSS.escape((field.split(".")[2] || "").replace(/\[.*/, ""))}"]`);
+      (own || place).classList.add("wrong");
       if (mode === "form" || field.startsWith("view")) place.append(element("p", { class: "problem" }, message));
-      item.addEventListener("click", () => place.querySelector("input, textarea, select")?.focus());
+      item.addEventListener("click", () => (own || place.querySelector("input, textarea, select"))?.focus());
     }
     list.append(item);
   }

@@ -1,0 +1,14 @@
+"""One variant rendered alone, for the studio: the files that the whole package has of it."""
+
+from __future__ import annotations
+
+from codegen.load.spec_file import load
+from codegen.render.package import render_variant
+from tests.support.paths import DEFAULT_SPEC, ROOT
+
+
+def test_one_variant_is_rendered_as_in_the_package() -> None:
+    files = render_variant(load(DEFAULT_SPEC).variants["alibi"])
+    assert {"alibi/fwd.py", "alibi/hopper_bwd.py", "alibi/packed/fwd.py", "alibi/torch_op.py"} <= set(files)
+    for path, text in files.items():
+        assert text == (ROOT / "generated" / path).read_text(encoding="utf-8"), path
