@@ -3,8 +3,8 @@
 A subcommand is one function with the `@command` decorator; its docstring is its help. Modules that take time to import
 are imported by the command that needs them.
 
-Exit codes: 0 done, 1 `check` found differences, `lint` kernels that cannot run, or `compare` kernels that differ,
-2 bad usage or bad input, 130 interrupted.
+Exit codes: 0 done, 1 `check` found differences, `lint` kernels that cannot run, `compare` kernels that differ, or
+`port` what it cannot translate, 2 bad usage or bad input, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from codegen.cli.options import (
     package_option,
     passed_on,
     picture_options,
+    port_options,
     studio_options,
     tune_options,
     variants_option,
@@ -239,6 +240,24 @@ def studio(args: argparse.Namespace) -> int:
         from codegen.studio.server import serve
     serve(args.port, opens=not args.no_open)
     return EXIT_OK
+
+
+@command("port", port_options)
+def port(args: argparse.Namespace) -> int:
+    """Translate FlexAttention's mask_mod and score_mod functions into entries of a spec; exit code 1 if one is not."""
+    from codegen.port.command import port as translate
+
+    if args.out is not None and not args.out.absolute().parent.is_dir():
+        raise CodegenError(f"--out: expected a file in a folder that is there, got {args.out}")
+    found = translate(args.file, args.function)
+    if args.out is None:
+        print(found.text, end="")
+    else:
+        args.out.write_text(found.text, encoding="utf-8")
+        print(f"{args.out}: {len(found.ported)} entries")
+    for line in found.failures:
+        print(line, file=sys.stderr)
+    return EXIT_DIFFERENT if found.failures else EXIT_OK
 
 
 @command("schema")

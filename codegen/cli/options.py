@@ -119,6 +119,15 @@ def _minutes(text: str) -> float:
     return minutes
 
 
+def port_options(parser: argparse.ArgumentParser) -> None:
+    """A Python file with mods of FlexAttention, and which of them."""
+    add = parser.add_argument
+    add("file", type=Path, metavar="FILE", help="Python source with mask_mod or score_mod functions; it is never run")
+    what = "a mod or the factory of one; MASK+SCORE makes one entry of two (default: all)"
+    add("--function", nargs="+", action="extend", default=[], metavar="NAME", help=what)
+    add("--out", type=Path, metavar="FILE", help="write the spec there (default: print it)")
+
+
 def passed_on(parser: argparse.ArgumentParser) -> None:
     """Whatever follows, `--help` too, is for another program."""
     parser.prefix_chars = ""

@@ -73,6 +73,12 @@ def default_spec_path() -> Path:
     return shipped_path("variants.yaml")
 
 
+def library_macros() -> tuple[str, ...]:
+    """The names of masks and scores that every spec file inherits."""
+    builtin = Document(os.fspath(default_spec_path()))
+    return tuple(_read_shared(builtin, builtin.mapping(builtin.root, tuple(FILE.fields)), _Inherited()).macros)
+
+
 def _read_shared(doc: Document, sections: Mapping[str, Item], inherited: _Inherited) -> _Inherited:
     """The values a file's variants are read with: those it inherits, changed by its own."""
     defaults, archs = inherited.defaults, inherited.archs

@@ -1,0 +1,1 @@
+"""FlexAttention's mask and score functions, read and never run, as an entry of a spec."""

@@ -1,0 +1,209 @@
+"""`codegen port`: which mods of a file become which entries, and what is said about those that do not."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tempfile
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from codegen.load.spec_file import library_macros, load
+from codegen.port.entry import DeclarationError, Entry, Formula, make_entry, yaml_lines
+from codegen.port.statements import FileReader, Issue
+from codegen.port.values import BlockMask, Kind, Mod, TranslationError, is_mod, is_score
+from codegen.spec.names import variant_problem
+from codegen.util.errors import CodegenError, SpecError, did_you_mean
+
+MOST_PASSES = 6
+"""Most readings of a mod: each settles the kind of at least one more captured name, and more than two are rare."""
+
+_VERBS = re.compile(r"^(generate|make|get|create|build)_")
+_ENDINGS = re.compile(r"_(mask_mod|score_mod|mask|mod|fn)$")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One entry to make: the mods by their name in the file."""
+
+    name: str
+    parts: tuple[str, ...]
+    line: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """The spec that was made, and what could not be translated, as lines."""
+
+    text: str
+    failures: tuple[str, ...]
+    ported: tuple[str, ...]
+
+
+@dataclass
+class _Result:
+    entry: Entry | None = None
+    issues: list[Issue] = field(default_factory=list)
+
+
+def port(path: Path, functions: Sequence[str] = ()) -> Report:
+    """The entries of a file's mods; `functions` names some of them, `mask+score` a pair that makes one entry.
+
+    Raises `CodegenError` if the file is no Python, has no mods, or has none of the names.
+    """
+    source = path.read_text(encoding="utf-8")
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        raise CodegenError(f"{path}:{error.lineno}: this is no Python: {error.msg}") from None
+    except (RecursionError, ValueError) as error:
+        raise CodegenError(f"{path}: this cannot be parsed: {error}") from None
+    reader = FileReader(tree, {})
+    choices = _named_choices(path, reader, functions) if functions else _choices(reader)
+    if not choices:
+        wanted = "mask_mod(b, h, q_idx, kv_idx) or score_mod(score, b, h, q_idx, kv_idx)"
+        raise CodegenError(f"{path}: no function like {wanted} was found")
+    macros = library_macros()
+    blocks, failures, ported = [], [], []
+    results = [(choice, _translate(tree, choice, path, macros)) for choice in choices]
+    _check(results)
+    for choice, result in results:
+        lines = [f"{path}:{issue.line}: {choice.name}: {issue.reason}: {issue.code}" for issue in result.issues]
+        failures += lines
+        if result.entry is None:
+            blocks.append("\n".join([f"  # {choice.name} is not ported:", *(f"  #   {line}" for line in lines)]))
+        else:
+            ported.append(choice.name)
+            blocks.append("\n".join(yaml_lines(result.entry)))
+    head = f"# Ported from {path.name} by `codegen port`. What a comment calls guessed is to be checked.\n"
+    key = "variants:\n" if ported else "# No entry could be made.\n"
+    return Report(head + key + "\n".join(blocks) + "\n", tuple(failures), tuple(ported))
+
+
+def _choices(reader: FileReader) -> list[Choice]:
+    """Pairs that a call of flex_attention uses, and every other mod; a factory that the file calls itself is left
+    out."""
+    paired: set[str] = set()
+    choices: list[Choice] = []
+    for pair in reader.pairs:
+        mask, score = pair.mask.mask if isinstance(pair.mask, BlockMask) else pair.mask, pair.score
+        names = tuple(reader.name_of(mod) for mod in (mask, score) if is_mod(mod))
+        parts = tuple(name for name in names if name is not None)
+        if len(parts) == 2:
+            if parts not in [choice.parts for choice in choices]:
+                choices.append(Choice("_".join(dict.fromkeys(map(_short_name, parts))), parts, pair.line))
+            paired |= set(parts)
+    for found in {found.name: found for found in reader.found}.values():
+        if found.name not in paired | reader.instantiated:
+            choices.append(Choice(_short_name(found.name), (found.name,), found.line))
+    choices.sort(key=lambda choice: choice.line)
+    return _unique(choices)
+
+
+def _named_choices(path: Path, reader: FileReader, functions: Sequence[str]) -> list[Choice]:
+    known = {found.name: found for found in reader.found}
+    choices = []
+    for function in functions:
+        parts = tuple(function.split("+"))
+        for part in parts:
+            if part not in known:
+                hint = did_you_mean(part, known) or f"; it has {', '.join(known) or 'none'}"
+                raise CodegenError(f"--function: {path} has no mask_mod or score_mod '{part}'{hint}")
+        kinds = [is_score(known[part].mod) for part in parts]
+        if len(parts) > 2 or len(set(kinds)) < len(kinds):
+            raise CodegenError(f"--function: expected one mask and one score joined by '+', got {function!r}")
+        name = "_".join(dict.fromkeys(map(_short_name, parts)))
+        choices.append(Choice(name, parts, known[parts[0]].line))
+    return _unique(choices)
+
+
+def _unique(choices: Sequence[Choice]) -> list[Choice]:
+    taken: set[str] = set()
+    unique = []
+    for choice in choices:
+        name = choice.name
+        for number in range(2, len(choices) + 2):
+            if name.lower() not in taken:
+                break
+            name = f"{choice.name}_{number}"
+        taken.add(name.lower())
+        unique.append(Choice(name, choice.parts, choice.line))
+    return unique
+
+
+def _short_name(name: str) -> str:
+    """The name of an entry.
+
+    >>> _short_name("generate_sliding_window"), _short_name("_alibi_score_mod")
+    ('sliding_window', 'alibi')
+    """
+    plain = name.strip("_")
+    short = _ENDINGS.sub("", _VERBS.sub("", plain)) or plain
+    return short if variant_problem(short) is None else f"own_{short}"
+
+
+def _translate(tree: ast.Module, choice: Choice, path: Path, macros: Collection[str]) -> _Result:
+    guesses: dict[str, Kind] = {}
+    for _ in range(MOST_PASSES):
+        before = dict(guesses)
+        reader = FileReader(tree, guesses)
+        formula = _formula(reader, choice)
+        if guesses == before:
+            break
+    if formula is None or reader.issues:
+        return _Result(issues=reader.issues)
+    doc = f"Ported from {' and '.join(choice.parts)} of {path.name}."
+    try:
+        entry = make_entry(choice.name, doc, formula, macros)
+    except DeclarationError as conflict:
+        return _Result(issues=[Issue(choice.line, " and ".join(choice.parts), str(conflict))])
+    entry.notes += [f"nothing checks `{assertion}`; a scalar may have min and max" for assertion in reader.assertions]
+    if not (entry.mask or entry.score):
+        entry.notes.append("every pair attends with its score unchanged")
+    return _Result(entry=entry)
+
+
+def _formula(reader: FileReader, choice: Choice) -> Formula | None:
+    """The expressions of an entry; None if one of them has a problem, which the reader holds."""
+    found: dict[bool, ast.expr] = {}
+    mods: list[Mod] = [{f.name: f for f in reader.found}[part].mod for part in choice.parts]
+    for mod in mods:
+        node = reader.node_of(mod)
+        with reader.strictly():
+            try:
+                found[is_score(mod)] = reader.expression(mod, node).node
+            except TranslationError as error:
+                reader.report(error)
+    if len(found) < len(mods):
+        return None
+    return Formula(mask=found.get(False), score=found.get(True), guesses=dict(reader.guesses), seen=reader.seen)
+
+
+def _check(results: Sequence[tuple[Choice, _Result]]) -> None:
+    """Load the entries, and turn one that the loader refuses into an issue."""
+    if _problem([result.entry for _, result in results if result.entry is not None]) is None:
+        return
+    for choice, result in results:
+        entry = result.entry
+        problem = None if entry is None else _problem([entry])
+        if entry is not None and problem is not None:
+            result.issues.append(Issue(choice.line, entry.score or entry.mask, problem))
+            result.entry = None
+
+
+def _problem(entries: Sequence[Entry]) -> str | None:
+    """What the loader says against entries, None if they load."""
+    if not entries:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ported.yaml"
+        path.write_text(
+            "variants:\n" + "\n".join(line for entry in entries for line in yaml_lines(entry)) + "\n", encoding="utf-8"
+        )
+        try:
+            load(path)
+        except SpecError as error:
+            messages = [problem.message for problem in error.problems]
+            return f"the entry would not load: {'; '.join(messages)}"
+    return None

@@ -1,0 +1,280 @@
+"""A translated mask and score as an entry of a spec: declarations guessed from use, and the YAML text."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import textwrap
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import yaml
+
+from codegen.ir.expr import INDEX_NAMES
+from codegen.port.values import Captured, Kind
+from codegen.spec.names import argument_problem, dim_problem
+
+WIDTH = 110
+_MADE = {
+    "randn": Kind.FLOAT,
+    "rand": Kind.FLOAT,
+    "linspace": Kind.FLOAT,
+    "Parameter": Kind.FLOAT,
+    "Embedding": Kind.FLOAT,
+    "arange": Kind.INT,
+    "randint": Kind.INT,
+    "cumsum": Kind.INT,
+    "repeat_interleave": Kind.INT,
+}
+_DTYPES = {
+    "float32": "float32",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "half": "float16",
+    "float": "float32",
+    "int32": "int32",
+    "int": "int32",
+    "int64": "int64",
+    "long": "int64",
+    "bool": "bool",
+}
+_OF_KIND = {Kind.INT: "int32", Kind.BOOL: "bool", Kind.FLOAT: "float32", Kind.UNKNOWN: "float32"}
+
+
+@dataclass(frozen=True)
+class Formula:
+    """What one entry is made of: expressions, and what was learnt of the captured names in them."""
+
+    mask: ast.expr | None
+    score: ast.expr | None
+    guesses: Mapping[str, Kind]
+    seen: Mapping[str, Captured]
+
+
+@dataclass
+class Entry:
+    """An entry of `variants:`; `notes` say what was guessed, and what a reader must compare with the original."""
+
+    name: str
+    doc: str
+    mask: str = ""
+    score: str = ""
+    tensors: dict[str, str] = field(default_factory=dict)
+    scalars: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+class DeclarationError(Exception):
+    """A captured name cannot be declared."""
+
+
+def make_entry(name: str, doc: str, formula: Formula, macros: Collection[str]) -> Entry:
+    """The entry of a formula. Raises `DeclarationError` where a name is used in ways that no declaration allows."""
+    entry = Entry(name=name, doc=doc)
+    parts = [part for part in (formula.mask, formula.score) if part is not None]
+    uses = _Uses(parts)
+    symbols = {old: _argument(old, macros, entry) for old in (*uses.tensors, *uses.scalars)}
+    for old, subscripts in uses.tensors.items():
+        if old in uses.scalars:
+            raise DeclarationError(f"'{old}' is indexed in one place and used as a number in another")
+        entry.tensors[symbols[old]] = _tensor(old, symbols[old], subscripts, formula, entry)
+    for old in uses.scalars:
+        captured = formula.seen.get(old, Captured(old))
+        if "Tensor" in captured.annotation:
+            dtype = _dtype(old, formula, captured)
+            entry.tensors[symbols[old]] = f"{{dims: [], dtype: {dtype}}}"
+            entry.notes.append(f"tensor {symbols[old]}: a tensor of one number, because nothing indexes it")
+        else:
+            entry.scalars[symbols[old]] = _scalar(old, symbols[old], formula, captured, entry)
+    renamed = _Renamed(symbols)
+    texts = {
+        key: _text(renamed.visit(_copy(part)))
+        for key, part in (("mask", formula.mask), ("score", formula.score))
+        if part is not None
+    }
+    # Always true, and the score itself, are what an entry without the key means.
+    entry.mask = "" if texts.get("mask") == "True" else texts.get("mask", "")
+    entry.score = "" if texts.get("score") == "score" else texts.get("score", "")
+    return entry
+
+
+class _Uses(ast.NodeVisitor):
+    """Captured names by how they are used."""
+
+    def __init__(self, parts: list[ast.expr]) -> None:
+        self.tensors: dict[str, list[list[ast.expr]]] = {}
+        self.scalars: dict[str, None] = {}
+        for part in parts:
+            self.visit(part)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        for argument in node.args:
+            self.visit(argument)
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        assert isinstance(node.value, ast.Name)
+        items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        self.tensors.setdefault(node.value.id, []).append(items)
+        for item in items:
+            self.visit(item)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if node.id not in (*INDEX_NAMES, "score", "inf"):
+            self.scalars[node.id] = None
+
+
+class _Renamed(ast.NodeTransformer):
+    def __init__(self, symbols: Mapping[str, str]) -> None:
+        self.symbols = symbols
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        node.args = [self.visit(argument) for argument in node.args]
+        return node
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return ast.Name(self.symbols.get(node.id, node.id))
+
+
+def _text(node: ast.expr) -> str:
+    """The source of an expression. `ast.unparse` puts parentheses around the last operands of a long `and`."""
+    if isinstance(node, ast.BoolOp):
+        word = " and " if isinstance(node.op, ast.And) else " or "
+        return word.join(f"({_text(v)})" if isinstance(v, ast.BoolOp | ast.IfExp) else _text(v) for v in node.values)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        operand = node.operand
+        return f"not ({_text(operand)})" if isinstance(operand, ast.BoolOp | ast.Compare) else f"not {_text(operand)}"
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return f"{node.func.id}({', '.join(map(_text, node.args))})"
+    return ast.unparse(ast.fix_missing_locations(node))
+
+
+def _copy(node: ast.expr) -> ast.expr:
+    return ast.parse(ast.unparse(ast.fix_missing_locations(node)), mode="eval").body
+
+
+def _argument(name: str, macros: Collection[str], entry: Entry) -> str:
+    """A legal name for an argument of the op."""
+    symbol = name.strip("_") or "value"
+    problem = argument_problem(symbol, dict.fromkeys(macros))  # type: ignore[arg-type]  # only names are looked at
+    if problem is not None:
+        symbol = f"{symbol}_arg"
+        entry.notes.append(f"'{name}' is called {symbol} here: {problem.split(';')[0]}")
+    return symbol
+
+
+def _tensor(old: str, name: str, uses: list[list[ast.expr]], formula: Formula, entry: Entry) -> str:
+    ranks = {len(items) for items in uses}
+    if len(ranks) > 1:
+        raise DeclarationError(f"'{old}' is indexed with {' and '.join(map(str, sorted(ranks)))} indices")
+    dims = [_dim(name, axis, [items[axis] for items in uses], ranks.copy().pop()) for axis in range(max(ranks))]
+    captured = formula.seen.get(old, Captured(old))
+    dtype = _dtype(old, formula, captured)
+    indexing = f"{name}[{', '.join(ast.unparse(item) for item in uses[0])}]"
+    made = "" if captured.made_by is None else f"; the file computes it as `{_short(captured.made_by)}`"
+    entry.notes.append(f"tensor {name}: dims and dtype are guessed from {indexing}{made}")
+    text = "" if captured.made_by is None else ast.unparse(captured.made_by)
+    is_trained = dtype.startswith(("float", "bfloat")) and ("Parameter" in text or "requires_grad=True" in text)
+    if dtype.startswith("float") and not is_trained and formula.score is not None:
+        entry.notes.append(f"tensor {name}: add `grad: true` if it is trained")
+    for items in uses:
+        if any(_may_be_negative(item) for item in items):
+            entry.notes.append(
+                f"tensor {name}: an index below 0 counts from the end in torch; here it reads the first element"
+            )
+            break
+    example = ""
+    if dtype.startswith("int"):
+        length = next((axis for axis, dim in enumerate(dims) if dim in ("q_idx", "kv_idx")), None)
+        example = "" if length is None or len(dims) > 2 else f", example: i{length} // 300"
+    grad = ", grad: true" if is_trained else ""
+    return f"{{dims: [{', '.join(dims)}], dtype: {dtype}{grad}{example}}}"
+
+
+def _dim(tensor: str, axis: int, items: list[ast.expr], rank: int) -> str:
+    names = {item.id if isinstance(item, ast.Name) else "" for item in items}
+    if names <= {"q_idx", "kv_idx"}:
+        return "q_idx" if names == {"q_idx"} else "kv_idx"
+    if len(names) == 1 and names <= set(INDEX_NAMES):
+        return names.pop()
+    size = f"{tensor}_size" + (f"_{axis}" if rank > 1 else "")
+    return size if dim_problem(size) is None else f"size_of_{tensor}_{axis}"
+
+
+def _dtype(name: str, formula: Formula, captured: Captured) -> str:
+    text = "" if captured.made_by is None else ast.unparse(captured.made_by)
+    written = re.search(r"dtype=(?:torch|jnp|np)\.(\w+)", text)
+    kind = formula.guesses.get(name)
+    if written and written[1] in _DTYPES and kind in (None, Kind.UNKNOWN):
+        return _DTYPES[written[1]]
+    if kind is None:
+        made = [k for word, k in _MADE.items() if re.search(rf"\b{word}\(", text)]
+        kind = made[0] if made else Kind.FLOAT if formula.score is not None else Kind.INT
+    if kind is Kind.INT and written and written[1] in ("int64", "long"):
+        return "int64"
+    return _OF_KIND[kind]
+
+
+def _scalar(old: str, name: str, formula: Formula, captured: Captured, entry: Entry) -> str:
+    kind = formula.guesses.get(old)
+    if kind is None:
+        kind = Kind.FLOAT if formula.mask is None else Kind.INT
+    if kind is Kind.BOOL:
+        raise DeclarationError(
+            f"'{old}' is a flag of the caller, and a scalar is a number; write its value in the file"
+        )
+    word = "float" if kind is Kind.FLOAT else "int"
+    if captured.annotation != word:
+        entry.notes.append(f"scalar {name}: {word} is guessed from its use")
+    return word if captured.example is None else f"{{type: {word}, example: {captured.example}}}"
+
+
+def _may_be_negative(index: ast.expr) -> bool:
+    """True for a difference of positions that nothing clamps."""
+    if isinstance(index, ast.Call):
+        return False
+    return any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Sub) for n in ast.walk(index)) and not any(
+        isinstance(n, ast.Call) for n in ast.walk(index)
+    )
+
+
+def _short(node: ast.expr) -> str:
+    text = " ".join(ast.unparse(node).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# ---------------------------------------------------------------------------------------------------------------- text
+
+
+def yaml_lines(entry: Entry) -> Iterator[str]:
+    """The lines of an entry, indented to stand under `variants:`."""
+    for note in entry.notes:
+        yield from textwrap.wrap(note, WIDTH, initial_indent="  # ", subsequent_indent="  #   ")
+    yield f"  {entry.name}:"
+    for key, text in (("doc", entry.doc), ("mask", entry.mask), ("score", entry.score)):
+        if text:
+            yield from _value(f"    {key}:", text)
+    for key, table in (("tensors", entry.tensors), ("scalars", entry.scalars)):
+        if table:
+            yield f"    {key}:"
+            for name, declaration in table.items():
+                yield f"      {name}: {declaration}"
+
+
+def _value(key: str, text: str) -> Iterator[str]:
+    if len(key) + len(text) + 1 > WIDTH:
+        yield f"{key} >-"
+        yield from textwrap.wrap(
+            text,
+            WIDTH,
+            initial_indent=" " * 6,
+            subsequent_indent=" " * 6,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        return
+    try:
+        is_plain = yaml.safe_load(f"key: {text}") == {"key": text}
+    except yaml.YAMLError:
+        is_plain = False
+    yield f"{key} {text if is_plain else json.dumps(text)}"

@@ -1,0 +1,268 @@
+"""Functions of torch, and methods of tensors of the same names, in the expression language."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from codegen.ir.language import FUNCTIONS
+from codegen.port.arithmetic import Arithmetic, call, logical
+from codegen.port.values import Captured, Constant, Kind, Library, Symbol, TranslationError, Value
+
+Arguments = Sequence[Value]
+
+SAME = {
+    **{name: name for name in ("exp", "exp2", "log", "log2", "log1p", "sqrt", "sin", "cos", "tan", "tanh", "erf")},
+    "sigmoid": "sigmoid",
+    "floor": "floor",
+    "ceil": "ceil",
+    "round": "round",
+    "silu": "silu",
+    "gelu": "gelu",
+}
+"""Functions of one argument with a float result: torch's name -> the language's."""
+
+BINARY: dict[str, type[ast.operator]] = {
+    "add": ast.Add,
+    "sub": ast.Sub,
+    "subtract": ast.Sub,
+    "mul": ast.Mult,
+    "multiply": ast.Mult,
+    "true_divide": ast.Div,
+    "floor_divide": ast.FloorDiv,
+    "remainder": ast.Mod,
+    "pow": ast.Pow,
+    "logical_and": ast.BitAnd,
+    "logical_or": ast.BitOr,
+    "logical_xor": ast.BitXor,
+    "bitwise_and": ast.BitAnd,
+    "bitwise_or": ast.BitOr,
+    "bitwise_xor": ast.BitXor,
+    "bitwise_left_shift": ast.LShift,
+    "bitwise_right_shift": ast.RShift,
+}
+COMPARED: dict[str, type[ast.cmpop]] = {
+    "eq": ast.Eq,
+    "ne": ast.NotEq,
+    "not_equal": ast.NotEq,
+    "lt": ast.Lt,
+    "less": ast.Lt,
+    "le": ast.LtE,
+    "less_equal": ast.LtE,
+    "gt": ast.Gt,
+    "greater": ast.Gt,
+    "ge": ast.GtE,
+    "greater_equal": ast.GtE,
+}
+CASTS = {
+    **dict.fromkeys(("float", "float16", "float32", "float64", "bfloat16", "half", "double"), Kind.FLOAT),
+    **dict.fromkeys(("int", "int8", "int16", "int32", "int64", "uint8", "short", "long"), Kind.INT),
+    "bool": Kind.BOOL,
+}
+UNCHANGED = ("contiguous", "detach", "clone", "item", "cuda", "cpu", "squeeze", "unsqueeze", "view_as", "expand_as")
+"""Methods that leave the value of a single number as it is."""
+
+CONSTANTS = {"inf": math.inf, "pi": math.pi, "e": math.e, "tau": math.tau}
+FILLED = {"zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1, "zeros": 0, "ones": 1}
+REDUCTIONS = ("sum", "mean", "max", "min", "any", "all", "cumsum", "argmax", "prod", "softmax", "sort", "norm")
+
+_OTHERS = (
+    *("where", "abs", "absolute", "neg", "negative", "minimum", "maximum", "min", "max", "clamp", "clip"),
+    *("clamp_min", "clamp_max", "relu", "square", "rsqrt", "reciprocal", "expm1", "div", "divide", "trunc", "sign"),
+    *("logical_not", "bitwise_not", "softplus", "logsigmoid", "tensor", "as_tensor", "scalar_tensor", "full_like"),
+    *("full", "to", "type", "masked_fill"),
+)
+KNOWN = frozenset((*SAME, *BINARY, *COMPARED, *CASTS, *FILLED, *UNCHANGED, *_OTHERS))
+
+
+class Functions(Arithmetic):
+    """Arithmetic with the functions of torch."""
+
+    def apply(self, name: str, args: Arguments, options: Mapping[str, Value], node: ast.AST) -> Value:
+        """`name(*args, **options)`; of a method its tensor is the first of `args`."""
+        if name in ("max", "min") and len(args) == 1:
+            raise TranslationError(node, f"'{name}' of one tensor is a reduction; the language sees one pair at a time")
+        known = [arg.value for arg in args if isinstance(arg, Constant)]
+        if len(known) == len(args) == 1 and name in ("sqrt", "log", "log2", "exp", "floor", "ceil", "abs", "exp2"):
+            return self._folded_call(name, known[0], node)
+        if name in FILLED:
+            return self._filled(FILLED[name], options)
+        if name in ("full_like", "full", "tensor", "as_tensor", "scalar_tensor"):
+            return self._made(name, args, options, node)
+        if name in ("to", "type"):
+            return self._converted(args, options, node)
+        if name in UNCHANGED:
+            return args[0]
+        handlers: Mapping[str, Callable[[], Value]] = {
+            "where": lambda: self._where(args, name, node),
+            "masked_fill": lambda: self._masked_fill(args, name, node),
+            "clamp": lambda: self._clamp(args, options, node),
+            "clip": lambda: self._clamp(args, options, node),
+            "clamp_min": lambda: self.extreme("max", self._exactly(2, args, name, node), node),
+            "clamp_max": lambda: self.extreme("min", self._exactly(2, args, name, node), node),
+            "div": lambda: self._division(args, options, node),
+            "divide": lambda: self._division(args, options, node),
+        }
+        if name in handlers:
+            return handlers[name]()
+        if options and not (name == "gelu" and options == {"approximate": Constant("none")}):
+            raise TranslationError(node, f"'{name}' with {', '.join(options)}= is not in the expression language")
+        if name in ("maximum", "minimum", "max", "min"):
+            return self.extreme(name[:3], args, node)
+        if name in BINARY:
+            a, b = self._exactly(2, args, name, node)
+            if name.startswith("logical"):
+                a, b = self.boolean(a, node), self.boolean(b, node)
+            return self.binary(BINARY[name](), a, b, node)
+        if name in COMPARED:
+            return self.compare([COMPARED[name]()], self._exactly(2, args, name, node), node)
+        (x,) = self._exactly(1, args, name, node)
+        if name in CASTS:
+            return self.cast(x, CASTS[name], node)
+        if name in ("logical_not", "bitwise_not"):
+            return self.unary(ast.Not() if name == "logical_not" else ast.Invert(), x, node)
+        if name in ("neg", "negative"):
+            return self.unary(ast.USub(), x, node)
+        return self._of_one(name, self.number(x, node), node)
+
+    def _of_one(self, name: str, x: Symbol, node: ast.AST) -> Symbol:
+        """Functions of one number."""
+        if name in ("abs", "absolute"):
+            return self.joined(call("abs", x.node), x)
+        if name in ("relu", "square"):
+            made = call("relu", x.node) if name == "relu" else ast.BinOp(x.node, ast.Pow(), ast.Constant(2))
+            return self.joined(made, x)
+        one, zero = ast.Constant(1), ast.Constant(0)
+        softplus = ast.BinOp(
+            call("max", x.node, zero),
+            ast.Add(),
+            call("log1p", call("exp", ast.UnaryOp(ast.USub(), call("abs", x.node)))),
+        )
+        made_of: dict[str, ast.expr] = {
+            "rsqrt": ast.BinOp(one, ast.Div(), call("sqrt", x.node)),
+            "reciprocal": ast.BinOp(one, ast.Div(), x.node),
+            "expm1": ast.BinOp(call("exp", x.node), ast.Sub(), one),
+            "trunc": call(
+                "where", ast.Compare(x.node, [ast.Lt()], [zero]), call("ceil", x.node), call("floor", x.node)
+            ),
+            "softplus": softplus,
+            "logsigmoid": ast.BinOp(x.node, ast.Sub(), softplus),
+            "sign": call(
+                "where",
+                ast.Compare(x.node, [ast.Gt()], [zero]),
+                one,
+                call("where", ast.Compare(x.node, [ast.Lt()], [zero]), ast.UnaryOp(ast.USub(), one), zero),
+            ),
+        }
+        if name in made_of:
+            kind = Kind.INT if name == "sign" else Kind.FLOAT
+            return Symbol(made_of[name], kind)
+        if name not in SAME or SAME[name] not in FUNCTIONS:
+            raise TranslationError(node, f"'{name}' has no counterpart in the expression language")
+        return Symbol(call(SAME[name], x.node), Kind.FLOAT)
+
+    def cast(self, value: Value, kind: Kind, node: ast.AST) -> Value:
+        """`value.to(dtype)`."""
+        if isinstance(value, Constant):
+            return self._cast_constant(value, kind, node)
+        if kind is Kind.BOOL:
+            return self.boolean(value, node)
+        x = self.number(value, node)
+        if kind is Kind.INT and x.kind is not Kind.INT:
+            # A captured tensor that is converted to integers holds integers as a rule; anything else is rounded.
+            x = self.guess(x, Kind.INT) if isinstance(value, Captured) else x
+            return x if x.kind is Kind.INT else Symbol(call("int", x.node), Kind.INT)
+        return Symbol(x.node, kind, x.undecided)
+
+    def _cast_constant(self, value: Constant, kind: Kind, node: ast.AST) -> Constant:
+        types = {Kind.INT: int, Kind.FLOAT: float, Kind.BOOL: bool}
+        if not isinstance(value.value, int | float | str):
+            raise TranslationError(node, f"{value.value!r} is no number")
+        try:
+            return Constant(types[kind](value.value))
+        except (ValueError, OverflowError):
+            raise TranslationError(node, f"{value.value!r} is no {kind.value}") from None
+
+    def extreme(self, name: str, args: Arguments, node: ast.AST) -> Value:
+        """`min(a, b)` or `max(a, b)`."""
+        if all(isinstance(arg, Constant) and isinstance(arg.value, int | float) for arg in args):
+            values = [arg.value for arg in args if isinstance(arg, Constant) and isinstance(arg.value, int | float)]
+            return Constant(max(values) if name == "max" else min(values))
+        symbols = [self.number(arg, node) for arg in args]
+        return self.joined(call(name, *(symbol.node for symbol in symbols)), *symbols)
+
+    def _where(self, args: Arguments, name: str, node: ast.AST) -> Value:
+        condition, a, b = self._exactly(3, args, name, node)
+        return self.where(condition, a, b, node)
+
+    def _masked_fill(self, args: Arguments, name: str, node: ast.AST) -> Value:
+        x, condition, fill = self._exactly(3, args, name, node)
+        return self.where(condition, fill, x, node)
+
+    def _clamp(self, args: Arguments, options: Mapping[str, Value], node: ast.AST) -> Value:
+        none = Constant(None)
+        given = [*args[1:], none, none]
+        low, high = options.get("min", given[0]), options.get("max", given[1])
+        if low == none or high == none:
+            bound, name = (high, "min") if low == none else (low, "max")
+            return self.extreme(name, [args[0], bound], node)
+        symbols = [self.number(value, node) for value in (args[0], low, high)]
+        return self.joined(call("clamp", *(symbol.node for symbol in symbols)), *symbols)
+
+    def _division(self, args: Arguments, options: Mapping[str, Value], node: ast.AST) -> Value:
+        a, b = self._exactly(2, args, "div", node)
+        mode = options.get("rounding_mode", Constant(None))
+        if mode == Constant(None):
+            return self.binary(ast.Div(), a, b, node)
+        if mode == Constant("floor"):
+            return self.binary(ast.FloorDiv(), a, b, node)
+        raise TranslationError(node, "a quotient is rounded down or not at all; this rounding_mode is another")
+
+    def _filled(self, number: int, options: Mapping[str, Value]) -> Constant:
+        dtype = options.get("dtype")
+        is_bool = isinstance(dtype, Library) and dtype.last == "bool"
+        return Constant(bool(number) if is_bool else number)
+
+    def _made(self, name: str, args: Arguments, options: Mapping[str, Value], node: ast.AST) -> Value:
+        """A new tensor of one number."""
+        value = options.get("fill_value") or (args[1] if name in ("full_like", "full") and len(args) > 1 else args[0])
+        if isinstance(value, Constant | Symbol | Captured):
+            return value
+        raise TranslationError(node, "a tensor that is made here must hold one number")
+
+    def _converted(self, args: Arguments, options: Mapping[str, Value], node: ast.AST) -> Value:
+        for target in [*args[1:], *options.values()]:
+            if isinstance(target, Library) and target.last in CASTS:
+                return self.cast(args[0], CASTS[target.last], node)
+        return args[0]
+
+    def _folded_call(self, name: str, value: object, node: ast.AST) -> Constant:
+        functions: dict[str, Callable[[float], float]] = {
+            "sqrt": math.sqrt,
+            "log": math.log,
+            "log2": math.log2,
+            "exp": math.exp,
+            "floor": math.floor,
+            "ceil": math.ceil,
+            "abs": abs,
+            "exp2": math.exp2,
+        }
+        if not isinstance(value, int | float):
+            raise TranslationError(node, f"{value!r} is no number")
+        try:
+            return Constant(functions[name](value))
+        except (ValueError, OverflowError):
+            raise TranslationError(node, "this constant has no finite value") from None
+
+    def _exactly(self, count: int, args: Arguments, name: str, node: ast.AST) -> Arguments:
+        if len(args) != count:
+            raise TranslationError(node, f"'{name}' takes {count} argument{'s' * (count != 1)} here, got {len(args)}")
+        return args
+
+    def all_of(self, is_and: bool, values: Arguments, node: ast.AST) -> Value:
+        """Values joined by `and` or `or`; as in Python, a constant may decide."""
+        if all(isinstance(value, Constant) for value in values):
+            truths = [bool(value.value) for value in values if isinstance(value, Constant)]
+            return Constant(all(truths) if is_and else any(truths))
+        return logical(is_and, [self.boolean(value, node) for value in values])

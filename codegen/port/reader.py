@@ -1,0 +1,308 @@
+"""Expressions of a FlexAttention file as values: an abstract interpreter that calls the file's own functions alone."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from codegen.port.functions import CONSTANTS, KNOWN, REDUCTIONS, Functions
+from codegen.port.values import (
+    BlockMask,
+    Captured,
+    Closure,
+    Constant,
+    Failed,
+    Joined,
+    Kind,
+    Library,
+    Method,
+    Scope,
+    Several,
+    Symbol,
+    TranslationError,
+    Undecided,
+    Value,
+    is_mod,
+    literal,
+    parts_of_call,
+)
+
+INDEX_ARGUMENTS = tuple(Symbol(ast.Name(name), Kind.INT) for name in ("b", "h", "q_idx", "kv_idx"))
+SCORE_ARGUMENT = Symbol(ast.Name("score"), Kind.FLOAT)
+
+LIBRARIES = ("torch", "math", "functools")
+"""Modules that a snippet without its imports may name."""
+
+FLEX = ("and_masks", "or_masks", "noop_mask", "create_block_mask", "flex_attention")
+BUILTINS = ("abs", "min", "max", "int", "float", "bool", "round", "pow", "len", "range", "print", "isinstance")
+KEPT_FUNCTION = ("compile", "lru_cache", "cache", "wraps", "vmap")
+"""What gives back the function that it is called with, as far as a mod's meaning goes."""
+
+NO_SIZES = "the size of a tensor is not known; the call's lengths are q_len and kv_len in an entry"
+
+MOST_CALLS = 40
+"""Deepest nesting of calls; FlexAttention could not trace a recursion without an end either."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A mask and a score that one call of `flex_attention` uses."""
+
+    mask: Value
+    score: Value
+    line: int
+
+
+class ExpressionReader(Functions):
+    """Values of expressions."""
+
+    def __init__(self, guesses: dict[str, Kind]) -> None:
+        super().__init__(guesses)
+        self.pairs: list[Pair] = []
+        self.depth = 0
+
+    def read(self, node: ast.expr, scope: Scope) -> Value:
+        """The value of an expression; raises `TranslationError`."""
+        match node:
+            case ast.Constant(value=value):
+                return Constant(value)
+            case ast.Name(id=name):
+                return self._name(node, name, scope)
+            case ast.Attribute(value=owner, attr=name):
+                return self._attribute(node, self.read(owner, scope), name)
+            case ast.Subscript(value=owner, slice=index):
+                return self._subscript(node, self.read(owner, scope), index, scope)
+            case ast.UnaryOp(op=op, operand=operand):
+                return self.unary(op, self.read(operand, scope), node)
+            case ast.BinOp(left=left, op=op, right=right):
+                return self.binary(op, self.read(left, scope), self.read(right, scope), node)
+            case ast.BoolOp(op=op, values=values):
+                return self.all_of(isinstance(op, ast.And), [self.read(value, scope) for value in values], node)
+            case ast.Compare(left=left, ops=ops, comparators=others):
+                return self.compare(ops, [self.read(value, scope) for value in (left, *others)], node)
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                return self.read(body if self.decided(test, scope) else orelse, scope)
+            case ast.Lambda():
+                return Closure(node, scope, f"lambda_{node.lineno}")
+            case ast.Tuple(elts=items) | ast.List(elts=items):
+                return Several(tuple(self.read(item, scope) for item in items))
+            case ast.Call(func=function, args=args, keywords=keywords):
+                return self._call(node, function, args, keywords, scope)
+        raise TranslationError(node, "this syntax has no counterpart in the expression language")
+
+    def decided(self, test: ast.expr, scope: Scope) -> bool:
+        """The truth of a condition that constants decide."""
+        value = self.read(test, scope)
+        if isinstance(value, Constant | Several):
+            return bool(value.value if isinstance(value, Constant) else value.items)
+        if isinstance(value, Closure | Joined):
+            return True
+        if isinstance(value, Failed):
+            raise TranslationError(None)
+        reads = (
+            {name.id for name in ast.walk(value.node) if isinstance(name, ast.Name)}
+            if isinstance(value, Symbol)
+            else set()
+        )
+        if reads & {"score", "b", "h", "q_idx", "kv_idx"}:
+            raise TranslationError(
+                test, "the branch depends on data, which FlexAttention cannot trace either; use torch.where"
+            )
+        raise TranslationError(test, "the branch depends on a value that is not in this file; write that as a constant")
+
+    # ------------------------------------------------------------------------------------------------ names and indices
+
+    def _name(self, node: ast.Name, name: str, scope: Scope) -> Value:
+        value = scope.find(name)
+        if isinstance(value, Failed):
+            raise TranslationError(None)
+        if isinstance(value, Undecided):
+            raise TranslationError(node, value.reason)
+        if value is not None:
+            return value
+        if name == "noop_mask":
+            return Joined(True, (), "noop")
+        if name in LIBRARIES or name in FLEX or name in BUILTINS:
+            return Library(name)
+        if name == "F":
+            return Library("torch.nn.functional")
+        # A snippet's free name: a tensor or scalar of the caller.
+        return Captured(name)
+
+    def _attribute(self, node: ast.Attribute, owner: Value, name: str) -> Value:
+        if isinstance(owner, Library):
+            if name in CONSTANTS and owner.last in ("torch", "math", "numpy", "np"):
+                return Constant(CONSTANTS[name])
+            return Joined(True, (), "noop") if name == "noop_mask" else Library(f"{owner.path}.{name}")
+        if name in ("dtype", "device"):
+            return Library(name)
+        if name in KNOWN or name in REDUCTIONS or name == "size":
+            return Method(owner, name)
+        if name in ("shape", "ndim"):
+            raise TranslationError(node, NO_SIZES)
+        if isinstance(owner, Captured) and not owner.indices:
+            return Captured(name)
+        raise TranslationError(node, f"'.{name}' has no counterpart in the expression language")
+
+    def _subscript(self, node: ast.Subscript, owner: Value, index: ast.expr, scope: Scope) -> Value:
+        if isinstance(owner, Symbol) and owner.alias is not None:
+            owner = owner.alias
+        if isinstance(owner, Several | Captured):
+            items = index.elts if isinstance(index, ast.Tuple) else [index]
+            if any(isinstance(item, ast.Slice) or ast.unparse(item) == "None" for item in items):
+                raise TranslationError(node, "a tensor is indexed with one integer per dim, not with slices")
+            values = [self.read(item, scope) for item in items]
+            if isinstance(owner, Several) and len(values) == 1 and isinstance(values[0], Constant):
+                place = values[0].value
+                if isinstance(place, int) and -len(owner.items) <= place < len(owner.items):
+                    return owner.items[place]
+            if isinstance(owner, Captured):
+                if owner.annotation in ("int", "float", "bool"):
+                    raise TranslationError(
+                        node, f"'{owner.name}' is annotated as {owner.annotation}, and indexed as a tensor"
+                    )
+                found = tuple(self.integer(value, node, "an index").node for value in values)
+                return replace(owner, indices=(*owner.indices, *found))
+        raise TranslationError(node, "only tensors of the caller are indexed; compute this one before the call")
+
+    # ------------------------------------------------------------------------------------------------------------ calls
+
+    def _call(
+        self, node: ast.Call, function: ast.expr, args: list[ast.expr], keywords: list[ast.keyword], scope: Scope
+    ) -> Value:
+        called = self.read(function, scope)
+        if any(isinstance(arg, ast.Starred) for arg in args) or any(keyword.arg is None for keyword in keywords):
+            raise TranslationError(node, "arguments are written one by one, not with * or **")
+        values, options = self._arguments(called, args, keywords, scope)
+        if isinstance(called, Closure):
+            return self.call(called, values, options, node)
+        if isinstance(called, Joined):
+            return self.call_joined(called, values, node)
+        if isinstance(called, Method):
+            return self._method(called, values, options, node)
+        if isinstance(called, Library):
+            return self._library(called, values, options, node)
+        if isinstance(called, Captured) and not called.indices:
+            raise TranslationError(node, f"'{called.name}' is not defined in this file, so its result is not known")
+        raise TranslationError(node, "what is called here is no function of this file")
+
+    def _arguments(
+        self, called: Value, args: list[ast.expr], keywords: list[ast.keyword], scope: Scope
+    ) -> tuple[list[Value], dict[str, Value]]:
+        """The arguments of a call; for FlexAttention's own functions those that are not understood are left open."""
+        flexible = isinstance(called, Library) and called.last in (*FLEX, *KEPT_FUNCTION, "partial")
+
+        def read(argument: ast.expr) -> Value:
+            try:
+                return self.read(argument, scope)
+            except TranslationError:
+                if not flexible:
+                    raise
+                return Captured("argument")
+
+        return [read(arg) for arg in args], {keyword.arg: read(keyword.value) for keyword in keywords if keyword.arg}
+
+    def _library(self, called: Library, args: list[Value], options: Mapping[str, Value], node: ast.Call) -> Value:
+        name = called.last
+        if name in ("and_masks", "or_masks"):
+            parts = tuple(arg for arg in args if is_mod(arg))
+            if len(parts) != len(args):
+                raise TranslationError(node, f"every argument of {name} must be a mask_mod of this file")
+            return Joined(name == "and_masks", parts, f"{'and' if name == 'and_masks' else 'or'}_{node.lineno}")
+        if name == "create_block_mask":
+            return BlockMask(args[0] if args else options.get("mask_mod", Constant(None)))
+        if name == "flex_attention":
+            mask = options.get("block_mask", args[4] if len(args) > 4 else Constant(None))
+            score = options.get("score_mod", args[3] if len(args) > 3 else Constant(None))
+            self.pairs.append(Pair(mask.mask if isinstance(mask, BlockMask) else mask, score, node.lineno))
+            return Captured("out")
+        if name in KEPT_FUNCTION:
+            return args[0] if args else called
+        if name == "partial" and args and isinstance(args[0], Closure):
+            return replace(args[0], bound={**args[0].bound, **options}, first=(*args[0].first, *args[1:]))
+        if name == "finfo":
+            raise TranslationError(node, "the lowest float is no mask: write float('-inf'), which leaves the pair out")
+        if (name in KNOWN and "." in called.path) or name in (
+            "abs",
+            "min",
+            "max",
+            "int",
+            "float",
+            "bool",
+            "round",
+            "pow",
+        ):
+            return self.apply(name, args, options, node)
+        reason = f"'{called.path}' has no counterpart in the expression language"
+        raise TranslationError(node, reason if "." in called.path else f"'{name}' is not defined in this file")
+
+    def _method(self, called: Method, args: list[Value], options: Mapping[str, Value], node: ast.Call) -> Value:
+        if called.name in REDUCTIONS and called.name not in ("max", "min"):
+            raise TranslationError(node, f"'.{called.name}' looks at more than one pair; a mod sees one pair at a time")
+        if called.name not in KNOWN:
+            raise TranslationError(node, NO_SIZES)
+        return self.apply(called.name, [called.owner, *args], options, node)
+
+    def call_joined(self, mask: Joined, args: list[Value], node: ast.AST) -> Value:
+        """`and_masks(f, g)(b, h, q_idx, kv_idx)`."""
+        values = [
+            self.call_joined(part, args, node) if isinstance(part, Joined) else self.call(part, args, {}, node)
+            for part in mask.parts
+        ]
+        # Of captured names as parts of a mask it is known that they are booleans.
+        return self.all_of(mask.is_and, [self.boolean(value, node) for value in values], node)
+
+    def call(self, called: Closure, args: list[Value], options: Mapping[str, Value], node: ast.AST) -> Value:
+        """The result of a function of the file."""
+        if self.depth >= MOST_CALLS:
+            raise TranslationError(node, "calls are nested too deeply: the function seems to call itself without end")
+        self.depth += 1
+        try:
+            return self.run(called.node, self.bind(called, args, options, node))
+        finally:
+            self.depth -= 1
+
+    def run(self, function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, scope: Scope) -> Value:
+        """The value that the body of a function returns."""
+        raise NotImplementedError
+
+    def bind(self, called: Closure, args: list[Value], options: Mapping[str, Value], node: ast.AST) -> Scope:
+        """The scope of a call: each parameter with its argument or default."""
+        arguments = called.node.args
+        if arguments.vararg or arguments.kwarg:
+            raise TranslationError(node, "the function takes * or ** arguments, which have no counterpart here")
+        positional = [*arguments.posonlyargs, *arguments.args]
+        given = [*called.first, *args]
+        if len(given) > len(positional):
+            raise TranslationError(node, f"the function takes {len(positional)} arguments, got {len(given)}")
+        scope = Scope(called.scope, dict(zip((p.arg for p in positional), given, strict=False)))
+        scope.names |= {**called.bound, **options}
+        defaults = dict(zip([p.arg for p in positional[::-1]], arguments.defaults[::-1], strict=False))
+        defaults |= {
+            p.arg: d for p, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None
+        }
+        for parameter in [*positional, *arguments.kwonlyargs]:
+            if parameter.arg not in scope.names:
+                if parameter.arg not in defaults:
+                    raise TranslationError(node, f"the argument '{parameter.arg}' of the function is missing")
+                scope.names[parameter.arg] = self.read(defaults[parameter.arg], called.scope)
+        return scope
+
+    def expression(self, mod: Closure | Joined, node: ast.AST) -> Symbol:
+        """A mod as an expression of the language."""
+        args = list(INDEX_ARGUMENTS)
+        if isinstance(mod, Joined):
+            return self.boolean(self.call_joined(mod, list(args), node), node)
+        if parts_of_call(mod) == 5:
+            value = self.guess(self.number(self.call(mod, [SCORE_ARGUMENT, *args], {}, node), node), Kind.FLOAT)
+        else:
+            value = self.boolean(self.call(mod, list(args), {}, node), node)
+        return value
+
+
+def default_number(node: ast.expr | None) -> int | float | None:
+    """A default that is a literal number."""
+    if isinstance(node, ast.Constant) and not isinstance(node.value, bool) and isinstance(node.value, int | float):
+        return None if literal(node.value) is None else node.value
+    return None

@@ -1,0 +1,379 @@
+"""Statements of a FlexAttention file: its modules, classes and factories leniently, its mods strictly.
+
+Outside of a mod a statement that is not understood leaves a captured name, which the caller of the op gives. Inside a
+mod it is a problem.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+
+from codegen.port.reader import ExpressionReader, default_number
+from codegen.port.values import (
+    Captured,
+    Closure,
+    Constant,
+    Failed,
+    Function,
+    Kind,
+    Library,
+    Mod,
+    Scope,
+    Several,
+    Symbol,
+    TranslationError,
+    Undecided,
+    Value,
+    is_mod,
+    named,
+)
+
+_ANY_MOD = re.compile(r"_*(mask|score)?_?(mod|fn|mask|score|inner|func|lambda_\d+|(and|or)_\d+)")
+"""Names that say nothing about what a mod does."""
+
+LOOP = "a loop; write its steps one after the other, or as one expression"
+EFFECT = "a mod that changes a tensor or an object has an effect beside its result"
+_REFUSED: dict[type[ast.stmt], str] = {
+    ast.For: LOOP,
+    ast.While: LOOP,
+    ast.With: "a 'with' block has no counterpart in the expression language",
+    ast.Try: "exceptions have no counterpart in the expression language",
+    ast.Raise: "exceptions have no counterpart in the expression language",
+    ast.Delete: "names are bound once in the expression language",
+    ast.Global: "a mod that changes a global name has an effect beside its result",
+    ast.Nonlocal: "a mod that changes an outer name has an effect beside its result",
+    ast.ClassDef: "a class inside a mod",
+    ast.Match: "'match' chooses by data; use torch.where",
+}
+
+
+@dataclass(frozen=True)
+class Issue:
+    """What could not be translated."""
+
+    line: int
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """A mask_mod or score_mod of the file."""
+
+    name: str
+    mod: Mod
+    line: int
+
+
+class FileReader(ExpressionReader):
+    """Runs a file in the abstract. `found` are its mods, `instantiated` the factories that the file calls itself."""
+
+    def __init__(self, tree: ast.Module, guesses: dict[str, Kind]) -> None:
+        super().__init__(guesses)
+        self.found: list[Found] = []
+        self.issues: list[Issue] = []
+        self.assertions: dict[str, None] = {}
+        self.instantiated: set[str] = set()
+        self.strict = False
+        self.registers = True
+        self._unexplored: list[Closure] = []
+        self.block(tree.body, Scope())
+        self._explore_all()
+
+    def node_of(self, mod: Mod) -> ast.AST:
+        """What an error about a whole mod points at."""
+        if isinstance(mod, Closure):
+            return mod.node
+        return self.node_of(mod.parts[0]) if mod.parts else ast.Name("noop_mask", lineno=0)
+
+    # ------------------------------------------------------------------------------------------------------- candidates
+
+    def _register(self, name: str, mod: Mod, line: int) -> None:
+        if self.registers:
+            self.found.append(Found(name, mod, line))
+
+    def _explore_all(self) -> None:
+        """Call every function that is no mod, with arguments that only the caller knows, to see what mods it makes."""
+        while self._unexplored:
+            closure = self._unexplored.pop(0)
+            before = len(self.found)
+            try:
+                value = self.run(closure.node, self._open_scope(closure))
+            except TranslationError:
+                value = Constant(None)
+            if is_mod(value):
+                del self.found[before:]
+                name = _factory_name(closure, value)
+                self._register(name, replace(value, label=name), closure.node.lineno)
+            for place, found in enumerate(self.found[before:], start=before):
+                if _ANY_MOD.fullmatch(found.name) and found.name != closure.label:
+                    self.found[place] = replace(found, name=f"{closure.label}_{found.name}")
+        self._tell_apart()
+
+    def _tell_apart(self) -> None:
+        """Give mods of one name, as those of both branches of an `if`, names of their own."""
+        lines: dict[str, set[int]] = {}
+        for found in self.found:
+            lines.setdefault(found.name, set()).add(found.line)
+        for place, found in enumerate(self.found):
+            if len(lines[found.name]) > 1:
+                self.found[place] = replace(found, name=f"{found.name}_{found.line}")
+
+    def name_of(self, mod: Mod) -> str | None:
+        """The name under which a mod was found."""
+        return next((found.name for found in self.found if named(found.mod, "") == named(mod, "")), None)
+
+    def _open_scope(self, closure: Closure) -> Scope:
+        arguments = closure.node.args
+        scope = Scope(closure.scope)
+        positional = [*arguments.posonlyargs, *arguments.args]
+        defaults: dict[str, ast.expr | None] = dict(
+            zip([p.arg for p in positional[::-1]], arguments.defaults[::-1], strict=False)
+        )
+        defaults |= {p.arg: d for p, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)}
+        extra = [p for p in (arguments.vararg, arguments.kwarg) if p is not None]
+        for parameter in [*positional, *arguments.kwonlyargs, *extra]:
+            name, default = parameter.arg, defaults.get(parameter.arg)
+            annotation = "" if parameter.annotation is None else ast.unparse(parameter.annotation).split(".")[-1]
+            number = default_number(default)
+            if number is not None and not annotation:
+                annotation = type(number).__name__
+            if isinstance(default, ast.Constant) and number is None:
+                scope.names[name] = Constant(default.value)
+            else:
+                scope.names[name] = Captured(name, annotation=annotation.strip("'\""), example=number)
+        return scope
+
+    def call(self, called: Closure, args: list[Value], options: Mapping[str, Value], node: ast.AST) -> Value:
+        before, self.registers = self.registers, False
+        try:
+            value = super().call(called, args, options, node)
+        finally:
+            self.registers = before
+        if is_mod(value) and not is_mod(called):
+            self.instantiated.add(called.label)
+            return named(value, called.label)
+        return value
+
+    def run(self, function: Function, scope: Scope) -> Value:
+        if isinstance(function, ast.Lambda):
+            return self.read(function.body, scope)
+        value = self.block(function.body, scope)
+        return Constant(None) if value is None else value
+
+    @contextmanager
+    def strictly(self) -> Iterator[None]:
+        """While a mod is read, every statement counts."""
+        self.strict, self.registers = True, False
+        try:
+            yield
+        finally:
+            self.strict, self.registers = False, True
+
+    # ------------------------------------------------------------------------------------------------------- statements
+
+    def report(self, error: TranslationError) -> Failed:
+        """Note a problem once."""
+        if error.node is not None:
+            line = getattr(error.node, "lineno", 0)
+            code = ast.unparse(error.node).splitlines()[0]
+            issue = Issue(line, code if len(code) <= 100 else f"{code[:97]}...", error.reason)
+            if issue not in self.issues:
+                self.issues.append(issue)
+        return Failed()
+
+    def block(self, statements: Sequence[ast.stmt], scope: Scope) -> Value | None:
+        """The value that a list of statements returns, None if it runs to its end."""
+        for statement in statements:
+            if isinstance(statement, ast.Return):
+                return self._returned(statement, scope)
+            if isinstance(statement, ast.If):
+                value = self._branch(statement, scope)
+                if value is not None:
+                    return value
+            else:
+                self._statement(statement, scope)
+        return None
+
+    def _returned(self, statement: ast.Return, scope: Scope) -> Value:
+        value = Constant(None) if statement.value is None else self._read_strictly(statement.value, scope)
+        if self.registers and isinstance(value, Several):
+            for item in value.items:
+                known = [found.mod for found in self.found]
+                if is_mod(item) and item not in known:
+                    self._register(item.label, item, statement.lineno)
+        return value
+
+    def _read_strictly(self, node: ast.expr, scope: Scope) -> Value:
+        try:
+            return self.read(node, scope)
+        except TranslationError as error:
+            if not self.strict:
+                raise
+            self.report(error)
+            raise TranslationError(None) from None
+
+    def _statement(self, statement: ast.stmt, scope: Scope) -> None:
+        match statement:
+            case ast.Pass() | ast.Expr(value=ast.Constant()):
+                return
+            case ast.Import() | ast.ImportFrom():
+                self._import(statement, scope)
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                self._function(statement, scope)
+            case ast.Assign(targets=targets, value=value):
+                for target in targets:
+                    self._assign(target, value, scope, statement)
+            case ast.AnnAssign(target=target, value=value):
+                if value is not None:
+                    self._assign(target, value, scope, statement)
+            case ast.AugAssign(target=target, op=op, value=value):
+                if isinstance(target, ast.Name):
+                    together = ast.BinOp(ast.Name(target.id, ast.Load()), op, value)
+                    self._assign(
+                        target, ast.copy_location(ast.fix_missing_locations(together), statement), scope, statement
+                    )
+                else:
+                    self._assign(target, value, scope, statement)
+            case ast.Assert() if self.strict:
+                self.assertions[ast.unparse(statement)] = None
+            case _ if self.strict:
+                self._refuse(statement)
+            case _:
+                self._leniently(statement, scope)
+
+    def _refuse(self, statement: ast.stmt) -> None:
+        reason = _REFUSED.get(
+            type(statement), "a statement for its effect has no counterpart in the expression language"
+        )
+        self.report(TranslationError(statement, reason))
+        raise TranslationError(None)
+
+    def _leniently(self, statement: ast.stmt, scope: Scope) -> None:
+        """A statement outside of a mod: what it assigns becomes captured, mods in it are found."""
+        if isinstance(statement, ast.Expr):
+            with suppress(TranslationError):
+                self.read(statement.value, scope)
+            return
+        if isinstance(statement, ast.ClassDef):
+            self.block([s for s in statement.body if not isinstance(s, ast.Expr)], Scope(scope))
+            return
+        if isinstance(statement, ast.For | ast.AsyncFor):
+            for name in ast.walk(statement.target):
+                if isinstance(name, ast.Name):
+                    scope.names[name.id] = Captured(name.id)
+        for body in (getattr(statement, part, []) for part in ("body", "orelse", "finalbody")):
+            with suppress(TranslationError):
+                self.block(body, scope)
+        if isinstance(statement, ast.For | ast.AsyncFor | ast.While):
+            for changed in ast.walk(statement):  # the first round's value is not the last one's
+                if isinstance(changed, ast.Name) and isinstance(changed.ctx, ast.Store):
+                    value = scope.names.get(changed.id)
+                    if not isinstance(value, Closure):
+                        scope.names[changed.id] = Captured(changed.id)
+
+    def _import(self, statement: ast.Import | ast.ImportFrom, scope: Scope) -> None:
+        for name in statement.names:
+            if isinstance(statement, ast.Import):
+                path = name.name if name.asname else name.name.partition(".")[0]
+                scope.names[name.asname or path] = Library(path)
+            elif name.name == "noop_mask":
+                scope.names.pop(name.asname or name.name, None)
+            elif name.name != "*":
+                scope.names[name.asname or name.name] = Library(f"{statement.module or ''}.{name.name}")
+
+    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> None:
+        closure = Closure(node, scope, node.name)
+        scope.names[node.name] = closure
+        if is_mod(closure):
+            self._register(node.name, closure, node.lineno)
+        elif self.registers:
+            self._unexplored.append(closure)
+
+    def _assign(self, target: ast.expr, value: ast.expr, scope: Scope, statement: ast.stmt) -> None:
+        if isinstance(target, ast.Tuple | ast.List):
+            self._unpack(target, value, scope, statement)
+            return
+        if not isinstance(target, ast.Name):
+            if self.strict:
+                self.report(TranslationError(statement, EFFECT))
+            return
+        try:
+            found = self.read(value, scope)
+        except TranslationError as error:
+            made = Captured(target.id, made_by=value)
+            scope.names[target.id] = self.report(error) if self.strict else made
+            return
+        if isinstance(found, Symbol) and not self.strict:
+            found = replace(found, alias=Captured(target.id, made_by=value))
+        if is_mod(found) and not self.strict:
+            found = named(found, target.id)
+            if is_mod(found):
+                self._register(target.id, found, statement.lineno)
+        scope.names[target.id] = found
+
+    def _unpack(self, target: ast.Tuple | ast.List, value: ast.expr, scope: Scope, statement: ast.stmt) -> None:
+        elements = value.elts if isinstance(value, ast.Tuple | ast.List) else None
+        if elements is not None and len(elements) == len(target.elts):
+            fresh = Scope(scope)  # all of the right side is read before any name changes
+            for one, element in zip(target.elts, elements, strict=True):
+                self._assign(one, element, fresh, statement)
+            scope.names |= fresh.names
+            return
+        items: Sequence[Value] = ()
+        try:
+            found = self.read(value, scope)
+            if not isinstance(found, Several) or len(found.items) != len(target.elts):
+                raise TranslationError(statement, "this takes apart what is not known to be several values")
+            items = found.items
+        except TranslationError as error:
+            items = [self.report(error) if self.strict else Captured("", made_by=value)] * len(target.elts)
+        for one, item in zip(target.elts, items, strict=True):
+            if isinstance(one, ast.Name):
+                scope.names[one.id] = replace(item, name=one.id) if item == Captured("") else item
+
+    def _branch(self, statement: ast.If, scope: Scope) -> Value | None:
+        try:
+            taken = statement.body if self.decided(statement.test, scope) else statement.orelse
+            return self.block(taken, scope)
+        except TranslationError as error:
+            if self.strict:
+                self.report(error)
+                raise TranslationError(None) from None
+        if "__name__" in ast.unparse(statement.test):
+            self.block(statement.body, scope)
+            return None
+        before = dict(scope.names)
+        results = []
+        for body in (statement.body, statement.orelse):
+            scope.names = dict(before)
+            with suppress(TranslationError):
+                self.block(body, scope)
+            results.append(dict(scope.names))
+        scope.names = dict(before)
+        test = ast.unparse(statement.test)
+        for name in {**results[0], **results[1]}:
+            first, second = (result.get(name) for result in results)
+            if first != second:
+                reason = (
+                    f"it depends on `if {test}` in line {statement.lineno}, which constants of this file do not decide"
+                )
+                scope.names[name] = Undecided(reason)
+            elif first is not None:
+                scope.names[name] = first
+        if any(isinstance(s, ast.Return) for part in (statement.body, statement.orelse) for s in part):
+            raise TranslationError(
+                statement.test, f"what is returned depends on `if {test}`, which constants do not decide"
+            )
+        return None
+
+
+def _factory_name(factory: Closure, made: Mod) -> str:
+    """What to call the mod that a function makes: a method is often called by what it does, not by what it makes."""
+    parameters = factory.node.args.args
+    is_method = bool(parameters) and parameters[0].arg in ("self", "cls")
+    return made.label if is_method and not _ANY_MOD.fullmatch(made.label) else factory.label

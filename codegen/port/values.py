@@ -1,0 +1,204 @@
+"""What the names of a FlexAttention file stand for while it is read."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TypeGuard
+
+
+class Kind(Enum):
+    """The kind of a number; UNKNOWN where it depends on a tensor or scalar whose dtype is not known yet."""
+
+    INT = "integer"
+    FLOAT = "float"
+    BOOL = "boolean"
+    UNKNOWN = "unknown"
+
+
+class TranslationError(Exception):
+    """A part of the file has no counterpart in the expression language; `node` is None if that was reported before."""
+
+    def __init__(self, node: ast.AST | None, reason: str = "") -> None:
+        super().__init__(reason)
+        self.node = node
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A name whose value only running the program gives: an argument of a factory, `self.bias`, a computed tensor.
+
+    `indices` are those it was indexed with, `annotation` is the name of its type if written, `made_by` is the
+    expression that computes it and `example` its default value.
+    """
+
+    name: str
+    indices: tuple[ast.expr, ...] = ()
+    annotation: str = ""
+    made_by: ast.expr | None = field(default=None, compare=False)
+    example: int | float | None = None
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """An expression of the language. `undecided` are the captured names that an UNKNOWN kind depends on.
+
+    `alias`: the name it was assigned to outside of a mod, where it may as well be a tensor.
+    """
+
+    node: ast.expr
+    kind: Kind
+    undecided: frozenset[str] = frozenset()
+    alias: Captured | None = None
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A value that is known: a number, a boolean, None or a text."""
+
+    value: object
+
+
+@dataclass(frozen=True)
+class Library:
+    """Something imported, by its full name: `torch.where`."""
+
+    path: str
+
+    @property
+    def last(self) -> str:
+        """The last word of the name."""
+        return self.path.rpartition(".")[2]
+
+
+@dataclass(frozen=True)
+class Several:
+    """A tuple or list of values."""
+
+    items: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of a tensor, not yet called."""
+
+    owner: Value
+    name: str
+
+
+@dataclass(frozen=True)
+class Undecided:
+    """A name that has another value in each branch of an `if` whose condition is not known."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A name whose assignment could not be translated, which was reported."""
+
+
+@dataclass(eq=False)
+class Scope:
+    """Names and their values; what is not here is looked up in `outer`."""
+
+    outer: Scope | None = None
+    names: dict[str, Value] = field(default_factory=dict)
+
+    def find(self, name: str) -> Value | None:
+        """The value of a name, None if nothing defines it."""
+        if name in self.names:
+            return self.names[name]
+        return None if self.outer is None else self.outer.find(name)
+
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+@dataclass(frozen=True)
+class Closure:
+    """A function of the file. `bound` are the arguments that `functools.partial` gave it."""
+
+    node: Function
+    scope: Scope
+    label: str
+    bound: Mapping[str, Value] = field(default_factory=dict)
+    first: tuple[Value, ...] = ()
+
+    @property
+    def parameters(self) -> list[ast.arg]:
+        """Parameters that a call gives by position, without those that are bound already."""
+        arguments = self.node.args
+        positional = [*arguments.posonlyargs, *arguments.args][len(self.first) :]
+        return [parameter for parameter in positional if parameter.arg not in self.bound]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """`and_masks(...)` or `or_masks(...)`; without parts it is `noop_mask`, which keeps every pair."""
+
+    is_and: bool
+    parts: tuple[Mod, ...]
+    label: str
+
+
+@dataclass(frozen=True)
+class BlockMask:
+    """The result of `create_block_mask`."""
+
+    mask: Value
+
+
+Mod = Closure | Joined
+Value = Captured | Symbol | Constant | Library | Several | Method | Undecided | Failed | Closure | Joined | BlockMask
+
+
+def parts_of_call(value: Closure) -> int | None:
+    """4 for the parameters of a mask_mod, 5 for those of a score_mod, None for any other function."""
+    parameters = value.parameters
+    names = [parameter.arg.strip("_").lower() for parameter in parameters]
+    required = len(names) - len(value.node.args.defaults)
+    for count in (5, 4):
+        if len(names) >= count >= required and _are_indices(names[count - 4 : count]):
+            return count
+    return None
+
+
+def _are_indices(names: Sequence[str]) -> bool:
+    """True for the names of a batch index, a head index and two positions; unused ones may be underscores."""
+    batch, head, query, key = names
+    is_last = query[:1] == "q" and key[:1] == "k"
+    return batch[:1] in ("", "b", "z") and (is_last or head[:1] == "h")
+
+
+def is_mod(value: Value | None) -> TypeGuard[Mod]:
+    """True for a mask_mod or a score_mod."""
+    return isinstance(value, Joined) or (isinstance(value, Closure) and parts_of_call(value) is not None)
+
+
+def is_score(mod: Mod) -> bool:
+    """True for a score_mod."""
+    return isinstance(mod, Closure) and parts_of_call(mod) == 5
+
+
+def named(value: Value, name: str) -> Value:
+    """The value after an assignment to `name`, where what is a function takes the name over."""
+    if isinstance(value, Closure | Joined):
+        return replace(value, label=name)
+    return value
+
+
+def literal(value: object) -> ast.expr | None:
+    """The syntax of a number or boolean, None for anything else."""
+    if isinstance(value, bool):
+        return ast.Constant(value)
+    if not isinstance(value, int | float) or math.isnan(value):
+        return None
+    if value < 0 or (value == 0 and math.copysign(1, value) < 0):
+        positive = literal(-value)
+        return None if positive is None else ast.UnaryOp(ast.USub(), positive)
+    return ast.Name("inf") if math.isinf(value) else ast.Constant(value)
