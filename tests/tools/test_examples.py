@@ -1,0 +1,64 @@
+"""The examples run on a CPU as their first lines say, and end with what they found."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from generated._runtime.torch.support import INTERPRET
+from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.skipif(INTERPRET, reason="each example runs in a process of its own, which chooses for itself")
+
+EXAMPLES = {
+    "paper_to_training": ("dr2  error", "with the bias,"),
+    "from_flexattention": ("computes the same: yes", "of the largest element (bound 2e-05)"),
+    "forgetting_attention": ("generated  o ", "dg "),
+    "packed_documents_jax": ("segment ids ", "cu_seqlens ", "document mask "),
+    "plain_triton": ("Triton     error", "Not through jax-triton:"),
+}
+"""Example -> what it prints when it went its whole way."""
+
+NEEDS = {"packed_documents_jax": "jax", "plain_triton": "triton"}
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_runs_on_the_cpu(example: str) -> None:
+    if example in NEEDS:
+        pytest.importorskip(NEEDS[example], reason=f"the example is one of {NEEDS[example]}")
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, "-m", f"examples.{example}"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "All is well" in done.stdout
+    assert [line for line in EXAMPLES[example] if line not in done.stdout] == []
+
+
+def test_a_kernel_compiles_through_jax_triton() -> None:
+    """Lowered for a GPU that need not be there: the custom call then holds the machine code."""
+    reason = "jax-triton is an optional extra, and imports only beside JAX's CUDA plugin"
+    jax_triton = pytest.importorskip("jax_triton", reason=reason, exc_type=ImportError)
+    import jax
+    import jax.numpy as jnp
+
+    from examples.plain_triton import from_jax_triton
+
+    def call(q: jax.Array, k: jax.Array, v: jax.Array) -> object:
+        return from_jax_triton(jax_triton, q, k, v, compute_capability=90)
+
+    q, k = jnp.zeros((1, 4, 150, 32)), jnp.zeros((1, 2, 150, 32))
+    o, lse = jax.eval_shape(call, q, k, k)
+    assert (o.shape, lse.shape) == ((1, 4, 150, 32), (1, 4, 150))
+    text = jax.jit(call).trace(q, k, k).lower(lowering_platforms=("cuda",)).as_text()
+    assert "stablehlo.custom_call @triton_kernel_call" in text
