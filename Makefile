@@ -47,7 +47,7 @@ $(STAMP): pyproject.toml
 	@$(HAS_TRITON) || echo "Triton has no build for this machine: the generator and the references of the ops work without."
 	@touch $@
 
-demo: render ## set up, render, compare every variant with float64, train a small model: 21 s after the set-up; ARGS=--full
+demo: render ## set up, render, compare every variant with float64, train a small model, write a page; ARGS=--full
 	$(RUN) -m codegen check
 	$(RUN) -m examples.demo $(ARGS)
 

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +35,8 @@ from codegen.testing.calls import (
 
 __all__ = [
     "BOUND",
+    "OUTPUTS",
+    "Checked",
     "Inputs",
     "Shape",
     "check",
@@ -42,10 +47,39 @@ __all__ = [
     "load_manifest",
     "load_op",
     "load_reference",
+    "read_checked",
     "relative_errors",
+    "write_checked",
 ]
 
 OUTPUTS = ("o", "lse", "dq", "dk", "dv")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """The errors of one variant at one setting, as `--json` writes them."""
+
+    variant: str
+    setting: str
+    errors: Mapping[str, float]
+    bound: float
+    seconds: float
+
+    @property
+    def is_right(self) -> bool:
+        """True if every error is within the bound; a NaN is not."""
+        return all(error <= self.bound for error in self.errors.values())
+
+
+def read_checked(path: Path) -> list[Checked]:
+    """What `--json` wrote; nothing if the file is not there."""
+    return [Checked(**row) for row in json.loads(path.read_text(encoding="utf-8"))] if path.is_file() else []
+
+
+def write_checked(path: Path | None, rows: Sequence[Checked]) -> None:
+    """Write rows for `read_checked`; nothing without a path."""
+    if path is not None:
+        path.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
 
 
 def has_tables(variant: str) -> bool:
@@ -64,7 +98,7 @@ def check(variant: str, shape: Shape, dtype: torch.dtype, device: str, **options
     """The errors of one variant at one shape, and whether all of them are within the bound."""
     entry = load_manifest()[variant]
     errors = kernel_errors(variant, draw_inputs(entry, shape, dtype=dtype, device=device), **options)
-    return errors, max(errors.values()) <= BOUND[dtype]
+    return errors, all(error <= BOUND[dtype] for error in errors.values())
 
 
 def _settings(device: str, quick: bool) -> list[tuple[Shape, torch.dtype]]:
@@ -92,21 +126,27 @@ ErrorsOf = Callable[[str, Shape, torch.dtype], Mapping[str, float]]
 """The error of each result of a variant's op."""
 
 
-def print_errors(shape: Shape, dtype: torch.dtype, variants: Sequence[str], errors_of: ErrorsOf) -> int:
-    """A table of the errors of some variants; how many of them are wrong."""
+def print_errors(shape: Shape, dtype: torch.dtype, variants: Sequence[str], errors_of: ErrorsOf) -> list[Checked]:
+    """Print a table of the errors of some variants, and return it."""
     columns = " ".join(f"{name:>8}" for name in OUTPUTS)
     dtype_name = str(dtype).removeprefix("torch.")
     print(f"\n  {dtype_name}, {shape}; largest error / largest element, bound {BOUND[dtype]:.0e}", flush=True)
     print(f"  {'variant':14} {columns}  {'own gradients':16}", flush=True)
-    failed = 0
+    rows = []
     for variant in variants:
         start = time.perf_counter()
         errors = errors_of(variant, shape, dtype)
-        ok = max(errors.values()) <= BOUND[dtype]
-        failed += not ok
         seconds = time.perf_counter() - start
-        print(f"  {variant:14} {_row(errors)} {'OK' if ok else 'WRONG'} ({seconds:.1f} s)", flush=True)
-    return failed
+        row = Checked(
+            variant=variant,
+            setting=f"{dtype_name}, {shape}",
+            errors=dict(errors),
+            bound=BOUND[dtype],
+            seconds=seconds,
+        )
+        rows.append(row)
+        print(f"  {variant:14} {_row(errors)} {'OK' if row.is_right else 'WRONG'} ({seconds:.1f} s)", flush=True)
+    return rows
 
 
 def main() -> int:
@@ -114,6 +154,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m codegen.testing.golden", description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", metavar="VARIANT", help="these variants alone")
     parser.add_argument("--quick", action="store_true", help="without a GPU, on one small input")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the table there")
     args = parser.parse_args()
     only: list[str] | None = args.only
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -122,8 +163,11 @@ def main() -> int:
     def errors_of(variant: str, shape: Shape, dtype: torch.dtype) -> dict[str, float]:
         return check(variant, shape, dtype, device)[0]
 
-    failed = sum(print_errors(shape, dtype, variants, errors_of) for shape, dtype in _settings(device, args.quick))
-    return int(failed > 0)
+    rows = [
+        row for shape, dtype in _settings(device, args.quick) for row in print_errors(shape, dtype, variants, errors_of)
+    ]
+    write_checked(args.json, rows)
+    return int(not all(row.is_right for row in rows))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -20,6 +21,7 @@ from codegen.load.spec_file import load
 from codegen.port.command import Report, port
 from codegen.spec.model import Spec, Variant
 from codegen.util.errors import CodegenError
+from tests.support.paths import ROOT
 
 FILE = Path(__file__).parent / "flex_mods_file.py"
 BATCH, HEADS, LENGTH = 2, 4, 120
@@ -316,6 +318,14 @@ def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_name_is_offered_for_a_slip() -> None:
     with pytest.raises(CodegenError, match="did you mean 'natten_mask'"):
         port(FILE, ["nattenmask"])
+
+
+def test_the_how_to_page_shows_what_port_prints(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "how-to" / "port-from-flexattention.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (entry,) = re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (tmp_path / "mods.py").write_text(source)
+    assert port(tmp_path / "mods.py", ["make_document+make_softcap"]).text == entry
 
 
 def _port(folder: Path, source: str) -> Report:
