@@ -13,10 +13,10 @@ from codegen.load.spec_file import default_spec_path, load
 from codegen.spec.model import Variant
 from codegen.testing.golden import OUTPUTS, Checked
 
-QUERIES = 512
-"""Query rows and keys of the pictures: blocks of 32 then make 16 by 16 squares."""
+QUERIES = 1024
+"""Query rows and keys of the pictures: blocks of 64, as kernels have them, then make 16 by 16 squares."""
 
-BLOCK = 32
+BLOCK = 64
 CLASSES = ("e", "p", "f")
 """Of an empty, a partial and a full block, by `codegen.inspect.block_status.Status`."""
 
@@ -34,10 +34,11 @@ h1 { font-size: 1.6rem; margin: 0; } h2 { font-size: 1.2rem; margin: 2.2rem 0 .3
 p { margin: .3rem 0 .8rem; } .soft, figcaption { color: var(--soft); }
 .good { color: var(--good); font-weight: 600; } .bad { color: var(--bad); font-weight: 600; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100%; }
+caption { text-align: left; } svg { max-width: 100%; }
 th, td { border-bottom: 1px solid var(--line); padding: .25rem .6rem; text-align: right; white-space: nowrap; }
 th:first-child, td:first-child, td.own { text-align: left; }
 td meter { width: 5rem; } svg text { fill: var(--soft); font: 12px system-ui, sans-serif; }
-.masks { display: grid; gap: 1.2rem; grid-template-columns: repeat(auto-fill, minmax(11rem, 1fr)); }
+.masks { display: grid; gap: 1.2rem; grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr)); }
 figure { margin: 0; } figure svg { display: block; width: 100%; height: auto; } figcaption { font-size: .82rem; }
 figcaption b { color: var(--fg); display: block; font-size: .95rem; }
 code { font-size: .85em; overflow-wrap: anywhere; }
