@@ -29,6 +29,7 @@ from codegen.port.values import (
     Undecided,
     Value,
     is_mod,
+    is_too_long,
     named,
 )
 
@@ -37,6 +38,9 @@ _ANY_MOD = re.compile(r"_*(mask|score)?_?(mod|fn|mask|score|inner|func|lambda_\d
 
 LOOP = "a loop; write its steps one after the other, or as one expression"
 EFFECT = "a mod that changes a tensor or an object has an effect beside its result"
+MOST_STEPS = 20_000
+"""Statements that reading a file may take: calls that fan out, as those of a large library, would take for ever."""
+
 _REFUSED: dict[type[ast.stmt], str] = {
     ast.For: LOOP,
     ast.While: LOOP,
@@ -80,6 +84,7 @@ class FileReader(ExpressionReader):
         self.instantiated: set[str] = set()
         self.strict = False
         self.registers = True
+        self.steps = 0
         self._unexplored: list[Closure] = []
         self.block(tree.body, Scope())
         self._explore_all()
@@ -168,7 +173,7 @@ class FileReader(ExpressionReader):
     @contextmanager
     def strictly(self) -> Iterator[None]:
         """While a mod is read, every statement counts."""
-        self.strict, self.registers = True, False
+        self.strict, self.registers, self.steps = True, False, 0
         try:
             yield
         finally:
@@ -189,6 +194,11 @@ class FileReader(ExpressionReader):
     def block(self, statements: Sequence[ast.stmt], scope: Scope) -> Value | None:
         """The value that a list of statements returns, None if it runs to its end."""
         for statement in statements:
+            self.steps += 1
+            if self.steps > MOST_STEPS:
+                raise TranslationError(
+                    statement, "the file takes too many steps to read; move its mods to one of their own"
+                )
             if isinstance(statement, ast.Return):
                 return self._returned(statement, scope)
             if isinstance(statement, ast.If):
@@ -304,6 +314,8 @@ class FileReader(ExpressionReader):
             return
         try:
             found = self.read(value, scope)
+            if isinstance(found, Symbol) and is_too_long(found.node):
+                raise TranslationError(value, "the value takes more operations than an expression may have")
         except TranslationError as error:
             made = Captured(target.id, made_by=value)
             scope.names[target.id] = self.report(error) if self.strict else made

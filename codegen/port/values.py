@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import islice
 from typing import TypeGuard
 
 
@@ -190,6 +191,15 @@ def named(value: Value, name: str) -> Value:
     if isinstance(value, Closure | Joined):
         return replace(value, label=name)
     return value
+
+
+MOST_NODES = 10_000
+"""Longest value of a name, in nodes of syntax: several times what an expression of the language may have."""
+
+
+def is_too_long(node: ast.expr) -> bool:
+    """True if an expression, with each shared part written out, has more than `MOST_NODES` nodes."""
+    return sum(1 for _ in islice(ast.walk(node), MOST_NODES + 1)) > MOST_NODES
 
 
 def literal(value: object) -> ast.expr | None:

@@ -218,6 +218,15 @@ def test_several_problems_of_one_mod_are_all_reported(tmp_path: Path) -> None:
     assert [line.split(": ")[0].rpartition(":")[2] for line in report.failures] == ["3", "4"]
 
 
+def test_values_and_calls_that_fan_out_end_soon(tmp_path: Path) -> None:
+    doubled = "".join("            score = score + score\n" for _ in range(60))
+    calls = "".join(f"def f{i}(x):\n    x.a()\n    f{i + 1}(x)\n    return f{i + 1}(x)\n" for i in range(30))
+    report = _port(tmp_path, f"        def mod(score, b, h, q_idx, kv_idx):\n{doubled}            return score\n")
+    assert len(report.failures) == 1
+    assert "takes more operations" in report.failures[0]
+    assert _port(tmp_path, f"m = lambda b, h, q_idx, kv_idx: q_idx >= kv_idx\n{calls}").ported == ("m",)
+
+
 def test_an_assertion_is_noted_and_chained_indices_are_one(tmp_path: Path) -> None:
     report = _port(
         tmp_path,
