@@ -11,7 +11,6 @@ from codegen.analysis.gradients import GradientTerm
 from codegen.ir import expr
 from codegen.ir.expr import Expr, Level, TensorSpec, Type, Var, level
 from codegen.ir.printers import FormulaPrinter
-from codegen.plan.frameworks import Framework
 from codegen.plan.host_code import NONE, HostCode, host, listed
 from codegen.plan.parameters import Parameter
 from codegen.plan.variant_reads import tensor_reads
@@ -63,10 +62,11 @@ class Argument:
         """The annotation of the op's keyword argument, None by default."""
         return f"{self.required} | None"
 
-    def parameter(self, framework: Framework) -> Parameter:
-        """The parameter of a launch that it is passed as."""
+    @property
+    def parameter(self) -> Parameter:
+        """The parameter of a launch that it is passed as. JAX may pass a scalar as an array of one element."""
         by_pointer = not self.is_tensor and self.name != PADDING.name
-        annotation = framework.number(self.required) if by_pointer else self.required
+        annotation = f"{self.required} | Tensor" if by_pointer else self.required
         return Parameter(self.name, annotation, is_tensor=self.is_tensor)
 
     @property

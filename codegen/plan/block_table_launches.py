@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from codegen.analysis.schedule import Schedule
 from codegen.plan.arguments import Argument
 from codegen.plan.block_tables import ListsPlan
-from codegen.plan.frameworks import Framework
-from codegen.plan.host_code import HostCode, listed
-from codegen.plan.kernel import KernelPlan
-from codegen.plan.parameters import Parameter, names, tensor
+from codegen.plan.launch_arguments import LaunchGroup, launch_groups
+from codegen.plan.parameters import Parameter, tensor
 from codegen.plan.signature import CU_SEQLENS, TABLES
 from codegen.plan.variant_reads import positions_read
 from codegen.spec.model import Variant
@@ -20,17 +19,15 @@ OFFSETS = ("row_offset", "row_offsets")
 """The query offset of a call: a number, and a tensor if batch rows or sequences differ."""
 
 
-def launch_arguments(kernel: KernelPlan) -> HostCode:
-    """The arguments of a launch, in the order of the kernel's signature."""
-    return listed(group.host for group in kernel.args)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ExtremesLaunch:
-    """The launch of the kernel that reduces tensors to minima and maxima of parts, and the buffers it fills."""
+    """The launch of the kernel that reduces tensors to minima and maxima of parts, and the buffers it fills.
+
+    The launch has the buffers in a list, `block_extremes`: first those of values, then those of positions.
+    """
 
     kernel: str
-    args: HostCode
+    args: Sequence[LaunchGroup]
     has_offset: bool
     loads: Sequence[str]
     of_queries: bool
@@ -40,8 +37,27 @@ class ExtremesLaunch:
     position_buffers: Sequence[tuple[str, str, str]]  # name, number of parts, None without this argument
 
     @property
-    def names(self) -> str:
-        return ", ".join(name for name, *_ in (*self.buffers, *self.position_buffers))
+    def names(self) -> list[str]:
+        return [name for name, *_ in (*self.buffers, *self.position_buffers)]
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The names that the arguments read."""
+        return _reads(self.args)
+
+    @property
+    def runs(self) -> list[tuple[str, str, int]]:
+        """How many buffers of values follow each other with as many parts and one dtype."""
+        return [(*kind, len(list(same))) for kind, same in groupby((x[1], x[2]) for x in self.buffers)]
+
+    @property
+    def position_runs(self) -> list[tuple[str, str, int]]:
+        """The same of positions, with the argument without which there are none."""
+        return [(*kind, len(list(same))) for kind, same in groupby((x[1], x[2]) for x in self.position_buffers)]
+
+
+def _reads(args: Sequence[LaunchGroup]) -> frozenset[str]:
+    return frozenset().union(*(group.names for group in args))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +70,7 @@ class ListsOp:
     extremes: ExtremesLaunch | None
     query_kernel: str
     key_kernel: str
-    kernel_args: HostCode
+    kernel_args: Sequence[LaunchGroup]
     loads: Sequence[str]
     per_batch: bool
     per_head: bool
@@ -63,7 +79,6 @@ class ListsOp:
     packed: bool
     positions: Sequence[Parameter]
     arguments: Sequence[Argument]
-    framework: Framework
 
     @property
     def by_batch(self) -> bool:
@@ -72,44 +87,43 @@ class ListsOp:
 
     @property
     def parameters(self) -> list[Parameter]:
-        """Parameters of the function that makes a pass' table, behind q and k."""
-        return self._parameters(self.kernel_args, self.positions, self._offset(self.shifted))
+        """Parameters of the function that makes tables, behind q, k and v: what its launches read."""
+        others = [*map(tensor, CU_SEQLENS), *self.positions]
+        reads, shifted = self.kernel_reads, self.shifted
+        if self.extremes is not None:
+            reads, shifted = reads | self.extremes.reads, shifted or self.extremes.has_offset
+        own = [a.parameter for a in self.arguments]
+        return [*(p for p in (*own, *others) if p.name in reads), *self._offset(shifted)]
 
     @property
-    def extreme_parameters(self) -> list[Parameter]:
-        """Parameters of the function that reduces tensors, behind q and k."""
-        assert self.extremes is not None
-        others = [*map(tensor, CU_SEQLENS), *self.positions]
-        return self._parameters(self.extremes.args, others, self._offset(self.extremes.has_offset))
+    def kernel_reads(self) -> frozenset[str]:
+        """The names that the arguments of its kernels read."""
+        return _reads(self.kernel_args)
+
+    @property
+    def reads_offset(self) -> bool:
+        """True if any of its kernels reads the query offset."""
+        return self.shifted or (self.extremes is not None and self.extremes.has_offset)
+
+    @property
+    def reads_group_size(self) -> bool:
+        """True if any of its kernels reads how many query heads a key head serves."""
+        reads = self.kernel_reads if self.extremes is None else self.kernel_reads | self.extremes.reads
+        return "group_size" in reads
 
     def _offset(self, used: bool) -> list[Parameter]:
         number, rows = OFFSETS
         by_row = [tensor(rows, optional=True)] if self.has_offset and (used or not self.by_batch) else []
         return [Parameter(number, "int"), *by_row] if used else by_row
 
-    def _parameters(
-        self, launched: HostCode, others: Sequence[Parameter], offset: Sequence[Parameter]
-    ) -> list[Parameter]:
-        """The parameters of a function that makes a launch: of the variant's arguments and others those it reads."""
-        own = [a.parameter(self.framework) for a in self.arguments]
-        return [*(p for p in (*own, *others) if p.name in launched.names), *offset]
-
-    @property
-    def values(self) -> list[str]:
-        return names(self.parameters)
-
-    @property
-    def extreme_values(self) -> list[str]:
-        return names(self.extreme_parameters)
-
 
 def _extremes_launch(lists: ListsPlan) -> ExtremesLaunch | None:
     if lists.extremes is None:
         return None
     plan = lists.extremes
-    return ExtremesLaunch(
+    launch = ExtremesLaunch(
         kernel=plan.kernel.name,
-        args=launch_arguments(plan.kernel),
+        args=[],
         has_offset="Q_OFFSET_PER_BATCH" in plan.kernel.constants,
         loads=plan.kernel.loadable,
         of_queries=bool(plan.queries),
@@ -128,21 +142,21 @@ def _extremes_launch(lists: ListsPlan) -> ExtremesLaunch | None:
             for name in filter(None, names)
         ],
     )
+    return replace(launch, args=launch_groups(plan.kernel, launch.names))
 
 
-def lists_op(
-    variant: Variant, lists: ListsPlan | None, mask_arguments: Sequence[Argument], framework: Framework
-) -> ListsOp | None:
+def lists_op(variant: Variant, lists: ListsPlan | None, mask_arguments: Sequence[Argument]) -> ListsOp | None:
     if lists is None:
         return None
+    extremes = _extremes_launch(lists)
     return ListsOp(
         module=lists.module,
         ranges=lists.schedule is Schedule.RANGES,
         tables=TABLES[lists.schedule],
-        extremes=_extremes_launch(lists),
+        extremes=extremes,
         query_kernel=lists.query_lists.kernel.name,
         key_kernel=lists.key_lists.kernel.name,
-        kernel_args=launch_arguments(lists.query_lists.kernel),
+        kernel_args=launch_groups(lists.query_lists.kernel, [] if extremes is None else extremes.names),
         loads=lists.query_lists.kernel.loadable,
         per_batch=lists.per_batch,
         per_head=lists.per_head,
@@ -151,5 +165,4 @@ def lists_op(
         packed=lists.packed,
         positions=[tensor(name, optional=True) for name in positions_read(variant)] if lists.segmented else [],
         arguments=mask_arguments,
-        framework=framework,
     )

@@ -14,10 +14,6 @@ class Framework(StrEnum):
     TORCH = "torch"
     JAX = "jax"
 
-    def number(self, kind: str) -> str:
-        """The annotation of a scalar inside launches: a number, or in JAX also an array of one."""
-        return kind if self is Framework.TORCH else f"{kind} | Tensor"
-
     def arange(self, size: str) -> HostCode:
         """The numbers below a size."""
         if self is Framework.TORCH:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from codegen.analysis.call_modes import KEY_IDS, KEY_LENGTHS, PADDING, POSITIONAL, QUERY_IDS, Mode, packed_dims
+from codegen.analysis.call_modes import KEY_IDS, KEY_LENGTHS, PADDING, QUERY_IDS, Mode, packed_dims
 from codegen.analysis.token_order import ByRow, by_row
 from codegen.ir import expr
 from codegen.plan import hopper, op_gradients
 from codegen.plan.arguments import Argument, mask_arguments, own_arguments
-from codegen.plan.block_table_launches import OFFSETS, ListsOp, launch_arguments, lists_op
+from codegen.plan.block_table_launches import OFFSETS, ListsOp, lists_op
 from codegen.plan.frameworks import Framework
 from codegen.plan.host_code import HostCode, names_of
+from codegen.plan.launch_arguments import LaunchGroup, launch_groups
 from codegen.plan.op_gradients import Buffer, Grid
 from codegen.plan.parameters import Parameter, names, tensor
 from codegen.plan.references import ReferenceText, computes_with, formula_of, reference_text
@@ -30,10 +31,10 @@ TOKEN_IDS = (QUERY_IDS.name, KEY_IDS.name, KEY_LENGTHS.name)
 class Launches:
     """The positional arguments of each launch, in the order of the kernel's signature."""
 
-    fwd: HostCode
-    dq: HostCode
-    dkdv: HostCode
-    hopper_bwd: HostCode
+    fwd: Sequence[LaunchGroup]
+    dq: Sequence[LaunchGroup]
+    dkdv: Sequence[LaunchGroup]
+    hopper_bwd: Sequence[LaunchGroup]
     row_inputs: Sequence[HostCode]
     row_numbers: Sequence[HostCode]
 
@@ -100,20 +101,24 @@ class OpPlan(InMode):
 
     @property
     def options(self) -> list[Parameter]:
-        """Parameters that every pass takes after the tensors."""
+        """Parameters that every pass takes: tensors, numbers, and the tables of blocks."""
         tables = [Parameter("block_tables", "list[Tensor]")] if self.tables else []
-        return [*self.numbers, *tables]
+        return [*self.option_tensors, *self.numbers, *tables]
+
+    @property
+    def option_tensors(self) -> list[Parameter]:
+        """The tensors that say where tokens lie."""
+        positions = [tensor(name, optional=True) for name in self.given_positions]
+        offsets = [tensor("row_offsets", optional=True)] if self.has_offset else []
+        return [*self._cu_seqlens, *positions, *offsets]
 
     @property
     def numbers(self) -> list[Parameter]:
-        """The same without the tables of blocks."""
-        positions = [tensor(name, optional=True) for name in self.given_positions]
-        offset = [Parameter("row_offset", "int"), tensor("row_offsets", optional=True)] if self.has_offset else []
-        seed = Parameter("seed", self.framework.number("int"))
-        dropout = [Parameter("dropout_p", "float"), seed] if self.dropout else []
-        own = [a.parameter(self.framework) for a in self.scalars]
+        """The numbers that every pass takes."""
+        dropout = [Parameter("dropout_p", "float"), Parameter("seed", "int | Tensor")] if self.dropout else []
+        offset = [Parameter("row_offset", "int")] if self.has_offset else []
         last = [Parameter("scale", "float"), Parameter("options", "CallOptions")]
-        return [*own, *dropout, *self._cu_seqlens, *positions, *offset, *last]
+        return [*(a.parameter for a in self.scalars), *dropout, *offset, *last]
 
     @property
     def given_positions(self) -> Sequence[str]:
@@ -123,7 +128,7 @@ class OpPlan(InMode):
     @property
     def marks_disorder(self) -> bool:
         """True if the forward checks the order of given positions. In JAX the code around it does."""
-        return self.by_row is not None and self.layout.gives_positions and self.framework is Framework.TORCH
+        return self.by_row is not None and self.layout.gives_positions
 
     @property
     def unread_positions(self) -> list[str]:
@@ -140,34 +145,20 @@ class OpPlan(InMode):
 
     @property
     def table_parameters(self) -> list[Parameter]:
-        """Parameters of the function that makes the tables of a pass, behind q and k."""
-        return [*self._cu_seqlens, *(self.lists.parameters if self.lists is not None else ())]
+        """Parameters of the function that makes the tables of passes, behind q, k and v."""
+        found = dict.fromkeys([*self._cu_seqlens, *(self.lists.parameters if self.lists is not None else ())])
+        if self.tiles_tokens:
+            found |= {tensor(self.tiles_tokens): None}
+        return sorted(found, key=lambda p: (p.name in OFFSETS, p.name in CU_SEQLENS))
 
     @property
     def table_values(self) -> list[str]:
         return names(self.table_parameters)
 
     @property
-    def all_table_parameters(self) -> list[Parameter]:
-        """Parameters of the function that makes the tables of all passes, behind q, k and v."""
-        extremes = self.lists.extreme_parameters if self.lists is not None and self.lists.extremes is not None else ()
-        both = dict.fromkeys([*extremes, *self.table_parameters])
-        return sorted(both, key=lambda p: (p.name in OFFSETS, p.name in CU_SEQLENS))
-
-    @property
-    def all_table_values(self) -> list[str]:
-        return names(self.all_table_parameters)
-
-    @property
     def tiles_tokens(self) -> str:
         """The argument from which the length of a sequence is estimated, to choose tiles."""
         return "cu_seqlens_q" if self.layout.has_sequences else "q_segment_ids" if self.layout.gives_positions else ""
-
-    @property
-    def launched_table_values(self) -> list[str]:
-        """The first arguments of the function that makes the tables of a pass."""
-        reduces = self.lists is not None and self.lists.extremes is not None
-        return ["q", "k", *self.table_values, *(["block_extremes", "part"] if reduces else [])]
 
     @property
     def _cu_seqlens(self) -> list[Parameter]:
@@ -181,13 +172,17 @@ class OpPlan(InMode):
     @property
     def counts_sequences(self) -> bool:
         """True if the backward needs the number of packed sequences."""
-        return self.layout.has_sequences and (self.decay or "num_seqs" in self.gradient_reads)
+        return self.layout.has_sequences and self.decay
 
     @property
     def uses_kv_len(self) -> bool:
         """True if the backward needs the number of keys; in a packed call few kernels need the total."""
-        others = [self.launches.dq, self.launches.dkdv, *(b.allocate for b in self.buffers)]
-        return not self.layout.has_sequences or self.decay or "kv_len" in self.gradient_reads | names_of(others)
+        launched = frozenset().union(*(group.names for group in (*self.launches.dq, *self.launches.dkdv)))
+        return (
+            not self.layout.has_sequences
+            or self.decay
+            or "kv_len" in launched | names_of(b.allocate for b in self.buffers)
+        )
 
     @property
     def gradient_reads(self) -> frozenset[str]:
@@ -200,9 +195,17 @@ class OpPlan(InMode):
         return any("head_parts" in b.allocate.names for b in self.buffers)
 
     @property
-    def saved_options(self) -> list[str]:
-        """The tensors among the parameters that every pass takes."""
-        return [p.name for p in self.numbers if p.is_tensor]
+    def sums(self) -> list[str]:
+        """What the backward's launch returns behind dq, dk and dv: buffers, and the tables that place their sums."""
+        tables = [name for name in ("block_seqs", "head_seqs") if name in self.gradient_reads]
+        sinks = [name for name in ("dsink_heads",) if name in self.gradient_reads]
+        kept = [b.name for b in self.buffers if b.name in self.gradient_reads]
+        return [*kept, *sinks, *(["dg"] if self.decay else []), *tables]
+
+    @property
+    def computes_gradients(self) -> bool:
+        """True if the gradients of its own tensors are computed from these; else they are these."""
+        return [source.text for source in self.gradients.values()] != self.sums
 
     @property
     def forward_parameters(self) -> list[Parameter]:
@@ -212,9 +215,12 @@ class OpPlan(InMode):
     @property
     def gradient_parameters(self) -> list[Parameter]:
         """Parameters of the backward."""
-        tensors = map(tensor, (*self.saved, "o", "lse"))
-        wanted = [Parameter(flag, "bool") for flag in self.flags]
-        return [tensor("do"), tensor("dlse", optional=True), *tensors, *self.options, *wanted]
+        tensors = map(tensor, ("q", "k", "v", *(a.name for a in self.tensors)))
+        results = map(tensor, ("o", "lse", *(["decay"] if self.decay else [])))
+        last = [Parameter("block_tables", "list[Tensor]")] if self.tables else []
+        last += [Parameter(a.flag, "bool") for a in self.tensors if a.trained]
+        first = [tensor("do"), tensor("dlse", optional=True)]
+        return [*first, *tensors, *self.option_tensors, *results, *self.numbers, *last]
 
     @property
     def own_names(self) -> list[str]:
@@ -222,56 +228,9 @@ class OpPlan(InMode):
         return [*(a.name for a in self.arguments), *(["dropout_p", "seed"] if self.dropout else [])]
 
     @property
-    def flags(self) -> dict[str, int]:
-        """Parameter that says whether a call wants a tensor's gradient -> the index of the tensor in the forward."""
-        return {a.flag: 3 + i for i, a in enumerate(self.tensors) if a.trained}
-
-    @property
-    def saved(self) -> list[str]:
-        """Tensors that the backward needs besides o and lse."""
-        return ["q", "k", "v", *(a.name for a in self.tensors), *(["decay"] if self.decay else [])]
-
-    @property
-    def gradient_names(self) -> list[str]:
-        return ["dq", "dk", "dv", *(f"d{name}" for name in self.gradients)]
-
-    @property
-    def uses_arrays(self) -> bool:
-        """True if the launches of JAX call functions of `jax.numpy`."""
-        return "jnp" in self.gradient_reads
-
-    @property
     def parameter_names(self) -> list[str]:
         """The parameters of the forward."""
         return names(self.forward_parameters)
-
-    @property
-    def backward_parameter_names(self) -> list[str]:
-        """The parameters of the backward."""
-        return names(self.gradient_parameters)
-
-    @property
-    def folded_axes(self) -> dict[str, int | None]:
-        """The axis of batch rows, packed tokens or sequences, for each tensor that has one.
-
-        Empty where rows must not be regrouped; None where tokens lie along two axes.
-        """
-        if not self.splits_batch:
-            return {}
-        rows = 1 if self.layout.has_sequences else 0
-        found: dict[str, int | None] = {"q": 0, "k": 0, "v": 0, "o": 0, "do": 0, "lse": rows, "dlse": rows}
-        if self.decay:
-            found["decay"] = 2 if self.layout.has_sequences else 0
-        found |= dict.fromkeys(self.saved_options, 0)
-        if self.layout.gives_positions:
-            found |= {name: 0 for name in TOKEN_IDS if name in self.parameter_names}
-        for name, dims in self.tensor_dims.items():
-            tokens = [axis for axis, dim in enumerate(dims) if self.layout.has_sequences and dim in POSITIONAL]
-            if tokens:
-                found[name] = tokens[0] if len(tokens) == 1 else None
-            elif "b" in dims:
-                found[name] = dims.index("b")
-        return found
 
     @property
     def undeclared(self) -> dict[str, str]:
@@ -327,11 +286,11 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
         grids=op_gradients.grids(variant, planned.terms, planned.mode, framework),
         placed=op_gradients.placed(planned.terms),
         launches=Launches(
-            fwd=launch_arguments(planned.fwd),
-            dq=launch_arguments(planned.dq),
-            dkdv=launch_arguments(planned.dkdv),
+            fwd=launch_groups(planned.fwd),
+            dq=launch_groups(planned.dq),
+            dkdv=launch_groups(planned.dkdv),
             # Its vectors of rows are padded to whole blocks.
-            hopper_bwd=launch_arguments(planned.hopper_bwd).renamed({"lse": "row_lse", "delta": "row_delta"}),
+            hopper_bwd=launch_groups(planned.hopper_bwd, renamed={"lse": "row_lse", "delta": "row_delta"}),
             row_inputs=[group.host for group in planned.hopper_delta.inputs],
             row_numbers=[group.host for group in planned.hopper_delta.numbers],
         ),
@@ -348,7 +307,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
         positions=positions_read(variant) if planned.mode is Mode.SEGMENTED else (),
         formula=formula_of(variant),
         reference=reference,
-        lists=lists_op(variant, planned.lists, of_mask, framework),
+        lists=lists_op(variant, planned.lists, of_mask),
         by_row=by_row(planned.written),
         splits_batch=not computes_with(variant, "b"),
         splits_heads=not computes_with(variant, "h") and not computes_with(variant, "hkv"),

@@ -56,7 +56,7 @@ def _allocation(term: GradientTerm, mode: Mode, *, in_keys: bool) -> HostCode:
     # sequences, and programs of keys add to those of rows. Pairs in blocks that a mask leaves out are never visited.
     is_added = term.kind is GradientKind.ROW and in_keys
     whole = term.summed and not is_added and not (term.kind is GradientKind.HEAD and mode is Mode.PACKED)
-    return host(f"{{}}.{'new_empty' if whole else 'new_zeros'}({{}}, dtype={{}})", "q", wanted, "FP32")
+    return host(f"{{}}.{'new_empty' if whole else 'new_zeros'}({{}}, dtype={{}}.FP32)", "q", wanted, "backend")
 
 
 def _sizes(term: GradientTerm, mode: Mode, *, in_keys: bool) -> HostCode:
@@ -156,11 +156,11 @@ def _places(variant: Variant, term: GradientTerm, mode: Mode, framework: Framewo
 
     changed: dict[str, Expr] = {name: int_var(grid) for name, grid in _own_grids(term, mode).items()}
     if framework is Framework.JAX:
-        printer = jnp_printer(exact, float_cast=lambda x: f"jnp.asarray({x}, FP32)", placed=of_tokens)
+        printer = jnp_printer(exact, float_cast=lambda x: f"jnp.asarray({x}, jnp.float32)", placed=of_tokens)
         changed |= _as_arrays(variant)
     else:
         numbers = frozenset((*variant.scalars, *expr.LENGTH_NAMES))
-        printer = torch_printer(exact, float_cast=lambda x: f"{x}.to(FP32)", numbers=numbers, placed=of_tokens)
+        printer = torch_printer(exact, float_cast=lambda x: f"{x}.float()", numbers=numbers, placed=of_tokens)
     load = term.load
     indices = tuple(expr.substitute(i, changed) for i in load.indices)
     text = ", ".join(printer.indices(Load(load.type, load.tensor, indices)))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 
 from codegen.analysis.call_modes import PADDING
-from codegen.plan.arguments import Argument
 from codegen.plan.frameworks import Framework
+from codegen.plan.kernel import KernelPlan
+from codegen.plan.launch_arguments import LaunchGroup
 from codegen.plan.op import TOKEN_IDS, OpPlan
-from codegen.plan.parameters import names, partial_signature, signature
-from codegen.plan.signature import CU_SEQLENS
+from codegen.plan.parameters import names, signature
 from codegen.spec.symbols import function_symbol
 
 
@@ -27,26 +28,49 @@ class OpSource(OpPlan):
         return ", ".join(names) if len(names) > 1 else f"({names[0]},)"
 
     @property
-    def schedule_imports(self) -> list[str]:
-        """What the launches import from the runtime's schedules."""
-        reduces = self.lists is not None and self.lists.extremes is not None
-        names = [
-            *(["SEGMENTS"] if self.layout.gives_positions else []),
-            *(["POSITIONS", "least_block"] if reduces else []),
-        ]
-        return sorted([*names, "pass_table"], key=lambda name: (name.islower(), name))
+    def launch_imports(self) -> list[str]:
+        """What the launches import of what all launches share."""
+        prefix = "packed_" if self.layout.has_sequences else ""
+        names = ["Backend", "Tensor", "delta_constants", "tile_constants", "tiles_of"]
+        names += [f"{prefix}strides", f"{prefix}unit_strides"]
+        names += ["dq_rows_constants"] if self.fuses_backward else []
+        names += ["row_stride"] if self.takes_row_strides else []
+        names += ["tables_of"] if self.tables else []
+        return sorted(names, key=lambda name: (name.islower(), name))
 
     @property
-    def table_makers(self) -> list[str]:
-        """The functions of the runtime that launch kernels of its own, or allocate lists."""
-        lists = ["list_blocks"] if self.lists is not None and not self.lists.ranges else []
-        counter = ["work_counter"] if self.shares_work else []
-        return [*(["block_sequences"] if self.layout.has_sequences else []), *lists, *counter]
+    def constants(self) -> dict[str, str]:
+        """What kernels are compiled for besides tiles, wanted gradients and a cut last block: name -> source."""
+        found = {"Q_OFFSET_PER_BATCH": "row_offsets is not None"} if self.has_offset else {}
+        if self.loadable:
+            found["SCALARS_LOADED"] = f"backend.is_loaded({', '.join(self.loadable)})"
+        if self.positions:
+            found["POSITIONS"] = f"{self.positions[0]} is not None"
+        if self.reads_pairs:
+            found["PTX"] = "backend.is_nvidia(q)"
+        if self.uses_tanh:
+            found["HARDWARE_TANH"] = "backend.has_tanh_instruction(q)"
+        return found | ({"DROPOUT": "threshold > 0"} if self.dropout else {})
+
+    def constants_of(self, kernel: KernelPlan) -> dict[str, str]:
+        """Those that a kernel of Hopper's backward has, which may read no positions."""
+        return {name: source for name, source in self.constants.items() if name not in self.constants_beside(kernel)}
+
+    def constants_beside(self, kernel: KernelPlan) -> dict[str, str]:
+        """Those that it lacks."""
+        read = {"Q_OFFSET_PER_BATCH": kernel.has_offset, "POSITIONS": kernel.has_positions}
+        return {name: source for name, source in self.constants.items() if not read.get(name, True)}
+
+    @staticmethod
+    def groups(launched: Sequence[LaunchGroup]) -> list[str]:
+        """The arguments of a launch, as tuples."""
+        return [group.text for group in launched]
 
     @property
     def tiles_call(self) -> str:
         """The call for the tiles of each pass."""
-        return f"tiles_of({', '.join(filter(None, ('q', 'v', self.tiles_tokens, 'options')))})"
+        arguments = ["backend", f'"{self.name}"', f'"{self.mode}"', "q", "v", "options", self.tiles_tokens]
+        return f"tiles_of({', '.join(filter(None, arguments))})"
 
     @property
     def parameters(self) -> str:
@@ -57,16 +81,6 @@ class OpSource(OpPlan):
     def backward_parameters(self) -> str:
         """Parameters of the backward."""
         return signature(self.gradient_parameters)
-
-    @property
-    def fake_parameters(self) -> str:
-        """Parameters of the forward that a trace sees."""
-        return partial_signature(self.forward_parameters, {"q", "v", *(["g"] if self.decay else [])})
-
-    @property
-    def fake_backward_parameters(self) -> str:
-        """Parameters of the backward that a trace sees."""
-        return partial_signature(self.gradient_parameters, {"q", "k", "v", *self.gradients, *self.flags})
 
     @property
     def tensor_values(self) -> str:
@@ -93,91 +107,8 @@ class OpSource(OpPlan):
         return ", ".join(f'{a.keyword}="{a.name}"' for a in self.mask_arguments if a.public)
 
     @property
-    def own_keywords(self) -> str:
-        return "".join(f"{name}={name}, " for name in self.own_names)
-
-    @property
-    def backward_numbers(self) -> str:
-        """The arguments of the backward after the tensors."""
-        return ", ".join([self.number_values, *self.flags])
-
-    @property
-    def fake_gradients(self) -> str:
-        """Gradients of the variant's own tensors, for a trace: shapes without values."""
-        return "".join(f", {self._fake_gradient(a)}" for a in self.tensors if a.name in self.gradients)
-
-    @staticmethod
-    def _fake_gradient(a: Argument) -> str:
-        if not a.trained:
-            return f"torch.empty_like({a.name})"
-        return f"{a.name}.new_empty({a.name}.shape if {a.flag} else (0,))"
-
-    @property
-    def saved_numbers(self) -> str:
-        """The arguments that every pass takes and autograd cannot save as tensors."""
-        return ", ".join(p.name for p in self.numbers if not p.is_tensor)
-
-    @property
-    def returned_gradients(self) -> str:
-        """What autograd's backward returns: one entry per input of the forward, None where it has no gradient."""
-        own = [self._returned(a) for a in self.tensors]
-        return ", ".join(["dq", "dk", "dv", *own, *["None"] * len(self.options)])
-
-    def _returned(self, a: Argument) -> str:
-        if a.trained:
-            return f"d{a.name} if {a.flag} else None"
-        return f"d{a.name}" if a.name in self.gradients else "None"
-
-    @property
     def forward_type(self) -> str:
         return f"tuple[{', '.join(['Tensor'] * (3 if self.decay else 2))}]"
-
-    @property
-    def backward_type(self) -> str:
-        own = "Tensor" if self.framework is Framework.TORCH else "Tensor | Array"
-        return f"tuple[{', '.join([*['Tensor'] * 3, *[own] * len(self.gradients)])}]"
-
-    @property
-    def table_dtypes(self) -> list[str]:
-        """What the launches of JAX import for the types of tables and extremes."""
-        if self.lists is None:
-            return []
-        extremes = self.lists.extremes
-        found = set() if extremes is None else {dtype for *_, dtype in extremes.buffers}
-        narrow = self.lists.ranges or "int32" in found or (extremes is not None and extremes.position_buffers)
-        return [*(["INT32"] if narrow else []), *(["wide_int"] if "int64" in found else [])]
-
-    @property
-    def trained_places(self) -> str:
-        """Source of the places among the arguments of the forward of the tensors whose gradients the backward gives."""
-        places = {name: self.parameter_names.index(name) for name in ("q", "k", "v", *self.gradients)}
-        flags = self.flag_of
-        return ", ".join(f"{i} if {flags[name]} else None" if name in flags else str(i) for name, i in places.items())
-
-    @property
-    def reference_parameters(self) -> str:
-        """The parameters of the forward, for the reference, which takes no notice of tiles and tables."""
-        unread = {"options", "block_tables", *self.unread_positions}
-        if not self.has_offset:
-            unread |= {"row_offset", "row_offsets"}
-        return partial_signature(self.forward_parameters, set(self.parameter_names) - unread)
-
-    @property
-    def reference_values(self) -> str:
-        """The arguments of the reference but `scale` and `return_lse`."""
-        own = [a.name for a in self.arguments if a.name not in TOKEN_IDS and a.name != PADDING.name]
-        dropout = ["dropout_p", "seed"] if self.dropout else []
-        given = [name for name in TOKEN_IDS if name in self.parameter_names]
-        tokens = (
-            [*given, PADDING.name]
-            if self.layout.gives_positions
-            else list(CU_SEQLENS)
-            if self.layout.has_sequences
-            else []
-        )
-        named = [f"{name}={name}" for name in (*own, *dropout, *tokens, *self.positions)]
-        offset = ["q_offset=row_offset if row_offsets is None else row_offsets"] if self.has_offset else []
-        return ", ".join(["q", "k", "v", *named, *offset])
 
     @property
     def integer_names(self) -> str:
@@ -198,6 +129,11 @@ class OpSource(OpPlan):
         )
         return [name for name in names if name in self.gradient_reads]
 
+    def reductions_of(self, *others: OpSource) -> list[str]:
+        """The same of several modes, where they compute gradients."""
+        found = {name for op in (self, *others) if op.computes_gradients for name in op.reductions}
+        return sorted(found)
+
     @property
     def scalar_checks(self) -> list[str]:
         """The functions that check its scalars."""
@@ -210,3 +146,32 @@ class OpSource(OpPlan):
         known = {"FLOAT_DTYPES", "at_least", "check_float", "check_int", "computed", "size_of"}
         own = used & known
         return sorted([*own, *(["check_dropout_p"] if self.dropout else [])])
+
+    @property
+    def launched_parameters(self) -> list[str]:
+        """The parameters of the forward that its framework passes: in JAX code around the launches reads the others."""
+        unread = self.unread_positions if self.framework is Framework.JAX else []
+        return [name for name in self.parameter_names if name not in unread]
+
+    @property
+    def scalar_types(self) -> dict[str, str]:
+        """Its own scalars, with their types."""
+        return {a.name: a.required for a in self.scalars if a.name != PADDING.name}
+
+    @property
+    def gradient_parameters_read(self) -> str:
+        """The parameters of the function that computes the gradients of its own tensors."""
+        own = {"jnp", "torch", *self.reductions, *(grid.name for grid in self.grids)}
+        flags = {flag for name, flag in self.flag_of.items() if name in self.gradients} | set(self.placed)
+        read = sorted((self.gradient_reads | flags) - own)
+        types = dict.fromkeys(_SIZES, "int") | dict.fromkeys(flags, "bool")
+        return ", ".join(["*", *(f"{name}: {types.get(name, 'Any')}" for name in read), "**_: Any"])
+
+    @property
+    def gradient_code(self) -> tuple[object, ...]:
+        """What that function is made of: modes of equal code share one."""
+        return (self.gradients, self.grids, self.placed)
+
+
+_SIZES = ("batch", "num_heads", "num_kv_heads", "group_size", "q_len", "kv_len", "num_seqs")
+"""Sizes of a call, by the names that the runtime's `gradient_sizes` gives them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -35,14 +35,3 @@ def signature(parameters: Sequence[Parameter]) -> str:
     'q: Tensor, scale: float'
     """
     return ", ".join(map(str, parameters))
-
-
-def partial_signature(parameters: Sequence[Parameter], used: Collection[str]) -> str:
-    """The same of a function that reads some of them: unused ones get an underscore, those at the end no name.
-
-    >>> partial_signature([tensor("q"), tensor("k"), Parameter("scale", "float")], {"k"})
-    '_q: Tensor, k: Tensor, *_: object'
-    """
-    last = max(i for i, p in enumerate(parameters) if p.name in used)
-    named = [str(p) if p.name in used else f"_{p}" for p in parameters[: last + 1]]
-    return ", ".join([*named, "*_: object"])

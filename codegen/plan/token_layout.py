@@ -82,32 +82,19 @@ class TokenLayout:
 
     # ------------------------------------------------------------------------------------------------- in launches
 
-    shape = "[B, H, S, D]"
-    """The shape of q, k, v and o, for docstrings."""
-
-    folded = "batch rows"
-    """What `torch.func.vmap` folds a batch axis into, for comments."""
-
     reference = "reference"
     """The plain reference."""
 
     g_axis = 1
     """The axis of tokens of the log-decay's argument g."""
 
-    tensors_are_packed = False
-    """True if torch's tensors have no axis of batch rows."""
+    def strides(self, *tensors: str) -> HostCode:
+        """The strides of tensors, those of `axes`."""
+        return host("*strides({})", listed(tensors))
 
-    def torch_rows(self, *tensors: str) -> HostCode:
-        """Results as torch's callers get them."""
-        return listed(tensors)
-
-    def strides(self, x: str) -> HostCode:
-        """The strides of a tensor, those of `axes`."""
-        return host("*{}.stride()[:3]", x)
-
-    def unit_strides(self, x: str) -> HostCode:
-        """The same of an aligned input, in units of 16 bytes."""
-        return host("*unit_strides({})", x)
+    def unit_strides(self, *tensors: str) -> HostCode:
+        """The same of aligned inputs, in units of 16 bytes."""
+        return host("*unit_strides({})", listed(tensors))
 
     def query_programs(self, tile: str) -> HostCode:
         """How many programs serve the blocks of query rows of all heads."""
@@ -188,21 +175,14 @@ class PackedLayout(TokenLayout):
         """Where the sequence ends, and its length."""
         return (f"{'k' if axis == 'kv' else axis}_end", f"{axis}_len")
 
-    shape = "[total, H, D]"
-    folded = "packed tokens or of sequences"
     reference = "packed_reference"
     g_axis = 0
-    tensors_are_packed = True
 
-    def torch_rows(self, *tensors: str) -> HostCode:
-        """Autograd sees no views: results are made of batch rows here."""
-        return listed(host("packed_rows({})", name) for name in tensors)
+    def strides(self, *tensors: str) -> HostCode:
+        return host("*packed_strides({})", listed(tensors))
 
-    def strides(self, x: str) -> HostCode:
-        return host("*{}.stride()[1:3]", x)
-
-    def unit_strides(self, x: str) -> HostCode:
-        return host("*unit_strides({})[1:]", x)
+    def unit_strides(self, *tensors: str) -> HostCode:
+        return host("*packed_unit_strides({})", listed(tensors))
 
     def query_programs(self, tile: str) -> HostCode:  # noqa: ARG002  (dense layouts read `tile`)
         return host("{}.shape[0] * {}", "block_seqs", "num_heads")

@@ -81,6 +81,14 @@ MODULE_NAMES = frozenset(
 )
 """What a module has already, torch's own and those of the package: a parameter of that name gets another."""
 
+BESIDE = frozenset(
+    {
+        *("Any", "AttentionModule", "ByRow", "Kernels", "Schedule", "Tensor", "Tokens"),
+        *("BY_ROW", "DENSE", "FLOAT_DTYPES", "NAME", "PACKED", "PASSES", "SEGMENTED"),
+    }
+)
+"""What else the module of an op has: a variant whose class had such a name has a class of another."""
+
 _CONSTRUCTOR = ("self", "device", "dtype", "dropout_p")
 
 
@@ -135,6 +143,11 @@ class ModulePlan:
     dropout: bool
 
     @property
+    def fills_by_axes(self) -> bool:
+        """True if what a parameter holds at first depends on the position along an axis."""
+        return any(parameter.initial and parameter.axes for parameter in self.parameters)
+
+    @property
     def signature(self) -> str:
         """The parameters of the constructor."""
         keywords = [f"{s.argument}: {s.type} | None = None" for s in self.scalars]
@@ -159,7 +172,10 @@ def module_plans(variants: Iterable[Variant]) -> list[ModulePlan]:
     found: list[ModulePlan] = []
     for variant in variants:
         found.append(
-            _module_plan(variant, _unused(class_name(variant.name), {*kwlist, *(plan.name for plan in found)}))
+            _module_plan(
+                variant,
+                _unused(class_name(variant.name), {*kwlist, *BESIDE, variant.name, *(plan.name for plan in found)}),
+            )
         )
     return found
 
@@ -167,7 +183,8 @@ def module_plans(variants: Iterable[Variant]) -> list[ModulePlan]:
 def class_name(variant: str) -> str:
     """The name of a variant's class.
 
-    A keyword, or a name that another variant has, gets an underscore behind it: `none` is `None_`.
+    A keyword, a name that the op's module has already, or one that another variant has, gets an underscore behind it:
+    `none` is `None_`.
 
     >>> class_name("gpt_oss"), class_name("alibi")
     ('GptOss', 'Alibi')

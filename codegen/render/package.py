@@ -25,7 +25,7 @@ from codegen.plan.hopper_backward import BackwardPlan
 from codegen.plan.hopper_forward import ForwardPlan
 from codegen.plan.op import op_plan
 from codegen.plan.op_source import OpSource
-from codegen.plan.torch_modules import module_plans
+from codegen.plan.torch_modules import ModulePlan, module_plans
 from codegen.plan.traits import VariantTraits, variant_traits
 from codegen.plan.variant import VariantPlan, plan
 from codegen.render.arch_tables import arch_tables, hopper_fields
@@ -96,15 +96,16 @@ def render(spec: Spec) -> dict[str, str]:
     env = make_environment(templates_path())
     files: dict[str, str] = {}
     traits: dict[str, VariantTraits] = {}
+    modules = dict(zip(spec.variants, module_plans(spec.variants.values()), strict=True))
     for name, variant in spec.variants.items():
         plans = _plans(variant)
-        files.update(_variant_files(env, name, plans))
+        files.update(_variant_files(env, name, plans, modules[name]))
         traits[name] = variant_traits(variant, plans)
     names = list(spec.variants)
     files["__init__.py"] = _fill(env, "host/package_init.py.jinja", variants=names)
     for framework in Framework:
         files[INIT_FILES[framework]] = _fill(env, f"host/{framework}_init.py.jinja", variants=names)
-    files |= _module_files(env, spec)
+    files["torch/nn.py"] = _fill(env, "host/torch_nn.py.jinja", modules=list(modules.values()))
     files["_runtime/archs.py"] = _archs_file(env, spec)
     files |= _runtime_files()
     files["py.typed"] = ""
@@ -118,21 +119,9 @@ def render(spec: Spec) -> dict[str, str]:
 def render_variant(variant: Variant) -> dict[str, str]:
     """The kernels and ops of one variant, formatted: path inside the package -> text. They are the files that `render`
     writes, but for the hashes of what all variants share."""
-    files = format_files(_variant_files(make_environment(templates_path()), variant.name, _plans(variant)))
+    (module,) = module_plans([variant])
+    files = format_files(_variant_files(make_environment(templates_path()), variant.name, _plans(variant), module))
     return {path: _sign(files[path]) for path in sorted(files)}
-
-
-def _module_files(env: jinja2.Environment, spec: Spec) -> dict[str, str]:
-    """The variants as modules of `torch.nn`: a file for each, and the module that imports them when they are read."""
-    variants = list(spec.variants.values())
-    plans = module_plans(variants)
-    files = {
-        f"{variant.name}/torch_module.py": _fill(
-            env, "host/torch_module.py.jinja", module=module, variant=variant, entry=_entry(variant)
-        )
-        for module, variant in zip(plans, variants, strict=True)
-    }
-    return files | {"torch/nn.py": _fill(env, "host/torch_nn.py.jinja", modules=plans)}
 
 
 def _archs_file(env: jinja2.Environment, spec: Spec) -> str:
@@ -164,7 +153,9 @@ def _plans(variant: Variant) -> dict[Mode, VariantPlan]:
         raise
 
 
-def _variant_files(env: jinja2.Environment, name: str, plans: Mapping[Mode, VariantPlan]) -> dict[str, str]:
+def _variant_files(
+    env: jinja2.Environment, name: str, plans: Mapping[Mode, VariantPlan], module: ModulePlan
+) -> dict[str, str]:
     files: dict[str, str] = {}
     context = _context(plans[Mode.DENSE])
     for mode, planned in plans.items():
@@ -177,12 +168,13 @@ def _variant_files(env: jinja2.Environment, name: str, plans: Mapping[Mode, Vari
         files[f"{_mode_folder(name, mode)}/__init__.py"] = _mode_init_file(env, planned, deltas[mode])
     for framework in Framework:
         ops = {mode: OpSource.of(op_plan(planned, framework)) for mode, planned in plans.items()}
-        for mode, planned in plans.items():
-            path = f"{_mode_folder(name, mode)}/{framework}_launch.py"
-            files[path] = _launch_file(env, planned, ops[mode], deltas[mode])
+        if framework is Framework.TORCH:
+            # Launches are the same in every framework.
+            for mode, planned in plans.items():
+                files[f"{_mode_folder(name, mode)}/launch.py"] = _launch_file(env, planned, ops[mode], deltas[mode])
         given = {"op": ops[Mode.DENSE], **{f"{mode}_op": ops[mode] for mode in (Mode.PACKED, Mode.SEGMENTED)}}
         for stem in (f"{framework}_op", f"{framework}_reference"):
-            files[f"{name}/{stem}.py"] = _fill(env, f"host/{stem}.py.jinja", **given, **context)
+            files[f"{name}/{stem}.py"] = _fill(env, f"host/{stem}.py.jinja", module=module, **given, **context)
     return files
 
 
@@ -222,19 +214,19 @@ def _entry(variant: Variant) -> str:
 
 
 def _launch_file(env: jinja2.Environment, planned: VariantPlan, op: OpSource, delta: VariantPlan) -> str:
-    """The launches of one mode's kernels in a framework. `delta`: of which mode the kernel `hopper_delta` is."""
+    """The launches of one mode's kernels. `delta`: of which mode the kernel `hopper_delta` is."""
     dense = planned.mode is Mode.DENSE
-    given = {"op": op, "plan": planned, "framework": op.framework, "runtime": _runtime_of(planned.mode)}
+    given = {"op": op, "plan": planned, "runtime": _runtime_of(planned.mode)}
     # Whose modules the kernels are: the folder that the launches lie in.
     folder = planned.variant.name if dense else planned.mode.value
     given |= {"folder": folder, "delta_symbol": delta.symbol}
-    return _fill(env, f"host/{op.framework}_launch.py.jinja", **given, **_context(planned))
+    return _fill(env, "host/launch.py.jinja", **given, **_context(planned))
 
 
 def _mode_init_file(env: jinja2.Environment, planned: VariantPlan, delta: VariantPlan) -> str:
     """The package of a mode, by which launches and kernels are imported when they are first needed."""
     runtime = _runtime_of(planned.mode)
-    own = [*KERNELS, *(f"hopper_{stem}" for stem in HOPPER_KERNELS), *(f"{each}_launch" for each in Framework)]
+    own = [*KERNELS, *(f"hopper_{stem}" for stem in HOPPER_KERNELS), "launch"]
     if planned.lists is not None:
         own.append(planned.lists.module)
     modules: dict[str, list[str]] = {".": own}

@@ -41,13 +41,12 @@ _WORDS = """
     positive_scale query_offset reduce_gradient reference replayed row_products runs_reference
     unit_strides
 
-    AttentionGradients FOLDED_AXES batched differentiates_backward plain_backward plain_forward
     keyless refuse_gradient_of refuse_second_derivative replayed_op
 
     Any BLOCK_D BLOCK_DV BLOCK_M BLOCK_N DROPOUT FLOAT_DTYPES FP32 HARDWARE_TANH HAS_DLSE HEAD_DIM
     HEAD_DIM_V LN2 LOG2E NAME NAMESPACE SEGMENTS Q_OFFSET_PER_BATCH RAGGED Schedule Tensor Tile Tiles UNIT
 
-    CHUNK FILL OWN_ROOM PART PARTS POSITIONS PTX block_lists block_ranges call_sizes call_options list_blocks pass_table
+    CHUNK FILL OWN_ROOM PART PARTS POSITIONS PTX block_lists block_ranges call_sizes call_options list_blocks
     schedule schedule_tables scheduled
 
     apart first_plain num_masked num_plain numbers o_len o_row
@@ -92,6 +91,10 @@ _WORDS = """
     BY_ROW ByRow Tokens check_alone check_order check_packed check_tokens first_batch kv_ids kv_row lse_parts
     mark_disorder marked o_parts packed packed_offset
     packed_reference packed_sequences packed_sizes q_ids q_row sequence tokens
+
+    AttentionModule Backend Sequence axis backend
+    constants delta_constants dq_rows_constants made_by name packed_strides
+    packed_unit_strides passes shape strides sums_shape tables_of tile_constants torch_reference
 
     Arguments Array DENSE INT32 Kernels PACKED SCALARS_LOADED SEGMENTED arguments attention forward heads is_loaded jax
     SequenceArguments checked_options jax_reference jnp launch running_sums schedule_of wide_int

@@ -2,8 +2,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/jax_op.py.jinja
-# hash: 11802583587b6c89
+# hash: ca403be662485239
 """`alibi` for JAX. Attention with linear biases; the slopes may be trained (Press et al., 2022, arXiv:2108.12409)."""
+
+from typing import Any
 
 from jax import Array
 
@@ -11,42 +13,39 @@ from .. import alibi as dense
 from .._runtime.core.options import checked_options
 from .._runtime.core.schedules import Schedule, scheduled
 from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
+from .._runtime.jax.gradients import reduce_gradient
 from .._runtime.jax.sequences import SequenceArguments
 from .._runtime.jax.support import check_tensor
 from . import jax_reference, packed, segmented
 
 NAME = "alibi"
 
+
+def _gradients(*, dslope_heads: Any, grad_slope: bool, num_kv_heads: int, slope: Any, **_: Any) -> tuple[Any, ...]:
+    """The gradients of slope, from what the launches of a backward leave."""
+    dslope = (
+        reduce_gradient(dslope_heads.value().sum(-1), "h", num_kv_heads).astype(slope.dtype)
+        if grad_slope
+        else slope.new_empty(0)
+    )
+    return (dslope,)
+
+
 DENSE = Kernels(
     op=NAME,
-    name="alibi",
+    mode="dense",
     modules=dense,
     reference=jax_reference.reference,
-    parameters=(
-        "q",
-        "k",
-        "v",
-        "slope",
-        "row_offset",
-        "row_offsets",
-        "scale",
-        "options",
-    ),
-    dims={
-        "slope": ("h",),
-    },
-    scalars=(),
-    mask_only=(),
+    parameters=("q", "k", "v", "slope", "row_offsets", "row_offset", "scale", "options"),
+    dims={"slope": ("h",)},
     gradients=("slope",),
-    flags={
-        "slope": "grad_slope",
-    },
-    splits_batch=True,
-    splits_heads=True,
+    flags={"slope": "grad_slope"},
+    sums=("dslope_heads",),
+    own_gradients=_gradients,
 )
 PACKED = Kernels(
     op=NAME,
-    name="alibi_packed",
+    mode="packed",
     modules=packed,
     reference=jax_reference.packed_reference,
     parameters=(
@@ -56,27 +55,21 @@ PACKED = Kernels(
         "slope",
         "cu_seqlens_q",
         "cu_seqlens_k",
-        "row_offset",
         "row_offsets",
+        "row_offset",
         "scale",
         "options",
         "block_tables",
     ),
-    dims={
-        "slope": ("h",),
-    },
-    scalars=(),
-    mask_only=(),
+    dims={"slope": ("h",)},
     gradients=("slope",),
-    flags={
-        "slope": "grad_slope",
-    },
-    splits_batch=True,
-    splits_heads=True,
+    flags={"slope": "grad_slope"},
+    sums=("dslope_heads",),
+    own_gradients=_gradients,
 )
 SEGMENTED = Kernels(
     op=NAME,
-    name="alibi_segmented",
+    mode="segmented",
     modules=segmented,
     reference=jax_reference.reference,
     parameters=(
@@ -86,26 +79,20 @@ SEGMENTED = Kernels(
         "slope",
         "q_segment_ids",
         "kv_segment_ids",
-        "padding_id",
         "q_positions",
         "kv_positions",
-        "row_offset",
         "row_offsets",
+        "padding_id",
+        "row_offset",
         "scale",
         "options",
         "block_tables",
     ),
-    dims={
-        "slope": ("h",),
-    },
-    scalars=(),
-    mask_only=(),
+    dims={"slope": ("h",)},
     gradients=("slope",),
-    flags={
-        "slope": "grad_slope",
-    },
-    splits_batch=True,
-    splits_heads=True,
+    flags={"slope": "grad_slope"},
+    sums=("dslope_heads",),
+    own_gradients=_gradients,
 )
 
 
@@ -135,25 +122,19 @@ def _schedule(
     backward needs. Without a schedule a call makes its own. A schedule is a pytree: it goes into `jit`, `scan` and
     `checkpoint`.
     """
-    arguments = Arguments.checked(
-        NAME,
-        q,
-        k,
-        v,
-        SequenceArguments(
-            q_offset=q_offset,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            q_segment_ids=q_segment_ids,
-            kv_segment_ids=kv_segment_ids,
-            q_positions=q_positions,
-            kv_positions=kv_positions,
-            kv_lengths=kv_lengths,
-            padding_id=padding_id,
-        ),
-        checked_options(NAME, config, family, deterministic),
-        layout=layout,
+    sequences = SequenceArguments(
+        q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
     )
+    options = checked_options(NAME, config, family, deterministic)
+    arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout)
 
     return schedule_of(DENSE, PACKED, SEGMENTED, arguments, backward)
 
@@ -228,26 +209,19 @@ def alibi(
 
     On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
-    arguments = Arguments.checked(
-        NAME,
-        q,
-        k,
-        v,
-        SequenceArguments(
-            q_offset=q_offset,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            q_segment_ids=q_segment_ids,
-            kv_segment_ids=kv_segment_ids,
-            q_positions=q_positions,
-            kv_positions=kv_positions,
-            kv_lengths=kv_lengths,
-            padding_id=padding_id,
-        ),
-        checked_options(NAME, config, family, deterministic),
-        layout=layout,
-        scale=scale,
+    sequences = SequenceArguments(
+        q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
     )
+    options = checked_options(NAME, config, family, deterministic)
+    arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
     arguments.tensors = {
         "slope": check_tensor(NAME, "slope", slope, (arguments.q.shape[1],), ("float32",)),
     }

@@ -2,16 +2,21 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/torch_op.py.jinja
-# hash: 216deb205517dd7e
+# hash: 7d147052bee07a6f
 """`alibi` for PyTorch. Attention with linear biases; the slopes may be trained (Press et al., 2022,
 arXiv:2108.12409)."""
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from .. import alibi as dense
 from .._runtime.core.configs import PASSES
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.core.sequences import check_alone
+from .._runtime.torch.attention import Kernels
+from .._runtime.torch.module import AttentionModule
 from .._runtime.torch.replay import apply, replayed_op
 from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
 from .._runtime.torch.sequences import Tokens, check_packed, check_tokens, packed_offset
@@ -25,11 +30,85 @@ from .._runtime.torch.support import (
     launches_directly,
     positive_scale,
     query_offset,
+    reduce_gradient,
     runs_reference,
 )
-from . import packed, segmented
+from . import packed, segmented, torch_reference
 
 NAME = "alibi"
+
+
+def _gradients(*, dslope_heads: Any, grad_slope: bool, num_kv_heads: int, slope: Any, **_: Any) -> tuple[Any, ...]:
+    """The gradients of slope, from what the launches of a backward leave."""
+    dslope = (
+        reduce_gradient(dslope_heads.sum(-1), "h", num_kv_heads).to(slope.dtype) if grad_slope else slope.new_empty(0)
+    )
+    return (dslope,)
+
+
+DENSE = Kernels(
+    op=NAME,
+    mode="dense",
+    modules=dense,
+    reference=torch_reference.reference,
+    parameters=("q", "k", "v", "slope", "row_offsets", "row_offset", "scale", "options"),
+    dims={"slope": ("h",)},
+    gradients=("slope",),
+    flags={"slope": "grad_slope"},
+    sums=("dslope_heads",),
+    own_gradients=_gradients,
+)
+PACKED = Kernels(
+    op=NAME,
+    mode="packed",
+    modules=packed,
+    reference=torch_reference.packed_reference,
+    parameters=(
+        "q",
+        "k",
+        "v",
+        "slope",
+        "cu_seqlens_q",
+        "cu_seqlens_k",
+        "row_offsets",
+        "row_offset",
+        "scale",
+        "options",
+        "block_tables",
+    ),
+    dims={"slope": ("h",)},
+    gradients=("slope",),
+    flags={"slope": "grad_slope"},
+    sums=("dslope_heads",),
+    own_gradients=_gradients,
+)
+SEGMENTED = Kernels(
+    op=NAME,
+    mode="segmented",
+    modules=segmented,
+    reference=torch_reference.reference,
+    parameters=(
+        "q",
+        "k",
+        "v",
+        "slope",
+        "q_segment_ids",
+        "kv_segment_ids",
+        "q_positions",
+        "kv_positions",
+        "row_offsets",
+        "padding_id",
+        "row_offset",
+        "scale",
+        "options",
+        "block_tables",
+    ),
+    dims={"slope": ("h",)},
+    gradients=("slope",),
+    flags={"slope": "grad_slope"},
+    sums=("dslope_heads",),
+    own_gradients=_gradients,
+)
 
 
 def _schedule(
@@ -70,7 +149,7 @@ def _schedule(
         q, k, v = batch_row(q), batch_row(k), batch_row(v)
         sequences = (cu_seqlens_q, cu_seqlens_k)
         if not runs_reference(q):
-            tables = packed.torch_launch.make_tables(q, k, v, cu_seqlens_q, cu_seqlens_k, options, backward)
+            tables = PACKED.tables(q, k, v, cu_seqlens_q, cu_seqlens_k, options, backward=backward)
     else:
         check_inputs(NAME, q, k, v, None, layout)
         q, k, v = autocast_inputs(q, k, v)
@@ -84,7 +163,7 @@ def _schedule(
         call_key = call_sizes(q, k, row_offset, row_offsets, tokens)
         if tokens is not None and not runs_reference(q):
             q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
-            tables = segmented.torch_launch.make_tables(
+            tables = SEGMENTED.tables(
                 q,
                 k,
                 v,
@@ -96,15 +175,15 @@ def _schedule(
                 row_offset,
                 row_offsets,
                 options,
-                backward,
+                backward=backward,
             )
     if q.is_meta:
         return Schedule(op=NAME, call=call_key, sequences=sequences, tiles={}, tables=())
-    tiles = dense.torch_launch.tiles_of(q, v, options)
+    tiles = DENSE.tiles(q, v, options)
     if sequences:
-        tiles = packed.torch_launch.tiles_of(q, v, sequences[0], options)
+        tiles = PACKED.tiles(q, v, options, sequences[0])
     elif tokens is not None:
-        tiles = segmented.torch_launch.tiles_of(q, v, tokens.q_segment_ids, options)
+        tiles = SEGMENTED.tiles(q, v, options, tokens.q_segment_ids)
     if runs_reference(q):
         return Schedule(op=NAME, call=call_key, sequences=sequences, tiles={}, tables=())
     tile_blocks = {each: (tiles[each].block_m, tiles[each].block_n) for each in (PASSES if backward else PASSES[:1])}
@@ -219,32 +298,32 @@ def alibi(
         tiles = None
         # Traced, the operators alone know the chip, and with it the tiles.
         if launches_directly(q) and not runs_reference(q):
-            tiles = dense.torch_launch.tiles_of(q, v, options)
+            tiles = DENSE.tiles(q, v, options)
             if tokens is not None:
-                tiles = segmented.torch_launch.tiles_of(q, v, tokens.q_segment_ids, options)
+                tiles = SEGMENTED.tiles(q, v, options, tokens.q_segment_ids)
         block_tables = schedule_tables(NAME, schedule, call_sizes(q, k, row_offset, row_offsets, tokens), tiles)
     if runs_reference(q):
         options = options.plainly()
     q, scale = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
     if tokens is None:
-        o, lse, *_ = apply(dense.torch_launch.Attention, q, k, v, slope, row_offset, row_offsets, scale, options)
+        o, lse, *_ = apply(DENSE.function, q, k, v, slope, row_offsets, row_offset, scale, options)
     else:
         q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
         padding_id = int(padding_id)
         o, lse, *_ = apply(
-            segmented.torch_launch.Attention,
+            SEGMENTED.function,
             q,
             k,
             v,
             slope,
             q_segment_ids,
             kv_segment_ids,
-            padding_id,
             q_positions,
             kv_positions,
-            row_offset,
             row_offsets,
+            padding_id,
+            row_offset,
             scale,
             options,
             block_tables,
@@ -281,7 +360,7 @@ def _packed(
     if schedule is not None:
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
         launched = launches_directly(q) and not runs_reference(q)
-        tiles = packed.torch_launch.tiles_of(batch_row(q), batch_row(v), cu_seqlens_q, options) if launched else None
+        tiles = PACKED.tiles(batch_row(q), batch_row(v), options, cu_seqlens_q) if launched else None
         block_tables = schedule_tables(NAME, schedule, call_key, tiles)
         check_sequences(NAME, schedule, cu_seqlens_q, cu_seqlens_k)
     # Where there is no key or no query at all, there is nothing for kernels to read.
@@ -290,18 +369,49 @@ def _packed(
     q, scale = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
     o, lse, *_ = apply(
-        packed.torch_launch.Attention,
+        PACKED.function,
         q,
         k,
         v,
         slope,
         cu_seqlens_q,
         cu_seqlens_k,
-        row_offset,
         row_offsets,
+        row_offset,
         scale,
         options,
         block_tables,
     )
     o = o.to(dtype)
     return (o, lse) if return_lse else o
+
+
+class Alibi(AttentionModule):
+    """Attention with linear biases; the slopes may be trained (Press et al., 2022, arXiv:2108.12409).
+
+    Calls the op `alibi`: q `[B, Hq, Sq, D]`, k `[B, Hkv, Skv, D]`, v `[B, Hkv, Skv, Dv]` to o `[B, Hq, Sq, Dv]`.
+
+    Args:
+        heads: query heads, Hq.
+        device: of the parameters. dtype: theirs, by default torch's default; any float dtype.
+
+    Parameters:
+        slope: `[heads]`, zeros at first.
+    """
+
+    op = staticmethod(alibi)
+    entry = (("mask", "causal"), ("score", "alibi"))
+    _held = (("slope", "slope"),)
+    slope: torch.nn.Parameter
+
+    def __init__(
+        self, heads: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__(sizes={"heads": heads})
+        self.slope = torch.nn.Parameter(torch.empty((heads,), device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Fill the parameters with what they hold at first."""
+        self.slope.zero_()

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/jax_op.py.jinja
-# hash: 806c73a8a4e479f0
+# hash: b2021696b70f7be5
 """`causal` for JAX. A query attends to itself and to what came before (Vaswani et al., 2017, section 3.2.3)."""
 
 from jax import Array
@@ -16,31 +16,17 @@ from . import jax_reference, packed, segmented
 
 NAME = "causal"
 
+
 DENSE = Kernels(
     op=NAME,
-    name="causal",
+    mode="dense",
     modules=dense,
     reference=jax_reference.reference,
-    parameters=(
-        "q",
-        "k",
-        "v",
-        "row_offset",
-        "row_offsets",
-        "scale",
-        "options",
-    ),
-    dims={},
-    scalars=(),
-    mask_only=(),
-    gradients=(),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
+    parameters=("q", "k", "v", "row_offsets", "row_offset", "scale", "options"),
 )
 PACKED = Kernels(
     op=NAME,
-    name="causal_packed",
+    mode="packed",
     modules=packed,
     reference=jax_reference.packed_reference,
     parameters=(
@@ -49,23 +35,16 @@ PACKED = Kernels(
         "v",
         "cu_seqlens_q",
         "cu_seqlens_k",
-        "row_offset",
         "row_offsets",
+        "row_offset",
         "scale",
         "options",
         "block_tables",
     ),
-    dims={},
-    scalars=(),
-    mask_only=(),
-    gradients=(),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
 )
 SEGMENTED = Kernels(
     op=NAME,
-    name="causal_segmented",
+    mode="segmented",
     modules=segmented,
     reference=jax_reference.reference,
     parameters=(
@@ -74,22 +53,15 @@ SEGMENTED = Kernels(
         "v",
         "q_segment_ids",
         "kv_segment_ids",
-        "padding_id",
         "q_positions",
         "kv_positions",
-        "row_offset",
         "row_offsets",
+        "padding_id",
+        "row_offset",
         "scale",
         "options",
         "block_tables",
     ),
-    dims={},
-    scalars=(),
-    mask_only=(),
-    gradients=(),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
 )
 
 
@@ -119,25 +91,19 @@ def _schedule(
     backward needs. Without a schedule a call makes its own. A schedule is a pytree: it goes into `jit`, `scan` and
     `checkpoint`.
     """
-    arguments = Arguments.checked(
-        NAME,
-        q,
-        k,
-        v,
-        SequenceArguments(
-            q_offset=q_offset,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            q_segment_ids=q_segment_ids,
-            kv_segment_ids=kv_segment_ids,
-            q_positions=q_positions,
-            kv_positions=kv_positions,
-            kv_lengths=kv_lengths,
-            padding_id=padding_id,
-        ),
-        checked_options(NAME, config, family, deterministic),
-        layout=layout,
+    sequences = SequenceArguments(
+        q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
     )
+    options = checked_options(NAME, config, family, deterministic)
+    arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout)
 
     return schedule_of(DENSE, PACKED, SEGMENTED, arguments, backward)
 
@@ -209,26 +175,19 @@ def causal(
 
     On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
-    arguments = Arguments.checked(
-        NAME,
-        q,
-        k,
-        v,
-        SequenceArguments(
-            q_offset=q_offset,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            q_segment_ids=q_segment_ids,
-            kv_segment_ids=kv_segment_ids,
-            q_positions=q_positions,
-            kv_positions=kv_positions,
-            kv_lengths=kv_lengths,
-            padding_id=padding_id,
-        ),
-        checked_options(NAME, config, family, deterministic),
-        layout=layout,
-        scale=scale,
+    sequences = SequenceArguments(
+        q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
     )
+    options = checked_options(NAME, config, family, deterministic)
+    arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
 
     o, lse = attention(DENSE, PACKED, SEGMENTED, arguments, schedule)
     return (o, lse) if return_lse else o

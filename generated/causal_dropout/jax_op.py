@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/jax_op.py.jinja
-# hash: 167477bd03eeb4f4
+# hash: 4b284765ff5a4242
 """`causal_dropout` for JAX. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section 5.4)."""
 
 from jax import Array
@@ -25,66 +25,39 @@ BY_ROW = ByRow(
     rule=("positions that rise by 1 from row to row of a segment (read by row: what dropout drops)"),
 )
 
+
 DENSE = Kernels(
     op=NAME,
-    name="causal_dropout",
+    mode="dense",
     modules=dense,
     reference=jax_reference.reference,
-    parameters=(
-        "q",
-        "k",
-        "v",
-        "dropout_p",
-        "seed",
-        "row_offset",
-        "row_offsets",
-        "scale",
-        "options",
-    ),
-    dims={},
-    scalars=(
-        "dropout_p",
-        "seed",
-    ),
-    mask_only=(),
-    gradients=(),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
+    parameters=("q", "k", "v", "row_offsets", "dropout_p", "seed", "row_offset", "scale", "options"),
+    scalars=("dropout_p", "seed"),
 )
 PACKED = Kernels(
     op=NAME,
-    name="causal_dropout_packed",
+    mode="packed",
     modules=packed,
     reference=jax_reference.packed_reference,
     parameters=(
         "q",
         "k",
         "v",
-        "dropout_p",
-        "seed",
         "cu_seqlens_q",
         "cu_seqlens_k",
-        "row_offset",
         "row_offsets",
+        "dropout_p",
+        "seed",
+        "row_offset",
         "scale",
         "options",
         "block_tables",
     ),
-    dims={},
-    scalars=(
-        "dropout_p",
-        "seed",
-    ),
-    mask_only=(),
-    gradients=(),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
+    scalars=("dropout_p", "seed"),
 )
 SEGMENTED = Kernels(
     op=NAME,
-    name="causal_dropout_segmented",
+    mode="segmented",
     modules=segmented,
     reference=jax_reference.reference,
     parameters=(
@@ -93,27 +66,18 @@ SEGMENTED = Kernels(
         "v",
         "q_segment_ids",
         "kv_segment_ids",
+        "q_positions",
+        "kv_positions",
+        "row_offsets",
         "padding_id",
         "dropout_p",
         "seed",
-        "q_positions",
-        "kv_positions",
         "row_offset",
-        "row_offsets",
         "scale",
         "options",
         "block_tables",
     ),
-    dims={},
-    scalars=(
-        "dropout_p",
-        "seed",
-    ),
-    mask_only=(),
-    gradients=(),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
+    scalars=("dropout_p", "seed"),
     by_row=BY_ROW,
 )
 
@@ -144,25 +108,19 @@ def _schedule(
     backward needs. Without a schedule a call makes its own. A schedule is a pytree: it goes into `jit`, `scan` and
     `checkpoint`.
     """
-    arguments = Arguments.checked(
-        NAME,
-        q,
-        k,
-        v,
-        SequenceArguments(
-            q_offset=q_offset,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            q_segment_ids=q_segment_ids,
-            kv_segment_ids=kv_segment_ids,
-            q_positions=q_positions,
-            kv_positions=kv_positions,
-            kv_lengths=kv_lengths,
-            padding_id=padding_id,
-        ),
-        checked_options(NAME, config, family, deterministic),
-        layout=layout,
+    sequences = SequenceArguments(
+        q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
     )
+    options = checked_options(NAME, config, family, deterministic)
+    arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout)
 
     return schedule_of(DENSE, PACKED, SEGMENTED, arguments, backward)
 
@@ -243,26 +201,19 @@ def causal_dropout(
 
     On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
-    arguments = Arguments.checked(
-        NAME,
-        q,
-        k,
-        v,
-        SequenceArguments(
-            q_offset=q_offset,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            q_segment_ids=q_segment_ids,
-            kv_segment_ids=kv_segment_ids,
-            q_positions=q_positions,
-            kv_positions=kv_positions,
-            kv_lengths=kv_lengths,
-            padding_id=padding_id,
-        ),
-        checked_options(NAME, config, family, deterministic),
-        layout=layout,
-        scale=scale,
+    sequences = SequenceArguments(
+        q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
     )
+    options = checked_options(NAME, config, family, deterministic)
+    arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
 
     arguments.dropout_p = check_dropout_p(NAME, host_number(NAME, "dropout_p", dropout_p))
     arguments.scalars = {**arguments.scalars, "seed": dropout_seed(NAME, arguments.dropout_p, seed)}

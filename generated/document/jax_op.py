@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/jax_op.py.jinja
-# hash: 4680193cc461e196
+# hash: 0f17b3934d98b605
 """`document` for JAX. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from jax import Array
@@ -26,35 +26,19 @@ BY_ROW = ByRow(
     rule=("positions that the query and the key of each row share (read by row: doc[b, q_idx])"),
 )
 
+
 DENSE = Kernels(
     op=NAME,
-    name="document",
+    mode="dense",
     modules=dense,
     reference=jax_reference.reference,
-    parameters=(
-        "q",
-        "k",
-        "v",
-        "doc",
-        "row_offset",
-        "row_offsets",
-        "scale",
-        "options",
-        "block_tables",
-    ),
-    dims={
-        "doc": ("b", "kv_idx"),
-    },
-    scalars=(),
+    parameters=("q", "k", "v", "doc", "row_offsets", "row_offset", "scale", "options", "block_tables"),
+    dims={"doc": ("b", "kv_idx")},
     mask_only=("doc",),
-    gradients=(),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
 )
 PACKED = Kernels(
     op=NAME,
-    name="document_packed",
+    mode="packed",
     modules=packed,
     reference=jax_reference.packed_reference,
     parameters=(
@@ -64,25 +48,18 @@ PACKED = Kernels(
         "doc",
         "cu_seqlens_q",
         "cu_seqlens_k",
-        "row_offset",
         "row_offsets",
+        "row_offset",
         "scale",
         "options",
         "block_tables",
     ),
-    dims={
-        "doc": ("kv_idx",),
-    },
-    scalars=(),
+    dims={"doc": ("kv_idx",)},
     mask_only=("doc",),
-    gradients=(),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
 )
 SEGMENTED = Kernels(
     op=NAME,
-    name="document_segmented",
+    mode="segmented",
     modules=segmented,
     reference=jax_reference.reference,
     parameters=(
@@ -92,24 +69,17 @@ SEGMENTED = Kernels(
         "doc",
         "q_segment_ids",
         "kv_segment_ids",
-        "padding_id",
         "q_positions",
         "kv_positions",
-        "row_offset",
         "row_offsets",
+        "padding_id",
+        "row_offset",
         "scale",
         "options",
         "block_tables",
     ),
-    dims={
-        "doc": ("b", "kv_idx"),
-    },
-    scalars=(),
+    dims={"doc": ("b", "kv_idx")},
     mask_only=("doc",),
-    gradients=(),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
     by_row=BY_ROW,
 )
 
@@ -141,25 +111,19 @@ def _schedule(
     backward needs. Without a schedule a call makes its own. A schedule is a pytree: it goes into `jit`, `scan` and
     `checkpoint`.
     """
-    arguments = Arguments.checked(
-        NAME,
-        q,
-        k,
-        v,
-        SequenceArguments(
-            q_offset=q_offset,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            q_segment_ids=q_segment_ids,
-            kv_segment_ids=kv_segment_ids,
-            q_positions=q_positions,
-            kv_positions=kv_positions,
-            kv_lengths=kv_lengths,
-            padding_id=padding_id,
-        ),
-        checked_options(NAME, config, family, deterministic),
-        layout=layout,
+    sequences = SequenceArguments(
+        q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
     )
+    options = checked_options(NAME, config, family, deterministic)
+    arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout)
     if arguments.packed:
         arguments.tensors = {
             "doc": check_tensor(NAME, "doc", doc, (arguments.k.shape[0],), ("int32",)),
@@ -252,26 +216,19 @@ def document(
 
     On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
-    arguments = Arguments.checked(
-        NAME,
-        q,
-        k,
-        v,
-        SequenceArguments(
-            q_offset=q_offset,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            q_segment_ids=q_segment_ids,
-            kv_segment_ids=kv_segment_ids,
-            q_positions=q_positions,
-            kv_positions=kv_positions,
-            kv_lengths=kv_lengths,
-            padding_id=padding_id,
-        ),
-        checked_options(NAME, config, family, deterministic),
-        layout=layout,
-        scale=scale,
+    sequences = SequenceArguments(
+        q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
     )
+    options = checked_options(NAME, config, family, deterministic)
+    arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
     if arguments.packed:
         arguments.tensors = {
             "doc": check_tensor(NAME, "doc", doc, (arguments.k.shape[0],), ("int32",)),

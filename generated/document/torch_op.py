@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/torch_op.py.jinja
-# hash: 99740b81d019cdf7
+# hash: a4d57ef2acd863f4
 """`document` for PyTorch. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from torch import Tensor
@@ -13,6 +13,8 @@ from .._runtime.core.checks import at_least
 from .._runtime.core.configs import PASSES
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.core.sequences import ByRow, check_alone
+from .._runtime.torch.attention import Kernels
+from .._runtime.torch.module import AttentionModule
 from .._runtime.torch.replay import apply, replayed_op
 from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
 from .._runtime.torch.sequences import Tokens, check_order, check_packed, check_tokens, marked, packed_offset
@@ -28,7 +30,7 @@ from .._runtime.torch.support import (
     query_offset,
     runs_reference,
 )
-from . import packed, segmented
+from . import packed, segmented, torch_reference
 
 NAME = "document"
 BY_ROW = ByRow(
@@ -36,6 +38,59 @@ BY_ROW = ByRow(
     in_step=True,
     as_rows=False,
     rule=("positions that the query and the key of each row share (read by row: doc[b, q_idx])"),
+)
+
+
+DENSE = Kernels(
+    op=NAME,
+    mode="dense",
+    modules=dense,
+    reference=torch_reference.reference,
+    parameters=("q", "k", "v", "doc", "row_offsets", "row_offset", "scale", "options", "block_tables"),
+    dims={"doc": ("b", "kv_idx")},
+)
+PACKED = Kernels(
+    op=NAME,
+    mode="packed",
+    modules=packed,
+    reference=torch_reference.packed_reference,
+    parameters=(
+        "q",
+        "k",
+        "v",
+        "doc",
+        "cu_seqlens_q",
+        "cu_seqlens_k",
+        "row_offsets",
+        "row_offset",
+        "scale",
+        "options",
+        "block_tables",
+    ),
+    dims={"doc": ("kv_idx",)},
+)
+SEGMENTED = Kernels(
+    op=NAME,
+    mode="segmented",
+    modules=segmented,
+    reference=torch_reference.reference,
+    parameters=(
+        "q",
+        "k",
+        "v",
+        "doc",
+        "q_segment_ids",
+        "kv_segment_ids",
+        "q_positions",
+        "kv_positions",
+        "row_offsets",
+        "padding_id",
+        "row_offset",
+        "scale",
+        "options",
+        "block_tables",
+    ),
+    dims={"doc": ("b", "kv_idx")},
 )
 
 
@@ -79,8 +134,8 @@ def _schedule(
         q, k, v = batch_row(q), batch_row(k), batch_row(v)
         sequences = (cu_seqlens_q, cu_seqlens_k)
         if not runs_reference(q):
-            tables = packed.torch_launch.make_tables(
-                q, k, v, doc, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, options, backward
+            tables = PACKED.tables(
+                q, k, v, doc, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, options, backward=backward
             )
     else:
         check_inputs(NAME, q, k, v, None, layout)
@@ -98,7 +153,7 @@ def _schedule(
         call_key = call_sizes(q, k, row_offset, row_offsets, tokens)
         if tokens is not None and not runs_reference(q):
             q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
-            tables = segmented.torch_launch.make_tables(
+            tables = SEGMENTED.tables(
                 q,
                 k,
                 v,
@@ -111,17 +166,17 @@ def _schedule(
                 row_offset,
                 row_offsets,
                 options,
-                backward,
+                backward=backward,
             )
         elif not runs_reference(q):
-            tables = dense.torch_launch.make_tables(q, k, v, doc, row_offset, row_offsets, options, backward)
+            tables = DENSE.tables(q, k, v, doc, row_offset, row_offsets, options, backward=backward)
     if q.is_meta:
         return Schedule(op=NAME, call=call_key, sequences=sequences, tiles={}, tables=())
-    tiles = dense.torch_launch.tiles_of(q, v, options)
+    tiles = DENSE.tiles(q, v, options)
     if sequences:
-        tiles = packed.torch_launch.tiles_of(q, v, sequences[0], options)
+        tiles = PACKED.tiles(q, v, options, sequences[0])
     elif tokens is not None:
-        tiles = segmented.torch_launch.tiles_of(q, v, tokens.q_segment_ids, options)
+        tiles = SEGMENTED.tiles(q, v, options, tokens.q_segment_ids)
     if runs_reference(q):
         return Schedule(op=NAME, call=call_key, sequences=sequences, tiles={}, tables=())
     tile_blocks = {each: (tiles[each].block_m, tiles[each].block_n) for each in (PASSES if backward else PASSES[:1])}
@@ -240,34 +295,32 @@ def document(
         tiles = None
         # Traced, the operators alone know the chip, and with it the tiles.
         if launches_directly(q) and not runs_reference(q):
-            tiles = dense.torch_launch.tiles_of(q, v, options)
+            tiles = DENSE.tiles(q, v, options)
             if tokens is not None:
-                tiles = segmented.torch_launch.tiles_of(q, v, tokens.q_segment_ids, options)
+                tiles = SEGMENTED.tiles(q, v, options, tokens.q_segment_ids)
         block_tables = schedule_tables(NAME, schedule, call_sizes(q, k, row_offset, row_offsets, tokens), tiles)
     if runs_reference(q):
         options = options.plainly()
     q, scale = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
     if tokens is None:
-        o, lse, *_ = apply(
-            dense.torch_launch.Attention, q, k, v, doc, row_offset, row_offsets, scale, options, block_tables
-        )
+        o, lse, *_ = apply(DENSE.function, q, k, v, doc, row_offsets, row_offset, scale, options, block_tables)
     else:
         q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
         padding_id = int(padding_id)
         o, lse, *_ = apply(
-            segmented.torch_launch.Attention,
+            SEGMENTED.function,
             q,
             k,
             v,
             doc,
             q_segment_ids,
             kv_segment_ids,
-            padding_id,
             q_positions,
             kv_positions,
-            row_offset,
             row_offsets,
+            padding_id,
+            row_offset,
             scale,
             options,
             block_tables,
@@ -306,7 +359,7 @@ def _packed(
     if schedule is not None:
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
         launched = launches_directly(q) and not runs_reference(q)
-        tiles = packed.torch_launch.tiles_of(batch_row(q), batch_row(v), cu_seqlens_q, options) if launched else None
+        tiles = PACKED.tiles(batch_row(q), batch_row(v), options, cu_seqlens_q) if launched else None
         block_tables = schedule_tables(NAME, schedule, call_key, tiles)
         check_sequences(NAME, schedule, cu_seqlens_q, cu_seqlens_k)
     # Where there is no key or no query at all, there is nothing for kernels to read.
@@ -315,18 +368,21 @@ def _packed(
     q, scale = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
     o, lse, *_ = apply(
-        packed.torch_launch.Attention,
-        q,
-        k,
-        v,
-        doc,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        row_offset,
-        row_offsets,
-        scale,
-        options,
-        block_tables,
+        PACKED.function, q, k, v, doc, cu_seqlens_q, cu_seqlens_k, row_offsets, row_offset, scale, options, block_tables
     )
     o = o.to(dtype)
     return (o, lse) if return_lse else o
+
+
+class Document(AttentionModule):
+    """Causal within each document of a packed row; `doc` numbers them, in any order.
+
+    Calls the op `document`: q `[B, Hq, Sq, D]`, k `[B, Hkv, Skv, D]`, v `[B, Hkv, Skv, Dv]`, doc `[b, kv_idx]` to
+    o `[B, Hq, Sq, Dv]`.
+    """
+
+    op = staticmethod(document)
+    entry = (("mask", "causal and doc[b, q_idx] == doc[b, kv_idx]"),)
+
+    def __init__(self) -> None:
+        super().__init__()

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/variant_init.py.jinja
-# hash: 8d0dcdd39b56133b
+# hash: 7b8e9b7c60818259
 """`forgetting`: Forgetting attention, a log-decay per position and head (Lin et al., 2025, arXiv:2503.02130).
 
 The modules of launches and of kernels are imported when they are first read.
@@ -21,23 +21,11 @@ __all__ = [
     "hopper_bwd_wide",
     "hopper_delta",
     "hopper_fwd",
-    "jax_launch",
-    "torch_launch",
+    "launch",
 ]
 
 if TYPE_CHECKING:
-    from . import (
-        bwd_dkdv,
-        bwd_dq,
-        decay,
-        fwd,
-        hopper_bwd,
-        hopper_bwd_wide,
-        hopper_delta,
-        hopper_fwd,
-        jax_launch,
-        torch_launch,
-    )
+    from . import bwd_dkdv, bwd_dq, decay, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd, launch
 else:
     __getattr__, __dir__ = lazy_modules(
         __name__,
@@ -49,6 +37,5 @@ else:
         ".hopper_bwd_wide",
         ".hopper_delta",
         ".hopper_fwd",
-        ".jax_launch",
-        ".torch_launch",
+        ".launch",
     )

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/jax_op.py.jinja
-# hash: 9fc1c107b0430e10
+# hash: a67af35fe1d77e30
 """`forgetting` for JAX. Forgetting attention, a log-decay per position and head (Lin et al., 2025,
 arXiv:2503.02130)."""
 
@@ -29,34 +29,19 @@ BY_ROW = ByRow(
     ),
 )
 
+
 DENSE = Kernels(
     op=NAME,
-    name="forgetting",
+    mode="dense",
     modules=dense,
     reference=jax_reference.reference,
-    parameters=(
-        "q",
-        "k",
-        "v",
-        "g",
-        "row_offset",
-        "row_offsets",
-        "scale",
-        "options",
-    ),
-    dims={
-        "g": ("b", "kv_idx", "h"),
-    },
-    scalars=(),
-    mask_only=(),
+    parameters=("q", "k", "v", "g", "row_offsets", "row_offset", "scale", "options"),
+    dims={"g": ("b", "kv_idx", "h")},
     gradients=("g",),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
 )
 PACKED = Kernels(
     op=NAME,
-    name="forgetting_packed",
+    mode="packed",
     modules=packed,
     reference=jax_reference.packed_reference,
     parameters=(
@@ -66,25 +51,18 @@ PACKED = Kernels(
         "g",
         "cu_seqlens_q",
         "cu_seqlens_k",
-        "row_offset",
         "row_offsets",
+        "row_offset",
         "scale",
         "options",
         "block_tables",
     ),
-    dims={
-        "g": ("kv_idx", "h"),
-    },
-    scalars=(),
-    mask_only=(),
+    dims={"g": ("kv_idx", "h")},
     gradients=("g",),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
 )
 SEGMENTED = Kernels(
     op=NAME,
-    name="forgetting_segmented",
+    mode="segmented",
     modules=segmented,
     reference=jax_reference.reference,
     parameters=(
@@ -94,24 +72,17 @@ SEGMENTED = Kernels(
         "q_segment_ids",
         "kv_segment_ids",
         "g",
-        "padding_id",
         "q_positions",
         "kv_positions",
-        "row_offset",
         "row_offsets",
+        "padding_id",
+        "row_offset",
         "scale",
         "options",
         "block_tables",
     ),
-    dims={
-        "g": ("b", "kv_idx", "h"),
-    },
-    scalars=(),
-    mask_only=(),
+    dims={"g": ("b", "kv_idx", "h")},
     gradients=("g",),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
     by_row=BY_ROW,
 )
 
@@ -142,25 +113,19 @@ def _schedule(
     backward needs. Without a schedule a call makes its own. A schedule is a pytree: it goes into `jit`, `scan` and
     `checkpoint`.
     """
-    arguments = Arguments.checked(
-        NAME,
-        q,
-        k,
-        v,
-        SequenceArguments(
-            q_offset=q_offset,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            q_segment_ids=q_segment_ids,
-            kv_segment_ids=kv_segment_ids,
-            q_positions=q_positions,
-            kv_positions=kv_positions,
-            kv_lengths=kv_lengths,
-            padding_id=padding_id,
-        ),
-        checked_options(NAME, config, family, deterministic),
-        layout=layout,
+    sequences = SequenceArguments(
+        q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
     )
+    options = checked_options(NAME, config, family, deterministic)
+    arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout)
 
     return schedule_of(DENSE, PACKED, SEGMENTED, arguments, backward)
 
@@ -239,26 +204,19 @@ def forgetting(
 
     On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
-    arguments = Arguments.checked(
-        NAME,
-        q,
-        k,
-        v,
-        SequenceArguments(
-            q_offset=q_offset,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            q_segment_ids=q_segment_ids,
-            kv_segment_ids=kv_segment_ids,
-            q_positions=q_positions,
-            kv_positions=kv_positions,
-            kv_lengths=kv_lengths,
-            padding_id=padding_id,
-        ),
-        checked_options(NAME, config, family, deterministic),
-        layout=layout,
-        scale=scale,
+    sequences = SequenceArguments(
+        q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
     )
+    options = checked_options(NAME, config, family, deterministic)
+    arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
     if arguments.packed:
         arguments.tensors = {
             "g": check_tensor(NAME, "g", g, (arguments.k.shape[0], arguments.q.shape[1]), FLOAT_DTYPES),

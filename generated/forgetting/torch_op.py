@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/torch_op.py.jinja
-# hash: a1d590a08d3ec865
+# hash: 1858d4b528ac73a4
 """`forgetting` for PyTorch. Forgetting attention, a log-decay per position and head (Lin et al., 2025,
 arXiv:2503.02130)."""
 
@@ -13,6 +13,8 @@ from .._runtime.core.checks import FLOAT_DTYPES, at_least
 from .._runtime.core.configs import PASSES
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.core.sequences import ByRow, check_alone
+from .._runtime.torch.attention import Kernels
+from .._runtime.torch.module import AttentionModule
 from .._runtime.torch.replay import apply, replayed_op
 from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
 from .._runtime.torch.sequences import Tokens, check_order, check_packed, check_tokens, marked, packed_offset
@@ -28,7 +30,7 @@ from .._runtime.torch.support import (
     query_offset,
     runs_reference,
 )
-from . import packed, segmented
+from . import packed, segmented, torch_reference
 
 NAME = "forgetting"
 BY_ROW = ByRow(
@@ -39,6 +41,62 @@ BY_ROW = ByRow(
         "positions that rise by 1 from row to row of a segment and that the query and the key of "
         "each row share (read by row: the log-decay)"
     ),
+)
+
+
+DENSE = Kernels(
+    op=NAME,
+    mode="dense",
+    modules=dense,
+    reference=torch_reference.reference,
+    parameters=("q", "k", "v", "g", "row_offsets", "row_offset", "scale", "options"),
+    dims={"g": ("b", "kv_idx", "h")},
+    gradients=("g",),
+)
+PACKED = Kernels(
+    op=NAME,
+    mode="packed",
+    modules=packed,
+    reference=torch_reference.packed_reference,
+    parameters=(
+        "q",
+        "k",
+        "v",
+        "g",
+        "cu_seqlens_q",
+        "cu_seqlens_k",
+        "row_offsets",
+        "row_offset",
+        "scale",
+        "options",
+        "block_tables",
+    ),
+    dims={"g": ("kv_idx", "h")},
+    gradients=("g",),
+)
+SEGMENTED = Kernels(
+    op=NAME,
+    mode="segmented",
+    modules=segmented,
+    reference=torch_reference.reference,
+    parameters=(
+        "q",
+        "k",
+        "v",
+        "q_segment_ids",
+        "kv_segment_ids",
+        "g",
+        "q_positions",
+        "kv_positions",
+        "row_offsets",
+        "padding_id",
+        "row_offset",
+        "scale",
+        "options",
+        "block_tables",
+    ),
+    dims={"g": ("b", "kv_idx", "h")},
+    gradients=("g",),
 )
 
 
@@ -80,7 +138,7 @@ def _schedule(
         q, k, v = batch_row(q), batch_row(k), batch_row(v)
         sequences = (cu_seqlens_q, cu_seqlens_k)
         if not runs_reference(q):
-            tables = packed.torch_launch.make_tables(q, k, v, cu_seqlens_q, cu_seqlens_k, options, backward)
+            tables = PACKED.tables(q, k, v, cu_seqlens_q, cu_seqlens_k, options, backward=backward)
     else:
         check_inputs(NAME, q, k, v, None, layout)
         q, k, v = autocast_inputs(q, k, v)
@@ -94,7 +152,7 @@ def _schedule(
         call_key = call_sizes(q, k, row_offset, row_offsets, tokens)
         if tokens is not None and not runs_reference(q):
             q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
-            tables = segmented.torch_launch.make_tables(
+            tables = SEGMENTED.tables(
                 q,
                 k,
                 v,
@@ -106,15 +164,15 @@ def _schedule(
                 row_offset,
                 row_offsets,
                 options,
-                backward,
+                backward=backward,
             )
     if q.is_meta:
         return Schedule(op=NAME, call=call_key, sequences=sequences, tiles={}, tables=())
-    tiles = dense.torch_launch.tiles_of(q, v, options)
+    tiles = DENSE.tiles(q, v, options)
     if sequences:
-        tiles = packed.torch_launch.tiles_of(q, v, sequences[0], options)
+        tiles = PACKED.tiles(q, v, options, sequences[0])
     elif tokens is not None:
-        tiles = segmented.torch_launch.tiles_of(q, v, tokens.q_segment_ids, options)
+        tiles = SEGMENTED.tiles(q, v, options, tokens.q_segment_ids)
     if runs_reference(q):
         return Schedule(op=NAME, call=call_key, sequences=sequences, tiles={}, tables=())
     tile_blocks = {each: (tiles[each].block_m, tiles[each].block_n) for each in (PASSES if backward else PASSES[:1])}
@@ -236,32 +294,32 @@ def forgetting(
         tiles = None
         # Traced, the operators alone know the chip, and with it the tiles.
         if launches_directly(q) and not runs_reference(q):
-            tiles = dense.torch_launch.tiles_of(q, v, options)
+            tiles = DENSE.tiles(q, v, options)
             if tokens is not None:
-                tiles = segmented.torch_launch.tiles_of(q, v, tokens.q_segment_ids, options)
+                tiles = SEGMENTED.tiles(q, v, options, tokens.q_segment_ids)
         block_tables = schedule_tables(NAME, schedule, call_sizes(q, k, row_offset, row_offsets, tokens), tiles)
     if runs_reference(q):
         options = options.plainly()
     q, scale = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
     if tokens is None:
-        o, lse, *_ = apply(dense.torch_launch.Attention, q, k, v, g, row_offset, row_offsets, scale, options)
+        o, lse, *_ = apply(DENSE.function, q, k, v, g, row_offsets, row_offset, scale, options)
     else:
         q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
         padding_id = int(padding_id)
         o, lse, *_ = apply(
-            segmented.torch_launch.Attention,
+            SEGMENTED.function,
             q,
             k,
             v,
             q_segment_ids,
             kv_segment_ids,
             g,
-            padding_id,
             q_positions,
             kv_positions,
-            row_offset,
             row_offsets,
+            padding_id,
+            row_offset,
             scale,
             options,
             block_tables,
@@ -300,7 +358,7 @@ def _packed(
     if schedule is not None:
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
         launched = launches_directly(q) and not runs_reference(q)
-        tiles = packed.torch_launch.tiles_of(batch_row(q), batch_row(v), cu_seqlens_q, options) if launched else None
+        tiles = PACKED.tiles(batch_row(q), batch_row(v), options, cu_seqlens_q) if launched else None
         block_tables = schedule_tables(NAME, schedule, call_key, tiles)
         check_sequences(NAME, schedule, cu_seqlens_q, cu_seqlens_k)
     # Where there is no key or no query at all, there is nothing for kernels to read.
@@ -309,18 +367,21 @@ def _packed(
     q, scale = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
     o, lse, *_ = apply(
-        packed.torch_launch.Attention,
-        q,
-        k,
-        v,
-        g,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        row_offset,
-        row_offsets,
-        scale,
-        options,
-        block_tables,
+        PACKED.function, q, k, v, g, cu_seqlens_q, cu_seqlens_k, row_offsets, row_offset, scale, options, block_tables
     )
     o = o.to(dtype)
     return (o, lse) if return_lse else o
+
+
+class Forgetting(AttentionModule):
+    """Forgetting attention, a log-decay per position and head (Lin et al., 2025, arXiv:2503.02130).
+
+    Calls the op `forgetting`: q `[B, Hq, Sq, D]`, k `[B, Hkv, Skv, D]`, v `[B, Hkv, Skv, Dv]`, g `[B, P, Hq]` to
+    o `[B, Hq, Sq, Dv]`.
+    """
+
+    op = staticmethod(forgetting)
+    entry = (("mask", "causal"),)
+
+    def __init__(self) -> None:
+        super().__init__()

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/jax_op.py.jinja
-# hash: ad88f11ed2502c87
+# hash: 7ce3439a1b6657e9
 """`full` for JAX. Every query attends to every key (Vaswani et al., 2017, arXiv:1706.03762)."""
 
 from jax import Array
@@ -16,72 +16,27 @@ from . import jax_reference, packed, segmented
 
 NAME = "full"
 
+
 DENSE = Kernels(
     op=NAME,
-    name="full",
+    mode="dense",
     modules=dense,
     reference=jax_reference.reference,
-    parameters=(
-        "q",
-        "k",
-        "v",
-        "scale",
-        "options",
-    ),
-    dims={},
-    scalars=(),
-    mask_only=(),
-    gradients=(),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
+    parameters=("q", "k", "v", "scale", "options"),
 )
 PACKED = Kernels(
     op=NAME,
-    name="full_packed",
+    mode="packed",
     modules=packed,
     reference=jax_reference.packed_reference,
-    parameters=(
-        "q",
-        "k",
-        "v",
-        "cu_seqlens_q",
-        "cu_seqlens_k",
-        "scale",
-        "options",
-        "block_tables",
-    ),
-    dims={},
-    scalars=(),
-    mask_only=(),
-    gradients=(),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
+    parameters=("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "scale", "options", "block_tables"),
 )
 SEGMENTED = Kernels(
     op=NAME,
-    name="full_segmented",
+    mode="segmented",
     modules=segmented,
     reference=jax_reference.reference,
-    parameters=(
-        "q",
-        "k",
-        "v",
-        "q_segment_ids",
-        "kv_segment_ids",
-        "padding_id",
-        "scale",
-        "options",
-        "block_tables",
-    ),
-    dims={},
-    scalars=(),
-    mask_only=(),
-    gradients=(),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
+    parameters=("q", "k", "v", "q_segment_ids", "kv_segment_ids", "padding_id", "scale", "options", "block_tables"),
 )
 
 
@@ -111,25 +66,19 @@ def _schedule(
     backward needs. Without a schedule a call makes its own. A schedule is a pytree: it goes into `jit`, `scan` and
     `checkpoint`.
     """
-    arguments = Arguments.checked(
-        NAME,
-        q,
-        k,
-        v,
-        SequenceArguments(
-            q_offset=q_offset,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            q_segment_ids=q_segment_ids,
-            kv_segment_ids=kv_segment_ids,
-            q_positions=q_positions,
-            kv_positions=kv_positions,
-            kv_lengths=kv_lengths,
-            padding_id=padding_id,
-        ),
-        checked_options(NAME, config, family, deterministic),
-        layout=layout,
+    sequences = SequenceArguments(
+        q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
     )
+    options = checked_options(NAME, config, family, deterministic)
+    arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout)
 
     return schedule_of(DENSE, PACKED, SEGMENTED, arguments, backward)
 
@@ -200,26 +149,19 @@ def full(
 
     On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
-    arguments = Arguments.checked(
-        NAME,
-        q,
-        k,
-        v,
-        SequenceArguments(
-            q_offset=q_offset,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            q_segment_ids=q_segment_ids,
-            kv_segment_ids=kv_segment_ids,
-            q_positions=q_positions,
-            kv_positions=kv_positions,
-            kv_lengths=kv_lengths,
-            padding_id=padding_id,
-        ),
-        checked_options(NAME, config, family, deterministic),
-        layout=layout,
-        scale=scale,
+    sequences = SequenceArguments(
+        q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
     )
+    options = checked_options(NAME, config, family, deterministic)
+    arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
 
     o, lse = attention(DENSE, PACKED, SEGMENTED, arguments, schedule)
     return (o, lse) if return_lse else o

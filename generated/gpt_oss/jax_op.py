@@ -2,9 +2,11 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/jax_op.py.jinja
-# hash: 9cdbec05154b7fce
+# hash: 5b61dc6573bab9c6
 """`gpt_oss` for JAX. The sliding-window layers of gpt-oss, a learned sink per head in the denominator
 (arXiv:2508.10925)."""
+
+from typing import Any
 
 from jax import Array
 
@@ -19,34 +21,27 @@ from . import jax_reference, packed, segmented
 
 NAME = "gpt_oss"
 
+
+def _gradients(*, dsink_heads: Any, **_: Any) -> tuple[Any, ...]:
+    """The gradients of sink, from what the launches of a backward leave."""
+    dsink = dsink_heads.value().sum((0, 2))
+    return (dsink,)
+
+
 DENSE = Kernels(
     op=NAME,
-    name="gpt_oss",
+    mode="dense",
     modules=dense,
     reference=jax_reference.reference,
-    parameters=(
-        "q",
-        "k",
-        "v",
-        "sink",
-        "row_offset",
-        "row_offsets",
-        "scale",
-        "options",
-    ),
-    dims={
-        "sink": ("h",),
-    },
-    scalars=(),
-    mask_only=(),
+    parameters=("q", "k", "v", "sink", "row_offsets", "row_offset", "scale", "options"),
+    dims={"sink": ("h",)},
     gradients=("sink",),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
+    sums=("dsink_heads",),
+    own_gradients=_gradients,
 )
 PACKED = Kernels(
     op=NAME,
-    name="gpt_oss_packed",
+    mode="packed",
     modules=packed,
     reference=jax_reference.packed_reference,
     parameters=(
@@ -56,25 +51,20 @@ PACKED = Kernels(
         "sink",
         "cu_seqlens_q",
         "cu_seqlens_k",
-        "row_offset",
         "row_offsets",
+        "row_offset",
         "scale",
         "options",
         "block_tables",
     ),
-    dims={
-        "sink": ("h",),
-    },
-    scalars=(),
-    mask_only=(),
+    dims={"sink": ("h",)},
     gradients=("sink",),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
+    sums=("dsink_heads",),
+    own_gradients=_gradients,
 )
 SEGMENTED = Kernels(
     op=NAME,
-    name="gpt_oss_segmented",
+    mode="segmented",
     modules=segmented,
     reference=jax_reference.reference,
     parameters=(
@@ -84,24 +74,19 @@ SEGMENTED = Kernels(
         "q_segment_ids",
         "kv_segment_ids",
         "sink",
-        "padding_id",
         "q_positions",
         "kv_positions",
-        "row_offset",
         "row_offsets",
+        "padding_id",
+        "row_offset",
         "scale",
         "options",
         "block_tables",
     ),
-    dims={
-        "sink": ("h",),
-    },
-    scalars=(),
-    mask_only=(),
+    dims={"sink": ("h",)},
     gradients=("sink",),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
+    sums=("dsink_heads",),
+    own_gradients=_gradients,
 )
 
 
@@ -131,25 +116,19 @@ def _schedule(
     backward needs. Without a schedule a call makes its own. A schedule is a pytree: it goes into `jit`, `scan` and
     `checkpoint`.
     """
-    arguments = Arguments.checked(
-        NAME,
-        q,
-        k,
-        v,
-        SequenceArguments(
-            q_offset=q_offset,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            q_segment_ids=q_segment_ids,
-            kv_segment_ids=kv_segment_ids,
-            q_positions=q_positions,
-            kv_positions=kv_positions,
-            kv_lengths=kv_lengths,
-            padding_id=padding_id,
-        ),
-        checked_options(NAME, config, family, deterministic),
-        layout=layout,
+    sequences = SequenceArguments(
+        q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
     )
+    options = checked_options(NAME, config, family, deterministic)
+    arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout)
 
     return schedule_of(DENSE, PACKED, SEGMENTED, arguments, backward)
 
@@ -223,26 +202,19 @@ def gpt_oss(
 
     On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
-    arguments = Arguments.checked(
-        NAME,
-        q,
-        k,
-        v,
-        SequenceArguments(
-            q_offset=q_offset,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            q_segment_ids=q_segment_ids,
-            kv_segment_ids=kv_segment_ids,
-            q_positions=q_positions,
-            kv_positions=kv_positions,
-            kv_lengths=kv_lengths,
-            padding_id=padding_id,
-        ),
-        checked_options(NAME, config, family, deterministic),
-        layout=layout,
-        scale=scale,
+    sequences = SequenceArguments(
+        q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
     )
+    options = checked_options(NAME, config, family, deterministic)
+    arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
     arguments.tensors = {
         "sink": check_tensor(NAME, "sink", sink, (arguments.q.shape[1],), FLOAT_DTYPES),
     }

@@ -2,10 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/torch_op.py.jinja
-# hash: 3bf13f13b8cb9508
+# hash: 8540dac63372836f
 """`gpt_oss` for PyTorch. The sliding-window layers of gpt-oss, a learned sink per head in the denominator
 (arXiv:2508.10925)."""
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from .. import gpt_oss as dense
@@ -13,6 +16,8 @@ from .._runtime.core.checks import FLOAT_DTYPES
 from .._runtime.core.configs import PASSES
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.core.sequences import check_alone
+from .._runtime.torch.attention import Kernels
+from .._runtime.torch.module import AttentionModule
 from .._runtime.torch.replay import apply, replayed_op
 from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
 from .._runtime.torch.sequences import Tokens, check_packed, check_tokens, packed_offset
@@ -28,9 +33,77 @@ from .._runtime.torch.support import (
     query_offset,
     runs_reference,
 )
-from . import packed, segmented
+from . import packed, segmented, torch_reference
 
 NAME = "gpt_oss"
+
+
+def _gradients(*, dsink_heads: Any, **_: Any) -> tuple[Any, ...]:
+    """The gradients of sink, from what the launches of a backward leave."""
+    dsink = dsink_heads.sum((0, 2))
+    return (dsink,)
+
+
+DENSE = Kernels(
+    op=NAME,
+    mode="dense",
+    modules=dense,
+    reference=torch_reference.reference,
+    parameters=("q", "k", "v", "sink", "row_offsets", "row_offset", "scale", "options"),
+    dims={"sink": ("h",)},
+    gradients=("sink",),
+    sums=("dsink_heads",),
+    own_gradients=_gradients,
+)
+PACKED = Kernels(
+    op=NAME,
+    mode="packed",
+    modules=packed,
+    reference=torch_reference.packed_reference,
+    parameters=(
+        "q",
+        "k",
+        "v",
+        "sink",
+        "cu_seqlens_q",
+        "cu_seqlens_k",
+        "row_offsets",
+        "row_offset",
+        "scale",
+        "options",
+        "block_tables",
+    ),
+    dims={"sink": ("h",)},
+    gradients=("sink",),
+    sums=("dsink_heads",),
+    own_gradients=_gradients,
+)
+SEGMENTED = Kernels(
+    op=NAME,
+    mode="segmented",
+    modules=segmented,
+    reference=torch_reference.reference,
+    parameters=(
+        "q",
+        "k",
+        "v",
+        "q_segment_ids",
+        "kv_segment_ids",
+        "sink",
+        "q_positions",
+        "kv_positions",
+        "row_offsets",
+        "padding_id",
+        "row_offset",
+        "scale",
+        "options",
+        "block_tables",
+    ),
+    dims={"sink": ("h",)},
+    gradients=("sink",),
+    sums=("dsink_heads",),
+    own_gradients=_gradients,
+)
 
 
 def _schedule(
@@ -71,7 +144,7 @@ def _schedule(
         q, k, v = batch_row(q), batch_row(k), batch_row(v)
         sequences = (cu_seqlens_q, cu_seqlens_k)
         if not runs_reference(q):
-            tables = packed.torch_launch.make_tables(q, k, v, cu_seqlens_q, cu_seqlens_k, options, backward)
+            tables = PACKED.tables(q, k, v, cu_seqlens_q, cu_seqlens_k, options, backward=backward)
     else:
         check_inputs(NAME, q, k, v, None, layout)
         q, k, v = autocast_inputs(q, k, v)
@@ -85,7 +158,7 @@ def _schedule(
         call_key = call_sizes(q, k, row_offset, row_offsets, tokens)
         if tokens is not None and not runs_reference(q):
             q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
-            tables = segmented.torch_launch.make_tables(
+            tables = SEGMENTED.tables(
                 q,
                 k,
                 v,
@@ -97,15 +170,15 @@ def _schedule(
                 row_offset,
                 row_offsets,
                 options,
-                backward,
+                backward=backward,
             )
     if q.is_meta:
         return Schedule(op=NAME, call=call_key, sequences=sequences, tiles={}, tables=())
-    tiles = dense.torch_launch.tiles_of(q, v, options)
+    tiles = DENSE.tiles(q, v, options)
     if sequences:
-        tiles = packed.torch_launch.tiles_of(q, v, sequences[0], options)
+        tiles = PACKED.tiles(q, v, options, sequences[0])
     elif tokens is not None:
-        tiles = segmented.torch_launch.tiles_of(q, v, tokens.q_segment_ids, options)
+        tiles = SEGMENTED.tiles(q, v, options, tokens.q_segment_ids)
     if runs_reference(q):
         return Schedule(op=NAME, call=call_key, sequences=sequences, tiles={}, tables=())
     tile_blocks = {each: (tiles[each].block_m, tiles[each].block_n) for each in (PASSES if backward else PASSES[:1])}
@@ -219,9 +292,9 @@ def gpt_oss(
         tiles = None
         # Traced, the operators alone know the chip, and with it the tiles.
         if launches_directly(q) and not runs_reference(q):
-            tiles = dense.torch_launch.tiles_of(q, v, options)
+            tiles = DENSE.tiles(q, v, options)
             if tokens is not None:
-                tiles = segmented.torch_launch.tiles_of(q, v, tokens.q_segment_ids, options)
+                tiles = SEGMENTED.tiles(q, v, options, tokens.q_segment_ids)
         block_tables = schedule_tables(NAME, schedule, call_sizes(q, k, row_offset, row_offsets, tokens), tiles)
     if runs_reference(q):
         options = options.plainly()
@@ -229,23 +302,23 @@ def gpt_oss(
     q, k, v = interpreter_dtype(q, k, v)
     sink = sink.float().contiguous()
     if tokens is None:
-        o, lse, *_ = apply(dense.torch_launch.Attention, q, k, v, sink, row_offset, row_offsets, scale, options)
+        o, lse, *_ = apply(DENSE.function, q, k, v, sink, row_offsets, row_offset, scale, options)
     else:
         q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
         padding_id = int(padding_id)
         o, lse, *_ = apply(
-            segmented.torch_launch.Attention,
+            SEGMENTED.function,
             q,
             k,
             v,
             q_segment_ids,
             kv_segment_ids,
             sink,
-            padding_id,
             q_positions,
             kv_positions,
-            row_offset,
             row_offsets,
+            padding_id,
+            row_offset,
             scale,
             options,
             block_tables,
@@ -282,7 +355,7 @@ def _packed(
     if schedule is not None:
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
         launched = launches_directly(q) and not runs_reference(q)
-        tiles = packed.torch_launch.tiles_of(batch_row(q), batch_row(v), cu_seqlens_q, options) if launched else None
+        tiles = PACKED.tiles(batch_row(q), batch_row(v), options, cu_seqlens_q) if launched else None
         block_tables = schedule_tables(NAME, schedule, call_key, tiles)
         check_sequences(NAME, schedule, cu_seqlens_q, cu_seqlens_k)
     # Where there is no key or no query at all, there is nothing for kernels to read.
@@ -292,18 +365,50 @@ def _packed(
     q, k, v = interpreter_dtype(q, k, v)
     sink = sink.float().contiguous()
     o, lse, *_ = apply(
-        packed.torch_launch.Attention,
+        PACKED.function,
         q,
         k,
         v,
         sink,
         cu_seqlens_q,
         cu_seqlens_k,
-        row_offset,
         row_offsets,
+        row_offset,
         scale,
         options,
         block_tables,
     )
     o = o.to(dtype)
     return (o, lse) if return_lse else o
+
+
+class GptOss(AttentionModule):
+    """The sliding-window layers of gpt-oss, a learned sink per head in the denominator (arXiv:2508.10925).
+
+    Calls the op `gpt_oss`: q `[B, Hq, Sq, D]`, k `[B, Hkv, Skv, D]`, v `[B, Hkv, Skv, Dv]` to o `[B, Hq, Sq,
+    Dv]`.
+
+    Args:
+        heads: query heads, Hq.
+        device: of the parameters. dtype: theirs, by default torch's default; any float dtype.
+
+    Parameters:
+        sink: `[heads]`, zeros at first: a logit in the denominator only.
+    """
+
+    op = staticmethod(gpt_oss)
+    entry = (("mask", "causal and window(128)"),)
+    _held = (("sink", "sink"),)
+    sink: torch.nn.Parameter
+
+    def __init__(
+        self, heads: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__(sizes={"heads": heads})
+        self.sink = torch.nn.Parameter(torch.empty((heads,), device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Fill the parameters with what they hold at first."""
+        self.sink.zero_()

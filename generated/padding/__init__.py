@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/variant_init.py.jinja
-# hash: 3668e721ffef1e1c
+# hash: 2cc99904c0a91563
 """`padding`: Keys from `length[b]` on are padding, which no query attends to (Vaswani et al., 2017,
 arXiv:1706.03762).
 
@@ -21,12 +21,11 @@ __all__ = [
     "hopper_bwd_wide",
     "hopper_delta",
     "hopper_fwd",
-    "jax_launch",
-    "torch_launch",
+    "launch",
 ]
 
 if TYPE_CHECKING:
-    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd, jax_launch, torch_launch
+    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd, launch
 else:
     __getattr__, __dir__ = lazy_modules(
         __name__,
@@ -37,6 +36,5 @@ else:
         ".hopper_bwd_wide",
         ".hopper_delta",
         ".hopper_fwd",
-        ".jax_launch",
-        ".torch_launch",
+        ".launch",
     )

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/jax_op.py.jinja
-# hash: a92008c6f8b34ab9
+# hash: 87b1780817d98527
 """`padding` for JAX. Keys from `length[b]` on are padding, which no query attends to (Vaswani et al., 2017,
 arXiv:1706.03762)."""
 
@@ -18,58 +18,28 @@ from . import jax_reference, packed, segmented
 
 NAME = "padding"
 
+
 DENSE = Kernels(
     op=NAME,
-    name="padding",
+    mode="dense",
     modules=dense,
     reference=jax_reference.reference,
-    parameters=(
-        "q",
-        "k",
-        "v",
-        "length",
-        "scale",
-        "options",
-    ),
-    dims={
-        "length": ("b",),
-    },
-    scalars=(),
+    parameters=("q", "k", "v", "length", "scale", "options"),
+    dims={"length": ("b",)},
     mask_only=("length",),
-    gradients=(),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
 )
 PACKED = Kernels(
     op=NAME,
-    name="padding_packed",
+    mode="packed",
     modules=packed,
     reference=jax_reference.packed_reference,
-    parameters=(
-        "q",
-        "k",
-        "v",
-        "length",
-        "cu_seqlens_q",
-        "cu_seqlens_k",
-        "scale",
-        "options",
-        "block_tables",
-    ),
-    dims={
-        "length": ("b",),
-    },
-    scalars=(),
+    parameters=("q", "k", "v", "length", "cu_seqlens_q", "cu_seqlens_k", "scale", "options", "block_tables"),
+    dims={"length": ("b",)},
     mask_only=("length",),
-    gradients=(),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
 )
 SEGMENTED = Kernels(
     op=NAME,
-    name="padding_segmented",
+    mode="segmented",
     modules=segmented,
     reference=jax_reference.reference,
     parameters=(
@@ -79,21 +49,14 @@ SEGMENTED = Kernels(
         "length",
         "q_segment_ids",
         "kv_segment_ids",
-        "padding_id",
         "kv_positions",
+        "padding_id",
         "scale",
         "options",
         "block_tables",
     ),
-    dims={
-        "length": ("b",),
-    },
-    scalars=(),
+    dims={"length": ("b",)},
     mask_only=("length",),
-    gradients=(),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
 )
 
 
@@ -124,25 +87,19 @@ def _schedule(
     backward needs. Without a schedule a call makes its own. A schedule is a pytree: it goes into `jit`, `scan` and
     `checkpoint`.
     """
-    arguments = Arguments.checked(
-        NAME,
-        q,
-        k,
-        v,
-        SequenceArguments(
-            q_offset=q_offset,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            q_segment_ids=q_segment_ids,
-            kv_segment_ids=kv_segment_ids,
-            q_positions=q_positions,
-            kv_positions=kv_positions,
-            kv_lengths=kv_lengths,
-            padding_id=padding_id,
-        ),
-        checked_options(NAME, config, family, deterministic),
-        layout=layout,
+    sequences = SequenceArguments(
+        q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
     )
+    options = checked_options(NAME, config, family, deterministic)
+    arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout)
     if arguments.packed:
         arguments.tensors = {
             "length": check_tensor(NAME, "length", length, (arguments.cu_seqlens_q.shape[0] - 1,), ("int32",)),
@@ -224,26 +181,19 @@ def padding(
 
     On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
-    arguments = Arguments.checked(
-        NAME,
-        q,
-        k,
-        v,
-        SequenceArguments(
-            q_offset=q_offset,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            q_segment_ids=q_segment_ids,
-            kv_segment_ids=kv_segment_ids,
-            q_positions=q_positions,
-            kv_positions=kv_positions,
-            kv_lengths=kv_lengths,
-            padding_id=padding_id,
-        ),
-        checked_options(NAME, config, family, deterministic),
-        layout=layout,
-        scale=scale,
+    sequences = SequenceArguments(
+        q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
     )
+    options = checked_options(NAME, config, family, deterministic)
+    arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
     if arguments.packed:
         arguments.tensors = {
             "length": check_tensor(NAME, "length", length, (arguments.cu_seqlens_q.shape[0] - 1,), ("int32",)),

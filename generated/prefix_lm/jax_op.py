@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/jax_op.py.jinja
-# hash: d1490d35eed26cc6
+# hash: cecfac5ac0556f84
 """`prefix_lm` for JAX. Causal, but for a prefix of `length` keys that every query attends to (Raffel et al., 2020,
 arXiv:1910.10683)."""
 
@@ -18,58 +18,38 @@ from . import jax_reference, packed, segmented
 
 NAME = "prefix_lm"
 
+
 DENSE = Kernels(
     op=NAME,
-    name="prefix_lm",
+    mode="dense",
     modules=dense,
     reference=jax_reference.reference,
-    parameters=(
-        "q",
-        "k",
-        "v",
-        "length",
-        "row_offset",
-        "row_offsets",
-        "scale",
-        "options",
-    ),
-    dims={},
+    parameters=("q", "k", "v", "row_offsets", "length", "row_offset", "scale", "options"),
     scalars=("length",),
-    mask_only=(),
-    gradients=(),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
 )
 PACKED = Kernels(
     op=NAME,
-    name="prefix_lm_packed",
+    mode="packed",
     modules=packed,
     reference=jax_reference.packed_reference,
     parameters=(
         "q",
         "k",
         "v",
-        "length",
         "cu_seqlens_q",
         "cu_seqlens_k",
-        "row_offset",
         "row_offsets",
+        "length",
+        "row_offset",
         "scale",
         "options",
         "block_tables",
     ),
-    dims={},
     scalars=("length",),
-    mask_only=(),
-    gradients=(),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
 )
 SEGMENTED = Kernels(
     op=NAME,
-    name="prefix_lm_segmented",
+    mode="segmented",
     modules=segmented,
     reference=jax_reference.reference,
     parameters=(
@@ -78,23 +58,17 @@ SEGMENTED = Kernels(
         "v",
         "q_segment_ids",
         "kv_segment_ids",
-        "length",
-        "padding_id",
         "q_positions",
         "kv_positions",
-        "row_offset",
         "row_offsets",
+        "length",
+        "padding_id",
+        "row_offset",
         "scale",
         "options",
         "block_tables",
     ),
-    dims={},
     scalars=("length",),
-    mask_only=(),
-    gradients=(),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
 )
 
 
@@ -125,25 +99,19 @@ def _schedule(
     backward needs. Without a schedule a call makes its own. A schedule is a pytree: it goes into `jit`, `scan` and
     `checkpoint`.
     """
-    arguments = Arguments.checked(
-        NAME,
-        q,
-        k,
-        v,
-        SequenceArguments(
-            q_offset=q_offset,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            q_segment_ids=q_segment_ids,
-            kv_segment_ids=kv_segment_ids,
-            q_positions=q_positions,
-            kv_positions=kv_positions,
-            kv_lengths=kv_lengths,
-            padding_id=padding_id,
-        ),
-        checked_options(NAME, config, family, deterministic),
-        layout=layout,
+    sequences = SequenceArguments(
+        q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
     )
+    options = checked_options(NAME, config, family, deterministic)
+    arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout)
     arguments.scalars = {
         "length": check_int(NAME, "length", length, minimum=0),
     }
@@ -221,26 +189,19 @@ def prefix_lm(
 
     On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
-    arguments = Arguments.checked(
-        NAME,
-        q,
-        k,
-        v,
-        SequenceArguments(
-            q_offset=q_offset,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            q_segment_ids=q_segment_ids,
-            kv_segment_ids=kv_segment_ids,
-            q_positions=q_positions,
-            kv_positions=kv_positions,
-            kv_lengths=kv_lengths,
-            padding_id=padding_id,
-        ),
-        checked_options(NAME, config, family, deterministic),
-        layout=layout,
-        scale=scale,
+    sequences = SequenceArguments(
+        q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
     )
+    options = checked_options(NAME, config, family, deterministic)
+    arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
     arguments.scalars = {
         "length": check_int(NAME, "length", length, minimum=0),
     }

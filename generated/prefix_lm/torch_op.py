@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/torch_op.py.jinja
-# hash: 4eb4dccfc81b5326
+# hash: 95b7784b680e78b8
 """`prefix_lm` for PyTorch. Causal, but for a prefix of `length` keys that every query attends to (Raffel et al.,
 2020, arXiv:1910.10683)."""
 
@@ -13,6 +13,8 @@ from .._runtime.core.checks import check_int
 from .._runtime.core.configs import PASSES
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.core.sequences import check_alone
+from .._runtime.torch.attention import Kernels
+from .._runtime.torch.module import AttentionModule
 from .._runtime.torch.replay import apply, replayed_op
 from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
 from .._runtime.torch.sequences import Tokens, check_packed, check_tokens, packed_offset
@@ -27,9 +29,62 @@ from .._runtime.torch.support import (
     query_offset,
     runs_reference,
 )
-from . import packed, segmented
+from . import packed, segmented, torch_reference
 
 NAME = "prefix_lm"
+
+
+DENSE = Kernels(
+    op=NAME,
+    mode="dense",
+    modules=dense,
+    reference=torch_reference.reference,
+    parameters=("q", "k", "v", "row_offsets", "length", "row_offset", "scale", "options"),
+    scalars={"length": int},
+)
+PACKED = Kernels(
+    op=NAME,
+    mode="packed",
+    modules=packed,
+    reference=torch_reference.packed_reference,
+    parameters=(
+        "q",
+        "k",
+        "v",
+        "cu_seqlens_q",
+        "cu_seqlens_k",
+        "row_offsets",
+        "length",
+        "row_offset",
+        "scale",
+        "options",
+        "block_tables",
+    ),
+    scalars={"length": int},
+)
+SEGMENTED = Kernels(
+    op=NAME,
+    mode="segmented",
+    modules=segmented,
+    reference=torch_reference.reference,
+    parameters=(
+        "q",
+        "k",
+        "v",
+        "q_segment_ids",
+        "kv_segment_ids",
+        "q_positions",
+        "kv_positions",
+        "row_offsets",
+        "length",
+        "padding_id",
+        "row_offset",
+        "scale",
+        "options",
+        "block_tables",
+    ),
+    scalars={"length": int},
+)
 
 
 def _schedule(
@@ -72,7 +127,7 @@ def _schedule(
         q, k, v = batch_row(q), batch_row(k), batch_row(v)
         sequences = (cu_seqlens_q, cu_seqlens_k)
         if not runs_reference(q):
-            tables = packed.torch_launch.make_tables(q, k, v, cu_seqlens_q, cu_seqlens_k, options, backward)
+            tables = PACKED.tables(q, k, v, cu_seqlens_q, cu_seqlens_k, options, backward=backward)
     else:
         check_inputs(NAME, q, k, v, None, layout)
         q, k, v = autocast_inputs(q, k, v)
@@ -87,28 +142,28 @@ def _schedule(
         call_key = call_sizes(q, k, row_offset, row_offsets, tokens)
         if tokens is not None and not runs_reference(q):
             q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
-            tables = segmented.torch_launch.make_tables(
+            tables = SEGMENTED.tables(
                 q,
                 k,
                 v,
                 q_segment_ids,
                 kv_segment_ids,
+                length,
                 padding_id,
                 q_positions,
                 kv_positions,
-                length,
                 row_offset,
                 row_offsets,
                 options,
-                backward,
+                backward=backward,
             )
     if q.is_meta:
         return Schedule(op=NAME, call=call_key, sequences=sequences, tiles={}, tables=())
-    tiles = dense.torch_launch.tiles_of(q, v, options)
+    tiles = DENSE.tiles(q, v, options)
     if sequences:
-        tiles = packed.torch_launch.tiles_of(q, v, sequences[0], options)
+        tiles = PACKED.tiles(q, v, options, sequences[0])
     elif tokens is not None:
-        tiles = segmented.torch_launch.tiles_of(q, v, tokens.q_segment_ids, options)
+        tiles = SEGMENTED.tiles(q, v, options, tokens.q_segment_ids)
     if runs_reference(q):
         return Schedule(op=NAME, call=call_key, sequences=sequences, tiles={}, tables=())
     tile_blocks = {each: (tiles[each].block_m, tiles[each].block_n) for each in (PASSES if backward else PASSES[:1])}
@@ -223,32 +278,32 @@ def prefix_lm(
         tiles = None
         # Traced, the operators alone know the chip, and with it the tiles.
         if launches_directly(q) and not runs_reference(q):
-            tiles = dense.torch_launch.tiles_of(q, v, options)
+            tiles = DENSE.tiles(q, v, options)
             if tokens is not None:
-                tiles = segmented.torch_launch.tiles_of(q, v, tokens.q_segment_ids, options)
+                tiles = SEGMENTED.tiles(q, v, options, tokens.q_segment_ids)
         block_tables = schedule_tables(NAME, schedule, call_sizes(q, k, row_offset, row_offsets, tokens), tiles)
     if runs_reference(q):
         options = options.plainly()
     q, scale = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
     if tokens is None:
-        o, lse, *_ = apply(dense.torch_launch.Attention, q, k, v, length, row_offset, row_offsets, scale, options)
+        o, lse, *_ = apply(DENSE.function, q, k, v, row_offsets, length, row_offset, scale, options)
     else:
         q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
         padding_id = int(padding_id)
         o, lse, *_ = apply(
-            segmented.torch_launch.Attention,
+            SEGMENTED.function,
             q,
             k,
             v,
             q_segment_ids,
             kv_segment_ids,
-            length,
-            padding_id,
             q_positions,
             kv_positions,
-            row_offset,
             row_offsets,
+            length,
+            padding_id,
+            row_offset,
             scale,
             options,
             block_tables,
@@ -285,7 +340,7 @@ def _packed(
     if schedule is not None:
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
         launched = launches_directly(q) and not runs_reference(q)
-        tiles = packed.torch_launch.tiles_of(batch_row(q), batch_row(v), cu_seqlens_q, options) if launched else None
+        tiles = PACKED.tiles(batch_row(q), batch_row(v), options, cu_seqlens_q) if launched else None
         block_tables = schedule_tables(NAME, schedule, call_key, tiles)
         check_sequences(NAME, schedule, cu_seqlens_q, cu_seqlens_k)
     # Where there is no key or no query at all, there is nothing for kernels to read.
@@ -294,18 +349,35 @@ def _packed(
     q, scale = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
     o, lse, *_ = apply(
-        packed.torch_launch.Attention,
+        PACKED.function,
         q,
         k,
         v,
-        length,
         cu_seqlens_q,
         cu_seqlens_k,
-        row_offset,
         row_offsets,
+        length,
+        row_offset,
         scale,
         options,
         block_tables,
     )
     o = o.to(dtype)
     return (o, lse) if return_lse else o
+
+
+class PrefixLm(AttentionModule):
+    """Causal, but for a prefix of `length` keys that every query attends to (Raffel et al., 2020, arXiv:1910.10683).
+
+    Calls the op `prefix_lm`: q `[B, Hq, Sq, D]`, k `[B, Hkv, Skv, D]`, v `[B, Hkv, Skv, Dv]` to o `[B, Hq, Sq,
+    Dv]`.
+
+    Args:
+        length: int, the `length` of calls that give none.
+    """
+
+    op = staticmethod(prefix_lm)
+    entry = (("mask", "causal or prefix(length)"),)
+
+    def __init__(self, *, length: int | None = None) -> None:
+        super().__init__(scalars={"length": length})

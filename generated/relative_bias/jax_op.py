@@ -3,9 +3,11 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/jax_op.py.jinja
-# hash: 6c7334d62f9adbe3
+# hash: f32b15c1aadb3303
 """`relative_bias` for JAX. A learned bias per head and distance; those beyond the table have its last (Raffel et
 al., 2020, arXiv:1910.10683)."""
+
+from typing import Any
 
 from jax import Array
 
@@ -20,36 +22,28 @@ from . import jax_reference, packed, segmented
 
 NAME = "relative_bias"
 
+
+def _gradients(*, bias: Any, dbias_atomic: Any, grad_bias: bool, **_: Any) -> tuple[Any, ...]:
+    """The gradients of bias, from what the launches of a backward leave."""
+    dbias = dbias_atomic.value().astype(bias.dtype) if grad_bias else bias.new_empty(0)
+    return (dbias,)
+
+
 DENSE = Kernels(
     op=NAME,
-    name="relative_bias",
+    mode="dense",
     modules=dense,
     reference=jax_reference.reference,
-    parameters=(
-        "q",
-        "k",
-        "v",
-        "bias",
-        "row_offset",
-        "row_offsets",
-        "scale",
-        "options",
-    ),
-    dims={
-        "bias": ("h", "distances"),
-    },
-    scalars=(),
-    mask_only=(),
+    parameters=("q", "k", "v", "bias", "row_offsets", "row_offset", "scale", "options"),
+    dims={"bias": ("h", "distances")},
     gradients=("bias",),
-    flags={
-        "bias": "grad_bias",
-    },
-    splits_batch=True,
-    splits_heads=True,
+    flags={"bias": "grad_bias"},
+    sums=("dbias_atomic",),
+    own_gradients=_gradients,
 )
 PACKED = Kernels(
     op=NAME,
-    name="relative_bias_packed",
+    mode="packed",
     modules=packed,
     reference=jax_reference.packed_reference,
     parameters=(
@@ -59,27 +53,21 @@ PACKED = Kernels(
         "bias",
         "cu_seqlens_q",
         "cu_seqlens_k",
-        "row_offset",
         "row_offsets",
+        "row_offset",
         "scale",
         "options",
         "block_tables",
     ),
-    dims={
-        "bias": ("h", "distances"),
-    },
-    scalars=(),
-    mask_only=(),
+    dims={"bias": ("h", "distances")},
     gradients=("bias",),
-    flags={
-        "bias": "grad_bias",
-    },
-    splits_batch=True,
-    splits_heads=True,
+    flags={"bias": "grad_bias"},
+    sums=("dbias_atomic",),
+    own_gradients=_gradients,
 )
 SEGMENTED = Kernels(
     op=NAME,
-    name="relative_bias_segmented",
+    mode="segmented",
     modules=segmented,
     reference=jax_reference.reference,
     parameters=(
@@ -89,26 +77,20 @@ SEGMENTED = Kernels(
         "bias",
         "q_segment_ids",
         "kv_segment_ids",
-        "padding_id",
         "q_positions",
         "kv_positions",
-        "row_offset",
         "row_offsets",
+        "padding_id",
+        "row_offset",
         "scale",
         "options",
         "block_tables",
     ),
-    dims={
-        "bias": ("h", "distances"),
-    },
-    scalars=(),
-    mask_only=(),
+    dims={"bias": ("h", "distances")},
     gradients=("bias",),
-    flags={
-        "bias": "grad_bias",
-    },
-    splits_batch=True,
-    splits_heads=True,
+    flags={"bias": "grad_bias"},
+    sums=("dbias_atomic",),
+    own_gradients=_gradients,
 )
 
 
@@ -138,25 +120,19 @@ def _schedule(
     backward needs. Without a schedule a call makes its own. A schedule is a pytree: it goes into `jit`, `scan` and
     `checkpoint`.
     """
-    arguments = Arguments.checked(
-        NAME,
-        q,
-        k,
-        v,
-        SequenceArguments(
-            q_offset=q_offset,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            q_segment_ids=q_segment_ids,
-            kv_segment_ids=kv_segment_ids,
-            q_positions=q_positions,
-            kv_positions=kv_positions,
-            kv_lengths=kv_lengths,
-            padding_id=padding_id,
-        ),
-        checked_options(NAME, config, family, deterministic),
-        layout=layout,
+    sequences = SequenceArguments(
+        q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
     )
+    options = checked_options(NAME, config, family, deterministic)
+    arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout)
 
     return schedule_of(DENSE, PACKED, SEGMENTED, arguments, backward)
 
@@ -234,26 +210,19 @@ def relative_bias(
 
     On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
-    arguments = Arguments.checked(
-        NAME,
-        q,
-        k,
-        v,
-        SequenceArguments(
-            q_offset=q_offset,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            q_segment_ids=q_segment_ids,
-            kv_segment_ids=kv_segment_ids,
-            q_positions=q_positions,
-            kv_positions=kv_positions,
-            kv_lengths=kv_lengths,
-            padding_id=padding_id,
-        ),
-        checked_options(NAME, config, family, deterministic),
-        layout=layout,
-        scale=scale,
+    sequences = SequenceArguments(
+        q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
     )
+    options = checked_options(NAME, config, family, deterministic)
+    arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
     arguments.tensors = {
         "bias": check_tensor(NAME, "bias", bias, (arguments.q.shape[1], at_least(1)), ("float32",), tile_axes=(1,)),
     }

@@ -3,10 +3,13 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/torch_op.py.jinja
-# hash: 47f1dd019459ff4f
+# hash: bbd2131fd7a8cbc6
 """`relative_bias` for PyTorch. A learned bias per head and distance; those beyond the table have its last (Raffel et
 al., 2020, arXiv:1910.10683)."""
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from .. import relative_bias as dense
@@ -14,6 +17,8 @@ from .._runtime.core.checks import at_least
 from .._runtime.core.configs import PASSES
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.core.sequences import check_alone
+from .._runtime.torch.attention import Kernels
+from .._runtime.torch.module import AttentionModule
 from .._runtime.torch.replay import apply, replayed_op
 from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
 from .._runtime.torch.sequences import Tokens, check_packed, check_tokens, packed_offset
@@ -29,9 +34,80 @@ from .._runtime.torch.support import (
     query_offset,
     runs_reference,
 )
-from . import packed, segmented
+from . import packed, segmented, torch_reference
 
 NAME = "relative_bias"
+
+
+def _gradients(*, bias: Any, dbias_atomic: Any, grad_bias: bool, **_: Any) -> tuple[Any, ...]:
+    """The gradients of bias, from what the launches of a backward leave."""
+    dbias = dbias_atomic.to(bias.dtype) if grad_bias else bias.new_empty(0)
+    return (dbias,)
+
+
+DENSE = Kernels(
+    op=NAME,
+    mode="dense",
+    modules=dense,
+    reference=torch_reference.reference,
+    parameters=("q", "k", "v", "bias", "row_offsets", "row_offset", "scale", "options"),
+    dims={"bias": ("h", "distances")},
+    gradients=("bias",),
+    flags={"bias": "grad_bias"},
+    sums=("dbias_atomic",),
+    own_gradients=_gradients,
+)
+PACKED = Kernels(
+    op=NAME,
+    mode="packed",
+    modules=packed,
+    reference=torch_reference.packed_reference,
+    parameters=(
+        "q",
+        "k",
+        "v",
+        "bias",
+        "cu_seqlens_q",
+        "cu_seqlens_k",
+        "row_offsets",
+        "row_offset",
+        "scale",
+        "options",
+        "block_tables",
+    ),
+    dims={"bias": ("h", "distances")},
+    gradients=("bias",),
+    flags={"bias": "grad_bias"},
+    sums=("dbias_atomic",),
+    own_gradients=_gradients,
+)
+SEGMENTED = Kernels(
+    op=NAME,
+    mode="segmented",
+    modules=segmented,
+    reference=torch_reference.reference,
+    parameters=(
+        "q",
+        "k",
+        "v",
+        "bias",
+        "q_segment_ids",
+        "kv_segment_ids",
+        "q_positions",
+        "kv_positions",
+        "row_offsets",
+        "padding_id",
+        "row_offset",
+        "scale",
+        "options",
+        "block_tables",
+    ),
+    dims={"bias": ("h", "distances")},
+    gradients=("bias",),
+    flags={"bias": "grad_bias"},
+    sums=("dbias_atomic",),
+    own_gradients=_gradients,
+)
 
 
 def _schedule(
@@ -72,7 +148,7 @@ def _schedule(
         q, k, v = batch_row(q), batch_row(k), batch_row(v)
         sequences = (cu_seqlens_q, cu_seqlens_k)
         if not runs_reference(q):
-            tables = packed.torch_launch.make_tables(q, k, v, cu_seqlens_q, cu_seqlens_k, options, backward)
+            tables = PACKED.tables(q, k, v, cu_seqlens_q, cu_seqlens_k, options, backward=backward)
     else:
         check_inputs(NAME, q, k, v, None, layout)
         q, k, v = autocast_inputs(q, k, v)
@@ -86,7 +162,7 @@ def _schedule(
         call_key = call_sizes(q, k, row_offset, row_offsets, tokens)
         if tokens is not None and not runs_reference(q):
             q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
-            tables = segmented.torch_launch.make_tables(
+            tables = SEGMENTED.tables(
                 q,
                 k,
                 v,
@@ -98,15 +174,15 @@ def _schedule(
                 row_offset,
                 row_offsets,
                 options,
-                backward,
+                backward=backward,
             )
     if q.is_meta:
         return Schedule(op=NAME, call=call_key, sequences=sequences, tiles={}, tables=())
-    tiles = dense.torch_launch.tiles_of(q, v, options)
+    tiles = DENSE.tiles(q, v, options)
     if sequences:
-        tiles = packed.torch_launch.tiles_of(q, v, sequences[0], options)
+        tiles = PACKED.tiles(q, v, options, sequences[0])
     elif tokens is not None:
-        tiles = segmented.torch_launch.tiles_of(q, v, tokens.q_segment_ids, options)
+        tiles = SEGMENTED.tiles(q, v, options, tokens.q_segment_ids)
     if runs_reference(q):
         return Schedule(op=NAME, call=call_key, sequences=sequences, tiles={}, tables=())
     tile_blocks = {each: (tiles[each].block_m, tiles[each].block_n) for each in (PASSES if backward else PASSES[:1])}
@@ -224,32 +300,32 @@ def relative_bias(
         tiles = None
         # Traced, the operators alone know the chip, and with it the tiles.
         if launches_directly(q) and not runs_reference(q):
-            tiles = dense.torch_launch.tiles_of(q, v, options)
+            tiles = DENSE.tiles(q, v, options)
             if tokens is not None:
-                tiles = segmented.torch_launch.tiles_of(q, v, tokens.q_segment_ids, options)
+                tiles = SEGMENTED.tiles(q, v, options, tokens.q_segment_ids)
         block_tables = schedule_tables(NAME, schedule, call_sizes(q, k, row_offset, row_offsets, tokens), tiles)
     if runs_reference(q):
         options = options.plainly()
     q, scale = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
     if tokens is None:
-        o, lse, *_ = apply(dense.torch_launch.Attention, q, k, v, bias, row_offset, row_offsets, scale, options)
+        o, lse, *_ = apply(DENSE.function, q, k, v, bias, row_offsets, row_offset, scale, options)
     else:
         q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
         padding_id = int(padding_id)
         o, lse, *_ = apply(
-            segmented.torch_launch.Attention,
+            SEGMENTED.function,
             q,
             k,
             v,
             bias,
             q_segment_ids,
             kv_segment_ids,
-            padding_id,
             q_positions,
             kv_positions,
-            row_offset,
             row_offsets,
+            padding_id,
+            row_offset,
             scale,
             options,
             block_tables,
@@ -286,7 +362,7 @@ def _packed(
     if schedule is not None:
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
         launched = launches_directly(q) and not runs_reference(q)
-        tiles = packed.torch_launch.tiles_of(batch_row(q), batch_row(v), cu_seqlens_q, options) if launched else None
+        tiles = PACKED.tiles(batch_row(q), batch_row(v), options, cu_seqlens_q) if launched else None
         block_tables = schedule_tables(NAME, schedule, call_key, tiles)
         check_sequences(NAME, schedule, cu_seqlens_q, cu_seqlens_k)
     # Where there is no key or no query at all, there is nothing for kernels to read.
@@ -295,18 +371,52 @@ def _packed(
     q, scale = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
     o, lse, *_ = apply(
-        packed.torch_launch.Attention,
+        PACKED.function,
         q,
         k,
         v,
         bias,
         cu_seqlens_q,
         cu_seqlens_k,
-        row_offset,
         row_offsets,
+        row_offset,
         scale,
         options,
         block_tables,
     )
     o = o.to(dtype)
     return (o, lse) if return_lse else o
+
+
+class RelativeBias(AttentionModule):
+    """A learned bias per head and distance; those beyond the table have its last (Raffel et al., 2020,
+    arXiv:1910.10683).
+
+    Calls the op `relative_bias`: q `[B, Hq, Sq, D]`, k `[B, Hkv, Skv, D]`, v `[B, Hkv, Skv, Dv]` to o `[B, Hq,
+    Sq, Dv]`.
+
+    Args:
+        heads: query heads, Hq.
+        distances: size of the dim `distances`.
+        device: of the parameters. dtype: theirs, by default torch's default; any float dtype.
+
+    Parameters:
+        bias: `[heads, distances]`, zeros at first.
+    """
+
+    op = staticmethod(relative_bias)
+    entry = (("mask", "causal"), ("score", "score + bias[h, q_idx - kv_idx]"))
+    _held = (("bias", "bias"),)
+    bias: torch.nn.Parameter
+
+    def __init__(
+        self, heads: int, distances: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__(sizes={"heads": heads, "distances": distances})
+        self.bias = torch.nn.Parameter(torch.empty((heads, distances), device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Fill the parameters with what they hold at first."""
+        self.bias.zero_()

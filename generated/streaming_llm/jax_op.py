@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/jax_op.py.jinja
-# hash: 500d4ce72943076f
+# hash: 26ff39e2f563e30b
 """`streaming_llm` for JAX. A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et al., 2024,
 arXiv:2309.17453)."""
 
@@ -19,66 +19,39 @@ from . import jax_reference, packed, segmented
 
 NAME = "streaming_llm"
 
+
 DENSE = Kernels(
     op=NAME,
-    name="streaming_llm",
+    mode="dense",
     modules=dense,
     reference=jax_reference.reference,
-    parameters=(
-        "q",
-        "k",
-        "v",
-        "size",
-        "sinks",
-        "row_offset",
-        "row_offsets",
-        "scale",
-        "options",
-    ),
-    dims={},
-    scalars=(
-        "size",
-        "sinks",
-    ),
-    mask_only=(),
-    gradients=(),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
+    parameters=("q", "k", "v", "row_offsets", "size", "sinks", "row_offset", "scale", "options"),
+    scalars=("size", "sinks"),
 )
 PACKED = Kernels(
     op=NAME,
-    name="streaming_llm_packed",
+    mode="packed",
     modules=packed,
     reference=jax_reference.packed_reference,
     parameters=(
         "q",
         "k",
         "v",
-        "size",
-        "sinks",
         "cu_seqlens_q",
         "cu_seqlens_k",
-        "row_offset",
         "row_offsets",
+        "size",
+        "sinks",
+        "row_offset",
         "scale",
         "options",
         "block_tables",
     ),
-    dims={},
-    scalars=(
-        "size",
-        "sinks",
-    ),
-    mask_only=(),
-    gradients=(),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
+    scalars=("size", "sinks"),
 )
 SEGMENTED = Kernels(
     op=NAME,
-    name="streaming_llm_segmented",
+    mode="segmented",
     modules=segmented,
     reference=jax_reference.reference,
     parameters=(
@@ -87,27 +60,18 @@ SEGMENTED = Kernels(
         "v",
         "q_segment_ids",
         "kv_segment_ids",
+        "q_positions",
+        "kv_positions",
+        "row_offsets",
         "size",
         "sinks",
         "padding_id",
-        "q_positions",
-        "kv_positions",
         "row_offset",
-        "row_offsets",
         "scale",
         "options",
         "block_tables",
     ),
-    dims={},
-    scalars=(
-        "size",
-        "sinks",
-    ),
-    mask_only=(),
-    gradients=(),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
+    scalars=("size", "sinks"),
 )
 
 
@@ -139,25 +103,19 @@ def _schedule(
     backward needs. Without a schedule a call makes its own. A schedule is a pytree: it goes into `jit`, `scan` and
     `checkpoint`.
     """
-    arguments = Arguments.checked(
-        NAME,
-        q,
-        k,
-        v,
-        SequenceArguments(
-            q_offset=q_offset,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            q_segment_ids=q_segment_ids,
-            kv_segment_ids=kv_segment_ids,
-            q_positions=q_positions,
-            kv_positions=kv_positions,
-            kv_lengths=kv_lengths,
-            padding_id=padding_id,
-        ),
-        checked_options(NAME, config, family, deterministic),
-        layout=layout,
+    sequences = SequenceArguments(
+        q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
     )
+    options = checked_options(NAME, config, family, deterministic)
+    arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout)
     arguments.scalars = {
         "size": check_int(NAME, "size", size, minimum=1),
         "sinks": check_int(NAME, "sinks", sinks, minimum=0),
@@ -238,26 +196,19 @@ def streaming_llm(
 
     On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
-    arguments = Arguments.checked(
-        NAME,
-        q,
-        k,
-        v,
-        SequenceArguments(
-            q_offset=q_offset,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            q_segment_ids=q_segment_ids,
-            kv_segment_ids=kv_segment_ids,
-            q_positions=q_positions,
-            kv_positions=kv_positions,
-            kv_lengths=kv_lengths,
-            padding_id=padding_id,
-        ),
-        checked_options(NAME, config, family, deterministic),
-        layout=layout,
-        scale=scale,
+    sequences = SequenceArguments(
+        q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
     )
+    options = checked_options(NAME, config, family, deterministic)
+    arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
     arguments.scalars = {
         "size": check_int(NAME, "size", size, minimum=1),
         "sinks": check_int(NAME, "sinks", sinks, minimum=0),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/jax_op.py.jinja
-# hash: 6545528da00b274b
+# hash: bffe1b3915d18764
 """`window` for JAX. Causal with a window of `size` keys, the query's own included (Mistral 7B, arXiv:2310.06825)."""
 
 from jax import Array
@@ -17,58 +17,38 @@ from . import jax_reference, packed, segmented
 
 NAME = "window"
 
+
 DENSE = Kernels(
     op=NAME,
-    name="window",
+    mode="dense",
     modules=dense,
     reference=jax_reference.reference,
-    parameters=(
-        "q",
-        "k",
-        "v",
-        "size",
-        "row_offset",
-        "row_offsets",
-        "scale",
-        "options",
-    ),
-    dims={},
+    parameters=("q", "k", "v", "row_offsets", "size", "row_offset", "scale", "options"),
     scalars=("size",),
-    mask_only=(),
-    gradients=(),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
 )
 PACKED = Kernels(
     op=NAME,
-    name="window_packed",
+    mode="packed",
     modules=packed,
     reference=jax_reference.packed_reference,
     parameters=(
         "q",
         "k",
         "v",
-        "size",
         "cu_seqlens_q",
         "cu_seqlens_k",
-        "row_offset",
         "row_offsets",
+        "size",
+        "row_offset",
         "scale",
         "options",
         "block_tables",
     ),
-    dims={},
     scalars=("size",),
-    mask_only=(),
-    gradients=(),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
 )
 SEGMENTED = Kernels(
     op=NAME,
-    name="window_segmented",
+    mode="segmented",
     modules=segmented,
     reference=jax_reference.reference,
     parameters=(
@@ -77,23 +57,17 @@ SEGMENTED = Kernels(
         "v",
         "q_segment_ids",
         "kv_segment_ids",
-        "size",
-        "padding_id",
         "q_positions",
         "kv_positions",
-        "row_offset",
         "row_offsets",
+        "size",
+        "padding_id",
+        "row_offset",
         "scale",
         "options",
         "block_tables",
     ),
-    dims={},
     scalars=("size",),
-    mask_only=(),
-    gradients=(),
-    flags={},
-    splits_batch=True,
-    splits_heads=True,
 )
 
 
@@ -124,25 +98,19 @@ def _schedule(
     backward needs. Without a schedule a call makes its own. A schedule is a pytree: it goes into `jit`, `scan` and
     `checkpoint`.
     """
-    arguments = Arguments.checked(
-        NAME,
-        q,
-        k,
-        v,
-        SequenceArguments(
-            q_offset=q_offset,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            q_segment_ids=q_segment_ids,
-            kv_segment_ids=kv_segment_ids,
-            q_positions=q_positions,
-            kv_positions=kv_positions,
-            kv_lengths=kv_lengths,
-            padding_id=padding_id,
-        ),
-        checked_options(NAME, config, family, deterministic),
-        layout=layout,
+    sequences = SequenceArguments(
+        q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
     )
+    options = checked_options(NAME, config, family, deterministic)
+    arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout)
     arguments.scalars = {
         "size": check_int(NAME, "size", size, minimum=1),
     }
@@ -219,26 +187,19 @@ def window(
 
     On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
-    arguments = Arguments.checked(
-        NAME,
-        q,
-        k,
-        v,
-        SequenceArguments(
-            q_offset=q_offset,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            q_segment_ids=q_segment_ids,
-            kv_segment_ids=kv_segment_ids,
-            q_positions=q_positions,
-            kv_positions=kv_positions,
-            kv_lengths=kv_lengths,
-            padding_id=padding_id,
-        ),
-        checked_options(NAME, config, family, deterministic),
-        layout=layout,
-        scale=scale,
+    sequences = SequenceArguments(
+        q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
     )
+    options = checked_options(NAME, config, family, deterministic)
+    arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
     arguments.scalars = {
         "size": check_int(NAME, "size", size, minimum=1),
     }

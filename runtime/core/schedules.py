@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from .checks import fail
-from .configs import PASSES, Tile, Tiles
+from .configs import Tile, Tiles
 
 DENSE_ENTRIES = 2**22
 """Lists of so many entries at most get the room they could need; beyond it the entries are counted first."""
@@ -83,9 +83,3 @@ def schedule_tables(op: str, schedule: object, call: Mapping[str, Any], tiles: T
             expected = f"one made for {name} blocks of {tile.block_m} by {tile.block_n}, those of this call"
             fail(op, "schedule", expected, f"one made for {block_m} by {block_n}")
     return list(schedule.tables)
-
-
-def pass_table(tables: list[Any], name: str, count: int) -> list[Any]:
-    """The `count` tables of one pass: its ranges, or spans and entries; none where no schedule was given."""
-    first = count * PASSES.index(name)
-    return tables[first : first + count]

@@ -124,11 +124,14 @@ def is_loaded(*scalars: Any) -> bool:
     return any(isinstance(scalar, Tensor) for scalar in scalars)
 
 
-def launch(kernel: Any, grid: tuple[int], *args: Any, **options: Any) -> None:
-    """Launch a Triton kernel on `args`, as `kernel[grid](*args, **options)` would, and fill those without an array.
+def launch(kernel: Any, grid: tuple[int], *groups: tuple[Any, ...], **options: Any) -> None:
+    """Launch a Triton kernel, as `kernel[grid](*args, **options)` would, and fill the tensors without an array.
+
+    `args` are the arguments of all groups.
 
     Of `args` those that are filled must come after those that are read: XLA hands buffers over in this order.
     """
+    args = tuple([x for group in groups for x in group])
     tensors = [x for x in args if isinstance(x, Tensor)]
     num_read = max((i + 1 for i, x in enumerate(tensors) if x.array is not None), default=0)
     for x in tensors[:num_read]:

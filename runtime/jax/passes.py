@@ -5,15 +5,17 @@ A call's arrays are named operands, everything else is one hashable `Call`.
 
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ..core.checks import PACKED
-from ..core.configs import Tiles
+from ..core.configs import PASSES, Tiles
+from ..core.launches import gradient_sizes, tiles_of
 from ..core.sequences import ByRow
+from . import backend
 from .tensor import FP32, Tensor
 
 # The axes of q, k, v and o by layout: batch, heads, key heads, rows of queries and of keys, D and Dv.
@@ -59,35 +61,44 @@ class Kernels:
     """The kernels of a variant in one mode of calls, and what else its primitives need.
 
     Attributes:
-        op: the variant, with which error messages begin. name: of the mode, such as `causal_packed`.
-        modules: the package of the mode, whose `jax_launch` is imported when it is first read.
-        reference: the plain reference. parameters: those of the forward's launch.
+        op: the variant, with which error messages begin. mode: dense, packed or segmented.
+        modules: the package of the mode, whose `launch` is imported when it is first read.
+        reference: the plain reference. parameters: those of the forward's launch that a call may give.
         dims: of the variant's own tensors, as the mode has them. scalars: its own numbers.
         mask_only: the tensors that only the mask reads. gradients: those that have one.
         flags: tensor -> the parameter that asks for its gradient, if any.
+        sums: what the launch of the backward returns behind dq, dk and dv. own_gradients: makes the gradients of these,
+            in the order of `gradients`; by default they are the gradients.
         splits_batch: whether batch rows may be folded into one call, or cut into several: they differ by nothing but
             the elements they read. splits_heads: the same of heads.
         by_row: what positions must be.
     """
 
     op: str
-    name: str
+    mode: str
     modules: Any
     reference: Callable[..., Any]
     parameters: tuple[str, ...]
-    dims: Mapping[str, tuple[str | int, ...]]
-    scalars: tuple[str, ...]
-    mask_only: tuple[str, ...]
-    gradients: tuple[str, ...]
-    flags: Mapping[str, str]
-    splits_batch: bool
-    splits_heads: bool
+    dims: Mapping[str, tuple[str | int, ...]] = field(default_factory=dict)
+    scalars: tuple[str, ...] = ()
+    mask_only: tuple[str, ...] = ()
+    gradients: tuple[str, ...] = ()
+    flags: Mapping[str, str] = field(default_factory=dict)
+    sums: tuple[str, ...] = ()
+    own_gradients: Callable[..., tuple[Any, ...]] | None = None
+    splits_batch: bool = True
+    splits_heads: bool = True
     by_row: ByRow | None = None
 
     @property
+    def name(self) -> str:
+        """The variant and the mode, such as `causal_packed`."""
+        return self.op if self.mode == "dense" else f"{self.op}_{self.mode}"
+
+    @property
     def launches(self) -> Any:
-        """The module with `forward`, `backward` and `tiles_of`, and `make_tables` where kernels read block tables."""
-        return self.modules.jax_launch
+        """The module with `forward` and `backward`, and `make_tables` where kernels read block tables."""
+        return self.modules.launch
 
     @property
     def has_decay(self) -> bool:
@@ -109,19 +120,20 @@ class Kernels:
         """The tables of a schedule; those of passes with the same blocks are the same arrays."""
         if "block_tables" not in self.parameters:
             return ()
-        made = self._called(self.launches.make_tables, call, arrays, backward=backward)
+        given = keywords(self, call, call.named(arrays))
+        made = self.launched(self.launches.make_tables, {**given, "passes": PASSES if backward else PASSES[:1]})
         return tuple(table.value() for table in made)
 
     def tiles(self, call: Call, arrays: Sequence[jax.Array]) -> Tiles:
         """The tiles of each pass of a call."""
-        found: Tiles = self._called(self.launches.tiles_of, call, arrays)
-        return found
-
-    def _called(self, function: Callable[..., Any], call: Call, arrays: Sequence[jax.Array], **further: Any) -> Any:
-        """A function of the launches with those of a call's arguments that it takes."""
         given = keywords(self, call, call.named(arrays))
-        names = inspect.signature(function).parameters
-        return function(**{name: x for name, x in given.items() if name in names}, **further)
+        tokens = given.get("cu_seqlens_q", given.get("q_segment_ids"))
+        return tiles_of(backend, self.op, self.mode, given["q"], given["v"], given["options"], tokens)
+
+    def launched(self, function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+        """A function of the launches with those of a call's arguments that it takes; None for what no call gives."""
+        names = [name for name in inspect.signature(function).parameters if name != "backend"]
+        return function(backend, **{name: given.get(name) for name in names})
 
     def result_axes(self, call: Call, *, backward: bool) -> list[str]:
         if backward:
@@ -153,10 +165,9 @@ class Forward:
         return found
 
     def launch(self, call: Call, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        given = keywords(self.kernels, call, call.named(arrays))
-        o, lse, *decay = self.kernels.launches.forward(**given)
-        results = [o.value(), lse.value(), *(x.value() for x in decay)]
-        return [results[0], results[1].reshape(results[1].shape[-2:]) if call.packed else results[1], *results[2:]]
+        kernels = self.kernels
+        results = kernels.launched(kernels.launches.forward, keywords(kernels, call, call.named(arrays)))
+        return [x.value() for x in results]
 
     def reference(self, call: Call, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         # What kernels on the CPU would refuse, such as another chip's family, the reference in their place does too.
@@ -184,10 +195,13 @@ class Backward:
 
     def launch(self, call: Call, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         kernels, operands = self.kernels, call.named(arrays)
-        given = {"dlse": None} | keywords(kernels, call, operands)
+        given = keywords(kernels, call, operands)
         given |= {flag: name in call.wanted for name, flag in kernels.flags.items()}
-        found = kernels.launches.backward(**given)
-        gradients = [x.value() if isinstance(x, Tensor) else x for x in found]
+        dq, dk, dv, *found = kernels.launched(kernels.launches.backward, given)
+        if kernels.own_gradients is not None:
+            sums = dict(zip(kernels.sums, found, strict=True))
+            found = kernels.own_gradients(**{**given, **gradient_sizes(given), **sums})
+        gradients = [x.value() if isinstance(x, Tensor) else x for x in (dq, dk, dv, *found)]
         own = dict(zip(kernels.gradients, gradients[3:], strict=True))
         return [*gradients[:3], *(own[name] for name in call.wanted)]
 
@@ -223,8 +237,6 @@ def keywords(kernels: Kernels, call: Call, operands: dict[str, jax.Array]) -> di
             tables.append(Tensor.of(array))
         elif name in ("q", "k", "v", "o", "do"):
             found[name] = Tensor.packed(array) if call.packed else Tensor.of(array, _LOGICAL[call.layout])
-        elif name in ("lse", "dlse") and call.packed:
-            found[name] = Tensor.of(array[None])
         elif name in TOKENS and name != "row_offsets":
             found[name] = Tensor.repeated(array, [sizes[axis] for axis in TOKENS[name]])
         else:

@@ -1,7 +1,7 @@
 """`torch.ops.<package>`, in which each custom operator is registered when its name is first read.
 
-The launch module of a variant defines `torch.ops.<package>.<variant>_fwd` and `_bwd`; importing the package imports no
-launch module. Whoever reads an operator of `torch.ops` gets it, in a fresh process too: `torch.export.load`, compiled
+The module of a variant's op defines `torch.ops.<package>.<variant>_fwd` and `_bwd`; importing the package imports no
+op. Whoever reads an operator of `torch.ops` gets it, in a fresh process too: `torch.export.load`, compiled
 code from a cache on disk, a graph from a pickle. A program that finds operators by name in C++, as an AOTInductor
 package does, must read `torch.ops.<package>.<variant>_fwd` before.
 """
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 PASSES = ("fwd", "bwd")
-MODES = {"": "", "_packed": ".packed", "_segmented": ".segmented"}
-"""What a mode of calls adds to the name of an operator -> its package in that of the variant."""
+MODES = ("", "_packed", "_segmented")
+"""What a mode of calls adds to the name of an operator."""
 
 
 def namespace_of(package: str) -> str:
@@ -27,11 +27,11 @@ def namespace_of(package: str) -> str:
 
 
 def register_when_read(package: str, variants: Sequence[str]) -> None:
-    """Make `torch.ops.<package>` import the launch module that defines an operator when the operator is first read."""
+    """Make `torch.ops.<package>` import the module that defines an operator when the operator is first read."""
     modules = {
-        f"{variant}{mode}_{name}": f"{package}.{variant}{folder}.torch_launch"
+        f"{variant}{mode}_{name}": f"{package}.{variant}.torch_op"
         for variant in variants
-        for mode, folder in MODES.items()
+        for mode in MODES
         for name in PASSES
     }
     namespace: Any = getattr(torch.ops, namespace_of(package))

@@ -1,21 +1,21 @@
 """Launches as custom operators: what torch.compile, torch.export and fake tensors see in place of them."""
 
-import inspect
 from collections.abc import Callable
+from inspect import Signature
 from typing import Any
 
 from torch.library import custom_op
 
 from ..core.options import CallOptions
-from .lazy_operators import namespace_of as namespace_of
 
 
-def register_operator(name: str, launch: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
-    """Register a custom operator that calls `launch`; return a function with the parameters of `launch` that calls it.
+def register_operator(
+    name: str, launch: Callable[..., Any], fake: Callable[..., Any], signature: Signature
+) -> Callable[..., Any]:
+    """Register a custom operator that calls `launch`, which has this signature; return a function that calls it.
 
     `fake` allocates what `launch` returns. An operator takes no `CallOptions`: they pass as their text.
     """
-    signature = inspect.signature(launch)
     place = list(signature.parameters).index("options")
 
     def run(*args: Any) -> Any:

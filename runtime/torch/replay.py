@@ -290,14 +290,15 @@ def _giving_scratch() -> Iterator[None]:
         _allocation._allocator.reset(token)
 
 
-def launch_hopper(kernel: Any, grid: tuple[int], *args: Any, **constants: Any) -> None:
+def launch_hopper(kernel: Any, grid: tuple[int], *groups: tuple[Any, ...], **constants: Any) -> None:
     """`launch` of a kernel of Hopper's family."""
     with _giving_scratch():
-        launch(kernel, grid, *args, **constants)
+        launch(kernel, grid, *groups, **constants)
 
 
-def launch(kernel: Any, grid: tuple[int], *args: Any, **constants: Any) -> None:
-    """`kernel[grid](*args, **constants)` on the device of the tensors."""
+def launch(kernel: Any, grid: tuple[int], *groups: tuple[Any, ...], **constants: Any) -> None:
+    """`kernel[grid](*args, **constants)` on the device of the tensors; `args` are those of all groups."""
+    args = tuple([x for group in groups for x in group])
     device = next(x.device for x in args if isinstance(x, Tensor))
     if device.type == "cpu" or device.index == torch.cuda.current_device():
         compiled = kernel[grid](*args, **constants)

@@ -1,7 +1,6 @@
 """What derivatives of derivatives, derivatives in forward mode and `torch.func.vmap` make of a call."""
 
-from collections.abc import Callable, Mapping, Sequence
-from inspect import signature
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -47,9 +46,35 @@ def differentiates_backward() -> bool:
     return in_turn and not torch.compiler.is_compiling()
 
 
+def folded_axes(
+    mode: str, tensors: Sequence[str], results: Sequence[str], dims: Mapping[str, tuple[str | int, ...]]
+) -> dict[str, int | None]:
+    """What `torch.func.vmap` makes one call of: the axis of batch rows, packed tokens or sequences, by tensor.
+
+    Tensors without such an axis have no entry; None where tokens lie along two axes.
+
+    Args:
+        tensors: that the forward takes. results: of the forward. dims: of the variant's own tensors.
+    """
+    packed = mode == "packed"
+    rows = 1 if packed else 0
+    found: dict[str, int | None] = {"q": 0, "k": 0, "v": 0, "o": 0, "do": 0, "lse": rows, "dlse": rows}
+    if "decay" in results:
+        found["decay"] = 2 if packed else 0
+    # Sequences, ids, positions and offsets have one entry, or one row, for each batch row or sequence.
+    found |= {name: 0 for name in tensors if name not in found and name not in dims}
+    for name, own in dims.items():
+        tokens = [axis for axis, dim in enumerate(own) if packed and dim in ("q_idx", "kv_idx")]
+        if tokens:
+            found[name] = tokens[0] if len(tokens) == 1 else None
+        elif "b" in own:
+            found[name] = own.index("b")
+    return found
+
+
 def batched(
     function: Any,
-    launches: Callable[..., Any],
+    names: Sequence[str],
     results: Sequence[str],
     axes: Mapping[str, int | None],
     info: Any,
@@ -62,12 +87,12 @@ def batched(
     each result has one, and nothing else tells the batch rows apart.
 
     Args:
-        launches: the function whose parameters are the arguments.
+        names: of the arguments.
         results: for each result the name of the tensor that it is, or is the gradient of.
         axes: the axis of batch rows, or of packed tokens or sequences, by name; empty where rows must not be regrouped.
             A tensor without an entry is the same for all rows, one with None cannot be regrouped.
     """
-    size, names = info.batch_size, tuple(signature(launches).parameters)
+    size = info.batch_size
     given = dict(zip(names, args, strict=True))
     mapped = dict(zip(names, in_dims, strict=True))
     wanted = [given.get(f"grad_{name.lower()}", True) for name in results]

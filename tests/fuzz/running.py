@@ -163,12 +163,11 @@ def emulated(package: str, variant: str, call: Call) -> Iterator[None]:
             path = Path(module.__file__)
             kernel = Kernel(path.read_text(encoding="utf-8"), name, timing, device_sources(path))
             stack.enter_context(mock.patch.object(module, name, kernel))
-        launch = importlib.import_module(f"{folder}.torch_launch")
-        stack.enter_context(mock.patch.object(launch, "multiprocessors", return_value=PROGRAMS))
+        backend = importlib.import_module(f"{package}._runtime.torch.backend")
+        stack.enter_context(mock.patch.object(backend, "multiprocessors", return_value=PROGRAMS))
         # The portable dq runs in the interpreter, which has no instructions.
         for choice in ("is_nvidia", "has_tanh_instruction"):
-            if hasattr(launch, choice):
-                stack.enter_context(mock.patch.object(launch, choice, return_value=False))
+            stack.enter_context(mock.patch.object(backend, choice, return_value=False))
         stack.enter_context(mock.patch(f"{package}._runtime.torch.support.arch_of", return_value="sm_90"))
         yield
 

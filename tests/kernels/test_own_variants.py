@@ -374,13 +374,13 @@ def test_a_span_that_32_bits_cannot_hold(package: str) -> None:
 @pytest.mark.parametrize("name", ["relative", "pairs", "many_reads"])
 def test_gradients_of_the_registered_operator(package: str, name: str) -> None:
     """Traced calls see the shapes that the kernels give, with and without each gradient."""
-    module = importlib.import_module(f"{package}.{name}.torch_launch")
+    kernels = importlib.import_module(f"{package}.{name}.torch_op").DENSE
     options = importlib.import_module(f"{package}._runtime.core.options").NO_OPTIONS
     own = _arguments(_variants()[name])
     trained = [n for n, x in own.items() if x.requires_grad]
     q = torch.randn(BATCH, HEADS, 20, DIM, device=DEVICE)
-    o, lse = module._forward(q, q, q, *own.values(), 0, None, 1.0, options)
+    o, lse = kernels.forward(q, q, q, *own.values(), None, 0, 1.0, options)
     for wanted in ([True] * len(trained), [False] * len(trained)):
-        arguments = (o, None, q, q, q, *own.values(), o, lse, 0, None, 1.0, options, *wanted)
-        real, fake = module._backward_op(*arguments), module._fake_backward(*arguments)
+        arguments = (o, None, q, q, q, *own.values(), None, o, lse, 0, 1.0, options, *wanted)
+        real, fake = kernels.backward_op(*arguments), kernels.fake_backward(*arguments)
         assert [(x.shape, x.stride(), x.dtype) for x in real] == [(x.shape, x.stride(), x.dtype) for x in fake]

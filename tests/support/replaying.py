@@ -63,9 +63,11 @@ def _interpreter_compiles(variant: str, memory: _Memory) -> Iterator[None]:
     from triton.runtime.interpreter import InterpretedFunction
 
     run, kind_of, empty = InterpretedFunction.run, torch_replay._kind_of, torch.empty_strided
-    modes = ("", ".packed", ".segmented")
     # Imported before anything is patched, as they are everywhere else.
-    every_launch = [importlib.import_module(f"generated.{variant}{mode}.torch_launch") for mode in modes]
+    op = importlib.import_module(f"generated.{variant}.torch_op")
+    every_mode = [op.DENSE, op.PACKED, op.SEGMENTED]
+    for kernels in every_mode:
+        _ = kernels.modules.launch
 
     def launched(kernel: Any, *args: Any, grid: Any, warmup: bool, **constants: Any) -> _Interpreted:
         with _disable_current_modes():  # The interpreter copies tensors, which no launch does.
@@ -95,9 +97,9 @@ def _interpreter_compiles(variant: str, memory: _Memory) -> Iterator[None]:
         patch(torch_replay, "_kind_of", kept_kind)
         patch(torch_replay, "_is_current", lambda _x: True)
         patch(torch_replay, "_stream", lambda _device: 0)
-        for launches in every_launch:
-            for name in ("_forward", "_backward"):
-                patch(launches, name, torch_replay.replayed(getattr(launches, name)))
+        for kernels in every_mode:
+            for name in ("forward", "backward"):
+                patch(kernels, name, torch_replay.replayed(getattr(kernels, name)))
         yield
 
 

@@ -118,9 +118,9 @@ def test_equal_code_is_compared_by_what_it_is_specialised_for(old: Path, band: V
 
 
 def test_another_launch_of_equal_code_is_found(old: Path, band: Variant) -> None:
-    text = (old / "band/torch_launch.py").read_text()
-    assert "num_stages=tile.num_stages" in text
-    new = edited(old, ("band/torch_launch.py", "num_stages=tile.num_stages", "num_stages=tile.num_stages + 1"))
+    path, stages = "_runtime/core/launches.py", '"num_stages": tile.num_stages'
+    assert stages in (old / path).read_text()
+    new = edited(old, (path, stages, f"{stages} + 1"))
     (result,) = compared(old, new, band)
     assert (result.status, result.name) == (Status.DIFFERENT, "band_fwd")
 
@@ -152,9 +152,7 @@ def test_a_kernel_that_does_not_compile_is_no_proof(old: Path, band: Variant) ->
 
 
 def test_a_renamed_kernel_is_compared_with_the_one_it_was(old: Path, band: Variant) -> None:
-    new = edited(
-        old, ("band/fwd.py", "def band_fwd", "def ribbon_fwd"), ("band/torch_launch.py", "band_fwd", "ribbon_fwd")
-    )
+    new = edited(old, ("band/fwd.py", "def band_fwd", "def ribbon_fwd"), ("band/launch.py", "band_fwd", "ribbon_fwd"))
     (result,) = compared(old, new, band)
     assert (result.status, result.name) == (Status.SAME_IR, "band_fwd -> ribbon_fwd")
 

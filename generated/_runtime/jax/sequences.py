@@ -23,7 +23,7 @@ from .support import (
 )
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False)
 class SequenceArguments:
     """What a call says of its sequences and tokens: the arguments of the op by their names, unchecked."""
 

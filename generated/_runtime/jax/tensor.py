@@ -15,7 +15,7 @@ INT32 = np.dtype(np.int32)
 _STRIDE_LIMIT = 2**31 // 256
 
 
-def wide_int() -> np.dtype:
+def int64() -> np.dtype:
     """int64 where JAX has it. Where it has not, neither have the tensors that kernels read."""
     return np.dtype(jax.dtypes.canonicalize_dtype(np.int64))
 
@@ -122,18 +122,6 @@ def aligned(x: Tensor) -> Tensor:
     array = jnp.pad(x.value(), [(0, 0)] * (len(x.memory) - 1) + [(0, room - size)])
     strides = [*(stride // size * room for stride in x.strides[:-1]), 1]
     return Tensor(array, x.shape, strides, x.dtype, memory=array.shape)
-
-
-def unit_strides(x: Tensor) -> tuple[int, int, int]:
-    """The strides of an `aligned` tensor as kernels take them, those of batch and head in units of 16 bytes."""
-    step = 16 // x.element_size()
-    b, h, s, _ = x.strides
-    return b // step, h // step, s
-
-
-def row_stride(x: Tensor | None) -> int:
-    """Elements from one batch row to the next; none where one serves all."""
-    return 0 if x is None or x.shape[0] == 1 else x.strides[0]
 
 
 def empty_like_layout(x: Tensor, last: int) -> Tensor:

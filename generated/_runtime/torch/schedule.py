@@ -39,13 +39,13 @@ def packed_sizes(
     return {"calls": "of packed sequences", "sequences": sequences, **sizes, "device": q.device, "q_offset": offset}
 
 
-def list_blocks(launch: Launch, shape: tuple[int, ...], others: int, device: torch.device) -> list[Tensor]:
+def list_blocks(launch: Launch, shape: tuple[int, ...], others: int, like: Tensor) -> list[Tensor]:
     """Spans `[*shape, 4]` and entries of as many lists, each of at most `others` entries."""
     count = math.prod(shape)
     dtype = torch.int16 if others < 2**15 else torch.int32
-    spans = torch.empty((*shape, 4), dtype=torch.int32, device=device)
+    spans = like.new_empty((*shape, 4), dtype=torch.int32)
     if count * others <= DENSE_ENTRIES:
-        blocks = torch.empty(count * others, dtype=dtype, device=device)
+        blocks = like.new_empty(count * others, dtype=dtype)
         launch(spans, blocks, True, True)
         return [spans, blocks]
     # Packed sequences may have fewer blocks than there are lists: the others count nothing.
@@ -58,7 +58,7 @@ def list_blocks(launch: Launch, shape: tuple[int, ...], others: int, device: tor
         raise ValueError(f"the lists of blocks have {total} entries, more than the 2**31 they can be numbered with")
     spans.view(-1, 4)[:, 0] = ends - room
     spans.view(-1, 4)[:, 3] = ends
-    blocks = torch.empty(total, dtype=dtype, device=device)
+    blocks = like.new_empty(total, dtype=dtype)
     launch(spans, blocks, False, True)
     return [spans, blocks]
 
@@ -81,13 +81,7 @@ def block_sequences(
         launch(
             packed_blocks,
             (num_seqs,),
-            cu_seqlens_q,
-            cu_seqlens_k,
-            block_seqs,
-            num_seqs,
-            q_total,
-            kv_total,
-            num_entries,
+            (cu_seqlens_q, cu_seqlens_k, block_seqs, num_seqs, q_total, kv_total, num_entries),
             BY_KEYS=by_keys,
             BLOCK=block,
             CHUNK=min(1024, next_power_of_2(max(num_seqs, 16))),

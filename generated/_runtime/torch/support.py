@@ -85,13 +85,6 @@ def aligned(x: Tensor) -> Tensor:
     return padded[..., : x.shape[3]].copy_(x)
 
 
-def unit_strides(x: Tensor) -> tuple[int, int, int]:
-    """The strides of an `aligned` tensor as kernels take them, those of batch and head in units of 16 bytes."""
-    step = 16 // x.element_size()
-    b, h, s, _ = x.stride()
-    return b // step, h // step, s
-
-
 def check_tensor(
     op: str,
     name: str,
@@ -384,11 +377,6 @@ def sums_by_sequence(sums: Tensor, block_seqs: Tensor, num_seqs: int) -> Tensor:
     sums = sums.view(*sums.shape[:2], num_blocks, sums.shape[2] // max(num_blocks, 1)).sum(3)
     total = sums.new_zeros((num_seqs, sums.shape[1]))
     return total.index_put_((block_seqs[:, 0].clamp(min=0).long(),), sums[0].T, accumulate=True)
-
-
-def row_stride(x: Tensor | None) -> int:
-    """Elements from one batch row to the next; none where one serves all."""
-    return 0 if x is None or x.shape[0] == 1 else x.stride(0)
 
 
 def place_pairs(pairs: Tensor, shape: Sequence[int], axes: str, q_offset: int | Tensor) -> Tensor:

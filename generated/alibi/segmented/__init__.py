@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/variant_init.py.jinja
-# hash: fad5d579ad7a150e
+# hash: 19f1e47f145b720b
 """`alibi`, with segment ids: Attention with linear biases; the slopes may be trained (Press et al., 2022,
 arXiv:2108.12409).
 
@@ -22,23 +22,11 @@ __all__ = [
     "hopper_bwd_wide",
     "hopper_delta",
     "hopper_fwd",
-    "jax_launch",
-    "torch_launch",
+    "launch",
 ]
 
 if TYPE_CHECKING:
-    from . import (
-        block_ranges,
-        bwd_dkdv,
-        bwd_dq,
-        fwd,
-        hopper_bwd,
-        hopper_bwd_wide,
-        hopper_delta,
-        hopper_fwd,
-        jax_launch,
-        torch_launch,
-    )
+    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd, launch
 else:
     __getattr__, __dir__ = lazy_modules(
         __name__,
@@ -50,6 +38,5 @@ else:
         ".hopper_bwd_wide",
         ".hopper_delta",
         ".hopper_fwd",
-        ".jax_launch",
-        ".torch_launch",
+        ".launch",
     )

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/variant_init.py.jinja
-# hash: 17245fc8c4c8a77c
+# hash: 102ba00020adb116
 """`causal`, with segment ids: A query attends to itself and to what came before (Vaswani et al., 2017, section
 3.2.3).
 
@@ -22,13 +22,12 @@ __all__ = [
     "hopper_bwd_wide",
     "hopper_delta",
     "hopper_fwd",
-    "jax_launch",
-    "torch_launch",
+    "launch",
 ]
 
 if TYPE_CHECKING:
     from .. import hopper_delta
-    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_fwd, jax_launch, torch_launch
+    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_fwd, launch
 else:
     __getattr__, __dir__ = lazy_modules(
         __name__,
@@ -40,6 +39,5 @@ else:
         ".hopper_bwd",
         ".hopper_bwd_wide",
         ".hopper_fwd",
-        ".jax_launch",
-        ".torch_launch",
+        ".launch",
     )

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/variant_init.py.jinja
-# hash: 33730b6abf8939b1
+# hash: de7495763ef6cb10
 """`causal_dropout`, with segment ids: Causal attention with dropout on the probabilities (Vaswani et al., 2017,
 section 5.4).
 
@@ -22,15 +22,14 @@ __all__ = [
     "hopper_bwd_wide",
     "hopper_delta",
     "hopper_fwd",
-    "jax_launch",
+    "launch",
     "token_order",
-    "torch_launch",
 ]
 
 if TYPE_CHECKING:
     from ..._runtime.core import token_order
     from .. import hopper_delta
-    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_fwd, jax_launch, torch_launch
+    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_fwd, launch
 else:
     __getattr__, __dir__ = lazy_modules(
         __name__,
@@ -43,6 +42,5 @@ else:
         ".hopper_bwd",
         ".hopper_bwd_wide",
         ".hopper_fwd",
-        ".jax_launch",
-        ".torch_launch",
+        ".launch",
     )

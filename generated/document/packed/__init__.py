@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/variant_init.py.jinja
-# hash: fb990fa05982221a
+# hash: b1433b11e3d776fc
 """`document`, packed sequences: Causal within each document of a packed row; `doc` numbers them, in any order.
 
 The modules of launches and of kernels are imported when they are first read.
@@ -22,23 +22,11 @@ __all__ = [
     "hopper_bwd_wide",
     "hopper_delta",
     "hopper_fwd",
-    "jax_launch",
-    "torch_launch",
+    "launch",
 ]
 
 if TYPE_CHECKING:
-    from . import (
-        block_ranges,
-        bwd_dkdv,
-        bwd_dq,
-        fwd,
-        hopper_bwd,
-        hopper_bwd_wide,
-        hopper_delta,
-        hopper_fwd,
-        jax_launch,
-        torch_launch,
-    )
+    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd, launch
 else:
     __getattr__, __dir__ = lazy_modules(
         __name__,
@@ -50,6 +38,5 @@ else:
         ".hopper_bwd_wide",
         ".hopper_delta",
         ".hopper_fwd",
-        ".jax_launch",
-        ".torch_launch",
+        ".launch",
     )

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/variant_init.py.jinja
-# hash: 4932dee731a8f916
+# hash: 300ca8e6fa4efda5
 """`document`, with segment ids: Causal within each document of a packed row; `doc` numbers them, in any order.
 
 The modules of launches and of kernels are imported when they are first read.
@@ -22,15 +22,14 @@ __all__ = [
     "hopper_bwd_wide",
     "hopper_delta",
     "hopper_fwd",
-    "jax_launch",
+    "launch",
     "token_order",
-    "torch_launch",
 ]
 
 if TYPE_CHECKING:
     from ..._runtime.core import token_order
     from .. import hopper_delta
-    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_fwd, jax_launch, torch_launch
+    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_fwd, launch
 else:
     __getattr__, __dir__ = lazy_modules(
         __name__,
@@ -43,6 +42,5 @@ else:
         ".hopper_bwd",
         ".hopper_bwd_wide",
         ".hopper_fwd",
-        ".jax_launch",
-        ".torch_launch",
+        ".launch",
     )

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/variant_init.py.jinja
-# hash: 1e379cd1c43eadac
+# hash: ff9327a27d11373b
 """`forgetting`, with segment ids: Forgetting attention, a log-decay per position and head (Lin et al., 2025,
 arXiv:2503.02130).
 
@@ -23,26 +23,14 @@ __all__ = [
     "hopper_bwd_wide",
     "hopper_delta",
     "hopper_fwd",
-    "jax_launch",
+    "launch",
     "token_order",
-    "torch_launch",
 ]
 
 if TYPE_CHECKING:
     from ..._runtime.core import token_order
     from .. import decay
-    from . import (
-        block_ranges,
-        bwd_dkdv,
-        bwd_dq,
-        fwd,
-        hopper_bwd,
-        hopper_bwd_wide,
-        hopper_delta,
-        hopper_fwd,
-        jax_launch,
-        torch_launch,
-    )
+    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd, launch
 else:
     __getattr__, __dir__ = lazy_modules(
         __name__,
@@ -56,6 +44,5 @@ else:
         ".hopper_bwd_wide",
         ".hopper_delta",
         ".hopper_fwd",
-        ".jax_launch",
-        ".torch_launch",
+        ".launch",
     )

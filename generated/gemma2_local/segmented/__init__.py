@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/variant_init.py.jinja
-# hash: d6b2a18bf867a340
+# hash: 46a873ec8881df44
 """`gemma2_local`, with segment ids: The local layers of Gemma 2, a window of 4096 and logits capped at 50
 (arXiv:2408.00118, table 1).
 
@@ -22,13 +22,12 @@ __all__ = [
     "hopper_bwd_wide",
     "hopper_delta",
     "hopper_fwd",
-    "jax_launch",
-    "torch_launch",
+    "launch",
 ]
 
 if TYPE_CHECKING:
     from .. import hopper_delta
-    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_fwd, jax_launch, torch_launch
+    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_fwd, launch
 else:
     __getattr__, __dir__ = lazy_modules(
         __name__,
@@ -40,6 +39,5 @@ else:
         ".hopper_bwd",
         ".hopper_bwd_wide",
         ".hopper_fwd",
-        ".jax_launch",
-        ".torch_launch",
+        ".launch",
     )

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/variant_init.py.jinja
-# hash: 11544b12700a6eff
+# hash: 31aee3c574777673
 """`gpt_oss`, packed sequences: The sliding-window layers of gpt-oss, a learned sink per head in the denominator
 (arXiv:2508.10925).
 
@@ -21,12 +21,11 @@ __all__ = [
     "hopper_bwd_wide",
     "hopper_delta",
     "hopper_fwd",
-    "jax_launch",
-    "torch_launch",
+    "launch",
 ]
 
 if TYPE_CHECKING:
-    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd, jax_launch, torch_launch
+    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd, launch
 else:
     __getattr__, __dir__ = lazy_modules(
         __name__,
@@ -37,6 +36,5 @@ else:
         ".hopper_bwd_wide",
         ".hopper_delta",
         ".hopper_fwd",
-        ".jax_launch",
-        ".torch_launch",
+        ".launch",
     )

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/variant_init.py.jinja
-# hash: 3d19e34cbe974b71
+# hash: d29cb202a375e4a1
 """`natten`, packed sequences: Neighbourhood attention on an image of 128 x 128 positions, 13 x 13 keys (Hassani et
 al., 2023, arXiv:2204.07143).
 
@@ -22,23 +22,11 @@ __all__ = [
     "hopper_bwd_wide",
     "hopper_delta",
     "hopper_fwd",
-    "jax_launch",
-    "torch_launch",
+    "launch",
 ]
 
 if TYPE_CHECKING:
-    from . import (
-        block_lists,
-        bwd_dkdv,
-        bwd_dq,
-        fwd,
-        hopper_bwd,
-        hopper_bwd_wide,
-        hopper_delta,
-        hopper_fwd,
-        jax_launch,
-        torch_launch,
-    )
+    from . import block_lists, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd, launch
 else:
     __getattr__, __dir__ = lazy_modules(
         __name__,
@@ -50,6 +38,5 @@ else:
         ".hopper_bwd_wide",
         ".hopper_delta",
         ".hopper_fwd",
-        ".jax_launch",
-        ".torch_launch",
+        ".launch",
     )

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/variant_init.py.jinja
-# hash: 136662cbd23f6125
+# hash: 66b0ce2d1b886c99
 """`prefix_lm`, with segment ids: Causal, but for a prefix of `length` keys that every query attends to (Raffel et
 al., 2020, arXiv:1910.10683).
 
@@ -22,13 +22,12 @@ __all__ = [
     "hopper_bwd_wide",
     "hopper_delta",
     "hopper_fwd",
-    "jax_launch",
-    "torch_launch",
+    "launch",
 ]
 
 if TYPE_CHECKING:
     from .. import hopper_delta
-    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_fwd, jax_launch, torch_launch
+    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_fwd, launch
 else:
     __getattr__, __dir__ = lazy_modules(
         __name__,
@@ -40,6 +39,5 @@ else:
         ".hopper_bwd",
         ".hopper_bwd_wide",
         ".hopper_fwd",
-        ".jax_launch",
-        ".torch_launch",
+        ".launch",
     )

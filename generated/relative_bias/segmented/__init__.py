@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/variant_init.py.jinja
-# hash: a97d8bb5eae46236
+# hash: 86e19d80d4626eb1
 """`relative_bias`, with segment ids: A learned bias per head and distance; those beyond the table have its last
 (Raffel et al., 2020, arXiv:1910.10683).
 
@@ -23,13 +23,12 @@ __all__ = [
     "hopper_bwd_wide",
     "hopper_delta",
     "hopper_fwd",
-    "jax_launch",
-    "torch_launch",
+    "launch",
 ]
 
 if TYPE_CHECKING:
     from .. import hopper_delta
-    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_fwd, jax_launch, torch_launch
+    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_fwd, launch
 else:
     __getattr__, __dir__ = lazy_modules(
         __name__,
@@ -41,6 +40,5 @@ else:
         ".hopper_bwd",
         ".hopper_bwd_wide",
         ".hopper_fwd",
-        ".jax_launch",
-        ".torch_launch",
+        ".launch",
     )

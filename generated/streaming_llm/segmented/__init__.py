@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/variant_init.py.jinja
-# hash: 5d81d14ae3e142c0
+# hash: 24a16bfdee2b8cbf
 """`streaming_llm`, with segment ids: A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et
 al., 2024, arXiv:2309.17453).
 
@@ -23,13 +23,12 @@ __all__ = [
     "hopper_bwd_wide",
     "hopper_delta",
     "hopper_fwd",
-    "jax_launch",
-    "torch_launch",
+    "launch",
 ]
 
 if TYPE_CHECKING:
     from .. import hopper_delta
-    from . import block_lists, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_fwd, jax_launch, torch_launch
+    from . import block_lists, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_fwd, launch
 else:
     __getattr__, __dir__ = lazy_modules(
         __name__,
@@ -41,6 +40,5 @@ else:
         ".hopper_bwd",
         ".hopper_bwd_wide",
         ".hopper_fwd",
-        ".jax_launch",
-        ".torch_launch",
+        ".launch",
     )

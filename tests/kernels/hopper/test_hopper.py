@@ -324,6 +324,6 @@ def test_equal_bits_on_any_number_of_multiprocessors(monkeypatch: pytest.MonkeyP
     with torch.no_grad():
         want = inputs.call(op, family="hopper")
         for count in (1, 7, 10_000):
-            monkeypatch.setattr("generated.causal.torch_launch.multiprocessors", lambda _, count=count: count)
+            monkeypatch.setattr("generated._runtime.torch.backend.multiprocessors", lambda _, count=count: count)
             with never_replaying():
                 assert_same("causal", "o", inputs.call(op, family="hopper"), want)

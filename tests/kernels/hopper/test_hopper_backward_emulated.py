@@ -80,7 +80,7 @@ def emulate_backward(
     monkeypatch.setattr(module, name, kernel)
     # The portable dq runs in the interpreter, which has no instructions.
     for choice in ("is_nvidia", "has_tanh_instruction"):
-        monkeypatch.setattr(f"{folder}.torch_launch.{choice}", lambda _: False, raising=False)
+        monkeypatch.setattr(f"{package}._runtime.torch.backend.{choice}", lambda _: False)
     return kernel
 
 

@@ -127,7 +127,7 @@ def emulate(
     name = f"{variant}_{mode}".rstrip("_") + "_hopper_fwd"
     kernel = emulated_kernel(Path(module.__file__), name, timing, mutate)
     monkeypatch.setattr(module, name, kernel)
-    monkeypatch.setattr(f"{folder}.torch_launch.multiprocessors", lambda _: programs)
+    monkeypatch.setattr(f"{package}._runtime.torch.backend.multiprocessors", lambda _: programs)
     monkeypatch.setattr(f"{package}._runtime.torch.support.arch_of", lambda _: "sm_90")
     return kernel
 

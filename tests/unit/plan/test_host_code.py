@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codegen.plan.host_code import HostCode, host, joined, listed, names_of, printed
-from codegen.plan.parameters import Parameter, names, partial_signature, signature, tensor
+from codegen.plan.parameters import Parameter, names, signature, tensor
 
 
 def test_source_knows_what_it_reads() -> None:
@@ -34,5 +34,3 @@ def test_signatures() -> None:
     assert signature(parameters) == "q: Tensor, dlse: Tensor | None, scale: float, tile: Tile"
     assert names(parameters) == ["q", "dlse", "scale", "tile"]
     assert [p.is_tensor for p in parameters] == [True, True, False, False]
-    # What a function reads none of needs no name; before the last that it reads an underscore keeps the place.
-    assert partial_signature(parameters, {"q", "scale"}) == "q: Tensor, _dlse: Tensor | None, scale: float, *_: object"

@@ -81,7 +81,7 @@ def test_every_variant_has_a_module(variant: str) -> None:
 def test_modules_are_imported_when_they_are_asked_for() -> None:
     code = "import sys, generated.torch as t; print('generated.torch.nn' in sys.modules, t.nn.Alibi.__module__)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "False generated.alibi.torch_module\n"
+    assert done.stdout == "False generated.alibi.torch_op\n"
 
 
 def test_a_module_calls_its_op_with_what_it_holds() -> None:

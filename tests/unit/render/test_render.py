@@ -34,16 +34,16 @@ def test_a_file_that_the_formatter_refuses_is_named_with_its_variant_template_an
     spec = tmp_path / "spec.yaml"
     spec.write_text("variants:\n  early: {mask: causal}\n")
     filled["portable/decay.py.jinja"] = "def ("  # of another variant
-    filled["host/torch_launch.py.jinja"] = "def ("
+    filled["host/launch.py.jinja"] = "def ("
     with pytest.raises(CodegenError) as raised:
         render.render(load(spec))
     lines = str(raised.value).splitlines()
     assert lines[0] == "the formatter refused rendered files, a fault of the generator:"
-    refused = [line for line in lines if line.endswith("(variant early, template host/torch_launch.py.jinja)")]
+    refused = [line for line in lines if line.endswith("(variant early, template host/launch.py.jinja)")]
     assert {line.partition(":")[0] for line in refused} == {
-        "early/torch_launch.py",
-        "early/packed/torch_launch.py",
-        "early/segmented/torch_launch.py",
+        "early/launch.py",
+        "early/packed/launch.py",
+        "early/segmented/launch.py",
     }
     assert any("Expected" in line for line in refused)  # the formatter's own words
     assert any(line.strip().startswith("def (") for line in lines)
@@ -69,7 +69,7 @@ def test_every_rendered_module_begins_with_its_licence(tmp_path: Path) -> None:
         "packing.py",
         "_runtime/core/tuned.py",
         "early/fwd.py",
-        "early/packed/jax_launch.py",
+        "early/packed/launch.py",
     }
     assert all(texts[path].startswith("# SPDX-License-Identifier: Apache-2.0\n") for path in modules)
 
@@ -80,10 +80,9 @@ def test_segmented_calls_run_the_dense_hopper_delta_where_only_its_name_would_di
     files = render.render(load(spec))
     assert "early/segmented/hopper_delta.py" not in files
     assert "linear/segmented/hopper_delta.py" in files  # what rows add to their logits, dense calls add in hopper_delta
-    for framework in ("torch", "jax"):
-        launches = files[f"early/segmented/{framework}_launch.py"]
-        assert "hopper_delta.early_hopper_delta" in launches
-        assert "hopper_delta.early_segmented_hopper_delta" not in launches
+    launches = files["early/segmented/launch.py"]
+    assert "hopper_delta.early_hopper_delta" in launches
+    assert "hopper_delta.early_segmented_hopper_delta" not in launches
     space: dict[str, Any] = {}
     exec(files[render.KERNELS_FILE].replace("from .core.traits import VariantTraits", "VariantTraits = dict"), space)
     hashes = space["KERNEL_HASHES"]["early"]

@@ -13,6 +13,7 @@ import pytest
 
 from codegen.ir import expr
 from codegen.ir.expr import Expr, Load, TensorSpec, Type
+from codegen.plan.torch_modules import class_name
 from codegen.spec.model import Variant
 from codegen.spec.names import OP_ARGUMENTS, argument_problem
 from codegen.spec.reserved import WORDS
@@ -23,7 +24,7 @@ GENERATED = ROOT / "generated"
 VARIANTS: dict[str, Any] = json.loads((GENERATED / "MANIFEST.json").read_text(encoding="utf-8"))["variants"]
 
 # The files that see a variant's own tensors and scalars; decay does not.
-KERNELS = ("fwd.py", "bwd_dq.py", "bwd_dkdv.py", "torch_launch.py", "jax_launch.py")
+KERNELS = ("fwd.py", "bwd_dq.py", "bwd_dkdv.py", "launch.py")
 MODES = [f"{mode}/{file}" for mode in ("packed", "segmented") for file in KERNELS]
 FILES = (
     *KERNELS,
@@ -72,7 +73,7 @@ def test_names_of_generated_code_are_known(variant: str, file: str) -> None:
     own = [*entry["tensors"], *entry["scalars"], "g", "sink"]
     tree = ast.parse((GENERATED / variant / file).read_text(encoding="utf-8"))
     used = {*module_names(tree), *local_names(tree, own)}
-    derived = re.compile(rf"(.*_)?d?({'|'.join(own)})(_.*)?|{variant}_\w+|{variant}|_.*")
+    derived = re.compile(rf"(.*_)?d?({'|'.join(own)})(_.*)?|{variant}_\w+|{variant}|{class_name(variant)}|_.*")
     known = [name for name in used if is_used(name) or argument_problem(name, {}) is not None]
     free = sorted(name for name in used if not derived.fullmatch(name) and name not in known)
     assert not free, (

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the launches of every variant share, in every framework. No framework is imported."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from .configs import Tile, Tiles, block_columns
+from .families import HOPPER_WARPS, tile_columns
+from .options import CallOptions
+from .schedules import SEGMENTS
+from .tiles import HOPPER
+
+Tensor: TypeAlias = Any
+"""A tensor of torch, or the `Tensor` of `runtime/jax/tensor.py`, which has the same methods: shape, strides, sizes and
+new tensors of the same device."""
+
+
+class Backend(Protocol):
+    """What launches ask of a framework: the module `backend` of `_runtime/torch` and that of `_runtime/jax`.
+
+    `launch(kernel, grid, *groups, **constants)` passes the arguments of all groups, one tuple after the other.
+    `launch_hopper` does so for a kernel that takes memory to work in.
+    """
+
+    FP32: Any
+    INT32: Any
+    ANSWERS_DISORDER: bool
+    """True if the forward launches the kernel that answers positions in no order with NaN."""
+
+    def int64(self) -> Any: ...
+    def launch(self, kernel: Any, grid: tuple[int], *groups: tuple[Any, ...], **constants: Any) -> None: ...
+    def launch_hopper(self, kernel: Any, grid: tuple[int], *groups: tuple[Any, ...], **constants: Any) -> None: ...
+    def aligned(self, x: Tensor) -> Tensor: ...
+    def empty_like_layout(self, x: Tensor, last: int) -> Tensor: ...
+    def call_tiles(self, op: str, mode: str, q: Tensor, v: Tensor, length: int, options: CallOptions) -> Tiles: ...
+    def multiprocessors(self, x: Tensor) -> int: ...
+    def is_nvidia(self, x: Tensor) -> bool: ...
+    def has_tanh_instruction(self, x: Tensor) -> bool: ...
+    def is_loaded(self, *scalars: Any) -> bool: ...
+    def work_counter(self, like: Tensor) -> Tensor: ...
+    def block_sequences(
+        self, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, q_total: int, kv_total: int, block: int, by_keys: bool
+    ) -> Tensor: ...
+    def list_blocks(
+        self, launch: Callable[[Tensor, Tensor, bool, bool], object], shape: tuple[int, ...], others: int, like: Tensor
+    ) -> list[Tensor]: ...
+
+
+# --------------------------------------------------------------------------------------------------------------- tiles
+
+
+def call_length(mode: str, v: Tensor, tokens: Tensor | None) -> int:
+    """The number of keys of a sequence by which tiles are chosen.
+
+    Args:
+        tokens: what tells the sequences apart: `cu_seqlens_q` of a packed call, `q_segment_ids` of a segmented one.
+    """
+    length: int = v.shape[2]
+    if mode == "dense" or tokens is None:
+        return length
+    # How many segments a row has only the device knows. One id for all, with a stride of 0, is one segment.
+    sequences = max(tokens.shape[0] - 1, 1) if mode == "packed" else SEGMENTS if tokens.stride(1) else 1
+    return max(length // sequences, min(length, 1))
+
+
+def tiles_of(
+    backend: Backend, op: str, mode: str, q: Tensor, v: Tensor, options: CallOptions, tokens: Tensor | None = None
+) -> Tiles:
+    """The tiles of each pass of a call. q and v are `[B, H, S, D]`, or of a packed call `[1, H, total, D]`."""
+    return backend.call_tiles(op, mode, q, v, call_length(mode, v, tokens), options)
+
+
+def tables_of(tiles: Tiles, passes: Sequence[str], make: Callable[[Tile, bool], list[Tensor]]) -> list[Tensor]:
+    """The tables of some passes, one after the other.
+
+    `make(tile, by_keys)` makes the tables of one pass. Passes with the same blocks share theirs.
+    """
+    made: dict[tuple[int, int, bool], list[Tensor]] = {}
+    tables: list[Tensor] = []
+    for name in passes:
+        tile, by_keys = tiles[name], name == "dkdv"
+        blocks = (tile.block_m, tile.block_n, by_keys)
+        if blocks not in made:
+            made[blocks] = make(tile, by_keys)
+        tables += made[blocks]
+    return tables
+
+
+def gradient_sizes(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes that gradients are computed with, from the arguments of a backward."""
+    (batch, num_heads, q_len, _), (_, num_kv_heads, kv_len, _) = given["q"].shape, given["k"].shape
+    row_offsets = given.get("row_offsets")
+    return {
+        "batch": batch,
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "group_size": num_heads // num_kv_heads,
+        "q_len": q_len,
+        "kv_len": kv_len,
+        "num_seqs": given["cu_seqlens_q"].shape[0] - 1 if "cu_seqlens_q" in given else batch,
+        "q_offset": given.get("row_offset", 0) if row_offsets is None else row_offsets,
+    }
+
+
+# ---------------------------------------------------------------------------------------- what kernels are compiled for
+
+
+def tile_constants(tile: Tile, head_dim: int, head_dim_v: int) -> Mapping[str, int]:
+    """The constants of a kernel that follow from its tile and from the head_dims of q and of v."""
+    columns = tile_columns if tile.family == HOPPER else block_columns
+    constants = {
+        "HEAD_DIM": head_dim,
+        "HEAD_DIM_V": head_dim_v,
+        "BLOCK_D": columns(head_dim),
+        "BLOCK_DV": columns(head_dim_v),
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+    }
+    if tile.family == HOPPER:
+        return constants | {"STAGES": tile.num_stages, "num_warps": HOPPER_WARPS}
+    return constants | {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+
+
+def delta_constants(tile: Tile, head_dim_v: int) -> Mapping[str, int]:
+    """Those of the kernel that computes delta for a backward of Hopper's family."""
+    return {"HEAD_DIM_V": head_dim_v, "BLOCK_DV": tile_columns(head_dim_v), "BLOCK_M": tile.block_m, "num_warps": 4}
+
+
+def dq_rows_constants(tile: Tile, head_dim: int) -> Mapping[str, int]:
+    """Those of the kernel that makes dq of the sums of a backward of Hopper's family."""
+    return {"HEAD_DIM": head_dim, "BLOCK_D": tile_columns(head_dim), "BLOCK_M": tile.block_m, "num_warps": 4}
+
+
+# ------------------------------------------------------------------------------------------------------------- strides
+
+
+def unit_strides(*tensors: Tensor) -> tuple[int, ...]:
+    """The strides of `aligned` tensors as kernels take them, those of batch and head in units of 16 bytes."""
+    found: list[int] = []
+    for x in tensors:
+        step = 16 // x.element_size()
+        b, h, s, _ = x.stride()
+        found += (b // step, h // step, s)
+    return tuple(found)
+
+
+def packed_unit_strides(*tensors: Tensor) -> tuple[int, ...]:
+    """The same of packed sequences, which are one batch row: those of head and row."""
+    found: list[int] = []
+    for x in tensors:
+        _, h, s, _ = x.stride()
+        found += (h // (16 // x.element_size()), s)
+    return tuple(found)
+
+
+def strides(*tensors: Tensor) -> tuple[int, ...]:
+    """The strides of tensors that kernels fill: batch, head and row. The last is 1."""
+    return tuple([step for x in tensors for step in x.stride()[:3]])
+
+
+def packed_strides(*tensors: Tensor) -> tuple[int, ...]:
+    """The same of packed sequences, which are one batch row: head and row."""
+    return tuple([step for x in tensors for step in x.stride()[1:3]])
+
+
+def row_stride(x: Tensor | None) -> int:
+    """Elements from one batch row to the next; none where one serves all."""
+    return 0 if x is None or x.shape[0] == 1 else x.stride(0)

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch, as launches ask for it: the `Backend` of `runtime/core/launches.py`."""
+
+import torch
+
+from .replay import launch as launch
+from .replay import launch_hopper as launch_hopper
+from .schedule import block_sequences as block_sequences
+from .schedule import list_blocks as list_blocks
+from .schedule import work_counter as work_counter
+from .support import FP32 as FP32
+from .support import aligned as aligned
+from .support import call_tiles as call_tiles
+from .support import empty_like_layout as empty_like_layout
+from .support import has_tanh_instruction as has_tanh_instruction
+from .support import is_nvidia as is_nvidia
+from .support import multiprocessors as multiprocessors
+
+INT32 = torch.int32
+ANSWERS_DISORDER = True
+
+
+def int64() -> torch.dtype:
+    """The type of wide integers."""
+    return torch.int64
+
+
+def is_loaded(*_scalars: float) -> bool:
+    """Whether a call's scalars come as tensors: they are numbers."""
+    return False

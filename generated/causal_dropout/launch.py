@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
+# variant: causal_dropout: {mask: causal, dropout: true}
+# template: host/launch.py.jinja
+# hash: 7d27a7b64151aa4e
+"""The launches of `causal_dropout`, for every framework: which kernels run, and with what."""
+
+from .. import causal_dropout as kernels
+from .._runtime.core.checks import keep_numbers
+from .._runtime.core.configs import cdiv
+from .._runtime.core.families import WIDE_KEYS, tile_columns
+from .._runtime.core.launches import (
+    Backend,
+    Tensor,
+    delta_constants,
+    dq_rows_constants,
+    strides,
+    tile_constants,
+    tiles_of,
+    unit_strides,
+)
+from .._runtime.core.options import CallOptions
+
+
+def forward(
+    backend: Backend,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    row_offsets: Tensor | None,
+    dropout_p: float,
+    seed: int | Tensor,
+    row_offset: int,
+    scale: float,
+    options: CallOptions,
+) -> tuple[Tensor, Tensor]:
+    """Launch the forward."""
+    batch, num_heads, q_len, head_dim = q.shape
+    kv_len, head_dim_v = k.shape[2], v.shape[3]
+    group_size = num_heads // k.shape[1]
+    tile = tiles_of(backend, "causal_dropout", "dense", q, v, options)["fwd"]
+    o = backend.empty_like_layout(q, head_dim_v)
+    lse = q.new_empty((batch, num_heads, q_len), dtype=backend.FP32)
+    if o.numel() == 0:
+        return o, lse
+    q_offset = row_offset if row_offsets is None else row_offsets
+    threshold, keep_scale = keep_numbers(dropout_p)
+    q, k, v = map(backend.aligned, (q, k, v))
+    programs = cdiv(q_len, tile.block_m) * num_heads * batch
+    arguments = (
+        (q, k, v, q_offset, seed, o, lse),
+        (*unit_strides(q, k, v), *strides(o)),
+        (q_len, kv_len, num_heads, group_size, scale, threshold, keep_scale),
+    )
+    constants = {
+        "Q_OFFSET_PER_BATCH": row_offsets is not None,
+        "SCALARS_LOADED": backend.is_loaded(seed),
+        "DROPOUT": threshold > 0,
+    }
+    if tile.family == "hopper":
+        backend.launch_hopper(
+            kernels.hopper_fwd.causal_dropout_hopper_fwd,
+            (min(programs, backend.multiprocessors(q)),),
+            *arguments,
+            (batch,),
+            RAGGED=kv_len % tile.block_n != 0,
+            **constants,
+            **tile_constants(tile, head_dim, head_dim_v),
+        )
+    else:
+        backend.launch(
+            kernels.fwd.causal_dropout_fwd,
+            (programs,),
+            *arguments,
+            RAGGED=kv_len % tile.block_n != 0,
+            **constants,
+            **tile_constants(tile, head_dim, head_dim_v),
+        )
+    return o, lse
+
+
+def backward(
+    backend: Backend,
+    do: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    row_offsets: Tensor | None,
+    o: Tensor,
+    lse: Tensor,
+    dropout_p: float,
+    seed: int | Tensor,
+    row_offset: int,
+    scale: float,
+    options: CallOptions,
+) -> tuple[Tensor, ...]:
+    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
+    batch, num_heads, q_len, head_dim = q.shape
+    num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
+    group_size = num_heads // num_kv_heads
+    tiles = tiles_of(backend, "causal_dropout", "dense", q, v, options)
+    tile = tiles["dkdv"]
+    fused = tiles["dq"].family == "hopper"
+    delta = lse.new_empty(lse.shape)
+    dq, dk = backend.empty_like_layout(q, head_dim), backend.empty_like_layout(k, head_dim)
+    dv = backend.empty_like_layout(v, head_dim_v)
+    q_offset = row_offset if row_offsets is None else row_offsets
+    threshold, keep_scale = keep_numbers(dropout_p)
+    q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
+    constants = {
+        "Q_OFFSET_PER_BATCH": row_offsets is not None,
+        "SCALARS_LOADED": backend.is_loaded(seed),
+        "DROPOUT": threshold > 0,
+    }
+    if dq.numel() > 0 and not fused:
+        backend.launch(
+            kernels.bwd_dq.causal_dropout_bwd_dq,
+            (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
+            (o, dlse, q, k, v, do, lse, q_offset, seed, delta, dq),
+            (*unit_strides(q, k, v, do, o), *strides(dq)),
+            (q_len, kv_len, num_heads, group_size, scale, threshold, keep_scale),
+            HAS_DLSE=dlse is not None,
+            RAGGED=kv_len % tiles["dq"].block_n != 0,
+            **constants,
+            **tile_constants(tiles["dq"], head_dim, head_dim_v),
+        )
+    if tile.family == "hopper":
+        num_blocks = cdiv(q_len, tile.block_m)
+        row_lse = q.new_empty((batch, num_heads, num_blocks * tile.block_m), dtype=backend.FP32)
+        row_delta = q.new_empty(row_lse.shape, dtype=backend.FP32)
+        sums_shape = (batch, num_heads, num_blocks, tile.block_m * tile_columns(head_dim)) if fused else (0,)
+        dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
+        if dq.numel() > 0:
+            backend.launch(
+                kernels.hopper_delta.causal_dropout_hopper_delta,
+                (num_blocks * num_heads * batch,),
+                (o, do, lse, dlse, delta, row_lse, row_delta),
+                (*unit_strides(o, do), q_len, num_heads, scale, keep_scale / 2 if threshold > 0 else 1.0),
+                HAS_DLSE=dlse is not None,
+                WITH_DQ=fused,
+                **delta_constants(tile, head_dim_v),
+            )
+        if dk.numel() > 0:
+            is_wide = tile.block_n == WIDE_KEYS
+            backend.launch_hopper(
+                kernels.hopper_bwd_wide.causal_dropout_hopper_bwd_wide
+                if is_wide
+                else kernels.hopper_bwd.causal_dropout_hopper_bwd,
+                (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
+                (q, k, v, do, row_lse, row_delta, q_offset, seed, dk, dv),
+                (*unit_strides(q, k, v, do), *strides(dk, dv)),
+                (q_len, kv_len, num_heads, group_size, scale, threshold),
+                (dq_sums, batch, backend.work_counter(q)) if is_wide else (dq_sums, batch),
+                WITH_DQ=fused,
+                RAGGED=kv_len % tile.block_n != 0,
+                **constants,
+                **tile_constants(tile, head_dim, head_dim_v),
+            )
+        if fused and dq.numel() > 0:
+            backend.launch(
+                kernels.hopper_delta.causal_dropout_hopper_dq_rows,
+                (2 * num_blocks * num_heads * batch,),
+                (dq_sums, dq, *strides(dq), q_len, num_heads, scale),
+                **dq_rows_constants(tile, head_dim),
+            )
+    elif dk.numel() > 0:
+        backend.launch(
+            kernels.bwd_dkdv.causal_dropout_bwd_dkdv,
+            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
+            (q, k, v, do, lse, delta, q_offset, seed, dk, dv),
+            (*unit_strides(q, k, v, do), *strides(dk, dv)),
+            (q_len, kv_len, num_heads, group_size, scale, threshold, keep_scale),
+            RAGGED=q_len % tile.block_m != 0,
+            **constants,
+            **tile_constants(tile, head_dim, head_dim_v),
+        )
+    return dq, dk, dv

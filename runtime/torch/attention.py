@@ -1,0 +1,277 @@
+"""The kernels of an op in one mode of calls, as PyTorch knows them: an autograd function, and two custom operators."""
+
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, Signature
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.configs import PASSES, Tiles
+from ..core.launches import gradient_sizes, tiles_of
+from ..core.options import CallOptions
+from . import backend
+from .lazy_operators import namespace_of
+from .operators import register_operator
+from .plain import plain_backward, plain_forward
+from .replay import apply, replayed
+from .support import FP32, batch_row, empty_like_layout, launches_directly, packed_rows
+from .transforms import batched, differentiates_backward, folded_axes, refuse_gradient_of, refuse_second_derivative
+
+_TYPES = {
+    "row_offsets": Tensor | None,
+    "q_positions": Tensor | None,
+    "kv_positions": Tensor | None,
+    "padding_id": int,
+    "row_offset": int,
+    "seed": int,
+    "dropout_p": float,
+    "scale": float,
+    "options": CallOptions,
+    "block_tables": list[Tensor],
+}
+"""Types of the parameters that any op may have. Its other parameters are tensors, but for its own scalars."""
+
+_ROWS = ("q", "k", "v", "o", "do")
+
+
+class Kernels:
+    """The kernels of a variant in one mode of calls.
+
+    Attributes:
+        op: the variant, with which error messages begin. mode: dense, packed or segmented.
+        parameters: those of the forward's launch, which the autograd `function` takes: tensors, then numbers, then the
+            tables of blocks. backward_parameters: those of the backward's launch.
+        function: the autograd function: o and lse from q, k and v `[B, H, S, D]`, or `[total, H, D]` in a packed call.
+        forward, backward: its launches. forward_op, backward_op: the same as custom operators, which torch.compile,
+            torch.export and fake tensors see in place of the launches.
+    """
+
+    def __init__(
+        self,
+        *,
+        op: str,
+        mode: str,
+        modules: Any,
+        reference: Callable[..., Any],
+        parameters: Sequence[str],
+        dims: Mapping[str, tuple[str | int, ...]] | None = None,
+        scalars: Mapping[str, type] | None = None,
+        flags: Mapping[str, str] | None = None,
+        gradients: Sequence[str] = (),
+        sums: Sequence[str] = (),
+        own_gradients: Callable[..., tuple[Tensor, ...]] | None = None,
+        undeclared: Mapping[str, str] | None = None,
+        splits_batch: bool = True,
+    ) -> None:
+        """`modules` is the package of the mode, whose `launch` is imported by the first call.
+
+        Args:
+            reference: the plain reference.
+            dims: of the variant's own tensors, as the mode has them. scalars: its own numbers, with their types.
+            gradients: the tensors that have a gradient besides q, k and v. flags: tensor -> the parameter that asks for
+                its gradient, if any.
+            sums: what the launch of the backward returns behind dq, dk and dv. own_gradients: makes the gradients of
+                these, in the order of `gradients`; by default they are the gradients.
+            undeclared: float tensors without a gradient -> why they have none.
+            splits_batch: whether batch rows differ by nothing but the elements they read.
+        """
+        self.op, self.mode, self.modules, self.reference = op, mode, modules, reference
+        self.parameters = tuple(parameters)
+        self.gradients, self.flags, self.undeclared = tuple(gradients), dict(flags or {}), dict(undeclared or {})
+        self._sums, self._own_gradients = tuple(sums), own_gradients
+        self._types = dict.fromkeys(self.parameters, Tensor) | _TYPES | dict(scalars or {})
+        self.num_tensors = sum(self._types[name] in (Tensor, Tensor | None) for name in self.parameters)
+        self.has_tables = "block_tables" in self.parameters
+        self.results = ("o", "lse", *(["decay"] if "g" in self.parameters else []))
+        tensors, numbers = self.parameters[: self.num_tensors], self.parameters[self.num_tensors :]
+        self.backward_parameters = ("do", "dlse", *tensors, *self.results, *numbers, *self.flags.values())
+        self.folded_axes = folded_axes(mode, tensors, self.results, dims or {}) if splits_batch else {}
+        self.forward, self.backward = replayed(self._forward), replayed(self._backward)
+        name = f"{_NAMESPACE}::{op}" if mode == "dense" else f"{_NAMESPACE}::{op}_{mode}"
+        _KERNELS[name] = self
+        types = self._types | {"dlse": Tensor | None} | dict.fromkeys(self.flags.values(), bool)
+        signature = _signature(self.parameters, types, len(self.results))
+        self.forward_op = register_operator(f"{name}_fwd", self._forward, self.fake_forward, signature)
+        signature = _signature(self.backward_parameters, types, 3 + len(self.gradients))
+        self.backward_op = register_operator(f"{name}_bwd", self._backward, self.fake_backward, signature)
+        self.function, self.gradient_function = _autograd_functions(self, name)
+
+    def tiles(self, q: Tensor, v: Tensor, options: CallOptions, tokens: Tensor | None = None) -> Tiles:
+        """The tiles of each pass. q and v are `[B, H, S, D]`; `tokens` are cu_seqlens_q or q_segment_ids."""
+        return tiles_of(backend, self.op, self.mode, q, v, options, tokens)
+
+    def tables(self, *args: Any, backward: bool) -> list[Tensor]:
+        """The tables of blocks of a schedule: `make_tables` of the mode's launches for all passes, or the first."""
+        tables: list[Tensor] = self.modules.launch.make_tables(backend, *args, PASSES if backward else PASSES[:1])
+        return tables
+
+    def _as_rows(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a launch: packed tensors are one batch row."""
+        if self.mode != "packed":
+            return given
+        return {name: batch_row(x) if name in _ROWS else x for name, x in given.items()}
+
+    def _of_rows(self, *results: Tensor) -> tuple[Tensor, ...]:
+        """The inverse, of new tensors."""
+        return tuple(map(packed_rows, results)) if self.mode == "packed" else results
+
+    # -------------------------------------------------------------------------------------------------------- launches
+
+    def _forward(self, *args: Any) -> tuple[Tensor, ...]:
+        given = self._as_rows(dict(zip(self.parameters, args, strict=True)))
+        options: CallOptions = given["options"]
+        if options.plain:
+            if not args[0].is_meta:
+                # Tiles and a family that the kernels would refuse are refused here, too.
+                self.tiles(given["q"], given["v"], options, given.get("cu_seqlens_q", given.get("q_segment_ids")))
+            return plain_forward(self._reference, self.fake_forward(*args), *args)
+        o, *others = self.modules.launch.forward(backend, **given)
+        return (*self._of_rows(o), *others)
+
+    def _backward(self, *args: Any) -> tuple[Tensor, ...]:
+        named = dict(zip(self.backward_parameters, args, strict=True))
+        if named["options"].plain:
+            trained = ("q", "k", "v", *self.gradients)
+            wanted = [named.get(self.flags.get(name, ""), True) for name in trained]
+            places = [self.parameters.index(x) if y else None for x, y in zip(trained, wanted, strict=True)]
+            forwarded = [named[name] for name in self.parameters]
+            results = self.fake_backward(*args)
+            return plain_backward(self._reference, results, named["do"], named["dlse"], places, *forwarded)
+        given = self._as_rows(named)
+        given["dlse"] = None if given["dlse"] is None else given["dlse"].contiguous()
+        dq, dk, dv, *own = self.modules.launch.backward(backend, **given)
+        if self._own_gradients is not None:
+            sums = dict(zip(self._sums, own, strict=True))
+            own = list(self._own_gradients(**{**given, **gradient_sizes(given), **sums}))
+        return (*self._of_rows(dq, dk, dv), *own)
+
+    def _reference(self, *args: Any) -> Any:
+        """o and lse as plain mathematics, of the parameters of the forward."""
+        given = dict(zip(self.parameters, args, strict=True))
+        row_offset, row_offsets = given.pop("row_offset", 0), given.pop("row_offsets", None)
+        read = {name: x for name, x in given.items() if name not in ("options", "block_tables")}
+        return self.reference(**read, q_offset=row_offset if row_offsets is None else row_offsets, return_lse=True)
+
+    # ----------------------------------------------------------------------------------------------- what a trace sees
+
+    def fake_forward(self, *args: Any) -> tuple[Tensor, ...]:
+        """What the forward returns, without values."""
+        given = self._as_rows(dict(zip(self.parameters, args, strict=True)))
+        q, v, packed = given["q"], given["v"], self.mode == "packed"
+        o, lse = empty_like_layout(q, v.shape[3]), q.new_empty(q.shape[1:3] if packed else q.shape[:3], dtype=FP32)
+        if "g" not in given:
+            return (*self._of_rows(o), lse)
+        decay = q.new_empty((q.shape[0], q.shape[1], given["g"].shape[0 if packed else 1]), dtype=FP32)
+        return (*self._of_rows(o), lse, decay)
+
+    def fake_backward(self, *args: Any) -> tuple[Tensor, ...]:
+        """What the backward returns, without values."""
+        given = self._as_rows(dict(zip(self.backward_parameters, args, strict=True)))
+        inputs = (given["q"], given["k"], given["v"])
+        own = []
+        for name in self.gradients:
+            x = given[name]
+            flag = self.flags.get(name)
+            own.append(torch.empty_like(x) if flag is None else x.new_empty(x.shape if given[flag] else (0,)))
+        return (*self._of_rows(*(empty_like_layout(x, x.shape[3]) for x in inputs)), *own)
+
+
+_NAMESPACE = namespace_of(__name__.rsplit(".", 3)[0])
+# Kernels by the name that their custom operators begin with. torch.compile follows what a function reaches from its
+# module, not what it encloses: the functions below enclose numbers and this name alone.
+_KERNELS: dict[str, Kernels] = {}
+
+
+def _signature(parameters: Sequence[str], types: Mapping[str, Any] | None = None, num_results: int = 0) -> Signature:
+    """A function of these parameters, which are tensors unless `types` has them, with so many tensors as its result."""
+    kind, annotations = Parameter.POSITIONAL_OR_KEYWORD, types or {}
+    found = [Parameter(name, kind, annotation=annotations.get(name, Tensor)) for name in parameters]
+    return Signature(found, return_annotation=tuple.__class_getitem__((Tensor,) * num_results))
+
+
+def _run_forward(name: str, q: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    kernels = _KERNELS[name]
+    run = kernels.forward if launches_directly(q) else kernels.forward_op
+    return run(q, *args)
+
+
+def _run_backward(name: str, do: Tensor, dlse: Tensor | None, q: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    kernels = _KERNELS[name]
+    run = kernels.backward if launches_directly(q) else kernels.backward_op
+    return run(do, dlse, q, *args)
+
+
+def _autograd_functions(kernels: Kernels, name: str) -> tuple[Any, Any]:
+    """The autograd function of kernels, and the function of its gradients."""
+    num_tensors, has_tables, results = kernels.num_tensors, kernels.has_tables, kernels.results
+    num_saved = num_tensors + len(results)
+    end_numbers = len(kernels.parameters) - has_tables
+    # For each argument the place of its gradient among those of a backward, behind which stands a None.
+    trained = ("q", "k", "v", *kernels.gradients)
+    order = tuple(trained.index(x) if x in trained else len(trained) for x in kernels.parameters)
+    flags = tuple(kernels.parameters.index(x) for x in kernels.flags)
+
+    class Attention(torch.autograd.Function):
+        """o and lse, with the gradient of every tensor that has one."""
+
+        @staticmethod
+        def forward(*args: Any) -> tuple[Tensor, ...]:
+            return _run_forward(name, *args)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
+            tables = inputs[-1] if has_tables else ()
+            ctx.save_for_backward(*inputs[:num_tensors], *outputs, *tables)
+            ctx.numbers = inputs[num_tensors:end_numbers]
+            if len(outputs) > 2:
+                ctx.mark_non_differentiable(outputs[2])
+            ctx.set_materialize_grads(False)
+
+        @staticmethod
+        def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+            saved = ctx.saved_tensors
+            tables = [list(saved[num_saved:])] if has_tables else []
+            do = torch.zeros_like(saved[num_tensors]) if do is None else do
+            wanted = [ctx.needs_input_grad[place] for place in flags]
+            arguments = (do, dlse, *saved[:num_saved], *ctx.numbers, *tables, *wanted)
+            if differentiates_backward():
+                found = apply(_KERNELS[name].gradient_function, *arguments)
+            else:
+                found = _run_backward(name, *arguments)
+            gradients: list[Tensor | None] = [*found, None]
+            for place, is_wanted in zip(flags, wanted, strict=True):
+                if not is_wanted:
+                    gradients[order[place]] = None
+            return tuple([gradients[place] for place in order])
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+            for tensor, reason in kernels.undeclared.items():
+                refuse_gradient_of(args[kernels.parameters.index(tensor)], kernels.op, tensor, reason)
+            return batched(Attention, kernels.parameters, results, kernels.folded_axes, info, in_dims, args)
+
+    class AttentionGradients(torch.autograd.Function):
+        """The gradients of `Attention`, which have none of their own."""
+
+        @staticmethod
+        def forward(*args: Any) -> tuple[Tensor, ...]:
+            return _run_backward(name, *args)
+
+        @staticmethod
+        def setup_context(_ctx: Any, _inputs: tuple[Any, ...], _outputs: tuple[Tensor, ...]) -> None:
+            """Nothing is saved."""
+
+        @staticmethod
+        def backward(_ctx: Any, *_gradients: Tensor | None) -> Any:
+            refuse_second_derivative(kernels.op)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+            own, names = ("q", "k", "v", *kernels.gradients), kernels.backward_parameters
+            return batched(AttentionGradients, names, own, kernels.folded_axes, info, in_dims, args)
+
+    # torch.compile counts the parameters of a forward to know whether it takes a context.
+    for function, parameters in ((Attention, kernels.parameters), (AttentionGradients, kernels.backward_parameters)):
+        function.forward.__dict__["__signature__"] = _signature(parameters)
+    return Attention, AttentionGradients
