@@ -16,7 +16,7 @@ _FAMILIES = re.compile(
 _WORDS = """
     args keywords out self
 
-    acc alpha batch block ctx decay delta dk dlse do dp dq ds dtype dv finite fwd gap group_size head
+    acc alpha batch block decay delta dk dlse do dp dq ds dtype dv finite fwd gap group_size head
     head_dim head_dim_v in_rows keep keys last logit lse max_new max_ref member num_blocks num_heads num_kv_heads o
     p qk qk_scale q_shift row_max row_offs row_offset row_offsets row_sum rows run start_m start_n step tile tiles
     total values
@@ -24,7 +24,7 @@ _WORDS = """
     backward behind_full block_extremes block_list block_range block_tables blocks by_keys call_key
     chunk_first each fill_lists has_full in_parts is_full is_partial kv_values launch_lists least_block
     list_batch list_begin list_end list_entries list_entry list_heads made num_keys num_kv num_others num_q
-    num_rows other_blocks own_blocks own_room part part_idx part_offs partial_end parts pass_name pass_names
+    num_rows other_blocks own_blocks own_room part part_idx part_offs partial_end parts pass_name
     program programs q_values query_programs ranges span spans table_kernel their_part_idx
     their_part_offs tile_blocks visits
 
@@ -34,17 +34,17 @@ _WORDS = """
     bit_layout dropped dropped_bits
     head_index minus_delta p_kept p_scale philox with_signs without_dropped
 
-    add_diagonals add_dot aligned apply at_least autocast_inputs batch_row block_columns call_tiles cdiv check_float
+    add_diagonals add_dot aligned apply at_least autocast_inputs batch_row cdiv check_float
     check_inputs check_int check_tensor clamp_index options diagonal_sums dot_rows
     empty_like_layout floor_div floor_mod has_tanh_instruction host_number interpreter_dtype is_nvidia launches_directly
-    load_pairs load_vector next_power_of_2 packed_rows place_pairs place_sums
-    positive_scale query_offset reduce_gradient reference replayed row_products runs_reference
+    load_pairs load_vector next_power_of_2 place_pairs place_sums
+    positive_scale query_offset reduce_gradient reference row_products runs_reference
     unit_strides
 
-    keyless refuse_gradient_of refuse_second_derivative replayed_op
+    keyless replayed_op
 
     Any BLOCK_D BLOCK_DV BLOCK_M BLOCK_N DROPOUT FLOAT_DTYPES FP32 HARDWARE_TANH HAS_DLSE HEAD_DIM
-    HEAD_DIM_V LN2 LOG2E NAME NAMESPACE SEGMENTS Q_OFFSET_PER_BATCH RAGGED Schedule Tensor Tile Tiles UNIT
+    HEAD_DIM_V LN2 LOG2E NAME Q_OFFSET_PER_BATCH RAGGED Schedule Tensor Tile Tiles UNIT
 
     CHUNK FILL OWN_ROOM PART PARTS POSITIONS PTX block_lists block_ranges call_sizes call_options list_blocks
     schedule schedule_tables scheduled
@@ -54,7 +54,7 @@ _WORDS = """
     begin_dq begin_with change_turns first_turn lap o_start stage
     store_dq
 
-    DTYPE HOPPER_WARPS KEY LANES Q_BLOCKS ROW ROWS SCORES STAGES SUMS WEIGHTS add_lanes
+    DTYPE KEY LANES Q_BLOCKS ROW ROWS SCORES STAGES SUMS WEIGHTS add_lanes
     begin_block block_pair describe_rows end_block
     gluon hopper_fwd inv_sum k_desc k_ring kv_head kv_heads kv_turn lane_layout last_full
     launch_hopper make_barriers make_ring mbarrier multiprocessors nth num_full num_pairs num_partial
@@ -72,12 +72,12 @@ _WORDS = """
 
     at_columns columns_before run_bits run_end run_first
 
-    WIDE_KEYS add_block add_sums bwd_kernel dk_start dq_part ds_ring dv_start hopper_bwd_wide
+    WIDE_KEYS add_block add_sums dk_start dq_part ds_ring dv_start hopper_bwd_wide
     NEAR_BYTES NEAR_ROWS is_wide make_hand_over near_heads next_dq p_ring row_block
 
     head_seqs num_row_blocks row_first row_seqs work_counter work_ring work_turn
 
-    CallOptions namespace_of register_operator
+    CallOptions
     Attention PASSES dense kernels make_tables segmented tables tiles_of
 
     computed key_lengths round_even size_of
@@ -97,7 +97,7 @@ _WORDS = """
     packed_unit_strides passes shape strides sums_shape tables_of tile_constants torch_reference
 
     Arguments Array DENSE INT32 Kernels PACKED SCALARS_LOADED SEGMENTED arguments attention forward heads is_loaded jax
-    SequenceArguments checked_options jax_reference jnp launch running_sums schedule_of wide_int
+    SequenceArguments checked_options jax_reference jnp launch running_sums schedule_of
 
     Ring RowRing HeadRows SequenceRows Work accumulate add_dq aggregate arguments begin_pv consume consumer
     describe_packed_rows end_pv exchange first item kv_ring kv_rows make_exchange make_key_ring

@@ -92,13 +92,12 @@ def _modules(variants: list[Variant]) -> str:
 as are the sizes of trained tensors. Parameters start at the entry's `example`, else at zero. Tensors that are not
 trained, such as document ids, are arguments of the call."""
     classes = [
-        f"::: generated.{variant.name}.torch_module.{_class_name(variant.name)}\n{MODULE_OPTIONS}"
-        for variant in variants
+        f"::: generated.{variant.name}.torch_op.{_class_name(variant.name)}\n{MODULE_OPTIONS}" for variant in variants
     ]
     return page("torch.nn modules", text, *classes)
 
 
 def _class_name(variant: str) -> str:
     """The name of a variant's class, as its module spells it."""
-    source = (ROOT / "generated" / variant / "torch_module.py").read_text(encoding="utf-8")
+    source = (ROOT / "generated" / variant / "torch_op.py").read_text(encoding="utf-8")
     return source.split("\nclass ", 1)[1].split("(", 1)[0]

@@ -89,7 +89,7 @@ class Kernels:
         self.folded_axes = folded_axes(mode, tensors, self.results, dims or {}) if splits_batch else {}
         self.forward, self.backward = replayed(self._forward), replayed(self._backward)
         name = f"{_NAMESPACE}::{op}" if mode == "dense" else f"{_NAMESPACE}::{op}_{mode}"
-        _KERNELS[name] = self
+        setattr(_KERNELS, name, self)
         types = self._types | {"dlse": Tensor | None} | dict.fromkeys(self.flags.values(), bool)
         signature = _signature(self.parameters, types, len(self.results))
         self.forward_op = register_operator(f"{name}_fwd", self._forward, self.fake_forward, signature)
@@ -178,9 +178,22 @@ class Kernels:
 
 
 _NAMESPACE = namespace_of(__name__.rsplit(".", 3)[0])
-# Kernels by the name that their custom operators begin with. torch.compile follows what a function reaches from its
-# module, not what it encloses: the functions below enclose numbers and this name alone.
-_KERNELS: dict[str, Kernels] = {}
+
+
+class _Registry:
+    """Kernels as attributes, by the name that their custom operators begin with.
+
+    torch.compile follows what a function reaches from its module, not what it encloses: the functions below enclose
+    numbers and this name alone. Of a dict it would know only what the dict held when the trace first read it, and an op
+    may be imported while it is traced.
+    """
+
+    def of(self, name: str) -> Kernels:
+        found: Kernels = getattr(self, name)
+        return found
+
+
+_KERNELS = _Registry()
 
 
 def _signature(parameters: Sequence[str], types: Mapping[str, Any] | None = None, num_results: int = 0) -> Signature:
@@ -191,13 +204,13 @@ def _signature(parameters: Sequence[str], types: Mapping[str, Any] | None = None
 
 
 def _run_forward(name: str, q: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    kernels = _KERNELS[name]
+    kernels = _KERNELS.of(name)
     run = kernels.forward if launches_directly(q) else kernels.forward_op
     return run(q, *args)
 
 
 def _run_backward(name: str, do: Tensor, dlse: Tensor | None, q: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    kernels = _KERNELS[name]
+    kernels = _KERNELS.of(name)
     run = kernels.backward if launches_directly(q) else kernels.backward_op
     return run(do, dlse, q, *args)
 
@@ -236,7 +249,7 @@ def _autograd_functions(kernels: Kernels, name: str) -> tuple[Any, Any]:
             wanted = [ctx.needs_input_grad[place] for place in flags]
             arguments = (do, dlse, *saved[:num_saved], *ctx.numbers, *tables, *wanted)
             if differentiates_backward():
-                found = apply(_KERNELS[name].gradient_function, *arguments)
+                found = apply(_KERNELS.of(name).gradient_function, *arguments)
             else:
                 found = _run_backward(name, *arguments)
             gradients: list[Tensor | None] = [*found, None]
