@@ -139,13 +139,14 @@ def _unreached(
     variants: Sequence[str],
     modes: Sequence[Mode],
 ) -> list[str]:
-    """The kernel files that changed and that no call launched: nothing is known of these."""
-    launched = {launch.path for result in results for launch in (result.old, result.new) if launch is not None}
+    """The kernels that changed and that no call launched: nothing is known of these."""
+    launched = {launch.name for result in results for launch in (result.old, result.new) if launch is not None}
     lines = []
     for side, source in zip(("OLD", "NEW"), sources, strict=True):
-        for path in sorted(source.kernel_files() - launched - packages.unchanged):
-            if _is_selected(path, variants, packages, modes):
-                lines.append(f"not launched by any call: {path} of {side}")
+        for name, path in source.kernels().items():
+            if name in launched | packages.unchanged or not _is_selected(path, variants, packages, modes):
+                continue
+            lines.append(f"not launched by any call: {name} of {side}, in {path}")
     return lines
 
 

@@ -38,7 +38,7 @@ class Level(IntEnum):
 class Request:
     """A call of a package whose launches are to be described.
 
-    `unchanged`: the kernel files that need no compiling at `level` SOURCE; all others are described at level IR there.
+    `unchanged`: the kernels that need no compiling at `level` SOURCE; all others are described at level IR there.
     `names`: the kernels of interest, None for all. Texts are kept in the folder `texts`, by digest.
     """
 
@@ -53,7 +53,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """A launch of the kernel `name`, which is in the file `path` of the package.
+    """A launch of the kernel `name`.
 
     `facts` is the digest of the launch's own properties, such as the grid. `codes` are digests of the kernel in several
     representations: two launches are equal if their facts are equal and any one representation is. `error` says why
@@ -61,7 +61,6 @@ class Launch:
     """
 
     name: str
-    path: str
     level: Level
     facts: str = ""
     codes: tuple[str, ...] = ()
@@ -111,11 +110,10 @@ def _recording(request: Request, record: Callable[[Launch], None]) -> Iterator[N
     run_kernel = JITFunction.run
 
     def recorded(kernel: Any, *args: Any, **options: Any) -> Any:
-        path = _path_of(kernel, request.package)
         level = request.level
-        if level is Level.SOURCE and path not in request.unchanged:
+        if level is Level.SOURCE and kernel.__name__ not in request.unchanged:
             level = Level.IR
-        launch = Launch(name=kernel.__name__, path=path, level=level)
+        launch = Launch(name=kernel.__name__, level=level)
         try:
             compiled = _compiled(run_kernel, kernel, level, args, options)
         except Exception as error:
@@ -196,9 +194,3 @@ def _kept(text: str, folder: Path) -> str:
     if not path.exists():
         write_atomically(path, text)
     return digest
-
-
-def _path_of(kernel: Any, package: Path) -> str:
-    """The file of a kernel, relative to its package."""
-    path = Path(kernel.fn.__code__.co_filename).resolve()
-    return path.relative_to(package).as_posix() if path.is_relative_to(package) else str(path)

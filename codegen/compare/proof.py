@@ -58,7 +58,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Packages:
-    """What is compared. `unchanged`: the kernel files whose code and imports are equal."""
+    """What is compared. `unchanged`: the kernels whose code is equal."""
 
     old: Path
     new: Path

@@ -1,4 +1,4 @@
-"""The code of a generated package, file by file: which kernels have the same code in two packages."""
+"""The code of a generated package: which kernels have the same code in two packages."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ class Sources:
             waiting += new
         return frozenset(found)
 
-    def kernel_files(self) -> frozenset[str]:
-        """The files with kernels that are launched, and not only called by other kernels."""
+    def kernels(self) -> dict[str, str]:
+        """Kernels that are launched, and not only called by other kernels, by name; with the file of each."""
         compiled = {path for path, text in self.texts.items() if any(word in text for word in JIT_DECORATORS)}
         shared = {path for path in compiled if path.startswith(DEVICE_FOLDER)}
-        return frozenset(compiled.difference(shared, *(self.imports(path) for path in compiled)))
+        paths = compiled.difference(shared, *(self.imports(path) for path in compiled))
+        return {name: path for path in sorted(paths) for name in _kernels(self.texts[path])}
 
 
 def read_sources(folder: Path) -> Sources:
@@ -56,9 +57,13 @@ def read_sources(folder: Path) -> Sources:
 
 
 def unchanged_kernels(old: Sources, new: Sources) -> frozenset[str]:
-    """The kernel files whose code is equal in both packages, as is the code of every definition that they import."""
-    both = old.kernel_files() & new.kernel_files()
-    return frozenset(path for path in both if kernel_hash(path, old.texts) == kernel_hash(path, new.texts))
+    """The names of the kernels whose code is equal in both packages, as is that of every definition that they use."""
+    before, after = old.kernels(), new.kernels()
+
+    def is_equal(name: str) -> bool:
+        return kernel_hash(before[name], [name], old.texts) == kernel_hash(after[name], [name], new.texts)
+
+    return frozenset(name for name in before.keys() & after.keys() if is_equal(name))
 
 
 def unchanged_variants(old: Sources, new: Sources, variants: Iterable[str]) -> frozenset[str]:
@@ -92,6 +97,19 @@ def _same_code(old: str | None, new: str | None) -> bool:
 
 
 _hash = cache(code_hash)
+
+
+@cache
+def _kernels(text: str) -> tuple[str, ...]:
+    """The functions of a file that Triton compiles and that no other code of the file uses."""
+    body = ast.parse(text).body
+    compiled = [node for node in body if isinstance(node, ast.FunctionDef) and _is_compiled(node)]
+    used = {each.id for node in body for each in ast.walk(node) if isinstance(each, ast.Name)}
+    return tuple(node.name for node in compiled if node.name not in used)
+
+
+def _is_compiled(function: ast.FunctionDef) -> bool:
+    return any(f"@{ast.unparse(each)}".startswith(JIT_DECORATORS) for each in function.decorator_list)
 
 
 @cache

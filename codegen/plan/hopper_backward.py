@@ -9,7 +9,7 @@ from functools import cached_property
 from codegen.analysis.gradients import GradientKind, GradientTerm
 from codegen.plan.code import Arange, Code, Infix, Name, product
 from codegen.plan.hopper_gradients import GradientStep, gradient_step
-from codegen.plan.hopper_roles import Role, math_imports, role, sorted_names
+from codegen.plan.hopper_roles import Role, VisitFunction, math_imports, role, sorted_names, visit_function
 from codegen.plan.hopper_visits import full_start, partial_start, visit_counts
 from codegen.plan.kernel import Block, KernelPlan
 from codegen.plan.loop_bounds import LoopBounds
@@ -58,10 +58,31 @@ class BackwardPlan:
             return [assign("num_full", Name("num_blocks"))]
         return visit_counts(self.bounds, "BLOCK_M")
 
+    @cached_property
+    def visited_rows(self) -> VisitFunction | None:
+        """The function that counts them, where that takes more than a statement."""
+        counts = map(Name, ("num_partial", "num_full"))
+        return visit_function(self.visits, [*counts, *self.masked_start, *self.plain_start])
+
+    def visits_read_by(self, *, plain: bool) -> frozenset[str]:
+        """What a walk over the blocks reads of it; `plain`: also where blocks without a mask start."""
+        return uses(self.masked_start, self.plain_start if plain else ()) | {"num_partial", "num_full"}
+
     @property
     def masked_start(self) -> list[Assign]:
         """Where the nth block with a mask starts."""
         return partial_start(self.bounds, "start_m", "BLOCK_M")
+
+    @property
+    def shares_producer(self) -> bool:
+        """True if both backwards have one producer: if they take their work in the same order."""
+        kernel = self.kernel
+        return not kernel.orders_work and (kernel.shares_work or not kernel.longest_first)
+
+    @property
+    def shared_plain_start(self) -> list[Assign]:
+        """Where such a producer starts the block of `row_turn`."""
+        return self.plain_start if self.one_loop else full_start(self.bounds, "start_m", "BLOCK_M", Name("row_turn"))
 
     @property
     def plain_start(self) -> list[Assign]:
@@ -147,11 +168,6 @@ class BackwardPlan:
             for s in self._steps
         )
 
-    @property
-    def products_read_rows(self) -> bool:
-        """True if the start of a block's products reads how many rows it has."""
-        return not self.kernel.linear or self.variant.dropout
-
     def plain_reads_rows(self, name: str) -> bool:
         """True if the step without a mask of a role reads where its block of rows starts."""
         if name != "consume":
@@ -228,7 +244,7 @@ class BackwardPlan:
         return self._role(own, *map(Name, tables))
 
     def _sums(self, own: str, row_sums: bool) -> Role:
-        own += f" start_m {self._head_rows} BLOCK_D"
+        own += f" start_m {self._head_rows}"
         if row_sums:
             own += f" {self._own_rows} " + " ".join(term.buffer for term in self.kernel.row_sums)
         tables = uses(self.masked_start, self.plain_start) & {"block_list_ptr"}
@@ -243,7 +259,8 @@ class BackwardPlan:
     def summer(self) -> Role:
         """The warpgroup of a wide backward that sums dv and dq."""
         place = "kv_start" if self.kernel.packed else "b stride_dvb"
-        own = f"{place} hkv start_n k_lap kv_len dv_ptr stride_dvh stride_dvs HEAD_DIM HEAD_DIM_V BLOCK_DV WITH_DQ"
+        own = f"{place} hkv start_n k_lap kv_len dv_ptr stride_dvh stride_dvs "
+        own += "HEAD_DIM HEAD_DIM_V BLOCK_D BLOCK_DV WITH_DQ"
         own += " DROPOUT" if self.variant.dropout else ""
         return self._sums(own, bool(self.kernel.row_sums))
 
@@ -283,29 +300,37 @@ class BackwardPlan:
         parts: list[Part] = [*self.visits, *self.prologue, *self.head_prologue, self.key_term, kernel.block_term]
         parts += [part for step in self._steps for part in step.parts]
         shared = ["make_ring", "product_layout"]
-        shared += ["SequenceRows", "describe_packed_rows"] if kernel.packed else ["HeadRows", "describe_rows"]
+        shared += ["SequenceRows", "describe_packed_rows"] if kernel.packed else ["HeadRows"]
         shared += ["make_work_ring"] if kernel.shares_work else []
         shared += ["longest_first"] if kernel.orders_work and not kernel.packed else []
         shared += ["at_columns", "columns_before"] if any(step.run is not None for step in self._steps) else []
         shared += ["LOG2E"] if kernel.linear or "LOG2E" in uses(parts) else []
-        own = ["begin_with", "describe_vector", "make_row_ring"]
-        own += ["add_sums", "make_hand_over", "store_tile"] if self.is_wide else _FUSED
+        own = ["describe_vector", "make_row_ring"]
+        own += ["locate_keys"] if kernel.packed else ["describe_input"]
+        own += ["heads_in_cache"] if kernel.orders_work and not kernel.packed else []
+        own += (
+            ["make_hand_over", "store_tile"] if self.is_wide else ["describe_lines", "make_exchange", "store_through"]
+        )
         own += ["make_ones", "of_lines", "sums_layout"] if kernel.row_sums or kernel.column_sums else []
-        own += ["begin_rows"] if kernel.row_sums else []
-        own += ["begin_columns"] if kernel.column_sums else []
         own += ["add_rows"] if kernel.row_sums or kernel.row_adds else []
-        versions = [] if self.is_wide else ["async_add"]
-        found = {"gl": shared, "gl_backward": own, "gl_versions": versions, "gl_math": math_imports(parts)}
+        steps = ["begin_dropped_block" if self.variant.dropout else "begin_block"]
+        steps += ["send_packed_rows" if kernel.packed else "send_rows"]
+        steps += ["add_block", "end_wide_block"] if self.is_wide else ["begin_exchange", "end_block", "end_rows"]
+        steps += [] if self.is_wide or kernel.row_sums else ["add_tiles"]
+        found = {"gl": shared, "gl_backward": own, "gl_backward_steps": steps, "gl_math": math_imports(parts)}
         if not self.is_wide:
             shared += ["make_barriers"]
-        if not self.is_wide and kernel.row_sums:
-            own += ["RowRing"]
-        elif not self.is_wide:
-            shared += ["Ring"]
+            found["gl_versions"] = ["async_add"] if kernel.row_sums else []
+            (own if kernel.row_sums else shared).append("RowRing" if kernel.row_sums else "Ring")
         if self.variant.dropout:
-            found["gl_dropout"] = ["bit_layout", "dropped_bits", "with_signs"]
-        return {module: sorted_names(found[module]) for module in sorted(found) if found[module]}
+            found["gl_dropout"] = ["with_signs"]
+        return {module: names for module, names in found.items() if names}
 
 
-_FUSED = ["describe_lines", "in_fragments", "make_exchange", "store_through"]
-"""What only the fused backward takes from `gl_backward`."""
+def backward_imports(*plans: BackwardPlan) -> dict[str, list[str]]:
+    """What a file with these backwards takes from the device library, by module."""
+    found: dict[str, set[str]] = {}
+    for plan in plans:
+        for module, names in plan.imports.items():
+            found.setdefault(module, set()).update(names)
+    return {module: sorted_names(found[module]) for module in sorted(found)}

@@ -16,7 +16,7 @@ from codegen.plan.code import (
     product,
     rebuilt,
 )
-from codegen.plan.hopper_roles import Role, math_imports, role, sorted_names
+from codegen.plan.hopper_roles import Role, VisitFunction, math_imports, role, sorted_names, visit_function
 from codegen.plan.hopper_scores import OWN_KEYS, ScoreStep, score_step
 from codegen.plan.hopper_visits import full_start, partial_start, visit_counts
 from codegen.plan.kernel import Block, KernelPlan
@@ -66,6 +66,26 @@ class ForwardPlan:
     def visits(self) -> list[Statement]:
         """Statements that count the blocks of keys."""
         return visit_counts(self.bounds, "BLOCK_N", always=True)
+
+    @cached_property
+    def visited_keys(self) -> VisitFunction | None:
+        """The function that counts them, where that takes more than two statements."""
+        counts = [Name("num_partial"), Name("num_full")]
+        return visit_function(self.visits, [*counts, *self._block_starts, *self._first_plain])
+
+    def visits_read_by(self, role: str) -> frozenset[str]:
+        """What the producer of `rows` or of `keys` reads of it."""
+        counts = frozenset({"num_masked"} | ({"num_partial", "num_full"} if self.bounds.has_full else set()))
+        return counts | uses(self._block_starts if role == "keys" else self._first_plain)
+
+    @property
+    def _block_starts(self) -> list[Assign]:
+        found = [*self.masked_start, *self.start_without_masked]
+        return [*found, *self.plain_start] if self.bounds.has_full else found
+
+    @property
+    def _first_plain(self) -> list[Code]:
+        return [self.first_plain] if self.counts_plain_blocks else []
 
     @property
     def may_see_nothing(self) -> bool:
@@ -271,8 +291,7 @@ class ForwardPlan:
     @cached_property
     def keys(self) -> Role:
         """The producer of keys and values."""
-        starts = [*self.masked_start, *self.start_without_masked, *(self.plain_start if self.bounds.has_full else [])]
-        tables = uses(starts) & {"block_list_ptr"}
+        tables = uses(self._block_starts) & {"block_list_ptr"}
         return self._producer(
             tables | {"hkv", "kv_start"}, "kv_len BLOCK_N" if self.kernel.shares_work else "kv_len BLOCK_N batch"
         )

@@ -83,7 +83,7 @@ def backward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> Ker
 def wide_backward(plan: KernelPlan) -> KernelPlan:
     """The backward for more than 128 columns. Its blocks take longer, and pairs of a long and a short block would leave
     more programs without work at the end: so it orders its work."""
-    return replace(plan, orders_work=plan.longest_first and not plan.shares_work)
+    return replace(plan, name=f"{plan.name}_wide", orders_work=plan.longest_first and not plan.shares_work)
 
 
 def delta(variant: Variant, sign: Signatures) -> KernelPlan:

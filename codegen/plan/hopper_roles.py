@@ -6,10 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from codegen.plan.kernel import KernelPlan
-from codegen.plan.statements import Part, calls
+from codegen.plan.statements import Assign, Part, Statement, calls, defines, free, uses
 
 MATH = ("clamp_index", "floor_div", "floor_mod", "load_pairs", "log1p", "round_even", "sigmoid", "tan", "tanh")
 """The functions of `runtime/device/gl_math.py`."""
+
+LINE_OF_NAMES = 90
+"""Characters of the names that a function unpacks from one tuple; of more it unpacks several tuples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +27,18 @@ class Role:
     tensors: Sequence[str]
     literals: Sequence[str]
 
+    @property
+    def groups(self) -> dict[str, list[str]]:
+        """The tensors by what they are, under the names of the tuples that they are passed in; empty if one tuple that
+        fits a line has them all."""
+        if len(", ".join(self.tensors)) <= LINE_OF_NAMES:
+            return {}
+        found: dict[str, list[str]] = {"pointers": [], "strides": [], "numbers": []}
+        for name in self.tensors:
+            is_pointer = name.endswith("_ptr") or name == "q_offset"
+            found["pointers" if is_pointer else "strides" if name.startswith("stride_") else "numbers"].append(name)
+        return {group: names for group, names in found.items() if names}
+
 
 def role(kernel: KernelPlan, args: Iterable[str], constants: Iterable[str], reads: Iterable[str], own: str) -> Role:
     """The role whose statements read `reads`, and whose own text in the template reads the names in `own`."""
@@ -35,6 +50,45 @@ def role(kernel: KernelPlan, args: Iterable[str], constants: Iterable[str], read
         tensors=[name for name in taken if name not in compiled],
         literals=[name for name in taken if name in compiled] + [name for name in constants if name in every],
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisitFunction:
+    """A function of a kernel file that counts the blocks which a block visits, so that every role calls it.
+
+    `results` are what the loops over these blocks read.
+    """
+
+    statements: Sequence[Statement]
+    results: Sequence[str]
+
+    @property
+    def tensors(self) -> list[str]:
+        """What it takes that is known at run time."""
+        return [name for name in self._free if not name.isupper()]
+
+    @property
+    def literals(self) -> list[str]:
+        """What it takes that is compiled in."""
+        return [name for name in self._free if name.isupper()]
+
+    @property
+    def _free(self) -> list[str]:
+        return sorted(free(self.statements) - {"LOG2E"})
+
+    def results_for(self, reads: Iterable[str]) -> list[str]:
+        """The names that a caller which reads `reads` gives the results."""
+        read = set(reads)
+        return [name if name in read else f"_{name}" for name in self.results]
+
+
+def visit_function(statements: Sequence[Statement], loops: Iterable[Part]) -> VisitFunction | None:
+    """The function with these statements, whose results `loops` read; None where two statements do."""
+    if sum(isinstance(statement, Assign) for statement in statements) < 3:
+        return None
+    read = uses(loops)
+    results = dict.fromkeys(name for name in defines(statements) if name in read)
+    return VisitFunction(statements=statements, results=list(results))
 
 
 def sorted_names(names: Iterable[str]) -> list[str]:

@@ -58,7 +58,7 @@ PACKED_SHAPES = {
 
 
 def legend(variant: Variant, mode: Mode, args: Sequence[ArgGroup], terms: Sequence[GradientTerm] = ()) -> str:
-    """The symbols of a kernel with their shapes, and the variant's formulas, as the body of a docstring."""
+    """The symbols of kernels with these arguments, and the variant's formulas, as the body of a docstring."""
     formula = FormulaPrinter()
     rows = []
     if variant.mask is not None:
@@ -69,18 +69,15 @@ def legend(variant: Variant, mode: Mode, args: Sequence[ArgGroup], terms: Sequen
         rows.append(("drop", "word < threshold, a random word of seed, b * Hq + h, row and key"))
     shapes = SHAPES | PACKED_SHAPES if mode is Mode.PACKED else SHAPES
     buffers = {t.accumulator: _buffer_text(variant, mode, t) for t in terms}
-    for group in args:
-        for name in group.names:
-            if not name.endswith("_ptr"):
-                continue
-            symbol = name.removesuffix("_ptr")
-            if symbol in variant.tensors:
-                spec = variant.tensors[symbol]
-                rows.append((symbol, f"[{', '.join(map(str, spec.dims))}]  {spec.dtype}"))
-            elif symbol in buffers:
-                rows.append((symbol, buffers[symbol]))
-            else:
-                rows.append((symbol, shapes[symbol]))
+    names = dict.fromkeys(name for group in args for name in group.names if name.endswith("_ptr"))
+    for symbol in (name.removesuffix("_ptr") for name in names):
+        if symbol in variant.tensors:
+            spec = variant.tensors[symbol]
+            rows.append((symbol, f"[{', '.join(map(str, spec.dims))}]  {spec.dtype}"))
+        elif symbol in buffers:
+            rows.append((symbol, buffers[symbol]))
+        else:
+            rows.append((symbol, shapes[symbol]))
     width = max(len(symbol) for symbol, _ in rows)
     return "\n".join(legend_row(symbol, text, width) for symbol, text in rows)
 

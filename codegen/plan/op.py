@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from codegen.analysis.call_modes import KEY_IDS, KEY_LENGTHS, PADDING, QUERY_IDS, Mode, packed_dims
 from codegen.analysis.token_order import ByRow, by_row
 from codegen.ir import expr
-from codegen.plan import hopper, op_gradients
+from codegen.plan import kernel_files, op_gradients
 from codegen.plan.arguments import Argument, mask_arguments, own_arguments
 from codegen.plan.block_table_launches import OFFSETS, ListsOp, lists_op
 from codegen.plan.frameworks import Framework
@@ -273,7 +273,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
     reference = reference_text(variant, planned.mode, framework)
     arguments = own_arguments(variant, planned.terms)
     of_mask = mask_arguments(variant, arguments)
-    fuses_backward = hopper.fuses_backward(planned)
+    fuses_backward = kernel_files.fuses_backward(planned)
     kernels = (planned.hopper_fwd, planned.hopper_bwd, planned.hopper_bwd_wide)
     return OpPlan(
         framework=framework,

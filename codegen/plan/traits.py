@@ -13,7 +13,7 @@ from codegen.arch.hopper import FAMILY, WIDE_BAND
 from codegen.arch.tile_rules import TileConfig
 from codegen.ir import expr
 from codegen.ir.expr import Const, Level, Load, Op
-from codegen.plan.hopper import fuses_backward
+from codegen.plan.kernel_files import fuses_backward
 from codegen.plan.variant import VariantPlan
 from codegen.spec.model import Variant
 

@@ -40,6 +40,7 @@ class VariantPlan(InMode):
     hopper_delta: KernelPlan
     lists: ListsPlan | None
     terms: tuple[GradientTerm, ...]
+    portable_legend: str
 
 
 def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
@@ -48,6 +49,8 @@ def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
     analysis = _analysis(variant, mode)
     terms = gradient_terms(variant, mode)
     sign = Signatures(variant, mode, terms, analysis)
+    fwd = portable.forward(variant, analysis, sign)
+    dq, dkdv = portable.query_backward(variant, analysis, sign), portable.key_backward(variant, analysis, sign)
     hopper_bwd = hopper_kernels.backward(variant, analysis, sign)
     return VariantPlan(
         written=written,
@@ -55,15 +58,16 @@ def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
         mode=mode,
         symbol=sign.symbol,
         analysis=analysis,
-        fwd=portable.forward(variant, analysis, sign),
-        dq=portable.query_backward(variant, analysis, sign),
-        dkdv=portable.key_backward(variant, analysis, sign),
+        fwd=fwd,
+        dq=dq,
+        dkdv=dkdv,
         hopper_fwd=hopper_kernels.forward(variant, analysis, sign),
         hopper_bwd=hopper_bwd,
         hopper_bwd_wide=hopper_kernels.wide_backward(hopper_bwd),
         hopper_delta=hopper_kernels.delta(variant, sign),
         lists=lists_plan(variant, analysis, sign),
         terms=terms,
+        portable_legend=sign.legend([*fwd.args, *dq.args, *dkdv.args], [*dq.gradients, *dkdv.gradients]),
     )
 
 

@@ -39,26 +39,23 @@ def code_hash(source: str) -> str:
     return hashlib.sha256(" ".join(words).encode()).hexdigest()[:HASH_LENGTH]
 
 
-def kernel_hash(path: str, sources: Mapping[str, str]) -> str:
-    """A hash of the kernel file at `path` and of all code of its package that it uses.
+def kernel_hash(path: str, kernels: Iterable[str], sources: Mapping[str, str]) -> str:
+    """A hash of kernels of the file at `path`, and of all code of their package that they use.
 
-    `sources` has the package's files, by path. Of a file that the kernel imports from, the imported names count, and
-    whatever their definitions use in turn: a new helper beside them leaves the hash alone. The hash of a file that
-    imports nothing of the package is its `code_hash`.
+    `sources` has the package's files, by path. The kernels' own definitions count, and whatever these use in turn, in
+    their file or imported from others: another kernel or helper beside them leaves the hash alone. So does a move of
+    the kernels to another file.
 
     >>> helpers = "SIZE = 2\\ndef used():\\n    return SIZE\\ndef other():\\n    pass\\n"
-    >>> package = {"v/fwd.py": "from ..shared import used\\n", "shared.py": helpers}
-    >>> before = kernel_hash("v/fwd.py", package)
-    >>> before == kernel_hash("v/fwd.py", package | {"shared.py": helpers.replace("pass", "return 1")})
+    >>> package = {"v/k.py": "from ..shared import used\\ndef fwd(): used()\\ndef bwd(): pass\\n", "shared.py": helpers}
+    >>> before = kernel_hash("v/k.py", ["fwd"], package)
+    >>> before == kernel_hash("v/k.py", ["fwd"], package | {"shared.py": helpers.replace("pass", "return 1")})
     True
-    >>> before == kernel_hash("v/fwd.py", package | {"shared.py": helpers.replace("2", "3")})
+    >>> before == kernel_hash("v/k.py", ["fwd"], package | {"shared.py": helpers.replace("2", "3")})
     False
     """
-    own = code_hash(sources[path])
-    used = sorted({(file, code_hash(text)) for file, text in _imported_code(path, sources)})
-    if not used:
-        return own
-    return hashlib.sha256(" ".join([own, *(word for pair in used for word in pair)]).encode()).hexdigest()[:HASH_LENGTH]
+    used = {("" if file == path else file, code_hash(text)) for file, text in _used_code(path, kernels, sources)}
+    return hashlib.sha256(" ".join(word for pair in sorted(used) for word in pair).encode()).hexdigest()[:HASH_LENGTH]
 
 
 class _Import(NamedTuple):
@@ -79,16 +76,18 @@ class _Statement:
     imports: tuple[_Import, ...]
 
 
-def _imported_code(path: str, sources: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """File and source of each definition of other files that a file uses, directly or through other definitions."""
-    waiting = [_target(path, imported, sources) for imported in _imports(ast.parse(sources[path]).body)]
+def _used_code(path: str, kernels: Iterable[str], sources: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """File and source of each definition that kernels use, directly or through other definitions; their own too."""
+    waiting = [(path, kernel) for kernel in kernels]
+    if missing := {kernel for _, kernel in waiting} - _bound_names(sources[path]):
+        raise ValueError(f"{path}: expected a definition of {', '.join(sorted(missing))}")
     seen: set[tuple[str, _Statement]] = set()
     while waiting:
         file, name = waiting.pop()
         if not file:
             continue
         statements = _statements(sources[file])
-        bound = frozenset[str]().union(*(each.binds for each in statements))
+        bound = _bound_names(sources[file])
         # A module that is imported as a whole may be used as a whole.
         for statement in [each for each in statements if name in each.binds] if name in bound else statements:
             if (file, statement) in seen:
@@ -118,6 +117,11 @@ def _statements(source: str) -> tuple[_Statement, ...]:
     """The statements of a module; of an import one for each name, because a definition may need only some."""
     lines = source.splitlines(keepends=True)
     return tuple(each for node in ast.parse(source).body for each in _split(node, lines))
+
+
+@cache
+def _bound_names(source: str) -> frozenset[str]:
+    return frozenset[str]().union(*(each.binds for each in _statements(source)))
 
 
 def _split(node: ast.stmt, lines: Sequence[str]) -> Iterator[_Statement]:

@@ -18,10 +18,10 @@ from codegen.arch import chips, tile_rules
 from codegen.arch.hopper import FAMILY
 from codegen.ir.expr import TensorSpec
 from codegen.ir.printers import FormulaPrinter
-from codegen.plan import dialects, hopper
+from codegen.plan import dialects, kernel_files
 from codegen.plan.device import device_functions
 from codegen.plan.frameworks import Framework
-from codegen.plan.hopper_backward import BackwardPlan
+from codegen.plan.hopper_backward import BackwardPlan, backward_imports
 from codegen.plan.hopper_forward import ForwardPlan
 from codegen.plan.op import op_plan
 from codegen.plan.op_source import OpSource
@@ -72,12 +72,6 @@ def make_environment(folder: Path) -> jinja2.Environment:
     return env
 
 
-KERNELS = {"fwd": "fwd", "bwd_dq": "dq", "bwd_dkdv": "dkdv"}
-"""File stem of each kernel -> the attribute of `VariantPlan` that holds its plan."""
-
-HOPPER_KERNELS = {stem: f"hopper_{stem}" for stem in ("fwd", "bwd", "bwd_wide", "delta")}
-"""The same of Hopper's family, whose files are `hopper_<stem>.py`."""
-
 KERNELS_FILE = "_runtime/kernels.py"
 """The file that says which code each kernel is."""
 
@@ -97,10 +91,11 @@ def render(spec: Spec) -> dict[str, str]:
     files: dict[str, str] = {}
     traits: dict[str, VariantTraits] = {}
     modules = dict(zip(spec.variants, module_plans(spec.variants.values()), strict=True))
+    plans = {name: _plans(variant) for name, variant in spec.variants.items()}
+    deltas = {name: _deltas(env, own) for name, own in plans.items()}
     for name, variant in spec.variants.items():
-        plans = _plans(variant)
-        files.update(_variant_files(env, name, plans, modules[name]))
-        traits[name] = variant_traits(variant, plans)
+        files.update(_variant_files(env, plans[name], deltas[name], modules[name]))
+        traits[name] = variant_traits(variant, plans[name])
     names = list(spec.variants)
     files["__init__.py"] = _fill(env, "host/package_init.py.jinja", variants=names)
     for framework in Framework:
@@ -110,7 +105,10 @@ def render(spec: Spec) -> dict[str, str]:
     files |= _runtime_files()
     files["py.typed"] = ""
     formatted = format_files(files)
-    hashes = {name: {mode.value: _kernel_hashes(formatted, name, mode) for mode in Mode} for name in names}
+    hashes = {
+        name: {mode.value: _kernel_hashes(formatted, own[mode], deltas[name][mode]) for mode in own}
+        for name, own in plans.items()
+    }
     fields = {name: list(asdict(of_variant).items()) for name, of_variant in traits.items()}
     formatted |= format_files({KERNELS_FILE: _fill(env, "host/kernels.py.jinja", hashes=hashes, traits=fields)})
     return {path: _sign(formatted[path]) for path in sorted(formatted)}
@@ -120,7 +118,8 @@ def render_variant(variant: Variant) -> dict[str, str]:
     """The kernels and ops of one variant, formatted: path inside the package -> text. They are the files that `render`
     writes, but for the hashes of what all variants share."""
     (module,) = module_plans([variant])
-    files = format_files(_variant_files(make_environment(templates_path()), variant.name, _plans(variant), module))
+    env, plans = make_environment(templates_path()), _plans(variant)
+    files = format_files(_variant_files(env, plans, _deltas(env, plans), module))
     return {path: _sign(files[path]) for path in sorted(files)}
 
 
@@ -154,17 +153,15 @@ def _plans(variant: Variant) -> dict[Mode, VariantPlan]:
 
 
 def _variant_files(
-    env: jinja2.Environment, name: str, plans: Mapping[Mode, VariantPlan], module: ModulePlan
+    env: jinja2.Environment,
+    plans: Mapping[Mode, VariantPlan],
+    deltas: Mapping[Mode, VariantPlan],
+    module: ModulePlan,
 ) -> dict[str, str]:
     files: dict[str, str] = {}
-    context = _context(plans[Mode.DENSE])
+    context, name = _context(plans[Mode.DENSE]), plans[Mode.DENSE].variant.name
     for mode, planned in plans.items():
-        files.update(_kernel_files(env, _mode_folder(name, mode), planned))
-    for path in _copies(files, plans):
-        del files[path]
-    # The plan whose hopper_delta a mode runs.
-    deltas = {mode: plans[mode if _delta_path(name, mode) in files else Mode.DENSE] for mode in plans}
-    for mode, planned in plans.items():
+        files.update(_kernel_files(env, _mode_folder(name, mode), planned, owns_delta=deltas[mode] is planned))
         files[f"{_mode_folder(name, mode)}/__init__.py"] = _mode_init_file(env, planned, deltas[mode])
     for framework in Framework:
         ops = {mode: OpSource.of(op_plan(planned, framework)) for mode, planned in plans.items()}
@@ -178,18 +175,24 @@ def _variant_files(
     return files
 
 
-def _copies(files: Mapping[str, str], plans: Mapping[Mode, VariantPlan]) -> list[str]:
-    """The kernel files of segmented calls that differ from the file of dense calls in their kernels' names alone."""
+def _deltas(env: jinja2.Environment, plans: Mapping[Mode, VariantPlan]) -> dict[Mode, VariantPlan]:
+    """The plan whose `hopper_delta` each mode runs: of segmented calls the dense one, if only its name would differ."""
+    part = env.get_template("portable/parts/delta.jinja")
+
+    def text(planned: VariantPlan) -> str:
+        context = _context(planned) | {"fuses_backward": kernel_files.fuses_backward(planned)}
+        return part.render(kernel=planned.hopper_delta, **context).replace(f"def {planned.symbol}_", "def ")
+
     dense, segmented = plans[Mode.DENSE], plans[Mode.SEGMENTED]
-    path = _delta_path(segmented.variant.name, Mode.SEGMENTED)
-    renamed = files[path].replace(f"def {segmented.symbol}_", f"def {dense.symbol}_")
-    renamed = renamed.replace(f"from {_runtime_of(Mode.SEGMENTED)}.", f"from {_runtime_of(Mode.DENSE)}.")
-    renamed = renamed.replace(f"`{_TITLES[Mode.SEGMENTED]}", "`")
-    return [path] if renamed == files[_delta_path(dense.variant.name, Mode.DENSE)] else []
+    # The segmented package imports the dense one by its name.
+    is_shared = text(dense) == text(segmented) and dense.symbol not in _modules(segmented)
+    return {**plans, Mode.SEGMENTED: dense if is_shared else segmented}
 
 
-def _delta_path(name: str, mode: Mode) -> str:
-    return f"{_mode_folder(name, mode)}/hopper_delta.py"
+def _modules(planned: VariantPlan) -> list[str]:
+    """The modules of a mode's own folder."""
+    own = [kernel_files.PORTABLE, kernel_files.FORWARD, kernel_files.BACKWARD, "launch"]
+    return own if planned.lists is None else [*own, planned.lists.module]
 
 
 def _mode_folder(name: str, mode: Mode) -> str:
@@ -219,54 +222,42 @@ def _launch_file(env: jinja2.Environment, planned: VariantPlan, op: OpSource, de
     given = {"op": op, "plan": planned, "runtime": _runtime_of(planned.mode)}
     # Whose modules the kernels are: the folder that the launches lie in.
     folder = planned.variant.name if dense else planned.mode.value
-    given |= {"folder": folder, "delta_symbol": delta.symbol}
+    package = "" if delta is planned else f"{planned.variant.name}."
+    given |= {"folder": folder, "delta_kernels": f"{package}{kernel_files.PORTABLE}.{delta.symbol}"}
     return _fill(env, "host/launch.py.jinja", **given, **_context(planned))
 
 
 def _mode_init_file(env: jinja2.Environment, planned: VariantPlan, delta: VariantPlan) -> str:
     """The package of a mode, by which launches and kernels are imported when they are first needed."""
     runtime = _runtime_of(planned.mode)
-    own = [*KERNELS, *(f"hopper_{stem}" for stem in HOPPER_KERNELS), "launch"]
-    if planned.lists is not None:
-        own.append(planned.lists.module)
-    modules: dict[str, list[str]] = {".": own}
-    if delta.mode is not planned.mode:
-        own.remove("hopper_delta")
-        modules[".."] = ["hopper_delta"]
+    modules: dict[str, list[str]] = {".": _modules(planned)}
+    if delta is not planned:
+        # The package of dense calls, whose kernels these calls run, too.
+        modules["..."] = [planned.variant.name]
     if planned.variant.decay:
         # The cumulative sums of a segmented call are those of a dense one.
         modules.setdefault(".." if planned.mode is Mode.SEGMENTED else ".", []).append("decay")
     if planned.mode is Mode.SEGMENTED and by_row(planned.written) is not None:
         modules[f"{runtime}.core"] = ["token_order"]
     # In the order of imports: the packages farthest up first.
-    listed = {package: sorted(modules[package]) for package in sorted(modules, key=lambda x: (-x.count("."), x))}
+    packages = sorted(modules, key=lambda package: (len(package.lstrip(".")) - len(package), package))
+    listed = {package: sorted(modules[package]) for package in packages}
     return _fill(env, "host/variant_init.py.jinja", modules=listed, runtime=runtime, **_context(planned))
 
 
-def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) -> dict[str, str]:
-    """The kernels of one mode."""
-    context = _context(planned) | {"runtime": _runtime_of(planned.mode)}
+def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan, *, owns_delta: bool) -> dict[str, str]:
+    """The kernels of one mode. `owns_delta`: the kernel `hopper_delta` is not that of dense calls."""
+    fused = BackwardPlan(planned.hopper_bwd, planned.variant, is_wide=False)
+    wide = BackwardPlan(planned.hopper_bwd_wide, planned.variant, is_wide=True)
+    context = _context(planned) | {"runtime": _runtime_of(planned.mode), "plan": planned}
+    context |= {"fuses_backward": kernel_files.fuses_backward(planned), "owns_delta": owns_delta}
+    forward = {"kernel": planned.hopper_fwd, "forward": ForwardPlan(planned.hopper_fwd, planned.variant)}
+    backward = {"kernel": planned.hopper_bwd, "backward": fused, "wide": wide}
+    backward |= {"backward_imports": backward_imports(fused, wide)}
     files = {
-        f"{folder}/{stem}.py": _fill(env, f"portable/{stem}.py.jinja", kernel=getattr(planned, attribute), **context)
-        for stem, attribute in KERNELS.items()
-    }
-    hopper_plans: dict[str, dict[str, Any]] = {
-        "fwd": {"forward": ForwardPlan(planned.hopper_fwd, planned.variant)},
-        "bwd": {"backward": BackwardPlan(planned.hopper_bwd, planned.variant, is_wide=False)},
-        "bwd_wide": {"backward": BackwardPlan(planned.hopper_bwd_wide, planned.variant, is_wide=True)},
-        "delta": {},
-    }
-    fuses = hopper.fuses_backward(planned)
-    files |= {
-        f"{folder}/hopper_{stem}.py": _fill(
-            env,
-            f"hopper/{stem}.py.jinja",
-            kernel=getattr(planned, attribute),
-            fuses_backward=fuses,
-            **hopper_plans[stem],
-            **context,
-        )
-        for stem, attribute in HOPPER_KERNELS.items()
+        f"{folder}/{kernel_files.PORTABLE}.py": _fill(env, "portable/portable.py.jinja", **context),
+        f"{folder}/{kernel_files.FORWARD}.py": _fill(env, "hopper/fwd.py.jinja", **forward, **context),
+        f"{folder}/{kernel_files.BACKWARD}.py": _fill(env, "hopper/bwd.py.jinja", **backward, **context),
     }
     if planned.lists is not None:
         stem = planned.lists.module
@@ -276,15 +267,15 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan) ->
     return files
 
 
-def _kernel_hashes(files: Mapping[str, str], name: str, mode: Mode) -> dict[str, str]:
-    """Pass -> hash of its kernel's code and of what it imports, for the kernels of one mode."""
-    own = (hopper.FORWARD, hopper.BACKWARD, hopper.WIDE_BACKWARD, hopper.DELTA)
-    stems = KERNELS | {stem: stem for stem in own}
-    # A file that the mode lacks is the dense mode's.
-    folders = (_mode_folder(name, mode), _mode_folder(name, Mode.DENSE))
-    paths = {pass_name: [f"{folder}/{stem}.py" for folder in folders] for stem, pass_name in stems.items()}
-    found = {pass_name: next(filter(files.__contains__, each), "") for pass_name, each in paths.items()}
-    return {pass_name: kernel_hash(path, files) for pass_name, path in found.items() if path}
+def _kernel_hashes(files: Mapping[str, str], planned: VariantPlan, delta: VariantPlan) -> dict[str, str]:
+    """Pass -> hash of its kernel's code and of what it uses, for the kernels of one mode."""
+
+    def hashed(name: str, owner: VariantPlan) -> str:
+        stem, kernels = kernel_files.measured_kernels(owner)[name]
+        return kernel_hash(f"{_mode_folder(owner.variant.name, owner.mode)}/{stem}.py", kernels, files)
+
+    names = kernel_files.measured_kernels(planned)
+    return {name: hashed(name, delta if name == kernel_files.DELTA else planned) for name in names}
 
 
 def _fill(env: jinja2.Environment, template: str, **context: Any) -> str:

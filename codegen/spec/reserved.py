@@ -75,6 +75,10 @@ _WORDS = """
     WIDE_KEYS add_block add_sums dk_start dq_part ds_ring dv_start hopper_bwd_wide
     NEAR_BYTES NEAR_ROWS is_wide make_hand_over near_heads next_dq p_ring row_block
 
+    CONSTANTS V_PARTS add_tiles adder begin_dropped_block begin_exchange describe_input end_rows end_wide_block head_row
+    heads_in_cache inputs load_dq_rows load_sequence locate_keys pointers produce_wide send_packed_rows send_rows
+    store_dq_rows strides visited_keys visited_rows
+
     head_seqs num_row_blocks row_first row_seqs work_counter work_ring work_turn
 
     CallOptions

@@ -13,7 +13,7 @@ from codegen.arch.hopper import NAME as FAMILY
 from codegen.arch.tile_rules import TileConfig
 from codegen.compile.packages import Package, imported
 from codegen.compile.pool import Pool, WorkerDiedError
-from codegen.plan.hopper import FORWARD
+from codegen.plan.kernel_files import FORWARD
 from codegen.spec.model import KERNEL_ENDINGS, Pass
 from codegen.tune.record import Group, config_of
 

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 447de0d9d70ec8e1
+# hash: a74f2d93babb43ee
 """Gradients of `alibi` on Hopper with respect to k and v and slope, and with WITH_DQ to q.
 
     keep          q_idx >= kv_idx
@@ -22,12 +22,21 @@ lse and delta come from `alibi_hopper_delta`, padded to whole blocks of rows. Th
 `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and without its
 factor.
 
-A program takes one block of keys of one key head after the other. Each of two warpgroups, `consume`, owns half of
-the keys, and sums their dk and dv over all query heads that share the key head. A warp, `produce`, copies the keys,
-and the rows of each block of queries, to shared memory (TMA). With WITH_DQ each step also multiplies ds of the
-block before, which the warpgroups exchange through shared memory, by the keys; a warp of its own, `add_dq`, adds
-that to `dq_sums`, in any order, so that equal inputs may give other last bits. `templates/hopper/README.md` has a
-picture.
+A program takes one block of keys of one key head after the other. A warp, `produce`, copies the keys, and the rows
+of each block of queries, to shared memory (TMA). The gradient of q is added to `dq_sums` in any order, so that equal
+inputs may give other last bits. `templates/hopper/README.md` has a picture.
+
+Up to 128 columns each of two warpgroups, `consume`, owns half of the keys, and sums their dk and dv over all query
+heads that share the key head. With WITH_DQ each step also multiplies ds of the block before, which the warpgroups
+exchange through shared memory, by the keys; a warp of its own, `add_dq`, adds that to `dq_sums`.
+
+For more columns of q or v there is `alibi_hopper_bwd_wide`: the accumulator of dk or of dv then fills half of a
+warpgroup's registers, so that each of two warpgroups has one. `score` computes probabilities and ds of each block
+of queries, and sums dk. Through shared memory it hands both to `accumulate`, which sums dv, and with WITH_DQ
+multiplies ds by the keys and adds the product to `dq_sums`.
+
+Beyond 128 columns the blocks of earlier keys, which more rows see, are scheduled first, dynamically: a producer warp
+takes the next work item from a counter in memory.
 """
 
 from triton.experimental import gluon
@@ -35,7 +44,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -46,27 +54,56 @@ from .._runtime.device.gl import (
     Ring,
     at_columns,
     columns_before,
-    describe_rows,
+    longest_first,
     make_barriers,
     make_ring,
+    make_work_ring,
     product_layout,
 )
 from .._runtime.device.gl_backward import (
-    begin_with,
+    describe_input,
     describe_lines,
     describe_vector,
-    in_fragments,
+    heads_in_cache,
     make_exchange,
+    make_hand_over,
     make_row_ring,
     store_through,
+    store_tile,
 )
-from .._runtime.device.gl_versions import async_add
+from .._runtime.device.gl_backward_steps import (
+    add_block,
+    add_tiles,
+    begin_block,
+    begin_exchange,
+    end_block,
+    end_rows,
+    end_wide_block,
+    send_rows,
+)
+
+
+@gluon.jit
+def visited_rows(kv_len, q_len, q_shift, start_n, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """How many blocks of query rows the keys from `start_n` on visit with a mask, and without, and where they begin."""
+    kv_first = start_n
+    kv_last = gl.minimum(start_n + BLOCK_N, kv_len) - 1
+    row_begin = gl.maximum(kv_first - q_shift, 0) // BLOCK_M * BLOCK_M
+    # Blocks from full_begin to full_end need no mask.
+    full_begin = gl.cdiv(gl.maximum(kv_last - q_shift, row_begin), BLOCK_M) * BLOCK_M
+    full_begin = gl.minimum(full_begin, gl.cdiv(gl.maximum(q_len, row_begin), BLOCK_M) * BLOCK_M)
+    full_end = q_len // BLOCK_M * BLOCK_M
+    full_end = gl.maximum(full_end, full_begin)
+    gap = full_end - full_begin
+    num_partial = gl.maximum(gl.cdiv(q_len - gap - row_begin, BLOCK_M), 0)
+    num_full = (full_end - full_begin) // BLOCK_M
+    return row_begin, full_begin, gap, num_partial, num_full
 
 
 @gluon.jit
 def produce(rings, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     """Copy the keys and values of each work item, and the rows of each block of queries that sees them."""
-    q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_ring, v_ring, q_ring, do_ring = rings
+    _q_desc, k_desc, v_desc, _do_desc, _lse_desc, _delta_desc, k_ring, v_ring, _q_ring, _do_ring = rings
     q_offset, q_len, kv_len, num_heads, group_size, batch = arguments
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
@@ -86,33 +123,21 @@ def produce(rings, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.cons
             for part in gl.static_range(2):
                 v_ring.fill(v_desc, kv_rows, start_n + part * (BLOCK_N // 2), part, k_lap)
             num_blocks = gl.cdiv(q_len, BLOCK_M)
-            kv_first = start_n
-            kv_last = gl.minimum(start_n + BLOCK_N, kv_len) - 1
-            row_begin = gl.maximum(kv_first - q_shift, 0) // BLOCK_M * BLOCK_M
-            # Blocks from full_begin to full_end need no mask.
-            full_begin = gl.cdiv(gl.maximum(kv_last - q_shift, row_begin), BLOCK_M) * BLOCK_M
-            full_begin = gl.minimum(full_begin, gl.cdiv(gl.maximum(q_len, row_begin), BLOCK_M) * BLOCK_M)
-            full_end = q_len // BLOCK_M * BLOCK_M
-            full_end = gl.maximum(full_end, full_begin)
-            gap = full_end - full_begin
-            num_partial = gl.maximum(gl.cdiv(q_len - gap - row_begin, BLOCK_M), 0)
-            num_full = (full_end - full_begin) // BLOCK_M
+            row_begin, full_begin, gap, num_partial, num_full = visited_rows(
+                kv_len, q_len, q_shift, start_n, BLOCK_M, BLOCK_N
+            )
             for member in range(group_size):
                 h = hkv * group_size + member
                 for nth in range(num_partial):
                     start_m = row_begin + nth * BLOCK_M
                     start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
-                    first = ((b * num_heads + h) * num_blocks * BLOCK_M + start_m).to(gl.int32)
-                    rows = HeadRows(batch_row, h.to(gl.int32))
-                    q_ring.send(q_desc, lse_desc, rows, start_m, first, q_turn)
-                    do_ring.send(do_desc, delta_desc, rows, start_m, first, q_turn)
+                    head_row = (b * num_heads + h) * num_blocks
+                    send_rows(rings, head_row, batch_row, h, start_m, q_turn)
                     q_turn += 1
                 for nth in range(num_full):
                     start_m = full_begin + nth * BLOCK_M
-                    first = ((b * num_heads + h) * num_blocks * BLOCK_M + start_m).to(gl.int32)
-                    rows = HeadRows(batch_row, h.to(gl.int32))
-                    q_ring.send(q_desc, lse_desc, rows, start_m, first, q_turn)
-                    do_ring.send(do_desc, delta_desc, rows, start_m, first, q_turn)
+                    head_row = (b * num_heads + h) * num_blocks
+                    send_rows(rings, head_row, batch_row, h, start_m, q_turn)
                     q_turn += 1
             k_lap ^= 1
 
@@ -122,6 +147,7 @@ def consume(
     rings,
     exchange,
     arguments,
+    PART: gl.constexpr,
     stride_dks: gl.constexpr,
     stride_dvs: gl.constexpr,
     GRAD_SLOPE: gl.constexpr,
@@ -134,28 +160,13 @@ def consume(
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     WITH_DQ: gl.constexpr,
-    PART: gl.constexpr,
 ):
     """dk and dv of half of the keys of each work item, and half of what each block of rows adds to dq."""
-    k_ring, v_ring, q_ring, do_ring = rings
-    (
-        slope_ptr,
-        q_offset,
-        dslope_heads_ptr,
-        dk_ptr,
-        dv_ptr,
-        stride_dkb,
-        stride_dkh,
-        stride_dvb,
-        stride_dvh,
-        stride_slope_0,
-        q_len,
-        kv_len,
-        num_heads,
-        group_size,
-        scale,
-        batch,
-    ) = arguments
+    k_ring, v_ring, _q_ring, _do_ring = rings
+    pointers, strides, numbers = arguments
+    slope_ptr, q_offset, dslope_heads_ptr, dk_ptr, dv_ptr = pointers
+    stride_dkb, stride_dkh, stride_dvb, stride_dvh, stride_slope_0 = strides
+    q_len, kv_len, num_heads, group_size, scale, batch = numbers
     DTYPE: gl.constexpr = k_ring.tiles.dtype
     KEYS: gl.constexpr = BLOCK_N // 2
     SCORES: gl.constexpr = product_layout(BLOCK_M)
@@ -163,7 +174,6 @@ def consume(
     KEY: gl.constexpr = gl.SliceLayout(1, SCORES)
     K_SUMS: gl.constexpr = product_layout(BLOCK_D)
     V_SUMS: gl.constexpr = product_layout(BLOCK_DV)
-    K_WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=K_SUMS, k_width=2)
     V_WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=V_SUMS, k_width=2)
     k_block = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
     k_tile = k_block.slice(PART * KEYS, KEYS)  # [KEYS, BLOCK_D]
@@ -171,11 +181,7 @@ def consume(
     # A warpgroup's part of dq has 64 rows: half of the block's, or all of 64 and half of the columns.
     k_part = k_block.slice(PART * (BLOCK_D // 2), BLOCK_D // 2, dim=1) if BLOCK_M == 64 else k_block
     if WITH_DQ:
-        ds_ring, dq_ring = exchange
-        # Pipeline prologue: the block before the first has ds = 0.
-        ds_ring.tiles.index(0).slice(PART * KEYS, KEYS).store(gl.zeros([KEYS, BLOCK_M], DTYPE, SCORES))
-        fence_async_shared()
-        mbarrier.arrive(ds_ring.full.index(0), count=1)
+        begin_exchange(exchange, PART)
     qk_scale = scale * LOG2E
     unscaled = 1.0 / qk_scale
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
@@ -196,17 +202,9 @@ def consume(
             mbarrier.wait(k_ring.full.index(0), k_lap)
             mbarrier.wait(v_ring.full.index(PART), k_lap)
             first_turn = q_turn
-            kv_first = start_n
-            kv_last = gl.minimum(start_n + BLOCK_N, kv_len) - 1
-            row_begin = gl.maximum(kv_first - q_shift, 0) // BLOCK_M * BLOCK_M
-            # Blocks from full_begin to full_end need no mask.
-            full_begin = gl.cdiv(gl.maximum(kv_last - q_shift, row_begin), BLOCK_M) * BLOCK_M
-            full_begin = gl.minimum(full_begin, gl.cdiv(gl.maximum(q_len, row_begin), BLOCK_M) * BLOCK_M)
-            full_end = q_len // BLOCK_M * BLOCK_M
-            full_end = gl.maximum(full_end, full_begin)
-            gap = full_end - full_begin
-            num_partial = gl.maximum(gl.cdiv(q_len - gap - row_begin, BLOCK_M), 0)
-            num_full = (full_end - full_begin) // BLOCK_M
+            row_begin, full_begin, gap, num_partial, num_full = visited_rows(
+                kv_len, q_len, q_shift, start_n, BLOCK_M, BLOCK_N
+            )
             for member in range(group_size):
                 h = hkv * group_size + member
                 slope_val = gl.load(slope_ptr + h * stride_slope_0)
@@ -219,7 +217,7 @@ def consume(
                     block_term = (
                         1.4426950408889634 * slope_val * (start_n.to(gl.float32) - row_start.to(gl.float32))
                     ) * unscaled
-                    qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, q_ring, do_ring, q_turn, block_term, SCORES)
+                    qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
                     logit = qk * qk_scale + key_term[:, None]
                     # Always true: otherwise this is computed ahead of the products and kept in registers.
                     if start_m < q_len:
@@ -245,21 +243,7 @@ def consume(
                             1,
                         )
                     dk, dv = end_block(
-                        ds.to(DTYPE),
-                        dk,
-                        dv,
-                        k_part,
-                        q_tile,
-                        exchange,
-                        q_ring,
-                        do_ring,
-                        q_turn,
-                        q_turn > first_turn,
-                        K_WEIGHTS,
-                        BLOCK_M,
-                        BLOCK_D,
-                        WITH_DQ,
-                        PART,
+                        ds.to(DTYPE), (dk, dv), k_part, q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, PART
                     )
                     q_turn += 1
                 for nth in range(num_full):
@@ -268,7 +252,7 @@ def consume(
                     block_term = (
                         1.4426950408889634 * slope_val * (start_n.to(gl.float32) - row_start.to(gl.float32))
                     ) * unscaled
-                    qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, q_ring, do_ring, q_turn, block_term, SCORES)
+                    qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
                     logit = qk * qk_scale + key_term[:, None]
                     if RAGGED and start_n + BLOCK_N > kv_len:
                         logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
@@ -281,21 +265,7 @@ def consume(
                     if WITH_DQ and GRAD_SLOPE:
                         dslope_heads += gl.sum(ds * (kv_idx.to(gl.float32)[:, None] - q_idx.to(gl.float32)[None, :]), 1)
                     dk, dv = end_block(
-                        ds.to(DTYPE),
-                        dk,
-                        dv,
-                        k_part,
-                        q_tile,
-                        exchange,
-                        q_ring,
-                        do_ring,
-                        q_turn,
-                        q_turn > first_turn,
-                        K_WEIGHTS,
-                        BLOCK_M,
-                        BLOCK_D,
-                        WITH_DQ,
-                        PART,
+                        ds.to(DTYPE), (dk, dv), k_part, q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, PART
                     )
                     q_turn += 1
                 if WITH_DQ and GRAD_SLOPE:
@@ -304,54 +274,23 @@ def consume(
                     gl.store(dslope_heads_ptr + sum_index, gl.sum(dslope_heads, 0))
 
             if WITH_DQ:
-                # Pipeline epilogue: dq of the last block.
-                dq = warpgroup_mma_wait(0, deps=(begin_dq(k_part, ds_ring, q_turn, BLOCK_M, BLOCK_D, PART),))
-                if q_turn > first_turn:
-                    store_dq(dq, dq_ring, q_turn - 1, PART)
-                    fence_async_shared()
-                    mbarrier.arrive(dq_ring.full.index(PART), count=1)
+                end_rows(k_part, exchange, q_turn, first_turn, BLOCK_M, BLOCK_D, PART)
             mbarrier.arrive(k_ring.empty.index(0), count=1)
             own_start = start_n + PART * KEYS
             # Through the shared memory of v, whose last reader this was.
-            store_through(
-                dv_ptr + b * stride_dvb + hkv * stride_dvh,
-                dv.to(DTYPE),
-                v_tile,
-                own_start,
-                kv_len,
-                stride_dvs,
-                HEAD_DIM_V,
-                V_SUMS,
-            )
-            store_through(
-                dk_ptr + b * stride_dkb + hkv * stride_dkh,
-                (dk * scale).to(DTYPE),
-                v_tile,
-                own_start,
-                kv_len,
-                stride_dks,
-                HEAD_DIM,
-                K_SUMS,
-            )
+            dv_start = dv_ptr + b * stride_dvb + hkv * stride_dvh
+            store_through(dv_start, dv.to(DTYPE), v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V)
+            dk_start = dk_ptr + b * stride_dkb + hkv * stride_dkh
+            store_through(dk_start, (dk * scale).to(DTYPE), v_tile, own_start, kv_len, stride_dks, HEAD_DIM)
             fence_async_shared()
             mbarrier.arrive(v_ring.empty.index(PART), count=1)
             k_lap ^= 1
 
 
 @gluon.jit
-def add_dq(
-    dq_desc,
-    dq_ring,
-    arguments,
-    Q_OFFSET_PER_BATCH: gl.constexpr,
-    BLOCK_D: gl.constexpr,
-    BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-):
+def add_dq(dq_desc, dq_ring, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     """Add what each block of keys contributes to dq to memory."""
     q_offset, q_len, kv_len, num_heads, group_size, batch = arguments
-    # Of the fp32 tiles as they lie in shared memory: a line is what the 32 banks hold.
-    LINES: gl.constexpr = BLOCK_M * BLOCK_D // 64
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn = 0
     # Earlier keys are seen by more rows: a work item is a pair of blocks, one from the start and one from the end.
@@ -365,144 +304,22 @@ def add_dq(
             hkv = (head % num_kv_heads).to(gl.int64)
             q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
             num_blocks = gl.cdiv(q_len, BLOCK_M)
-            kv_first = start_n
-            kv_last = gl.minimum(start_n + BLOCK_N, kv_len) - 1
-            row_begin = gl.maximum(kv_first - q_shift, 0) // BLOCK_M * BLOCK_M
-            # Blocks from full_begin to full_end need no mask.
-            full_begin = gl.cdiv(gl.maximum(kv_last - q_shift, row_begin), BLOCK_M) * BLOCK_M
-            full_begin = gl.minimum(full_begin, gl.cdiv(gl.maximum(q_len, row_begin), BLOCK_M) * BLOCK_M)
-            full_end = q_len // BLOCK_M * BLOCK_M
-            full_end = gl.maximum(full_end, full_begin)
-            gap = full_end - full_begin
-            num_partial = gl.maximum(gl.cdiv(q_len - gap - row_begin, BLOCK_M), 0)
-            num_full = (full_end - full_begin) // BLOCK_M
+            row_begin, full_begin, gap, num_partial, num_full = visited_rows(
+                kv_len, q_len, q_shift, start_n, BLOCK_M, BLOCK_N
+            )
             for member in range(group_size):
                 h = hkv * group_size + member
                 for nth in range(num_partial):
                     start_m = row_begin + nth * BLOCK_M
                     start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
                     row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
-                    for part in gl.static_range(2):
-                        mbarrier.wait(dq_ring.full.index(part), q_turn & 1)
-                        async_add(
-                            dq_desc, [((2 * row_block + part) * LINES).to(gl.int32), 0], dq_ring.tiles.index(part)
-                        )
-                        tma.store_wait(0)
-                        mbarrier.arrive(dq_ring.empty.index(part), count=1)
+                    add_tiles(dq_desc, dq_ring, row_block, q_turn)
                     q_turn += 1
                 for nth in range(num_full):
                     start_m = full_begin + nth * BLOCK_M
                     row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
-                    for part in gl.static_range(2):
-                        mbarrier.wait(dq_ring.full.index(part), q_turn & 1)
-                        async_add(
-                            dq_desc, [((2 * row_block + part) * LINES).to(gl.int32), 0], dq_ring.tiles.index(part)
-                        )
-                        tma.store_wait(0)
-                        mbarrier.arrive(dq_ring.empty.index(part), count=1)
+                    add_tiles(dq_desc, dq_ring, row_block, q_turn)
                     q_turn += 1
-
-
-@gluon.jit
-def begin_block(
-    k_tile,
-    v_tile,
-    q_ring,
-    do_ring,
-    turn,
-    block_term,
-    SCORES: gl.constexpr,
-):
-    """Issue `k q^T` and `v do^T - delta` of a block, [KEYS, BLOCK_M], and wait for the first.
-
-    The first also has the terms of row and block, and -lse, all over scale. They cost nothing, as the difference does:
-    accumulators begin with them.
-    """
-    KEYS: gl.constexpr = k_tile.shape[0]
-    ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
-    stage = turn % q_ring.stages
-    q_tile = q_ring.receive(turn)  # [BLOCK_M, BLOCK_D]
-    do_tile = do_ring.receive(turn)  # [BLOCK_M, BLOCK_DV]
-    qk = begin_with(q_ring.vectors.index(stage).load(ROW) + block_term, KEYS, SCORES)
-    dp = begin_with(do_ring.vectors.index(stage).load(ROW), KEYS, SCORES)
-    qk = warpgroup_mma(k_tile, q_tile.permute((1, 0)), qk, is_async=True)
-    dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), dp, is_async=True)
-    qk = warpgroup_mma_wait(1, deps=(qk,))
-    return qk, dp, q_tile, do_tile
-
-
-@gluon.jit
-def begin_dq(k_part, ds_ring, turn, BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, PART: gl.constexpr):
-    """Issue a warpgroup's part of `ds k`, of tile `turn` of ds, which is block `turn - 1`."""
-    COLS: gl.constexpr = BLOCK_D * BLOCK_M // 128
-    mbarrier.wait(ds_ring.full.index(turn & 1), (turn >> 1) & 1)
-    ds_tile = ds_ring.tiles.index(turn & 1)  # [BLOCK_N, BLOCK_M]
-    ds_part = ds_tile if BLOCK_M == 64 else ds_tile.slice(PART * 64, 64, dim=1)  # [BLOCK_N, 64]
-    none = gl.zeros([64, COLS], gl.float32, product_layout(COLS))
-    return warpgroup_mma(ds_part.permute((1, 0)), k_part, none, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def store_dq(dq, dq_ring, turn, PART: gl.constexpr):
-    """Hand a part of dq to the warp that adds it."""
-    mbarrier.wait(dq_ring.empty.index(PART), (turn & 1) ^ 1)
-    dq_ring.tiles.index(PART).store(in_fragments(dq, dq.shape[1]))
-
-
-@gluon.jit
-def end_block(
-    ds,
-    dk,
-    dv,
-    k_part,
-    q_tile,
-    exchange,
-    q_ring,
-    do_ring,
-    turn,
-    has_before,
-    K_WEIGHTS: gl.constexpr,
-    BLOCK_M: gl.constexpr,
-    BLOCK_D: gl.constexpr,
-    WITH_DQ: gl.constexpr,
-    PART: gl.constexpr,
-):
-    """Add block `turn` to dk, and with WITH_DQ the block before to dq.
-
-    A warpgroup then need not wait for the other's ds of the same block, and one takes exponentials while the other
-    multiplies. The first block of rows has none before it: its product is of no use, and repeats the last one of the
-    block of keys before.
-    """
-    stage = turn % q_ring.stages
-    ds_weights = gl.convert_layout(ds, K_WEIGHTS)
-    if WITH_DQ:
-        KEYS: gl.constexpr = ds.shape[0]
-        ds_ring, dq_ring = exchange
-        next_stage, lap = (turn + 1) & 1, (turn + 1) >> 1
-        mbarrier.wait(ds_ring.empty.index(next_stage), (lap & 1) ^ 1)
-        ds_ring.tiles.index(next_stage).slice(PART * KEYS, KEYS).store(ds)
-        dq = begin_dq(k_part, ds_ring, turn, BLOCK_M, BLOCK_D, PART)
-        dk = warpgroup_mma(ds_weights, q_tile, dk, is_async=True)
-        # The fence waits for the stores: here that happens beside the products.
-        fence_async_shared()
-        mbarrier.arrive(ds_ring.full.index(next_stage), count=1)
-        dv, dq = warpgroup_mma_wait(1, deps=(dv, dq))
-        do_ring.release(stage)
-        mbarrier.arrive(ds_ring.empty.index(turn & 1), count=1)
-        if has_before:
-            store_dq(dq, dq_ring, turn - 1, PART)
-        dk = warpgroup_mma_wait(0, deps=(dk,))
-        q_ring.release(stage)
-        fence_async_shared()
-        if has_before:
-            mbarrier.arrive(dq_ring.full.index(PART), count=1)
-    else:
-        dk = warpgroup_mma(ds_weights, q_tile, dk, is_async=True)
-        dv = warpgroup_mma_wait(1, deps=(dv,))
-        do_ring.release(stage)
-        dk = warpgroup_mma_wait(0, deps=(dk,))
-        q_ring.release(stage)
-    return dk, dv
 
 
 @gluon.jit(do_not_specialize=["q_offset", "q_len", "kv_len", "num_heads", "group_size", "batch"])
@@ -557,63 +374,42 @@ def alibi_hopper_bwd(
     WITH_DQ: gl.constexpr,
 ):
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
-    num_kv_heads = num_heads // group_size
+    kv_heads = num_heads // group_size
     num_rows = batch * num_heads * gl.maximum(gl.cdiv(q_len, BLOCK_M), 1) * BLOCK_M
-    # A descriptor has no dim of size 0. Of no rows nothing is copied.
-    q_desc = describe_rows(
-        q_ptr, batch, num_heads, gl.maximum(q_len, 1), stride_qb, stride_qh, stride_qs, HEAD_DIM, BLOCK_M, BLOCK_D
+    q_desc = describe_input(q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, BLOCK_M, BLOCK_D)
+    k_desc = describe_input(k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
+    v_desc = describe_input(
+        v_ptr, batch, kv_heads, kv_len, stride_vb, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N // 2, BLOCK_DV
     )
-    k_desc = describe_rows(
-        k_ptr, batch, num_kv_heads, gl.maximum(kv_len, 1), stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D
-    )
-    v_desc = describe_rows(
-        v_ptr,
-        batch,
-        num_kv_heads,
-        gl.maximum(kv_len, 1),
-        stride_vb,
-        stride_vh,
-        stride_vs,
-        HEAD_DIM_V,
-        BLOCK_N // 2,
-        BLOCK_DV,
-    )
-    do_desc = describe_rows(
-        do_ptr,
-        batch,
-        num_heads,
-        gl.maximum(q_len, 1),
-        stride_dob,
-        stride_doh,
-        stride_dos,
-        HEAD_DIM_V,
-        BLOCK_M,
-        BLOCK_DV,
+    do_desc = describe_input(
+        do_ptr, batch, num_heads, q_len, stride_dob, stride_doh, stride_dos, HEAD_DIM_V, BLOCK_M, BLOCK_DV
     )
     lse_desc, delta_desc = describe_vector(lse_ptr, num_rows, BLOCK_M), describe_vector(delta_ptr, num_rows, BLOCK_M)
     k_ring = make_ring(k_desc, 1, 1, 2)
     v_ring = make_ring(v_desc, 2, 1, 1)
     q_ring = make_row_ring(q_desc, lse_desc, STAGES, BLOCK_M)
     do_ring = make_row_ring(do_desc, delta_desc, STAGES, BLOCK_M)
+    inputs = (k_ring, v_ring, q_ring, do_ring)
     rings = (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_ring, v_ring, q_ring, do_ring)
     producer = (q_offset, q_len, kv_len, num_heads, group_size, batch)
     consumer = (
-        slope_ptr,
-        q_offset,
-        dslope_heads_ptr,
-        dk_ptr,
-        dv_ptr,
-        stride_dkb,
-        stride_dkh,
-        stride_dvb,
-        stride_dvh,
-        stride_slope_0,
-        q_len,
-        kv_len,
-        num_heads,
-        group_size,
-        scale,
-        batch,
+        (slope_ptr, q_offset, dslope_heads_ptr, dk_ptr, dv_ptr),
+        (stride_dkb, stride_dkh, stride_dvb, stride_dvh, stride_slope_0),
+        (q_len, kv_len, num_heads, group_size, scale, batch),
+    )
+    CONSTANTS: gl.constexpr = (
+        stride_dks,
+        stride_dvs,
+        GRAD_SLOPE,
+        Q_OFFSET_PER_BATCH,
+        RAGGED,
+        HEAD_DIM,
+        HEAD_DIM_V,
+        BLOCK_D,
+        BLOCK_DV,
+        BLOCK_M,
+        BLOCK_N,
+        WITH_DQ,
     )
     if WITH_DQ:
         LINES: gl.constexpr = BLOCK_M * BLOCK_D // 64
@@ -621,63 +417,14 @@ def alibi_hopper_bwd(
         ds_ring = make_exchange(DTYPE, BLOCK_N, BLOCK_M)
         dq_tiles = gl.allocate_shared_memory(gl.float32, [2, LINES, 32], dq_desc.layout)
         dq_ring = Ring(dq_tiles, make_barriers(2, 1), make_barriers(2, 1), 2)
+        exchange = (ds_ring, dq_ring)
+        adder = (q_offset, q_len, kv_len, num_heads, group_size, batch)
         gl.warp_specialize(
             [
-                (
-                    consume,
-                    (
-                        (k_ring, v_ring, q_ring, do_ring),
-                        (ds_ring, dq_ring),
-                        consumer,
-                        stride_dks,
-                        stride_dvs,
-                        GRAD_SLOPE,
-                        Q_OFFSET_PER_BATCH,
-                        RAGGED,
-                        HEAD_DIM,
-                        HEAD_DIM_V,
-                        BLOCK_D,
-                        BLOCK_DV,
-                        BLOCK_M,
-                        BLOCK_N,
-                        WITH_DQ,
-                        0,
-                    ),
-                ),
-                (
-                    consume,
-                    (
-                        (k_ring, v_ring, q_ring, do_ring),
-                        (ds_ring, dq_ring),
-                        consumer,
-                        stride_dks,
-                        stride_dvs,
-                        GRAD_SLOPE,
-                        Q_OFFSET_PER_BATCH,
-                        RAGGED,
-                        HEAD_DIM,
-                        HEAD_DIM_V,
-                        BLOCK_D,
-                        BLOCK_DV,
-                        BLOCK_M,
-                        BLOCK_N,
-                        WITH_DQ,
-                        1,
-                    ),
-                ),
+                (consume, (inputs, exchange, consumer, 0) + CONSTANTS),
+                (consume, (inputs, exchange, consumer, 1) + CONSTANTS),
                 (produce, (rings, producer, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
-                (
-                    add_dq,
-                    (
-                        dq_desc,
-                        dq_ring,
-                        (q_offset, q_len, kv_len, num_heads, group_size, batch),
-                        Q_OFFSET_PER_BATCH,
-                        BLOCK_D,
-                        BLOCK_M,
-                        BLOCK_N,
-                    ),
-                ),
+                (add_dq, (dq_desc, dq_ring, adder, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1, 1],
             # The registers of each thread. The first consumer gets what is left, as much as the second.
@@ -686,50 +433,385 @@ def alibi_hopper_bwd(
     else:
         gl.warp_specialize(
             [
-                (
-                    consume,
-                    (
-                        (k_ring, v_ring, q_ring, do_ring),
-                        None,
-                        consumer,
-                        stride_dks,
-                        stride_dvs,
-                        GRAD_SLOPE,
-                        Q_OFFSET_PER_BATCH,
-                        RAGGED,
-                        HEAD_DIM,
-                        HEAD_DIM_V,
-                        BLOCK_D,
-                        BLOCK_DV,
-                        BLOCK_M,
-                        BLOCK_N,
-                        WITH_DQ,
-                        0,
-                    ),
-                ),
-                (
-                    consume,
-                    (
-                        (k_ring, v_ring, q_ring, do_ring),
-                        None,
-                        consumer,
-                        stride_dks,
-                        stride_dvs,
-                        GRAD_SLOPE,
-                        Q_OFFSET_PER_BATCH,
-                        RAGGED,
-                        HEAD_DIM,
-                        HEAD_DIM_V,
-                        BLOCK_D,
-                        BLOCK_DV,
-                        BLOCK_M,
-                        BLOCK_N,
-                        WITH_DQ,
-                        1,
-                    ),
-                ),
+                (consume, (inputs, None, consumer, 0) + CONSTANTS),
+                (consume, (inputs, None, consumer, 1) + CONSTANTS),
                 (produce, (rings, producer, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1],
             worker_num_regs=[240, 24],
         )
+
+
+@gluon.jit
+def produce_wide(
+    rings,
+    arguments,
+    Q_OFFSET_PER_BATCH: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    BLOCK_DV: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+):
+    """Copy the keys and values of each work item, and the rows of each block of queries that sees them."""
+    _q_desc, k_desc, v_desc, _do_desc, _lse_desc, _delta_desc, k_ring, v_ring, _q_ring, _do_ring = rings
+    work_ring, q_offset, q_len, kv_len, num_heads, group_size, batch, work_counter_ptr = arguments
+    num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
+    q_turn, k_lap = 0, 0
+    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    num_items = num_key_blocks * num_kv_heads * batch
+    near_heads = heads_in_cache(q_len, num_kv_heads, batch, group_size, BLOCK_D, BLOCK_DV)
+    item, work_turn = longest_first(gl.program_id(0), num_items, num_key_blocks, near_heads), 0
+    while item < num_items:
+        head = item // num_key_blocks
+        start_n = (item % num_key_blocks) * BLOCK_N
+        b = (head // num_kv_heads).to(gl.int64)
+        hkv = (head % num_kv_heads).to(gl.int64)
+        q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+        batch_row = b.to(gl.int32)
+        kv_rows = HeadRows(batch_row, hkv.to(gl.int32))
+        k_ring.fill(k_desc, kv_rows, start_n, 0, k_lap)
+        v_ring.fill(v_desc, kv_rows, start_n, 0, k_lap)
+        num_blocks = gl.cdiv(q_len, BLOCK_M)
+        row_begin, full_begin, gap, num_partial, num_full = visited_rows(
+            kv_len, q_len, q_shift, start_n, BLOCK_M, BLOCK_N
+        )
+        for member in range(group_size):
+            h = hkv * group_size + member
+            for nth in range(num_partial):
+                start_m = row_begin + nth * BLOCK_M
+                start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
+                head_row = (b * num_heads + h) * num_blocks
+                send_rows(rings, head_row, batch_row, h, start_m, q_turn)
+                q_turn += 1
+            for nth in range(num_full):
+                # Of heads that share keys the last rows first: all programs have these, and so meet them at a time.
+                row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
+                start_m = full_begin + row_turn * BLOCK_M
+                head_row = (b * num_heads + h) * num_blocks
+                send_rows(rings, head_row, batch_row, h, start_m, q_turn)
+                q_turn += 1
+        k_lap ^= 1
+        item = work_ring.fetch_longest_first(work_counter_ptr, work_turn, num_items, num_key_blocks, near_heads)
+        work_turn += 1
+
+
+@gluon.jit
+def score(
+    rings,
+    hand_over,
+    arguments,
+    stride_dks: gl.constexpr,
+    GRAD_SLOPE: gl.constexpr,
+    Q_OFFSET_PER_BATCH: gl.constexpr,
+    RAGGED: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    BLOCK_DV: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    WITH_DQ: gl.constexpr,
+):
+    """Probabilities and ds of each work item, and its dk."""
+    k_ring, v_ring, _q_ring, _do_ring = rings
+    p_ring = hand_over[0]
+    work_ring, pointers, strides, numbers = arguments
+    slope_ptr, q_offset, dslope_heads_ptr, dk_ptr = pointers
+    stride_dkb, stride_dkh, stride_slope_0 = strides
+    q_len, kv_len, num_heads, group_size, scale, batch = numbers
+    DTYPE: gl.constexpr = k_ring.tiles.dtype
+    KEYS: gl.constexpr = BLOCK_N
+    SCORES: gl.constexpr = product_layout(BLOCK_M)
+    ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
+    KEY: gl.constexpr = gl.SliceLayout(1, SCORES)
+    SUMS: gl.constexpr = product_layout(BLOCK_D)
+    k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
+    v_tile = v_ring.tile(0)  # [BLOCK_N, BLOCK_DV]
+    qk_scale = scale * LOG2E
+    unscaled = 1.0 / qk_scale
+    num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
+    q_turn, k_lap = 0, 0
+    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    num_items = num_key_blocks * num_kv_heads * batch
+    near_heads = heads_in_cache(q_len, num_kv_heads, batch, group_size, BLOCK_D, BLOCK_DV)
+    item, work_turn = longest_first(gl.program_id(0), num_items, num_key_blocks, near_heads), 0
+    while item < num_items:
+        head = item // num_key_blocks
+        start_n = (item % num_key_blocks) * BLOCK_N
+        b = (head // num_kv_heads).to(gl.int64)
+        hkv = (head % num_kv_heads).to(gl.int64)
+        q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+        kv_idx = start_n + gl.arange(0, KEYS, layout=KEY)
+        dk = gl.zeros([KEYS, BLOCK_D], gl.float32, SUMS)  # [KEYS, BLOCK_D]
+        mbarrier.wait(k_ring.full.index(0), k_lap)
+        mbarrier.wait(v_ring.full.index(0), k_lap)
+        row_begin, full_begin, gap, num_partial, num_full = visited_rows(
+            kv_len, q_len, q_shift, start_n, BLOCK_M, BLOCK_N
+        )
+        for member in range(group_size):
+            h = hkv * group_size + member
+            slope_val = gl.load(slope_ptr + h * stride_slope_0)
+            key_term = 1.4426950408889634 * slope_val * (kv_idx - start_n).to(gl.float32)
+            dslope_heads = gl.zeros([KEYS], gl.float32, KEY)  # [KEYS]
+            for nth in range(num_partial):
+                start_m = row_begin + nth * BLOCK_M
+                start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
+                row_start = start_m + q_shift
+                block_term = (
+                    1.4426950408889634 * slope_val * (start_n.to(gl.float32) - row_start.to(gl.float32))
+                ) * unscaled
+                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                logit = qk * qk_scale + key_term[:, None]
+                # Always true: otherwise this is computed ahead of the products and kept in registers.
+                if start_m < q_len:
+                    rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
+                    q_idx = rows + q_shift
+                    run_first = kv_idx - q_shift
+                    if RAGGED:
+                        run_first = gl.where(kv_idx < kv_len, run_first, start_m + BLOCK_M)
+                    run_bits = ~columns_before(run_first - start_m, ROW, BLOCK_M)
+                    keep = at_columns(run_bits, ROW, BLOCK_M)
+                    logit = gl.where(keep, logit, float("-inf"))
+                p = gl.exp2(logit)  # [KEYS, BLOCK_M]
+                p_ring.put(p.to(DTYPE), q_turn)
+                dp = warpgroup_mma_wait(0, deps=(dp,))
+                ds = p * dp  # [KEYS, BLOCK_M]
+                # The others have no gradient, masked or not.
+                keep = p > 0.0
+                rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
+                q_idx = rows + q_shift
+                if WITH_DQ and GRAD_SLOPE:
+                    dslope_heads += gl.sum(
+                        gl.where(keep, ds * (kv_idx.to(gl.float32)[:, None] - q_idx.to(gl.float32)[None, :]), 0.0), 1
+                    )
+                dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)
+                q_turn += 1
+            for nth in range(num_full):
+                # Of heads that share keys the last rows first: all programs have these, and so meet them at a time.
+                row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
+                start_m = full_begin + row_turn * BLOCK_M
+                row_start = start_m + q_shift
+                block_term = (
+                    1.4426950408889634 * slope_val * (start_n.to(gl.float32) - row_start.to(gl.float32))
+                ) * unscaled
+                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                logit = qk * qk_scale + key_term[:, None]
+                if RAGGED and start_n + BLOCK_N > kv_len:
+                    logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
+                p = gl.exp2(logit)  # [KEYS, BLOCK_M]
+                p_ring.put(p.to(DTYPE), q_turn)
+                dp = warpgroup_mma_wait(0, deps=(dp,))
+                ds = p * dp  # [KEYS, BLOCK_M]
+                rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
+                q_idx = rows + q_shift
+                if WITH_DQ and GRAD_SLOPE:
+                    dslope_heads += gl.sum(ds * (kv_idx.to(gl.float32)[:, None] - q_idx.to(gl.float32)[None, :]), 1)
+                dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)
+                q_turn += 1
+            if WITH_DQ and GRAD_SLOPE:
+                # One partial sum per warpgroup; their sum in a fixed order is the gradient.
+                sum_index = (b * num_heads + h) * gl.cdiv(kv_len, BLOCK_N) + start_n // BLOCK_N
+                gl.store(dslope_heads_ptr + sum_index, gl.sum(dslope_heads, 0))
+
+        mbarrier.arrive(k_ring.empty.index(0), count=1)
+        mbarrier.arrive(v_ring.empty.index(0), count=1)
+        dk_start = dk_ptr + b * stride_dkb + hkv * stride_dkh
+        store_tile(dk_start, (dk * scale).to(DTYPE), start_n, kv_len, stride_dks, HEAD_DIM, SUMS)
+        k_lap ^= 1
+        item = work_ring.receive(work_turn, 4)[0]
+        work_turn += 1
+
+
+@gluon.jit
+def accumulate(
+    rings,
+    hand_over,
+    dq_sums_ptr,
+    arguments,
+    stride_dvs: gl.constexpr,
+    Q_OFFSET_PER_BATCH: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    BLOCK_DV: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    WITH_DQ: gl.constexpr,
+):
+    """dv of each work item, and what it adds to dq."""
+    k_ring, v_ring, _q_ring, _do_ring = rings
+    work_ring, q_offset, dv_ptr, stride_dvb, stride_dvh, q_len, kv_len, num_heads, group_size, batch = arguments
+    DTYPE: gl.constexpr = k_ring.tiles.dtype
+    KEYS: gl.constexpr = BLOCK_N
+    SUMS: gl.constexpr = product_layout(BLOCK_DV)
+    k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
+    num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
+    q_turn, k_lap = 0, 0
+    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    num_items = num_key_blocks * num_kv_heads * batch
+    near_heads = heads_in_cache(q_len, num_kv_heads, batch, group_size, BLOCK_D, BLOCK_DV)
+    item, work_turn = longest_first(gl.program_id(0), num_items, num_key_blocks, near_heads), 0
+    while item < num_items:
+        head = item // num_key_blocks
+        start_n = (item % num_key_blocks) * BLOCK_N
+        b = (head // num_kv_heads).to(gl.int64)
+        hkv = (head % num_kv_heads).to(gl.int64)
+        q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+        dv = gl.zeros([KEYS, BLOCK_DV], gl.float32, SUMS)  # [KEYS, BLOCK_DV]
+        mbarrier.wait(k_ring.full.index(0), k_lap)
+        mbarrier.wait(v_ring.full.index(0), k_lap)
+        num_blocks = gl.cdiv(q_len, BLOCK_M)
+        row_begin, full_begin, gap, num_partial, num_full = visited_rows(
+            kv_len, q_len, q_shift, start_n, BLOCK_M, BLOCK_N
+        )
+        for member in range(group_size):
+            h = hkv * group_size + member
+            for nth in range(num_partial):
+                start_m = row_begin + nth * BLOCK_M
+                start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
+                row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
+                dq_part = dq_sums_ptr + row_block * (BLOCK_M * BLOCK_D)
+                dv = add_block(dv, dq_part, k_tile, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ)
+                q_turn += 1
+            for nth in range(num_full):
+                # Of heads that share keys the last rows first: all programs have these, and so meet them at a time.
+                row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
+                start_m = full_begin + row_turn * BLOCK_M
+                row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
+                dq_part = dq_sums_ptr + row_block * (BLOCK_M * BLOCK_D)
+                dv = add_block(dv, dq_part, k_tile, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ)
+                q_turn += 1
+
+        mbarrier.arrive(k_ring.empty.index(0), count=1)
+        mbarrier.arrive(v_ring.empty.index(0), count=1)
+        dv_start = dv_ptr + b * stride_dvb + hkv * stride_dvh
+        store_tile(dv_start, dv.to(DTYPE), start_n, kv_len, stride_dvs, HEAD_DIM_V, SUMS)
+        k_lap ^= 1
+        item = work_ring.receive(work_turn, 4)[0]
+        work_turn += 1
+
+
+@gluon.jit(do_not_specialize=["q_offset", "q_len", "kv_len", "num_heads", "group_size", "batch"])
+def alibi_hopper_bwd_wide(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    do_ptr,
+    lse_ptr,
+    delta_ptr,
+    slope_ptr,
+    q_offset,
+    dslope_heads_ptr,
+    dk_ptr,
+    dv_ptr,
+    stride_qb,
+    stride_qh,
+    stride_qs: gl.constexpr,
+    stride_kb,
+    stride_kh,
+    stride_ks: gl.constexpr,
+    stride_vb,
+    stride_vh,
+    stride_vs: gl.constexpr,
+    stride_dob,
+    stride_doh,
+    stride_dos: gl.constexpr,
+    stride_dkb,
+    stride_dkh,
+    stride_dks: gl.constexpr,
+    stride_dvb,
+    stride_dvh,
+    stride_dvs: gl.constexpr,
+    stride_slope_0,
+    q_len,
+    kv_len,
+    num_heads,
+    group_size,
+    scale,
+    dq_sums_ptr,
+    batch,
+    work_counter_ptr,
+    GRAD_SLOPE: gl.constexpr,
+    Q_OFFSET_PER_BATCH: gl.constexpr,
+    RAGGED: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    BLOCK_DV: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+    WITH_DQ: gl.constexpr,
+):
+    DTYPE: gl.constexpr = q_ptr.dtype.element_ty
+    kv_heads = num_heads // group_size
+    num_rows = batch * num_heads * gl.maximum(gl.cdiv(q_len, BLOCK_M), 1) * BLOCK_M
+    q_desc = describe_input(q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, BLOCK_M, BLOCK_D)
+    k_desc = describe_input(k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
+    v_desc = describe_input(
+        v_ptr, batch, kv_heads, kv_len, stride_vb, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, BLOCK_DV
+    )
+    do_desc = describe_input(
+        do_ptr, batch, num_heads, q_len, stride_dob, stride_doh, stride_dos, HEAD_DIM_V, BLOCK_M, BLOCK_DV
+    )
+    lse_desc, delta_desc = describe_vector(lse_ptr, num_rows, BLOCK_M), describe_vector(delta_ptr, num_rows, BLOCK_M)
+    k_ring = make_ring(k_desc, 1, 1, 2)
+    v_ring = make_ring(v_desc, 1, 1, 2)
+    q_ring = make_row_ring(q_desc, lse_desc, STAGES, BLOCK_M)
+    do_ring = make_row_ring(do_desc, delta_desc, STAGES, BLOCK_M)
+    work_ring = make_work_ring(1, 2)
+    p_ring, ds_ring = make_hand_over(DTYPE, BLOCK_N, BLOCK_M), make_hand_over(DTYPE, BLOCK_N, BLOCK_M)
+    hand_over = (p_ring, ds_ring)
+    inputs = (k_ring, v_ring, q_ring, do_ring)
+    rings = (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_ring, v_ring, q_ring, do_ring)
+    scorer = (
+        work_ring,
+        (slope_ptr, q_offset, dslope_heads_ptr, dk_ptr),
+        (stride_dkb, stride_dkh, stride_slope_0),
+        (q_len, kv_len, num_heads, group_size, scale, batch),
+    )
+    summer = (work_ring, q_offset, dv_ptr, stride_dvb, stride_dvh, q_len, kv_len, num_heads, group_size, batch)
+    producer = (work_ring, q_offset, q_len, kv_len, num_heads, group_size, batch, work_counter_ptr)
+    gl.warp_specialize(
+        [
+            (
+                score,
+                (
+                    inputs,
+                    hand_over,
+                    scorer,
+                    stride_dks,
+                    GRAD_SLOPE,
+                    Q_OFFSET_PER_BATCH,
+                    RAGGED,
+                    HEAD_DIM,
+                    BLOCK_D,
+                    BLOCK_DV,
+                    BLOCK_M,
+                    BLOCK_N,
+                    WITH_DQ,
+                ),
+            ),
+            (
+                accumulate,
+                (
+                    inputs,
+                    hand_over,
+                    dq_sums_ptr,
+                    summer,
+                    stride_dvs,
+                    Q_OFFSET_PER_BATCH,
+                    HEAD_DIM,
+                    HEAD_DIM_V,
+                    BLOCK_D,
+                    BLOCK_DV,
+                    BLOCK_M,
+                    BLOCK_N,
+                    WITH_DQ,
+                ),
+            ),
+            (produce_wide, (rings, producer, Q_OFFSET_PER_BATCH, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N)),
+        ],
+        worker_num_warps=[4, 1],
+        # The registers of each thread. The first consumer gets what is left, as much as the second.
+        worker_num_regs=[240, 24],
+    )

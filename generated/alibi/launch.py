@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 414abc0132c4f5e9
+# hash: 9497797d351c9ef8
 """The launches of `alibi`, for every framework: which kernels run, and with what."""
 
 from .. import alibi as kernels
@@ -62,7 +62,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.alibi_fwd,
+            kernels.portable.alibi_fwd,
             (programs,),
             *arguments,
             RAGGED=kv_len % tile.block_n != 0,
@@ -109,7 +109,7 @@ def backward(
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None}
     if dq.numel() > 0 and not fused:
         backend.launch(
-            kernels.bwd_dq.alibi_bwd_dq,
+            kernels.portable.alibi_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             (o, dlse, q, k, v, do, lse, slope, q_offset, delta, dq, dslope_heads),
             (*unit_strides(q, k, v, do, o), *strides(dq), *slope.stride()),
@@ -128,7 +128,7 @@ def backward(
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.alibi_hopper_delta,
+                kernels.portable.alibi_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 (o, do, lse, dlse, slope, q_offset, delta, row_lse, row_delta),
                 (*unit_strides(o, do), *slope.stride(), q_len, num_heads, scale),
@@ -140,7 +140,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.alibi_hopper_bwd_wide if is_wide else kernels.hopper_bwd.alibi_hopper_bwd,
+                kernels.hopper_bwd.alibi_hopper_bwd_wide if is_wide else kernels.hopper_bwd.alibi_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
                 (q, k, v, do, row_lse, row_delta, slope, q_offset, dslope_heads, dk, dv),
                 (*unit_strides(q, k, v, do), *strides(dk, dv), *slope.stride()),
@@ -154,14 +154,14 @@ def backward(
             )
         if fused and dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.alibi_hopper_dq_rows,
+                kernels.portable.alibi_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 (dq_sums, dq, *strides(dq), q_len, num_heads, scale),
                 **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.alibi_bwd_dkdv,
+            kernels.portable.alibi_bwd_dkdv,
             (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
             (q, k, v, do, lse, delta, slope, q_offset, dk, dv),
             (*unit_strides(q, k, v, do), *strides(dk, dv), *slope.stride()),

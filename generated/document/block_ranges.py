@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: portable/block_ranges.py.jinja
-# hash: 665a77fa3f6737ef
+# hash: 0ace15e37066e8cc
 """Which blocks of keys a block of queries visits under `document`, and the other way round.
 
     keep        q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -21,18 +21,10 @@ empty to the last. Inside it the first run of full blocks takes no mask; an empt
 import triton
 import triton.language as tl
 
-from .._runtime.device.tl import clamp_index
+from .._runtime.device.tl import clamp_index, store_range
 
 
-@triton.jit(
-    do_not_specialize=[
-        "q_offset",
-        "doc_size_1",
-        "q_len",
-        "kv_len",
-        "num_heads",
-    ]
-)
+@triton.jit(do_not_specialize=["q_offset", "doc_size_1", "q_len", "kv_len", "num_heads"])
 def document_extremes(
     doc_ptr,
     q_offset,
@@ -82,14 +74,7 @@ def document_extremes(
         tl.store(doc_kv_max_ptr + part_offs, tl.max(kv_values, 1, keep_dims=True), mask=in_parts)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "q_offset",
-        "q_len",
-        "kv_len",
-        "num_heads",
-    ]
-)
+@triton.jit(do_not_specialize=["q_offset", "q_len", "kv_len", "num_heads"])
 def document_query_ranges(
     doc_q_min_ptr,
     doc_q_max_ptr,
@@ -145,24 +130,10 @@ def document_query_ranges(
         full_begin = tl.minimum(full_begin, tl.min(tl.where(is_full, other_blocks, num_others), 0))
         behind_full = (other_blocks > full_begin) & ~is_full
         full_end = tl.minimum(full_end, tl.min(tl.where(behind_full, other_blocks, num_others), 0))
-    # Without a full block their run begins and ends where the range begins; a row that visits none has four zeros.
-    visited_begin = tl.minimum(visited_begin, visited_end)
-    has_full = full_begin < num_others
-    block_range = ranges_ptr + table_row * 4
-    tl.store(block_range, visited_begin)
-    tl.store(block_range + 1, tl.where(has_full, full_begin, visited_begin))
-    tl.store(block_range + 2, tl.where(has_full, full_end, visited_begin))
-    tl.store(block_range + 3, visited_end)
+    store_range(ranges_ptr, table_row, visited_begin, visited_end, full_begin, full_end, num_others)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "q_offset",
-        "q_len",
-        "kv_len",
-        "num_heads",
-    ]
-)
+@triton.jit(do_not_specialize=["q_offset", "q_len", "kv_len", "num_heads"])
 def document_key_ranges(
     doc_q_min_ptr,
     doc_q_max_ptr,
@@ -218,11 +189,4 @@ def document_key_ranges(
         full_begin = tl.minimum(full_begin, tl.min(tl.where(is_full, other_blocks, num_others), 0))
         behind_full = (other_blocks > full_begin) & ~is_full
         full_end = tl.minimum(full_end, tl.min(tl.where(behind_full, other_blocks, num_others), 0))
-    # Without a full block their run begins and ends where the range begins; a row that visits none has four zeros.
-    visited_begin = tl.minimum(visited_begin, visited_end)
-    has_full = full_begin < num_others
-    block_range = ranges_ptr + table_row * 4
-    tl.store(block_range, visited_begin)
-    tl.store(block_range + 1, tl.where(has_full, full_begin, visited_begin))
-    tl.store(block_range + 2, tl.where(has_full, full_end, visited_begin))
-    tl.store(block_range + 3, visited_end)
+    store_range(ranges_ptr, table_row, visited_begin, visited_end, full_begin, full_end, num_others)

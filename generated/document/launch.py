@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/launch.py.jinja
-# hash: 695815a39ffad255
+# hash: 88353b2a1f0b022c
 """The launches of `document`, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -128,7 +128,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.document_fwd,
+            kernels.portable.document_fwd,
             (programs,),
             *arguments,
             RAGGED=kv_len % tile.block_n != 0,
@@ -175,7 +175,7 @@ def backward(
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None}
     if dq.numel() > 0 and not fused:
         backend.launch(
-            kernels.bwd_dq.document_bwd_dq,
+            kernels.portable.document_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             (o, dlse, q, k, v, do, lse, doc, ranges, q_offset, delta, dq),
             (*unit_strides(q, k, v, do, o), *strides(dq), *doc.stride(), doc.shape[1], row_stride(ranges)),
@@ -193,7 +193,7 @@ def backward(
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.document_hopper_delta,
+                kernels.portable.document_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 (o, do, lse, dlse, delta, row_lse, row_delta),
                 (*unit_strides(o, do), q_len, num_heads, scale),
@@ -204,7 +204,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.document_hopper_bwd_wide if is_wide else kernels.hopper_bwd.document_hopper_bwd,
+                kernels.hopper_bwd.document_hopper_bwd_wide if is_wide else kernels.hopper_bwd.document_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
                 (q, k, v, do, row_lse, row_delta, doc, key_ranges, q_offset, dk, dv),
                 (*unit_strides(q, k, v, do), *strides(dk, dv), *doc.stride(), doc.shape[1], row_stride(key_ranges)),
@@ -217,14 +217,14 @@ def backward(
             )
         if fused and dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.document_hopper_dq_rows,
+                kernels.portable.document_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 (dq_sums, dq, *strides(dq), q_len, num_heads, scale),
                 **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.document_bwd_dkdv,
+            kernels.portable.document_bwd_dkdv,
             (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
             (q, k, v, do, lse, delta, doc, key_ranges, q_offset, dk, dv),
             (*unit_strides(q, k, v, do), *strides(dk, dv), *doc.stride(), doc.shape[1], row_stride(key_ranges)),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/launch.py.jinja
-# hash: 6a9e953c711a0c04
+# hash: 289450ad5e4c2276
 """The launches of `forgetting`, for every framework: which kernels run, and with what."""
 
 from .. import forgetting as kernels
@@ -69,7 +69,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.forgetting_fwd,
+            kernels.portable.forgetting_fwd,
             (programs,),
             *arguments,
             RAGGED=kv_len % tile.block_n != 0,
@@ -116,7 +116,7 @@ def backward(
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None}
     if dq.numel() > 0 and not fused:
         backend.launch(
-            kernels.bwd_dq.forgetting_bwd_dq,
+            kernels.portable.forgetting_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             (o, dlse, q, k, v, do, lse, decay, q_offset, delta, dq, ddecay_rows),
             (*unit_strides(q, k, v, do, o), *strides(dq), *decay.stride()[:2], decay.shape[2]),
@@ -134,7 +134,7 @@ def backward(
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.forgetting_hopper_delta,
+                kernels.portable.forgetting_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 (o, do, lse, dlse, decay, q_offset, delta, row_lse, row_delta),
                 (*unit_strides(o, do), *decay.stride()[:2], decay.shape[2], q_len, num_heads, scale),
@@ -146,9 +146,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.forgetting_hopper_bwd_wide
-                if is_wide
-                else kernels.hopper_bwd.forgetting_hopper_bwd,
+                kernels.hopper_bwd.forgetting_hopper_bwd_wide if is_wide else kernels.hopper_bwd.forgetting_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
                 (q, k, v, do, row_lse, row_delta, decay, q_offset, ddecay_rows, dk, dv, ddecay_cols),
                 (*unit_strides(q, k, v, do), *strides(dk, dv), *decay.stride()[:2], decay.shape[2]),
@@ -161,14 +159,14 @@ def backward(
             )
         if fused and dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.forgetting_hopper_dq_rows,
+                kernels.portable.forgetting_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 (dq_sums, dq, *strides(dq), q_len, num_heads, scale),
                 **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.forgetting_bwd_dkdv,
+            kernels.portable.forgetting_bwd_dkdv,
             (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
             (q, k, v, do, lse, delta, decay, q_offset, dk, dv, ddecay_cols),
             (*unit_strides(q, k, v, do), *strides(dk, dv), *decay.stride()[:2], decay.shape[2]),

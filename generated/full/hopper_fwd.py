@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/fwd.py.jinja
-# hash: 5f69740be93f8a88
+# hash: deb9859af75e197a
 """Forward of `full` on Hopper: `o = softmax(score) v`.
 
     q    [B, Hq, Sq, D]
@@ -56,6 +56,18 @@ class Work:
 
 
 @gluon.jit
+def visited_keys(kv_len, BLOCK_N: gl.constexpr):
+    """How many blocks of keys the rows from `start_m` on visit with a mask, and without, and where they begin."""
+    # Blocks before full_end need no mask.
+    full_end = kv_len // BLOCK_N * BLOCK_N
+    num_partial = gl.maximum(gl.cdiv(kv_len - full_end, BLOCK_N), 0)
+    num_full = full_end // BLOCK_N
+    # The first block always takes the loop with the mask.
+    num_masked = gl.maximum(num_partial, 1)
+    return full_end, num_partial, num_full, num_masked
+
+
+@gluon.jit
 def produce_rows(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     """Publish each work item, and copy its queries."""
     q_desc, q_ring, work_ring, q_len, kv_len, num_heads, batch = arguments
@@ -67,12 +79,7 @@ def produce_rows(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
         b = (head // num_heads).to(gl.int64)
         h = (head % num_heads).to(gl.int64)
         start_m = block * BLOCK_M
-        # Blocks before full_end need no mask.
-        full_end = kv_len // BLOCK_N * BLOCK_N
-        num_partial = gl.maximum(gl.cdiv(kv_len - full_end, BLOCK_N), 0)
-        num_full = full_end // BLOCK_N
-        # The first block always takes the loop with the mask.
-        num_masked = gl.maximum(num_partial, 1)
+        _full_end, num_partial, num_full, num_masked = visited_keys(kv_len, BLOCK_N)
         num_plain = num_full - (num_masked - num_partial)
         work_ring.publish(q_turn, (h, b, block, num_masked, num_plain))
         q_rows = HeadRows(b.to(gl.int32), h.to(gl.int32))
@@ -96,12 +103,7 @@ def produce_keys(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
         b = (head // num_heads).to(gl.int64)
         h = (head % num_heads).to(gl.int64)
         hkv = h // group_size
-        # Blocks before full_end need no mask.
-        full_end = kv_len // BLOCK_N * BLOCK_N
-        num_partial = gl.maximum(gl.cdiv(kv_len - full_end, BLOCK_N), 0)
-        num_full = full_end // BLOCK_N
-        # The first block always takes the loop with the mask.
-        num_masked = gl.maximum(num_partial, 1)
+        full_end, num_partial, num_full, num_masked = visited_keys(kv_len, BLOCK_N)
         kv_rows = HeadRows(b.to(gl.int32), hkv.to(gl.int32))
         for nth in range(num_masked):
             start_n = full_end + nth * BLOCK_N
@@ -121,13 +123,13 @@ def produce_keys(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
 @gluon.jit
 def consume(
     arguments,
+    PART: gl.constexpr,
     stride_os: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
-    PART: gl.constexpr,
 ):
     """The rows of warpgroup PART, of each work item."""
     q_ring, kv_ring, work_ring, o_ptr, lse_ptr, stride_ob, stride_oh, q_len, kv_len, num_heads, scale = arguments
@@ -258,15 +260,16 @@ def full_hopper_fwd(
     kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
     work_ring = make_work_ring(5, PARTS)
     consumer = (q_ring, kv_ring, work_ring, o_ptr, lse_ptr, stride_ob, stride_oh, q_len, kv_len, num_heads, scale)
+    CONSTANTS: gl.constexpr = (stride_os, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, q_len, kv_len, num_heads, batch)
     keys = (k_desc, v_desc, kv_ring, q_len, kv_len, num_heads, group_size, batch)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.
     if PARTS == 3:
         gl.warp_specialize(
             [
-                (consume, (consumer, stride_os, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 0)),
-                (consume, (consumer, stride_os, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 1)),
-                (consume, (consumer, stride_os, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 2)),
+                (consume, (consumer, 0) + CONSTANTS),
+                (consume, (consumer, 1) + CONSTANTS),
+                (consume, (consumer, 2) + CONSTANTS),
                 (produce_rows, (rows, BLOCK_M, BLOCK_N)),
                 (produce_keys, (keys, BLOCK_M, BLOCK_N)),
             ],
@@ -276,8 +279,8 @@ def full_hopper_fwd(
     else:
         gl.warp_specialize(
             [
-                (consume, (consumer, stride_os, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 0)),
-                (consume, (consumer, stride_os, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 1)),
+                (consume, (consumer, 0) + CONSTANTS),
+                (consume, (consumer, 1) + CONSTANTS),
                 (produce_rows, (rows, BLOCK_M, BLOCK_N)),
                 (produce_keys, (keys, BLOCK_M, BLOCK_N)),
             ],

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/launch.py.jinja
-# hash: bf649e923dfaf22a
+# hash: 78d4743a22f67e22
 """The launches of `gemma2_local`, for every framework: which kernels run, and with what."""
 
 from .. import gemma2_local as kernels
@@ -61,7 +61,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.gemma2_local_fwd,
+            kernels.portable.gemma2_local_fwd,
             (programs,),
             *arguments,
             RAGGED=kv_len % tile.block_n != 0,
@@ -100,7 +100,7 @@ def backward(
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "HARDWARE_TANH": backend.has_tanh_instruction(q)}
     if dq.numel() > 0 and not fused:
         backend.launch(
-            kernels.bwd_dq.gemma2_local_bwd_dq,
+            kernels.portable.gemma2_local_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             (o, dlse, q, k, v, do, lse, q_offset, delta, dq),
             (*unit_strides(q, k, v, do, o), *strides(dq)),
@@ -118,7 +118,7 @@ def backward(
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.gemma2_local_hopper_delta,
+                kernels.portable.gemma2_local_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 (o, do, lse, dlse, delta, row_lse, row_delta),
                 (*unit_strides(o, do), q_len, num_heads),
@@ -129,7 +129,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.gemma2_local_hopper_bwd_wide
+                kernels.hopper_bwd.gemma2_local_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.gemma2_local_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
@@ -144,14 +144,14 @@ def backward(
             )
         if fused and dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.gemma2_local_hopper_dq_rows,
+                kernels.portable.gemma2_local_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 (dq_sums, dq, *strides(dq), q_len, num_heads, scale),
                 **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.gemma2_local_bwd_dkdv,
+            kernels.portable.gemma2_local_bwd_dkdv,
             (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
             (q, k, v, do, lse, delta, q_offset, dk, dv),
             (*unit_strides(q, k, v, do), *strides(dk, dv)),

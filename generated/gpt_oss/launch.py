@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/launch.py.jinja
-# hash: 0cb51f25b385e200
+# hash: ea1e436cb6339445
 """The launches of `gpt_oss`, for every framework: which kernels run, and with what."""
 
 from .. import gpt_oss as kernels
@@ -62,7 +62,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.gpt_oss_fwd,
+            kernels.portable.gpt_oss_fwd,
             (programs,),
             *arguments,
             RAGGED=kv_len % tile.block_n != 0,
@@ -106,7 +106,7 @@ def backward(
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None}
     if dq.numel() > 0 and not fused:
         backend.launch(
-            kernels.bwd_dq.gpt_oss_bwd_dq,
+            kernels.portable.gpt_oss_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             (o, dlse, sink, q, k, v, do, lse, q_offset, delta, dq, dsink_heads),
             (*unit_strides(q, k, v, do, o), *strides(dq)),
@@ -124,7 +124,7 @@ def backward(
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.gpt_oss_hopper_delta,
+                kernels.portable.gpt_oss_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 (o, do, lse, dlse, sink, delta, dsink_heads, row_lse, row_delta),
                 (*unit_strides(o, do), q_len, num_heads, scale),
@@ -135,7 +135,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.gpt_oss_hopper_bwd_wide if is_wide else kernels.hopper_bwd.gpt_oss_hopper_bwd,
+                kernels.hopper_bwd.gpt_oss_hopper_bwd_wide if is_wide else kernels.hopper_bwd.gpt_oss_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
                 (q, k, v, do, row_lse, row_delta, q_offset, dk, dv),
                 (*unit_strides(q, k, v, do), *strides(dk, dv)),
@@ -148,14 +148,14 @@ def backward(
             )
         if fused and dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.gpt_oss_hopper_dq_rows,
+                kernels.portable.gpt_oss_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 (dq_sums, dq, *strides(dq), q_len, num_heads, scale),
                 **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.gpt_oss_bwd_dkdv,
+            kernels.portable.gpt_oss_bwd_dkdv,
             (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
             (q, k, v, do, lse, delta, q_offset, dk, dv),
             (*unit_strides(q, k, v, do), *strides(dk, dv)),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: portable/block_lists.py.jinja
-# hash: b8dc0a563cf13e14
+# hash: a76c2ea101e61b93
 """Which blocks of keys a block of queries visits under `natten`, and the other way round.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -21,14 +21,7 @@ import triton.language as tl
 from .._runtime.device.tl import floor_div, floor_mod
 
 
-@triton.jit(
-    do_not_specialize=[
-        "q_offset",
-        "q_len",
-        "kv_len",
-        "num_heads",
-    ]
-)
+@triton.jit(do_not_specialize=["q_offset", "q_len", "kv_len", "num_heads"])
 def natten_query_lists(
     q_offset,
     spans_ptr,
@@ -135,14 +128,7 @@ def natten_query_lists(
         tl.store(span, partial_end - full_begin + num_others)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "q_offset",
-        "q_len",
-        "kv_len",
-        "num_heads",
-    ]
-)
+@triton.jit(do_not_specialize=["q_offset", "q_len", "kv_len", "num_heads"])
 def natten_key_lists(
     q_offset,
     spans_ptr,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/fwd.py.jinja
-# hash: 66f2f0b5e9fca3c5
+# hash: dec35351b2efa67e
 """Forward of `padding` on Hopper: `o = softmax(score) v`.
 
     keep    kv_idx < length[b]
@@ -68,6 +68,22 @@ class Work:
 
 
 @gluon.jit
+def visited_keys(kv_len, length_val, BLOCK_N: gl.constexpr):
+    """How many blocks of keys the rows from `start_m` on visit with a mask, and without, and where they begin."""
+    kv_end = gl.minimum(length_val, kv_len)
+    # Blocks before full_end need no mask.
+    full_end = gl.minimum(length_val, kv_len) // BLOCK_N * BLOCK_N
+    full_end = gl.maximum(full_end, 0)
+    num_partial = gl.maximum(gl.cdiv(kv_end - full_end, BLOCK_N), 0)
+    num_full = full_end // BLOCK_N
+    # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
+    num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
+    # The first block always takes the loop with the mask.
+    num_masked = gl.maximum(num_partial, 1)
+    return full_end, num_partial, num_full, num_masked
+
+
+@gluon.jit
 def produce_rows(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     """Publish each work item, and copy its queries."""
     q_desc, q_ring, work_ring, length_ptr, stride_length_0, q_len, kv_len, num_heads, batch = arguments
@@ -85,16 +101,7 @@ def produce_rows(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
             h = (head % num_heads).to(gl.int64)
             start_m = block * BLOCK_M
             length_val = gl.load(length_ptr + b * stride_length_0)
-            kv_end = gl.minimum(length_val, kv_len)
-            # Blocks before full_end need no mask.
-            full_end = gl.minimum(length_val, kv_len) // BLOCK_N * BLOCK_N
-            full_end = gl.maximum(full_end, 0)
-            num_partial = gl.maximum(gl.cdiv(kv_end - full_end, BLOCK_N), 0)
-            num_full = full_end // BLOCK_N
-            # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
-            num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
-            # The first block always takes the loop with the mask.
-            num_masked = gl.maximum(num_partial, 1)
+            _full_end, num_partial, num_full, num_masked = visited_keys(kv_len, length_val, BLOCK_N)
             num_plain = num_full - (num_masked - num_partial)
             work_ring.publish(q_turn, (h, b, block, num_masked, num_plain))
             q_rows = HeadRows(b.to(gl.int32), h.to(gl.int32))
@@ -123,16 +130,7 @@ def produce_keys(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
             h = (head % num_heads).to(gl.int64)
             hkv = h // group_size
             length_val = gl.load(length_ptr + b * stride_length_0)
-            kv_end = gl.minimum(length_val, kv_len)
-            # Blocks before full_end need no mask.
-            full_end = gl.minimum(length_val, kv_len) // BLOCK_N * BLOCK_N
-            full_end = gl.maximum(full_end, 0)
-            num_partial = gl.maximum(gl.cdiv(kv_end - full_end, BLOCK_N), 0)
-            num_full = full_end // BLOCK_N
-            # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
-            num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
-            # The first block always takes the loop with the mask.
-            num_masked = gl.maximum(num_partial, 1)
+            full_end, num_partial, num_full, num_masked = visited_keys(kv_len, length_val, BLOCK_N)
             kv_rows = HeadRows(b.to(gl.int32), hkv.to(gl.int32))
             for nth in range(num_masked):
                 start_n = full_end + nth * BLOCK_N
@@ -152,30 +150,19 @@ def produce_keys(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
 @gluon.jit
 def consume(
     arguments,
+    PART: gl.constexpr,
     stride_os: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
-    PART: gl.constexpr,
 ):
     """The rows of warpgroup PART, of each work item."""
-    (
-        q_ring,
-        kv_ring,
-        work_ring,
-        length_ptr,
-        o_ptr,
-        lse_ptr,
-        stride_ob,
-        stride_oh,
-        stride_length_0,
-        q_len,
-        kv_len,
-        num_heads,
-        scale,
-    ) = arguments
+    q_ring, kv_ring, work_ring, pointers, strides, numbers = arguments
+    length_ptr, o_ptr, lse_ptr = pointers
+    stride_ob, stride_oh, stride_length_0 = strides
+    q_len, kv_len, num_heads, scale = numbers
     DTYPE: gl.constexpr = q_ring.tiles.dtype
     SCORES: gl.constexpr = product_layout(BLOCK_N)
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
@@ -316,26 +303,20 @@ def padding_hopper_fwd(
         q_ring,
         kv_ring,
         work_ring,
-        length_ptr,
-        o_ptr,
-        lse_ptr,
-        stride_ob,
-        stride_oh,
-        stride_length_0,
-        q_len,
-        kv_len,
-        num_heads,
-        scale,
+        (length_ptr, o_ptr, lse_ptr),
+        (stride_ob, stride_oh, stride_length_0),
+        (q_len, kv_len, num_heads, scale),
     )
+    CONSTANTS: gl.constexpr = (stride_os, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, length_ptr, stride_length_0, q_len, kv_len, num_heads, batch)
     keys = (k_desc, v_desc, kv_ring, length_ptr, stride_length_0, q_len, kv_len, num_heads, group_size, batch)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.
     if PARTS == 3:
         gl.warp_specialize(
             [
-                (consume, (consumer, stride_os, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 0)),
-                (consume, (consumer, stride_os, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 1)),
-                (consume, (consumer, stride_os, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 2)),
+                (consume, (consumer, 0) + CONSTANTS),
+                (consume, (consumer, 1) + CONSTANTS),
+                (consume, (consumer, 2) + CONSTANTS),
                 (produce_rows, (rows, BLOCK_M, BLOCK_N)),
                 (produce_keys, (keys, BLOCK_M, BLOCK_N)),
             ],
@@ -345,8 +326,8 @@ def padding_hopper_fwd(
     else:
         gl.warp_specialize(
             [
-                (consume, (consumer, stride_os, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 0)),
-                (consume, (consumer, stride_os, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 1)),
+                (consume, (consumer, 0) + CONSTANTS),
+                (consume, (consumer, 1) + CONSTANTS),
                 (produce_rows, (rows, BLOCK_M, BLOCK_N)),
                 (produce_keys, (keys, BLOCK_M, BLOCK_N)),
             ],

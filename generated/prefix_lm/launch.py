@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/launch.py.jinja
-# hash: dfe3d3a838b743e7
+# hash: bbba382e7812b8fa
 """The launches of `prefix_lm`, for every framework: which kernels run, and with what."""
 
 from .. import prefix_lm as kernels
@@ -62,7 +62,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.prefix_lm_fwd,
+            kernels.portable.prefix_lm_fwd,
             (programs,),
             *arguments,
             RAGGED=kv_len % tile.block_n != 0,
@@ -102,7 +102,7 @@ def backward(
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "SCALARS_LOADED": backend.is_loaded(length)}
     if dq.numel() > 0 and not fused:
         backend.launch(
-            kernels.bwd_dq.prefix_lm_bwd_dq,
+            kernels.portable.prefix_lm_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             (o, dlse, q, k, v, do, lse, q_offset, length, delta, dq),
             (*unit_strides(q, k, v, do, o), *strides(dq)),
@@ -120,7 +120,7 @@ def backward(
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.prefix_lm_hopper_delta,
+                kernels.portable.prefix_lm_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 (o, do, lse, dlse, delta, row_lse, row_delta),
                 (*unit_strides(o, do), q_len, num_heads, scale),
@@ -131,9 +131,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.prefix_lm_hopper_bwd_wide
-                if is_wide
-                else kernels.hopper_bwd.prefix_lm_hopper_bwd,
+                kernels.hopper_bwd.prefix_lm_hopper_bwd_wide if is_wide else kernels.hopper_bwd.prefix_lm_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
                 (q, k, v, do, row_lse, row_delta, q_offset, length, dk, dv),
                 (*unit_strides(q, k, v, do), *strides(dk, dv)),
@@ -146,14 +144,14 @@ def backward(
             )
         if fused and dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.prefix_lm_hopper_dq_rows,
+                kernels.portable.prefix_lm_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 (dq_sums, dq, *strides(dq), q_len, num_heads, scale),
                 **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.prefix_lm_bwd_dkdv,
+            kernels.portable.prefix_lm_bwd_dkdv,
             (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
             (q, k, v, do, lse, delta, q_offset, length, dk, dv),
             (*unit_strides(q, k, v, do), *strides(dk, dv)),

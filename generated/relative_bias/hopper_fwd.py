@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 85bc7a83c7ffff43
+# hash: 64cb81dadb9fc418
 """Forward of `relative_bias` on Hopper: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx
@@ -72,6 +72,24 @@ class Work:
 
 
 @gluon.jit
+def visited_keys(kv_len, q_len, q_shift, start_m, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """How many blocks of keys the rows from `start_m` on visit with a mask, and without, and where they begin."""
+    q_first = start_m + q_shift
+    q_last = gl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
+    kv_end = gl.minimum(q_last + 1, kv_len)
+    # Blocks before full_end need no mask.
+    full_end = gl.minimum(q_first + 1, kv_len) // BLOCK_N * BLOCK_N
+    full_end = gl.maximum(full_end, 0)
+    num_partial = gl.maximum(gl.cdiv(kv_end - full_end, BLOCK_N), 0)
+    num_full = full_end // BLOCK_N
+    # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
+    num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
+    # The first block always takes the loop with the mask.
+    num_masked = gl.maximum(num_partial, 1)
+    return full_end, num_partial, num_full, num_masked
+
+
+@gluon.jit
 def produce_rows(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     """Publish each work item, and copy its queries."""
     q_desc, q_ring, work_ring, q_offset, q_len, kv_len, num_heads, batch = arguments
@@ -89,18 +107,9 @@ def produce_rows(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
             h = (head % num_heads).to(gl.int64)
             start_m = block * BLOCK_M
             q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-            q_first = start_m + q_shift
-            q_last = gl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
-            kv_end = gl.minimum(q_last + 1, kv_len)
-            # Blocks before full_end need no mask.
-            full_end = gl.minimum(q_first + 1, kv_len) // BLOCK_N * BLOCK_N
-            full_end = gl.maximum(full_end, 0)
-            num_partial = gl.maximum(gl.cdiv(kv_end - full_end, BLOCK_N), 0)
-            num_full = full_end // BLOCK_N
-            # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
-            num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
-            # The first block always takes the loop with the mask.
-            num_masked = gl.maximum(num_partial, 1)
+            _full_end, num_partial, num_full, num_masked = visited_keys(
+                kv_len, q_len, q_shift, start_m, BLOCK_M, BLOCK_N
+            )
             num_plain = num_full - (num_masked - num_partial)
             first_plain = num_masked - num_partial
             work_ring.publish(q_turn, (h, b, block, q_shift, num_masked, num_plain, first_plain))
@@ -132,18 +141,9 @@ def produce_keys(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
             hkv = h // group_size
             start_m = block * BLOCK_M
             q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-            q_first = start_m + q_shift
-            q_last = gl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
-            kv_end = gl.minimum(q_last + 1, kv_len)
-            # Blocks before full_end need no mask.
-            full_end = gl.minimum(q_first + 1, kv_len) // BLOCK_N * BLOCK_N
-            full_end = gl.maximum(full_end, 0)
-            num_partial = gl.maximum(gl.cdiv(kv_end - full_end, BLOCK_N), 0)
-            num_full = full_end // BLOCK_N
-            # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
-            num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
-            # The first block always takes the loop with the mask.
-            num_masked = gl.maximum(num_partial, 1)
+            full_end, num_partial, num_full, num_masked = visited_keys(
+                kv_len, q_len, q_shift, start_m, BLOCK_M, BLOCK_N
+            )
             kv_rows = HeadRows(b.to(gl.int32), hkv.to(gl.int32))
             for nth in range(num_masked):
                 start_n = full_end + nth * BLOCK_N
@@ -163,6 +163,7 @@ def produce_keys(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
 @gluon.jit
 def consume(
     arguments,
+    PART: gl.constexpr,
     stride_os: gl.constexpr,
     PTX: gl.constexpr,
     RAGGED: gl.constexpr,
@@ -170,26 +171,12 @@ def consume(
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
-    PART: gl.constexpr,
 ):
     """The rows of warpgroup PART, of each work item."""
-    (
-        q_ring,
-        kv_ring,
-        work_ring,
-        bias_ptr,
-        o_ptr,
-        lse_ptr,
-        stride_ob,
-        stride_oh,
-        stride_bias_0,
-        stride_bias_1,
-        bias_size_1,
-        q_len,
-        kv_len,
-        num_heads,
-        scale,
-    ) = arguments
+    q_ring, kv_ring, work_ring, pointers, strides, numbers = arguments
+    bias_ptr, o_ptr, lse_ptr = pointers
+    stride_ob, stride_oh, stride_bias_0, stride_bias_1 = strides
+    bias_size_1, q_len, kv_len, num_heads, scale = numbers
     DTYPE: gl.constexpr = q_ring.tiles.dtype
     SCORES: gl.constexpr = product_layout(BLOCK_N)
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
@@ -356,28 +343,20 @@ def relative_bias_hopper_fwd(
         q_ring,
         kv_ring,
         work_ring,
-        bias_ptr,
-        o_ptr,
-        lse_ptr,
-        stride_ob,
-        stride_oh,
-        stride_bias_0,
-        stride_bias_1,
-        bias_size_1,
-        q_len,
-        kv_len,
-        num_heads,
-        scale,
+        (bias_ptr, o_ptr, lse_ptr),
+        (stride_ob, stride_oh, stride_bias_0, stride_bias_1),
+        (bias_size_1, q_len, kv_len, num_heads, scale),
     )
+    CONSTANTS: gl.constexpr = (stride_os, PTX, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, q_offset, q_len, kv_len, num_heads, batch)
     keys = (k_desc, v_desc, kv_ring, q_offset, q_len, kv_len, num_heads, group_size, batch)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.
     if PARTS == 3:
         gl.warp_specialize(
             [
-                (consume, (consumer, stride_os, PTX, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 0)),
-                (consume, (consumer, stride_os, PTX, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 1)),
-                (consume, (consumer, stride_os, PTX, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 2)),
+                (consume, (consumer, 0) + CONSTANTS),
+                (consume, (consumer, 1) + CONSTANTS),
+                (consume, (consumer, 2) + CONSTANTS),
                 (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
                 (produce_keys, (keys, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
@@ -387,8 +366,8 @@ def relative_bias_hopper_fwd(
     else:
         gl.warp_specialize(
             [
-                (consume, (consumer, stride_os, PTX, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 0)),
-                (consume, (consumer, stride_os, PTX, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 1)),
+                (consume, (consumer, 0) + CONSTANTS),
+                (consume, (consumer, 1) + CONSTANTS),
                 (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
                 (produce_keys, (keys, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],

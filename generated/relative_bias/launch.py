@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 1367589dbe015f5a
+# hash: 80419627f93e91e2
 """The launches of `relative_bias`, for every framework: which kernels run, and with what."""
 
 from .. import relative_bias as kernels
@@ -62,7 +62,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.relative_bias_fwd,
+            kernels.portable.relative_bias_fwd,
             (programs,),
             *arguments,
             RAGGED=kv_len % tile.block_n != 0,
@@ -106,7 +106,7 @@ def backward(
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "PTX": backend.is_nvidia(q)}
     if dq.numel() > 0:
         backend.launch(
-            kernels.bwd_dq.relative_bias_bwd_dq,
+            kernels.portable.relative_bias_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             (o, dlse, q, k, v, do, lse, bias, q_offset, delta, dq, dbias_atomic),
             (*unit_strides(q, k, v, do, o), *strides(dq), *bias.stride(), bias.shape[1], *dbias_atomic.stride()),
@@ -124,7 +124,7 @@ def backward(
         dq_sums = q.new_empty((0,), dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.relative_bias_hopper_delta,
+                kernels.portable.relative_bias_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 (o, do, lse, dlse, delta, row_lse, row_delta),
                 (*unit_strides(o, do), q_len, num_heads),
@@ -135,7 +135,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.relative_bias_hopper_bwd_wide
+                kernels.hopper_bwd.relative_bias_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.relative_bias_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
@@ -150,7 +150,7 @@ def backward(
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.relative_bias_bwd_dkdv,
+            kernels.portable.relative_bias_bwd_dkdv,
             (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
             (q, k, v, do, lse, delta, bias, q_offset, dk, dv),
             (*unit_strides(q, k, v, do), *strides(dk, dv), *bias.stride(), bias.shape[1]),

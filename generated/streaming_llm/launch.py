@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/launch.py.jinja
-# hash: 2046f739db4e688b
+# hash: c71f6f9db77ca6ac
 """The launches of `streaming_llm`, for every framework: which kernels run, and with what."""
 
 from .. import streaming_llm as kernels
@@ -64,7 +64,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.streaming_llm_fwd,
+            kernels.portable.streaming_llm_fwd,
             (programs,),
             *arguments,
             RAGGED=kv_len % tile.block_n != 0,
@@ -105,7 +105,7 @@ def backward(
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "SCALARS_LOADED": backend.is_loaded(size, sinks)}
     if dq.numel() > 0 and not fused:
         backend.launch(
-            kernels.bwd_dq.streaming_llm_bwd_dq,
+            kernels.portable.streaming_llm_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             (o, dlse, q, k, v, do, lse, q_offset, size, sinks, delta, dq),
             (*unit_strides(q, k, v, do, o), *strides(dq)),
@@ -123,7 +123,7 @@ def backward(
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.streaming_llm_hopper_delta,
+                kernels.portable.streaming_llm_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 (o, do, lse, dlse, delta, row_lse, row_delta),
                 (*unit_strides(o, do), q_len, num_heads, scale),
@@ -134,7 +134,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.streaming_llm_hopper_bwd_wide
+                kernels.hopper_bwd.streaming_llm_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.streaming_llm_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
@@ -149,14 +149,14 @@ def backward(
             )
         if fused and dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.streaming_llm_hopper_dq_rows,
+                kernels.portable.streaming_llm_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 (dq_sums, dq, *strides(dq), q_len, num_heads, scale),
                 **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.streaming_llm_bwd_dkdv,
+            kernels.portable.streaming_llm_bwd_dkdv,
             (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
             (q, k, v, do, lse, delta, q_offset, size, sinks, dk, dv),
             (*unit_strides(q, k, v, do), *strides(dk, dv)),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/fwd.py.jinja
-# hash: c3e1a3f5d8bb9786
+# hash: 51320e2069155648
 """Forward of `window` on Hopper: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx and q_idx - kv_idx < size
@@ -68,6 +68,28 @@ class Work:
 
 
 @gluon.jit
+def visited_keys(kv_len, q_len, q_shift, size, start_m, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """How many blocks of keys the rows from `start_m` on visit with a mask, and without, and where they begin."""
+    q_first = start_m + q_shift
+    q_last = gl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
+    kv_begin = gl.maximum(q_first - size + 1, 0) // BLOCK_N * BLOCK_N
+    kv_end = gl.minimum(q_last + 1, kv_len)
+    # Blocks from full_begin to full_end need no mask.
+    full_begin = gl.cdiv(gl.maximum(q_last - size + 1, kv_begin), BLOCK_N) * BLOCK_N
+    full_begin = gl.minimum(full_begin, gl.cdiv(gl.maximum(kv_end, kv_begin), BLOCK_N) * BLOCK_N)
+    full_end = gl.minimum(q_first + 1, kv_len) // BLOCK_N * BLOCK_N
+    full_end = gl.maximum(full_end, full_begin)
+    gap = full_end - full_begin
+    num_partial = gl.maximum(gl.cdiv(kv_end - gap - kv_begin, BLOCK_N), 0)
+    num_full = (full_end - full_begin) // BLOCK_N
+    # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
+    num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
+    # The first block always takes the loop with the mask.
+    num_masked = gl.maximum(num_partial, 1)
+    return kv_begin, full_begin, gap, num_partial, num_full, num_masked
+
+
+@gluon.jit
 def produce_rows(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     """Publish each work item, and copy its queries."""
     q_desc, q_ring, work_ring, q_offset, size, q_len, kv_len, num_heads, batch = arguments
@@ -80,22 +102,9 @@ def produce_rows(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
         h = (head % num_heads).to(gl.int64)
         start_m = block * BLOCK_M
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-        q_first = start_m + q_shift
-        q_last = gl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
-        kv_begin = gl.maximum(q_first - size + 1, 0) // BLOCK_N * BLOCK_N
-        kv_end = gl.minimum(q_last + 1, kv_len)
-        # Blocks from full_begin to full_end need no mask.
-        full_begin = gl.cdiv(gl.maximum(q_last - size + 1, kv_begin), BLOCK_N) * BLOCK_N
-        full_begin = gl.minimum(full_begin, gl.cdiv(gl.maximum(kv_end, kv_begin), BLOCK_N) * BLOCK_N)
-        full_end = gl.minimum(q_first + 1, kv_len) // BLOCK_N * BLOCK_N
-        full_end = gl.maximum(full_end, full_begin)
-        gap = full_end - full_begin
-        num_partial = gl.maximum(gl.cdiv(kv_end - gap - kv_begin, BLOCK_N), 0)
-        num_full = (full_end - full_begin) // BLOCK_N
-        # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
-        num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
-        # The first block always takes the loop with the mask.
-        num_masked = gl.maximum(num_partial, 1)
+        _kv_begin, _full_begin, _gap, num_partial, num_full, num_masked = visited_keys(
+            kv_len, q_len, q_shift, size, start_m, BLOCK_M, BLOCK_N
+        )
         num_plain = num_full - (num_masked - num_partial)
         work_ring.publish(q_turn, (h, b, block, q_shift, num_masked, num_plain))
         q_rows = HeadRows(b.to(gl.int32), h.to(gl.int32))
@@ -121,22 +130,9 @@ def produce_keys(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
         hkv = h // group_size
         start_m = block * BLOCK_M
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-        q_first = start_m + q_shift
-        q_last = gl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
-        kv_begin = gl.maximum(q_first - size + 1, 0) // BLOCK_N * BLOCK_N
-        kv_end = gl.minimum(q_last + 1, kv_len)
-        # Blocks from full_begin to full_end need no mask.
-        full_begin = gl.cdiv(gl.maximum(q_last - size + 1, kv_begin), BLOCK_N) * BLOCK_N
-        full_begin = gl.minimum(full_begin, gl.cdiv(gl.maximum(kv_end, kv_begin), BLOCK_N) * BLOCK_N)
-        full_end = gl.minimum(q_first + 1, kv_len) // BLOCK_N * BLOCK_N
-        full_end = gl.maximum(full_end, full_begin)
-        gap = full_end - full_begin
-        num_partial = gl.maximum(gl.cdiv(kv_end - gap - kv_begin, BLOCK_N), 0)
-        num_full = (full_end - full_begin) // BLOCK_N
-        # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
-        num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
-        # The first block always takes the loop with the mask.
-        num_masked = gl.maximum(num_partial, 1)
+        kv_begin, full_begin, gap, num_partial, num_full, num_masked = visited_keys(
+            kv_len, q_len, q_shift, size, start_m, BLOCK_M, BLOCK_N
+        )
         kv_rows = HeadRows(b.to(gl.int32), hkv.to(gl.int32))
         for nth in range(num_masked):
             start_n = kv_begin + nth * BLOCK_N
@@ -159,13 +155,13 @@ def produce_keys(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
 @gluon.jit
 def consume(
     arguments,
+    PART: gl.constexpr,
     stride_os: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
-    PART: gl.constexpr,
 ):
     """The rows of warpgroup PART, of each work item."""
     q_ring, kv_ring, work_ring, size, o_ptr, lse_ptr, stride_ob, stride_oh, q_len, kv_len, num_heads, scale = arguments
@@ -312,15 +308,16 @@ def window_hopper_fwd(
     kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
     work_ring = make_work_ring(6, PARTS)
     consumer = (q_ring, kv_ring, work_ring, size, o_ptr, lse_ptr, stride_ob, stride_oh, q_len, kv_len, num_heads, scale)
+    CONSTANTS: gl.constexpr = (stride_os, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, q_offset, size, q_len, kv_len, num_heads, batch)
     keys = (k_desc, v_desc, kv_ring, q_offset, size, q_len, kv_len, num_heads, group_size, batch)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.
     if PARTS == 3:
         gl.warp_specialize(
             [
-                (consume, (consumer, stride_os, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 0)),
-                (consume, (consumer, stride_os, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 1)),
-                (consume, (consumer, stride_os, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 2)),
+                (consume, (consumer, 0) + CONSTANTS),
+                (consume, (consumer, 1) + CONSTANTS),
+                (consume, (consumer, 2) + CONSTANTS),
                 (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
                 (produce_keys, (keys, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
@@ -330,8 +327,8 @@ def window_hopper_fwd(
     else:
         gl.warp_specialize(
             [
-                (consume, (consumer, stride_os, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 0)),
-                (consume, (consumer, stride_os, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 1)),
+                (consume, (consumer, 0) + CONSTANTS),
+                (consume, (consumer, 1) + CONSTANTS),
                 (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
                 (produce_keys, (keys, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/launch.py.jinja
-# hash: bfc5c04ac7c4c469
+# hash: 15ed0fe6d1747b05
 """The launches of `window`, for every framework: which kernels run, and with what."""
 
 from .. import window as kernels
@@ -62,7 +62,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.window_fwd,
+            kernels.portable.window_fwd,
             (programs,),
             *arguments,
             RAGGED=kv_len % tile.block_n != 0,
@@ -102,7 +102,7 @@ def backward(
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "SCALARS_LOADED": backend.is_loaded(size)}
     if dq.numel() > 0 and not fused:
         backend.launch(
-            kernels.bwd_dq.window_bwd_dq,
+            kernels.portable.window_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             (o, dlse, q, k, v, do, lse, q_offset, size, delta, dq),
             (*unit_strides(q, k, v, do, o), *strides(dq)),
@@ -120,7 +120,7 @@ def backward(
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.window_hopper_delta,
+                kernels.portable.window_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 (o, do, lse, dlse, delta, row_lse, row_delta),
                 (*unit_strides(o, do), q_len, num_heads, scale),
@@ -131,7 +131,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.window_hopper_bwd_wide if is_wide else kernels.hopper_bwd.window_hopper_bwd,
+                kernels.hopper_bwd.window_hopper_bwd_wide if is_wide else kernels.hopper_bwd.window_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
                 (q, k, v, do, row_lse, row_delta, q_offset, size, dk, dv),
                 (*unit_strides(q, k, v, do), *strides(dk, dv)),
@@ -144,14 +144,14 @@ def backward(
             )
         if fused and dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.window_hopper_dq_rows,
+                kernels.portable.window_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 (dq_sums, dq, *strides(dq), q_len, num_heads, scale),
                 **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.window_bwd_dkdv,
+            kernels.portable.window_bwd_dkdv,
             (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
             (q, k, v, do, lse, delta, q_offset, size, dk, dv),
             (*unit_strides(q, k, v, do), *strides(dk, dv)),

@@ -132,7 +132,7 @@ def describe_packed_rows(
 @gluon.jit
 def allocate_tiles(desc, STAGES: gl.constexpr):
     """Shared memory for STAGES tiles of a descriptor, `[STAGES, 1, ..., ROWS, COLS]`."""
-    return gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)  # noqa: RUF005 - Gluon has no starred lists
+    return gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)
 
 
 @gluon.jit
@@ -230,7 +230,7 @@ class WorkRing:
         fields = ()
         for i in gl.static_range(self.size):
             number = get_number(self.numbers, stage * self.size + i, WARPS)
-            fields = fields + (number,)  # type: ignore[assignment]  # noqa: RUF005 - nor starred tuples
+            fields = fields + (number,)  # type: ignore[assignment]
         mbarrier.arrive(self.empty.index(stage), count=1)
         return fields
 

@@ -157,7 +157,7 @@ def emulated(package: str, variant: str, call: Call) -> Iterator[None]:
     folder = f"{package}.{variant}.{mode}".rstrip(".")
     with ExitStack() as stack:
         for stem in ("hopper_fwd", "hopper_bwd", "hopper_bwd_wide"):
-            module = importlib.import_module(f"{folder}.{stem}")
+            module = importlib.import_module(f"{folder}.{stem.removesuffix('_wide')}")
             assert module.__file__ is not None
             name = f"{variant}_{mode}".rstrip("_") + f"_{stem}"
             path = Path(module.__file__)

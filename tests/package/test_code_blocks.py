@@ -33,7 +33,7 @@ def test_blocks_run_in_reading_order(tmp_path: Path) -> None:
 def test_readme_shows_an_entry_a_kernel_and_calls() -> None:
     found = documents.blocks(README)
     assert [block.language for block in found].count("python") >= 3
-    assert any(block.shows == ROOT / "generated/alibi/bwd_dq.py" for block in found)
+    assert any(block.shows == ROOT / "generated/alibi/portable.py" for block in found)
     assert len(README.read_bytes()) <= 8192
 
 

@@ -196,13 +196,13 @@ def test_another_process_renders_the_same_bytes(rendered: Path, tmp_path: Path) 
 
 
 def test_check_reports_each_difference_and_the_remedy(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (project / "generated" / "causal" / "fwd.py").write_text("by hand\n")
+    (project / "generated" / "causal" / "portable.py").write_text("by hand\n")
     (project / "generated" / "__init__.py").unlink()
     (project / "generated" / "old.py").write_text("")
     assert main(["check"]) == 1
     assert capsys.readouterr().out == (
         "MISSING  __init__.py\n"
-        "EDITED   causal/fwd.py\n"
+        "EDITED   causal/portable.py\n"
         "ORPHAN   old.py\n"
         "generated: 3 of its files differ; run `python -m codegen render`\n"
         f"EDITED files were changed by hand: {files.KEEP_EDITS}\n"
@@ -217,13 +217,13 @@ def test_the_remedy_repeats_the_options(project: Path, capsys: pytest.CaptureFix
 
 
 def test_a_hand_edit_survives_until_forced(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    edited = project / "generated" / "causal" / "fwd.py"
+    edited = project / "generated" / "causal" / "portable.py"
     original = edited.read_text()
     edited.write_text("by hand\n")
     assert main(["render"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: generated: nothing was written")
-    assert "  causal/fwd.py (edited by hand)\n" in error
+    assert "  causal/portable.py (edited by hand)\n" in error
     assert edited.read_text() == "by hand\n"
     assert main(["render", "--force"]) == 0
     assert edited.read_text() == original

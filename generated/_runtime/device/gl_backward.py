@@ -10,8 +10,21 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 
-from .gl import Ring, allocate_tiles, make_barriers, product_layout, store_layout
+from .gl import Ring, allocate_tiles, describe_rows, make_barriers, product_layout, store_layout
 from .gl_versions import aggregate, async_load
+
+# The bytes of cache for the heads whose blocks are worked on at a time: q and do in 16 bits, sums of dq in 32.
+NEAR_BYTES = gl.constexpr(2**25)
+
+
+@gluon.jit
+def describe_input(
+    ptr, batch, heads, length, stride_b, stride_h, stride_s,
+    COLS: gl.constexpr, ROWS: gl.constexpr, BLOCK_COLS: gl.constexpr,
+):  # fmt: skip
+    """`describe_rows`, also of no rows, of which nothing is copied: a descriptor has no dim of size 0."""
+    length = gl.maximum(length, 1)
+    return describe_rows(ptr, batch, heads, length, stride_b, stride_h, stride_s, COLS, ROWS, BLOCK_COLS)
 
 
 @gluon.jit
@@ -22,10 +35,40 @@ def describe_vector(ptr, length, ROWS: gl.constexpr):
 
 
 @gluon.jit
+def heads_in_cache(q_len, num_kv_heads, batch, group_size, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr):
+    """The key heads whose blocks are worked on at a time, of all batch rows.
+
+    Programs that begin together add to the same rows of dq, of as many heads as the cache has room for.
+    """
+    NEAR_ROWS: gl.constexpr = NEAR_BYTES // (6 * BLOCK_D + 2 * BLOCK_DV)
+    near_heads = gl.maximum(NEAR_ROWS // gl.maximum(q_len, 1) // group_size, 1)
+    return gl.minimum(near_heads, num_kv_heads * batch)
+
+
+@gluon.jit
 def describe_lines(ptr, length, LINES: gl.constexpr):
     """A descriptor of `[length, 32]`, to which tiles of LINES lines are added."""
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([LINES, 32], ptr.dtype.element_ty)
     return tma.make_tensor_descriptor(ptr, [length, 32], [32, 1], [LINES, 32], LAYOUT)
+
+
+@gluon.jit
+def locate_keys(block_seqs_ptr, item, num_kv_heads, BLOCK_N: gl.constexpr):
+    """The sequence, key head and block of keys of work item `item` of a packed call.
+
+    As in the portable kernel the blocks of a sequence follow each other, and long sequences come first. Returned are
+    the sequence's number and its first entry; start and length of its queries, and of its keys; the key head, and
+    where the block starts in the sequence.
+    """
+    record = block_seqs_ptr + item // num_kv_heads * 8
+    b, first_entry = gl.load(record).to(gl.int64), gl.load(record + 1)
+    q_start, q_len = gl.load(record + 2).to(gl.int64), gl.load(record + 3)
+    kv_start, kv_len = gl.load(record + 4).to(gl.int64), gl.load(record + 5)
+    sequence_item = item - first_entry * num_kv_heads
+    num_key_blocks = gl.cdiv(kv_len, BLOCK_N)
+    hkv = (sequence_item // num_key_blocks).to(gl.int64)
+    start_n = (sequence_item % num_key_blocks) * BLOCK_N
+    return b, first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n
 
 
 @aggregate
@@ -203,8 +246,9 @@ def store_tile(ptr, tile, start, length, stride_row, COLS: gl.constexpr, LAYOUT:
 
 
 @gluon.jit
-def store_through(ptr, tile, shared, start, length, stride_row, COLS: gl.constexpr, SUMS: gl.constexpr):
+def store_through(ptr, tile, shared, start, length, stride_row, COLS: gl.constexpr):
     """`store_tile` in the layout of stores, converted through the tile `shared` if that has the room."""
+    SUMS: gl.constexpr = product_layout(tile.shape[1])
     FITS: gl.constexpr = shared.shape[1] == tile.shape[1]
     LAYOUT: gl.constexpr = store_layout(tile.shape[1]) if FITS else SUMS
     if FITS:

@@ -266,6 +266,21 @@ def clamp_index(index, size):
 
 
 @triton.jit
+def store_range(ranges_ptr, table_row, visited_begin, visited_end, full_begin, full_end, num_others):
+    """Write the range of a row of blocks; `full_begin` is `num_others` without a full block.
+
+    Then the run of full blocks begins and ends where the range begins; a row that visits none has four zeros.
+    """
+    visited_begin = tl.minimum(visited_begin, visited_end)
+    has_full = full_begin < num_others
+    block_range = ranges_ptr + table_row * 4
+    tl.store(block_range, visited_begin)
+    tl.store(block_range + 1, tl.where(has_full, full_begin, visited_begin))
+    tl.store(block_range + 2, tl.where(has_full, full_end, visited_begin))
+    tl.store(block_range + 3, visited_end)
+
+
+@triton.jit
 def diagonal_sums(tile, ROWS: tl.constexpr, COLS: tl.constexpr):
     """The sums of a tile along its diagonals, and row - column of each: two vectors of 2 * max(ROWS, COLS).
 

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 04ffd65895ca6a5e
+# hash: d3650227a8181626
 """The launches of `alibi`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -89,7 +89,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.alibi_packed_fwd,
+            kernels.portable.alibi_packed_fwd,
             (programs,),
             *arguments,
             **constants,
@@ -149,7 +149,7 @@ def backward(
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None}
     if dq.numel() > 0 and not fused:
         backend.launch(
-            kernels.bwd_dq.alibi_packed_bwd_dq,
+            kernels.portable.alibi_packed_bwd_dq,
             (block_seqs.shape[0] * num_heads,),
             (o, dlse, q, k, v, do, lse, slope, block_seqs, q_offset, delta, dq, dslope_heads),
             (*packed_unit_strides(q, k, v, do, o), *packed_strides(dq), *slope.stride()),
@@ -168,7 +168,7 @@ def backward(
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.alibi_packed_hopper_delta,
+                kernels.portable.alibi_packed_hopper_delta,
                 (row_seqs.shape[0] * num_heads,),
                 (o, do, lse, dlse, row_seqs, slope, q_offset, delta, row_lse, row_delta),
                 (*packed_unit_strides(o, do), *slope.stride(), q_len, num_row_blocks, row_seqs.shape[0], scale),
@@ -180,7 +180,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.alibi_packed_hopper_bwd_wide
+                kernels.hopper_bwd.alibi_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.alibi_packed_hopper_bwd,
                 (min(key_block_seqs.shape[0] * num_kv_heads, backend.multiprocessors(q)),),
@@ -195,14 +195,14 @@ def backward(
             )
         if fused and dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.alibi_packed_hopper_dq_rows,
+                kernels.portable.alibi_packed_hopper_dq_rows,
                 (2 * row_seqs.shape[0] * num_heads,),
                 (dq_sums, row_seqs, dq, *packed_strides(dq), num_row_blocks, row_seqs.shape[0], scale),
                 **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.alibi_packed_bwd_dkdv,
+            kernels.portable.alibi_packed_bwd_dkdv,
             (key_block_seqs.shape[0] * num_kv_heads,),
             (q, k, v, do, lse, delta, slope, key_block_seqs, q_offset, dk, dv),
             (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv), *slope.stride()),

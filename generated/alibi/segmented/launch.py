@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/launch.py.jinja
-# hash: f8a487807c403bac
+# hash: 581935143b181dfd
 """The launches of `alibi`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -159,7 +159,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.alibi_segmented_fwd,
+            kernels.portable.alibi_segmented_fwd,
             (programs,),
             *arguments,
             RAGGED=kv_len % tile.block_n != 0,
@@ -230,7 +230,7 @@ def backward(
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "POSITIONS": q_positions is not None}
     if dq.numel() > 0 and not fused:
         backend.launch(
-            kernels.bwd_dq.alibi_segmented_bwd_dq,
+            kernels.portable.alibi_segmented_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             (o, dlse, q, k, v, do, lse, slope, q_segment_ids, kv_segment_ids, q_positions, kv_positions, ranges),
             (q_offset, delta, dq, dslope_heads),
@@ -252,7 +252,7 @@ def backward(
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.alibi_segmented_hopper_delta,
+                kernels.portable.alibi_segmented_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 (o, do, lse, dlse, delta, row_lse, row_delta),
                 (*unit_strides(o, do), q_len, num_heads),
@@ -263,7 +263,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.alibi_segmented_hopper_bwd_wide
+                kernels.hopper_bwd.alibi_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.alibi_segmented_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
@@ -282,14 +282,14 @@ def backward(
             )
         if fused and dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.alibi_segmented_hopper_dq_rows,
+                kernels.portable.alibi_segmented_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 (dq_sums, dq, *strides(dq), q_len, num_heads, scale),
                 **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.alibi_segmented_bwd_dkdv,
+            kernels.portable.alibi_segmented_bwd_dkdv,
             (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
             (q, k, v, do, lse, delta, slope, q_segment_ids, kv_segment_ids, q_positions, kv_positions, key_ranges),
             (q_offset, dk, dv),

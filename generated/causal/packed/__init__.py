@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/variant_init.py.jinja
-# hash: 0f8e6444908c0e09
+# hash: 000f7be946d40e15
 """`causal`, packed sequences: A query attends to itself and to what came before (Vaswani et al., 2017, section
 3.2.3).
 
@@ -13,28 +13,9 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = [
-    "bwd_dkdv",
-    "bwd_dq",
-    "fwd",
-    "hopper_bwd",
-    "hopper_bwd_wide",
-    "hopper_delta",
-    "hopper_fwd",
-    "launch",
-]
+__all__ = ["hopper_bwd", "hopper_fwd", "launch", "portable"]
 
 if TYPE_CHECKING:
-    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd, launch
+    from . import hopper_bwd, hopper_fwd, launch, portable
 else:
-    __getattr__, __dir__ = lazy_modules(
-        __name__,
-        ".bwd_dkdv",
-        ".bwd_dq",
-        ".fwd",
-        ".hopper_bwd",
-        ".hopper_bwd_wide",
-        ".hopper_delta",
-        ".hopper_fwd",
-        ".launch",
-    )
+    __getattr__, __dir__ = lazy_modules(__name__, ".hopper_bwd", ".hopper_fwd", ".launch", ".portable")

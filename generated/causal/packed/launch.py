@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/launch.py.jinja
-# hash: 040115ade42fedbf
+# hash: 3b0cc8669f697e74
 """The launches of `causal`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -88,7 +88,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.causal_packed_fwd,
+            kernels.portable.causal_packed_fwd,
             (programs,),
             *arguments,
             **constants,
@@ -139,7 +139,7 @@ def backward(
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None}
     if dq.numel() > 0 and not fused:
         backend.launch(
-            kernels.bwd_dq.causal_packed_bwd_dq,
+            kernels.portable.causal_packed_bwd_dq,
             (block_seqs.shape[0] * num_heads,),
             (o, dlse, q, k, v, do, lse, block_seqs, q_offset, delta, dq),
             (*packed_unit_strides(q, k, v, do, o), *packed_strides(dq)),
@@ -157,7 +157,7 @@ def backward(
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.causal_packed_hopper_delta,
+                kernels.portable.causal_packed_hopper_delta,
                 (row_seqs.shape[0] * num_heads,),
                 (o, do, lse, dlse, row_seqs, delta, row_lse, row_delta),
                 (*packed_unit_strides(o, do), q_len, num_row_blocks, row_seqs.shape[0], scale),
@@ -168,7 +168,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.causal_packed_hopper_bwd_wide
+                kernels.hopper_bwd.causal_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.causal_packed_hopper_bwd,
                 (min(key_block_seqs.shape[0] * num_kv_heads, backend.multiprocessors(q)),),
@@ -182,14 +182,14 @@ def backward(
             )
         if fused and dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.causal_packed_hopper_dq_rows,
+                kernels.portable.causal_packed_hopper_dq_rows,
                 (2 * row_seqs.shape[0] * num_heads,),
                 (dq_sums, row_seqs, dq, *packed_strides(dq), num_row_blocks, row_seqs.shape[0], scale),
                 **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.causal_packed_bwd_dkdv,
+            kernels.portable.causal_packed_bwd_dkdv,
             (key_block_seqs.shape[0] * num_kv_heads,),
             (q, k, v, do, lse, delta, key_block_seqs, q_offset, dk, dv),
             (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),

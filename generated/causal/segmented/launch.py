@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/launch.py.jinja
-# hash: 7731677579cd0db7
+# hash: 62638d8aae3bddcb
 """The launches of `causal`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -158,7 +158,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.causal_segmented_fwd,
+            kernels.portable.causal_segmented_fwd,
             (programs,),
             *arguments,
             RAGGED=kv_len % tile.block_n != 0,
@@ -221,7 +221,7 @@ def backward(
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "POSITIONS": q_positions is not None}
     if dq.numel() > 0 and not fused:
         backend.launch(
-            kernels.bwd_dq.causal_segmented_bwd_dq,
+            kernels.portable.causal_segmented_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             (o, dlse, q, k, v, do, lse, q_segment_ids, kv_segment_ids, q_positions, kv_positions, ranges),
             (q_offset, delta, dq),
@@ -242,7 +242,7 @@ def backward(
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.causal_hopper_delta,
+                kernels.causal.portable.causal_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 (o, do, lse, dlse, delta, row_lse, row_delta),
                 (*unit_strides(o, do), q_len, num_heads, scale),
@@ -253,7 +253,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.causal_segmented_hopper_bwd_wide
+                kernels.hopper_bwd.causal_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.causal_segmented_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
@@ -271,14 +271,14 @@ def backward(
             )
         if fused and dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.causal_hopper_dq_rows,
+                kernels.causal.portable.causal_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 (dq_sums, dq, *strides(dq), q_len, num_heads, scale),
                 **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.causal_segmented_bwd_dkdv,
+            kernels.portable.causal_segmented_bwd_dkdv,
             (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
             (q, k, v, do, lse, delta, q_segment_ids, kv_segment_ids, q_positions, kv_positions, key_ranges),
             (q_offset, dk, dv),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/launch.py.jinja
-# hash: 071d9e323caaa5bb
+# hash: 83f90997856f39ee
 """The launches of `causal_dropout`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -96,7 +96,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.causal_dropout_packed_fwd,
+            kernels.portable.causal_dropout_packed_fwd,
             (programs,),
             *arguments,
             **constants,
@@ -154,7 +154,7 @@ def backward(
     }
     if dq.numel() > 0 and not fused:
         backend.launch(
-            kernels.bwd_dq.causal_dropout_packed_bwd_dq,
+            kernels.portable.causal_dropout_packed_bwd_dq,
             (block_seqs.shape[0] * num_heads,),
             (o, dlse, q, k, v, do, lse, block_seqs, q_offset, seed, delta, dq),
             (*packed_unit_strides(q, k, v, do, o), *packed_strides(dq)),
@@ -172,7 +172,7 @@ def backward(
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.causal_dropout_packed_hopper_delta,
+                kernels.portable.causal_dropout_packed_hopper_delta,
                 (row_seqs.shape[0] * num_heads,),
                 (o, do, lse, dlse, row_seqs, delta, row_lse, row_delta),
                 (
@@ -190,7 +190,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.causal_dropout_packed_hopper_bwd_wide
+                kernels.hopper_bwd.causal_dropout_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.causal_dropout_packed_hopper_bwd,
                 (min(key_block_seqs.shape[0] * num_kv_heads, backend.multiprocessors(q)),),
@@ -204,14 +204,14 @@ def backward(
             )
         if fused and dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.causal_dropout_packed_hopper_dq_rows,
+                kernels.portable.causal_dropout_packed_hopper_dq_rows,
                 (2 * row_seqs.shape[0] * num_heads,),
                 (dq_sums, row_seqs, dq, *packed_strides(dq), num_row_blocks, row_seqs.shape[0], scale),
                 **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.causal_dropout_packed_bwd_dkdv,
+            kernels.portable.causal_dropout_packed_bwd_dkdv,
             (key_block_seqs.shape[0] * num_kv_heads,),
             (q, k, v, do, lse, delta, key_block_seqs, q_offset, seed, dk, dv),
             (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),

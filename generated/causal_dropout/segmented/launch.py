@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/launch.py.jinja
-# hash: edf1ae3762a6643f
+# hash: 21fcb05d330dabd2
 """The launches of `causal_dropout`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -169,7 +169,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.causal_dropout_segmented_fwd,
+            kernels.portable.causal_dropout_segmented_fwd,
             (programs,),
             *arguments,
             RAGGED=kv_len % tile.block_n != 0,
@@ -254,7 +254,7 @@ def backward(
     }
     if dq.numel() > 0 and not fused:
         backend.launch(
-            kernels.bwd_dq.causal_dropout_segmented_bwd_dq,
+            kernels.portable.causal_dropout_segmented_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             (o, dlse, q, k, v, do, lse, q_segment_ids, kv_segment_ids, q_positions, kv_positions, ranges),
             (q_offset, seed, delta, dq),
@@ -275,7 +275,7 @@ def backward(
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.causal_dropout_hopper_delta,
+                kernels.causal_dropout.portable.causal_dropout_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 (o, do, lse, dlse, delta, row_lse, row_delta),
                 (*unit_strides(o, do), q_len, num_heads, scale, keep_scale / 2 if threshold > 0 else 1.0),
@@ -286,7 +286,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.causal_dropout_segmented_hopper_bwd_wide
+                kernels.hopper_bwd.causal_dropout_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.causal_dropout_segmented_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
@@ -304,14 +304,14 @@ def backward(
             )
         if fused and dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.causal_dropout_hopper_dq_rows,
+                kernels.causal_dropout.portable.causal_dropout_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 (dq_sums, dq, *strides(dq), q_len, num_heads, scale),
                 **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.causal_dropout_segmented_bwd_dkdv,
+            kernels.portable.causal_dropout_segmented_bwd_dkdv,
             (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
             (q, k, v, do, lse, delta, q_segment_ids, kv_segment_ids, q_positions, kv_positions, key_ranges),
             (q_offset, seed, dk, dv),

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/launch.py.jinja
-# hash: e3b382e82905e186
+# hash: d09c958ae82d40f9
 """The launches of `document`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -134,7 +134,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.document_packed_fwd,
+            kernels.portable.document_packed_fwd,
             (programs,),
             *arguments,
             **constants,
@@ -196,7 +196,7 @@ def backward(
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None}
     if dq.numel() > 0 and not fused:
         backend.launch(
-            kernels.bwd_dq.document_packed_bwd_dq,
+            kernels.portable.document_packed_bwd_dq,
             (block_seqs.shape[0] * num_heads,),
             (o, dlse, q, k, v, do, lse, doc, block_seqs, ranges, q_offset, delta, dq),
             (*packed_unit_strides(q, k, v, do, o), *packed_strides(dq), *doc.stride()),
@@ -214,7 +214,7 @@ def backward(
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.document_packed_hopper_delta,
+                kernels.portable.document_packed_hopper_delta,
                 (row_seqs.shape[0] * num_heads,),
                 (o, do, lse, dlse, row_seqs, delta, row_lse, row_delta),
                 (*packed_unit_strides(o, do), q_len, num_row_blocks, row_seqs.shape[0], scale),
@@ -225,7 +225,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.document_packed_hopper_bwd_wide
+                kernels.hopper_bwd.document_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.document_packed_hopper_bwd,
                 (min(key_block_seqs.shape[0] * num_kv_heads, backend.multiprocessors(q)),),
@@ -239,14 +239,14 @@ def backward(
             )
         if fused and dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.document_packed_hopper_dq_rows,
+                kernels.portable.document_packed_hopper_dq_rows,
                 (2 * row_seqs.shape[0] * num_heads,),
                 (dq_sums, row_seqs, dq, *packed_strides(dq), num_row_blocks, row_seqs.shape[0], scale),
                 **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.document_packed_bwd_dkdv,
+            kernels.portable.document_packed_bwd_dkdv,
             (key_block_seqs.shape[0] * num_kv_heads,),
             (q, k, v, do, lse, delta, doc, key_block_seqs, key_ranges, q_offset, dk, dv),
             (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv), *doc.stride()),

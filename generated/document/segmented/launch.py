@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/launch.py.jinja
-# hash: 6bc28c3b587543ed
+# hash: 41b042e85240e61f
 """The launches of `document`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -162,7 +162,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.document_segmented_fwd,
+            kernels.portable.document_segmented_fwd,
             (programs,),
             *arguments,
             RAGGED=kv_len % tile.block_n != 0,
@@ -241,7 +241,7 @@ def backward(
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "POSITIONS": q_positions is not None}
     if dq.numel() > 0 and not fused:
         backend.launch(
-            kernels.bwd_dq.document_segmented_bwd_dq,
+            kernels.portable.document_segmented_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             (o, dlse, q, k, v, do, lse, doc, q_segment_ids, kv_segment_ids, q_positions, kv_positions, ranges),
             (q_offset, delta, dq),
@@ -262,7 +262,7 @@ def backward(
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.document_hopper_delta,
+                kernels.document.portable.document_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 (o, do, lse, dlse, delta, row_lse, row_delta),
                 (*unit_strides(o, do), q_len, num_heads, scale),
@@ -273,7 +273,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.document_segmented_hopper_bwd_wide
+                kernels.hopper_bwd.document_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.document_segmented_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
@@ -291,14 +291,14 @@ def backward(
             )
         if fused and dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.document_hopper_dq_rows,
+                kernels.document.portable.document_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 (dq_sums, dq, *strides(dq), q_len, num_heads, scale),
                 **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.document_segmented_bwd_dkdv,
+            kernels.portable.document_segmented_bwd_dkdv,
             (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
             (q, k, v, do, lse, delta, doc, q_segment_ids, kv_segment_ids, q_positions, kv_positions, key_ranges),
             (q_offset, dk, dv),

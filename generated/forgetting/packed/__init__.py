@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/variant_init.py.jinja
-# hash: b24d2e49ccfda313
+# hash: 466d815520d649e7
 """`forgetting`, packed sequences: Forgetting attention, a log-decay per position and head (Lin et al., 2025,
 arXiv:2503.02130).
 
@@ -13,30 +13,9 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = [
-    "bwd_dkdv",
-    "bwd_dq",
-    "decay",
-    "fwd",
-    "hopper_bwd",
-    "hopper_bwd_wide",
-    "hopper_delta",
-    "hopper_fwd",
-    "launch",
-]
+__all__ = ["decay", "hopper_bwd", "hopper_fwd", "launch", "portable"]
 
 if TYPE_CHECKING:
-    from . import bwd_dkdv, bwd_dq, decay, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd, launch
+    from . import decay, hopper_bwd, hopper_fwd, launch, portable
 else:
-    __getattr__, __dir__ = lazy_modules(
-        __name__,
-        ".bwd_dkdv",
-        ".bwd_dq",
-        ".decay",
-        ".fwd",
-        ".hopper_bwd",
-        ".hopper_bwd_wide",
-        ".hopper_delta",
-        ".hopper_fwd",
-        ".launch",
-    )
+    __getattr__, __dir__ = lazy_modules(__name__, ".decay", ".hopper_bwd", ".hopper_fwd", ".launch", ".portable")

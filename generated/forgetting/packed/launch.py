@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/launch.py.jinja
-# hash: 9506daca8eeaeeb1
+# hash: 328882990bb824bf
 """The launches of `forgetting`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -96,7 +96,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.forgetting_packed_fwd,
+            kernels.portable.forgetting_packed_fwd,
             (programs,),
             *arguments,
             **constants,
@@ -156,7 +156,7 @@ def backward(
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None}
     if dq.numel() > 0 and not fused:
         backend.launch(
-            kernels.bwd_dq.forgetting_packed_bwd_dq,
+            kernels.portable.forgetting_packed_bwd_dq,
             (block_seqs.shape[0] * num_heads,),
             (o, dlse, q, k, v, do, lse, decay, block_seqs, q_offset, delta, dq, ddecay_rows),
             (*packed_unit_strides(q, k, v, do, o), *packed_strides(dq), decay.stride(1)),
@@ -174,7 +174,7 @@ def backward(
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.forgetting_packed_hopper_delta,
+                kernels.portable.forgetting_packed_hopper_delta,
                 (row_seqs.shape[0] * num_heads,),
                 (o, do, lse, dlse, row_seqs, decay, q_offset, delta, row_lse, row_delta),
                 (*packed_unit_strides(o, do), decay.stride(1), q_len, num_row_blocks, row_seqs.shape[0], scale),
@@ -186,7 +186,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.forgetting_packed_hopper_bwd_wide
+                kernels.hopper_bwd.forgetting_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.forgetting_packed_hopper_bwd,
                 (min(key_block_seqs.shape[0] * num_kv_heads, backend.multiprocessors(q)),),
@@ -200,14 +200,14 @@ def backward(
             )
         if fused and dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.forgetting_packed_hopper_dq_rows,
+                kernels.portable.forgetting_packed_hopper_dq_rows,
                 (2 * row_seqs.shape[0] * num_heads,),
                 (dq_sums, row_seqs, dq, *packed_strides(dq), num_row_blocks, row_seqs.shape[0], scale),
                 **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.forgetting_packed_bwd_dkdv,
+            kernels.portable.forgetting_packed_bwd_dkdv,
             (key_block_seqs.shape[0] * num_kv_heads,),
             (q, k, v, do, lse, delta, decay, key_block_seqs, q_offset, dk, dv, ddecay_cols),
             (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv), decay.stride(1)),

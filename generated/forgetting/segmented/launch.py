@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/launch.py.jinja
-# hash: 8f878a5d4d31c6ed
+# hash: 5b3b0152c3e05a3a
 """The launches of `forgetting`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -166,7 +166,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.forgetting_segmented_fwd,
+            kernels.portable.forgetting_segmented_fwd,
             (programs,),
             *arguments,
             RAGGED=kv_len % tile.block_n != 0,
@@ -251,7 +251,7 @@ def backward(
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "POSITIONS": q_positions is not None}
     if dq.numel() > 0 and not fused:
         backend.launch(
-            kernels.bwd_dq.forgetting_segmented_bwd_dq,
+            kernels.portable.forgetting_segmented_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             (o, dlse, q, k, v, do, lse, q_segment_ids, kv_segment_ids, decay, q_positions, kv_positions, ranges),
             (q_offset, delta, dq, ddecay_rows),
@@ -272,7 +272,7 @@ def backward(
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.forgetting_segmented_hopper_delta,
+                kernels.portable.forgetting_segmented_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 (o, do, lse, dlse, decay, q_offset, delta, row_lse, row_delta),
                 (*unit_strides(o, do), *decay.stride()[:2], decay.shape[2], q_len, num_heads, scale),
@@ -284,7 +284,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.forgetting_segmented_hopper_bwd_wide
+                kernels.hopper_bwd.forgetting_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.forgetting_segmented_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
@@ -302,14 +302,14 @@ def backward(
             )
         if fused and dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.forgetting_segmented_hopper_dq_rows,
+                kernels.portable.forgetting_segmented_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 (dq_sums, dq, *strides(dq), q_len, num_heads, scale),
                 **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.forgetting_segmented_bwd_dkdv,
+            kernels.portable.forgetting_segmented_bwd_dkdv,
             (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
             (q, k, v, do, lse, delta, q_segment_ids, kv_segment_ids, decay, q_positions, kv_positions, key_ranges),
             (q_offset, dk, dv, ddecay_cols),

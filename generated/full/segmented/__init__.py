@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/variant_init.py.jinja
-# hash: beb0f2f755422881
+# hash: a2672e570461b522
 """`full`, with segment ids: Every query attends to every key (Vaswani et al., 2017, arXiv:1706.03762).
 
 The modules of launches and of kernels are imported when they are first read.
@@ -12,31 +12,12 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = [
-    "block_ranges",
-    "bwd_dkdv",
-    "bwd_dq",
-    "fwd",
-    "hopper_bwd",
-    "hopper_bwd_wide",
-    "hopper_delta",
-    "hopper_fwd",
-    "launch",
-]
+__all__ = ["block_ranges", "full", "hopper_bwd", "hopper_fwd", "launch", "portable"]
 
 if TYPE_CHECKING:
-    from .. import hopper_delta
-    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_fwd, launch
+    from ... import full
+    from . import block_ranges, hopper_bwd, hopper_fwd, launch, portable
 else:
     __getattr__, __dir__ = lazy_modules(
-        __name__,
-        "..hopper_delta",
-        ".block_ranges",
-        ".bwd_dkdv",
-        ".bwd_dq",
-        ".fwd",
-        ".hopper_bwd",
-        ".hopper_bwd_wide",
-        ".hopper_fwd",
-        ".launch",
+        __name__, "...full", ".block_ranges", ".hopper_bwd", ".hopper_fwd", ".launch", ".portable"
     )

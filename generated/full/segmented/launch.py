@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/launch.py.jinja
-# hash: 4a44a82e517086d6
+# hash: 831d99b8879a7c40
 """The launches of `full`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -124,7 +124,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.full_segmented_fwd,
+            kernels.portable.full_segmented_fwd,
             (programs,),
             *arguments,
             RAGGED=kv_len % tile.block_n != 0,
@@ -168,7 +168,7 @@ def backward(
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
     if dq.numel() > 0 and not fused:
         backend.launch(
-            kernels.bwd_dq.full_segmented_bwd_dq,
+            kernels.portable.full_segmented_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             (o, dlse, q, k, v, do, lse, q_segment_ids, kv_segment_ids, ranges, delta, dq),
             (*unit_strides(q, k, v, do, o), *strides(dq), *q_segment_ids.stride(), *kv_segment_ids.stride()),
@@ -186,7 +186,7 @@ def backward(
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.full_hopper_delta,
+                kernels.full.portable.full_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 (o, do, lse, dlse, delta, row_lse, row_delta),
                 (*unit_strides(o, do), q_len, num_heads, scale),
@@ -197,7 +197,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.full_segmented_hopper_bwd_wide
+                kernels.hopper_bwd.full_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.full_segmented_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
@@ -212,14 +212,14 @@ def backward(
             )
         if fused and dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.full_hopper_dq_rows,
+                kernels.full.portable.full_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 (dq_sums, dq, *strides(dq), q_len, num_heads, scale),
                 **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.full_segmented_bwd_dkdv,
+            kernels.portable.full_segmented_bwd_dkdv,
             (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
             (q, k, v, do, lse, delta, q_segment_ids, kv_segment_ids, key_ranges, dk, dv),
             (*unit_strides(q, k, v, do), *strides(dk, dv), *q_segment_ids.stride(), *kv_segment_ids.stride()),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/variant_init.py.jinja
-# hash: 46a873ec8881df44
+# hash: b5b4735b8ba8fb99
 """`gemma2_local`, with segment ids: The local layers of Gemma 2, a window of 4096 and logits capped at 50
 (arXiv:2408.00118, table 1).
 
@@ -13,31 +13,12 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = [
-    "block_ranges",
-    "bwd_dkdv",
-    "bwd_dq",
-    "fwd",
-    "hopper_bwd",
-    "hopper_bwd_wide",
-    "hopper_delta",
-    "hopper_fwd",
-    "launch",
-]
+__all__ = ["block_ranges", "gemma2_local", "hopper_bwd", "hopper_fwd", "launch", "portable"]
 
 if TYPE_CHECKING:
-    from .. import hopper_delta
-    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_fwd, launch
+    from ... import gemma2_local
+    from . import block_ranges, hopper_bwd, hopper_fwd, launch, portable
 else:
     __getattr__, __dir__ = lazy_modules(
-        __name__,
-        "..hopper_delta",
-        ".block_ranges",
-        ".bwd_dkdv",
-        ".bwd_dq",
-        ".fwd",
-        ".hopper_bwd",
-        ".hopper_bwd_wide",
-        ".hopper_fwd",
-        ".launch",
+        __name__, "...gemma2_local", ".block_ranges", ".hopper_bwd", ".hopper_fwd", ".launch", ".portable"
     )

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/launch.py.jinja
-# hash: 92dce40dc6b5fe92
+# hash: d8bf1734dfe02bf2
 """The launches of `gpt_oss`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -89,7 +89,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.gpt_oss_packed_fwd,
+            kernels.portable.gpt_oss_packed_fwd,
             (programs,),
             *arguments,
             **constants,
@@ -145,7 +145,7 @@ def backward(
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None}
     if dq.numel() > 0 and not fused:
         backend.launch(
-            kernels.bwd_dq.gpt_oss_packed_bwd_dq,
+            kernels.portable.gpt_oss_packed_bwd_dq,
             (block_seqs.shape[0] * num_heads,),
             (o, dlse, sink, q, k, v, do, lse, block_seqs, q_offset, delta, dq, dsink_heads),
             (*packed_unit_strides(q, k, v, do, o), *packed_strides(dq)),
@@ -163,7 +163,7 @@ def backward(
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.gpt_oss_packed_hopper_delta,
+                kernels.portable.gpt_oss_packed_hopper_delta,
                 (row_seqs.shape[0] * num_heads,),
                 (o, do, lse, dlse, sink, row_seqs, delta, dsink_heads, row_lse, row_delta),
                 (*packed_unit_strides(o, do), q_len, num_row_blocks, row_seqs.shape[0], scale),
@@ -174,7 +174,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.gpt_oss_packed_hopper_bwd_wide
+                kernels.hopper_bwd.gpt_oss_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.gpt_oss_packed_hopper_bwd,
                 (min(key_block_seqs.shape[0] * num_kv_heads, backend.multiprocessors(q)),),
@@ -188,14 +188,14 @@ def backward(
             )
         if fused and dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.gpt_oss_packed_hopper_dq_rows,
+                kernels.portable.gpt_oss_packed_hopper_dq_rows,
                 (2 * row_seqs.shape[0] * num_heads,),
                 (dq_sums, row_seqs, dq, *packed_strides(dq), num_row_blocks, row_seqs.shape[0], scale),
                 **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.gpt_oss_packed_bwd_dkdv,
+            kernels.portable.gpt_oss_packed_bwd_dkdv,
             (key_block_seqs.shape[0] * num_kv_heads,),
             (q, k, v, do, lse, delta, key_block_seqs, q_offset, dk, dv),
             (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),

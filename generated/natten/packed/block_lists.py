@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: portable/block_lists.py.jinja
-# hash: ef77484a42260b06
+# hash: 11ad6f2e30805de6
 """Which blocks of keys a block of queries visits under `natten`, packed sequences, and the other way round.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -23,13 +23,7 @@ import triton.language as tl
 from ..._runtime.device.tl import floor_div, floor_mod
 
 
-@triton.jit(
-    do_not_specialize=[
-        "q_offset",
-        "num_others_most",
-        "num_heads",
-    ]
-)
+@triton.jit(do_not_specialize=["q_offset", "num_others_most", "num_heads"])
 def natten_packed_query_lists(
     block_seqs_ptr,
     q_offset,
@@ -142,13 +136,7 @@ def natten_packed_query_lists(
         tl.store(span, partial_end - full_begin + num_others)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "q_offset",
-        "num_others_most",
-        "num_heads",
-    ]
-)
+@triton.jit(do_not_specialize=["q_offset", "num_others_most", "num_heads"])
 def natten_packed_key_lists(
     block_seqs_ptr,
     q_offset,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/fwd.py.jinja
-# hash: 1a23c6ad8e4ffcc2
+# hash: a4cd3ce4471248d5
 """Forward of `natten`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -80,6 +80,21 @@ class Work:
 
 
 @gluon.jit
+def visited_keys(first_entry, spans_ptr, start_m, BLOCK_M: gl.constexpr):
+    """How many blocks of keys the rows from `start_m` on visit with a mask, and without, and where they begin."""
+    # The list of this block: partial blocks from the left, full ones from the right.
+    span = spans_ptr + (first_entry + start_m // BLOCK_M) * 4
+    list_begin, partial_end = gl.load(span), gl.load(span + 1)
+    full_begin, list_end = gl.load(span + 2), gl.load(span + 3)
+    num_partial, num_full = partial_end - list_begin, list_end - full_begin
+    # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
+    num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
+    # The first block always takes the loop with the mask.
+    num_masked = gl.maximum(num_partial, 1)
+    return list_begin, partial_end, full_begin, list_end, num_partial, num_full, num_masked
+
+
+@gluon.jit
 def produce_rows(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.constexpr):
     """Publish each work item, and copy its queries."""
     q_desc, q_ring, work_ring, block_seqs_ptr, spans_ptr, q_offset, num_heads, work_counter_ptr = arguments
@@ -102,15 +117,9 @@ def produce_rows(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
         h = (sequence_item // num_blocks).to(gl.int64)
         start_m = block * BLOCK_M
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-        # The list of this block: partial blocks from the left, full ones from the right.
-        span = spans_ptr + (first_entry + start_m // BLOCK_M) * 4
-        list_begin, partial_end = gl.load(span), gl.load(span + 1)
-        full_begin, list_end = gl.load(span + 2), gl.load(span + 3)
-        num_partial, num_full = partial_end - list_begin, list_end - full_begin
-        # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
-        num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
-        # The first block always takes the loop with the mask.
-        num_masked = gl.maximum(num_partial, 1)
+        _list_begin, _partial_end, _full_begin, _list_end, num_partial, num_full, num_masked = visited_keys(
+            first_entry, spans_ptr, start_m, BLOCK_M
+        )
         num_plain = num_full - (num_masked - num_partial)
         work_ring.publish(q_turn, (item, h, block, q_shift, q_start, q_len, kv_len, num_masked, num_plain))
         q_head, q_end = h.to(gl.int32), q_start.to(gl.int32) + q_len
@@ -144,15 +153,9 @@ def produce_keys(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
         h = (sequence_item // num_blocks).to(gl.int64)
         hkv = h // group_size
         start_m = block * BLOCK_M
-        # The list of this block: partial blocks from the left, full ones from the right.
-        span = spans_ptr + (first_entry + start_m // BLOCK_M) * 4
-        list_begin, partial_end = gl.load(span), gl.load(span + 1)
-        full_begin, list_end = gl.load(span + 2), gl.load(span + 3)
-        num_partial, num_full = partial_end - list_begin, list_end - full_begin
-        # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
-        num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
-        # The first block always takes the loop with the mask.
-        num_masked = gl.maximum(num_partial, 1)
+        list_begin, partial_end, full_begin, list_end, num_partial, num_full, num_masked = visited_keys(
+            first_entry, spans_ptr, start_m, BLOCK_M
+        )
         kv_head, k_end = hkv.to(gl.int32), kv_start.to(gl.int32) + kv_len
         kv_rows = SequenceRows(k_end, kv_len, kv_head)
         for nth in range(num_masked):
@@ -182,12 +185,12 @@ def produce_keys(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
 @gluon.jit
 def consume(
     arguments,
+    PART: gl.constexpr,
     stride_os: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
-    PART: gl.constexpr,
 ):
     """The rows of warpgroup PART, of each work item."""
     q_ring, kv_ring, work_ring, o_ptr, lse_ptr, stride_oh, q_total, scale = arguments
@@ -292,14 +295,7 @@ def consume(
     store_rows(o_ptr + o_start, (acc * inv_sum[:, None]).to(DTYPE), o_row, o_len, stride_os, HEAD_DIM_V)
 
 
-@gluon.jit(
-    do_not_specialize=[
-        "q_offset",
-        "q_total",
-        "num_heads",
-        "group_size",
-    ]
-)
+@gluon.jit(do_not_specialize=["q_offset", "q_total", "num_heads", "group_size"])
 def natten_packed_hopper_fwd(
     q_ptr,
     k_ptr,
@@ -341,13 +337,14 @@ def natten_packed_hopper_fwd(
     kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
     work_ring = make_work_ring(9, PARTS + 1)
     consumer = (q_ring, kv_ring, work_ring, o_ptr, lse_ptr, stride_oh, q_total, scale)
+    CONSTANTS: gl.constexpr = (stride_os, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, block_seqs_ptr, spans_ptr, q_offset, num_heads, work_counter_ptr)
     keys = (k_desc, v_desc, kv_ring, work_ring, block_seqs_ptr, spans_ptr, block_list_ptr, num_heads, group_size)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.
     gl.warp_specialize(
         [
-            (consume, (consumer, stride_os, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 0)),
-            (consume, (consumer, stride_os, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 1)),
+            (consume, (consumer, 0) + CONSTANTS),
+            (consume, (consumer, 1) + CONSTANTS),
             (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M)),
             (produce_keys, (keys, BLOCK_M, BLOCK_N)),
         ],

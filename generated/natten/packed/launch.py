@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/launch.py.jinja
-# hash: b3bccc764dfcc1cc
+# hash: ec9e4f86ceaa0213
 """The launches of `natten`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -113,7 +113,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.natten_packed_fwd,
+            kernels.portable.natten_packed_fwd,
             (programs,),
             *arguments,
             **constants,
@@ -173,7 +173,7 @@ def backward(
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None}
     if dq.numel() > 0 and not fused:
         backend.launch(
-            kernels.bwd_dq.natten_packed_bwd_dq,
+            kernels.portable.natten_packed_bwd_dq,
             (block_seqs.shape[0] * num_heads,),
             (o, dlse, q, k, v, do, lse, block_seqs, spans, block_list, q_offset, delta, dq),
             (*packed_unit_strides(q, k, v, do, o), *packed_strides(dq)),
@@ -191,7 +191,7 @@ def backward(
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.natten_packed_hopper_delta,
+                kernels.portable.natten_packed_hopper_delta,
                 (row_seqs.shape[0] * num_heads,),
                 (o, do, lse, dlse, row_seqs, delta, row_lse, row_delta),
                 (*packed_unit_strides(o, do), q_len, num_row_blocks, row_seqs.shape[0], scale),
@@ -202,7 +202,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.natten_packed_hopper_bwd_wide
+                kernels.hopper_bwd.natten_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.natten_packed_hopper_bwd,
                 (min(key_block_seqs.shape[0] * num_kv_heads, backend.multiprocessors(q)),),
@@ -216,14 +216,14 @@ def backward(
             )
         if fused and dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.natten_packed_hopper_dq_rows,
+                kernels.portable.natten_packed_hopper_dq_rows,
                 (2 * row_seqs.shape[0] * num_heads,),
                 (dq_sums, row_seqs, dq, *packed_strides(dq), num_row_blocks, row_seqs.shape[0], scale),
                 **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.natten_packed_bwd_dkdv,
+            kernels.portable.natten_packed_bwd_dkdv,
             (key_block_seqs.shape[0] * num_kv_heads,),
             (q, k, v, do, lse, delta, key_block_seqs, key_spans, key_block_list, q_offset, dk, dv),
             (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),

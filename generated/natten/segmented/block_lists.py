@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: portable/block_lists.py.jinja
-# hash: e6c27120c893fcfc
+# hash: bf72d68e7814a36b
 """Which blocks of keys a block of queries visits under `natten`, with segment ids, and the other way round.
 
     keep                     abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6),
@@ -123,14 +123,7 @@ def natten_segmented_extremes(
             tl.store(kv_position_max_ptr + part_offs, tl.max(kv_idx, 1, keep_dims=True), mask=in_parts)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "q_offset",
-        "q_len",
-        "kv_len",
-        "num_heads",
-    ]
-)
+@triton.jit(do_not_specialize=["q_offset", "q_len", "kv_len", "num_heads"])
 def natten_segmented_query_lists(
     q_segment_ids_q_min_ptr,
     q_segment_ids_q_max_ptr,
@@ -276,14 +269,7 @@ def natten_segmented_query_lists(
         tl.store(span, partial_end - full_begin + num_others)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "q_offset",
-        "q_len",
-        "kv_len",
-        "num_heads",
-    ]
-)
+@triton.jit(do_not_specialize=["q_offset", "q_len", "kv_len", "num_heads"])
 def natten_segmented_key_lists(
     q_segment_ids_q_min_ptr,
     q_segment_ids_q_max_ptr,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/fwd.py.jinja
-# hash: ae32d929d5498b10
+# hash: f32ec9988967c662
 """Forward of `padding`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        kv_idx < length[b]
@@ -77,6 +77,22 @@ class Work:
 
 
 @gluon.jit
+def visited_keys(kv_len, length_val, BLOCK_N: gl.constexpr):
+    """How many blocks of keys the rows from `start_m` on visit with a mask, and without, and where they begin."""
+    kv_end = gl.minimum(length_val, kv_len)
+    # Blocks before full_end need no mask.
+    full_end = gl.minimum(length_val, kv_len) // BLOCK_N * BLOCK_N
+    full_end = gl.maximum(full_end, 0)
+    num_partial = gl.maximum(gl.cdiv(kv_end - full_end, BLOCK_N), 0)
+    num_full = full_end // BLOCK_N
+    # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
+    num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
+    # The first block always takes the loop with the mask.
+    num_masked = gl.maximum(num_partial, 1)
+    return full_end, num_partial, num_full, num_masked
+
+
+@gluon.jit
 def produce_rows(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     """Publish each work item, and copy its queries."""
     q_desc, q_ring, work_ring, length_ptr, block_seqs_ptr, stride_length_0, num_heads, work_counter_ptr = arguments
@@ -100,16 +116,7 @@ def produce_rows(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
         block = num_blocks - 1 - block
         start_m = block * BLOCK_M
         length_val = gl.load(length_ptr + b * stride_length_0)
-        kv_end = gl.minimum(length_val, kv_len)
-        # Blocks before full_end need no mask.
-        full_end = gl.minimum(length_val, kv_len) // BLOCK_N * BLOCK_N
-        full_end = gl.maximum(full_end, 0)
-        num_partial = gl.maximum(gl.cdiv(kv_end - full_end, BLOCK_N), 0)
-        num_full = full_end // BLOCK_N
-        # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
-        num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
-        # The first block always takes the loop with the mask.
-        num_masked = gl.maximum(num_partial, 1)
+        _full_end, num_partial, num_full, num_masked = visited_keys(kv_len, length_val, BLOCK_N)
         num_plain = num_full - (num_masked - num_partial)
         work_ring.publish(q_turn, (item, h, b, block, q_start, q_len, kv_len, num_masked, num_plain))
         q_head, q_end = h.to(gl.int32), q_start.to(gl.int32) + q_len
@@ -143,16 +150,7 @@ def produce_keys(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
         h = (sequence_item // num_blocks).to(gl.int64)
         hkv = h // group_size
         length_val = gl.load(length_ptr + b * stride_length_0)
-        kv_end = gl.minimum(length_val, kv_len)
-        # Blocks before full_end need no mask.
-        full_end = gl.minimum(length_val, kv_len) // BLOCK_N * BLOCK_N
-        full_end = gl.maximum(full_end, 0)
-        num_partial = gl.maximum(gl.cdiv(kv_end - full_end, BLOCK_N), 0)
-        num_full = full_end // BLOCK_N
-        # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
-        num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
-        # The first block always takes the loop with the mask.
-        num_masked = gl.maximum(num_partial, 1)
+        full_end, num_partial, num_full, num_masked = visited_keys(kv_len, length_val, BLOCK_N)
         kv_head, k_end = hkv.to(gl.int32), kv_start.to(gl.int32) + kv_len
         kv_rows = SequenceRows(k_end, kv_len, kv_head)
         for nth in range(num_masked):
@@ -174,12 +172,12 @@ def produce_keys(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
 @gluon.jit
 def consume(
     arguments,
+    PART: gl.constexpr,
     stride_os: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
-    PART: gl.constexpr,
 ):
     """The rows of warpgroup PART, of each work item."""
     q_ring, kv_ring, work_ring, length_ptr, o_ptr, lse_ptr, stride_oh, stride_length_0, q_total, scale = arguments
@@ -276,13 +274,7 @@ def consume(
     store_rows(o_ptr + o_start, (acc * inv_sum[:, None]).to(DTYPE), o_row, o_len, stride_os, HEAD_DIM_V)
 
 
-@gluon.jit(
-    do_not_specialize=[
-        "q_total",
-        "num_heads",
-        "group_size",
-    ]
-)
+@gluon.jit(do_not_specialize=["q_total", "num_heads", "group_size"])
 def padding_packed_hopper_fwd(
     q_ptr,
     k_ptr,
@@ -322,13 +314,14 @@ def padding_packed_hopper_fwd(
     kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
     work_ring = make_work_ring(9, PARTS + 1)
     consumer = (q_ring, kv_ring, work_ring, length_ptr, o_ptr, lse_ptr, stride_oh, stride_length_0, q_total, scale)
+    CONSTANTS: gl.constexpr = (stride_os, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, length_ptr, block_seqs_ptr, stride_length_0, num_heads, work_counter_ptr)
     keys = (k_desc, v_desc, kv_ring, work_ring, length_ptr, block_seqs_ptr, stride_length_0, num_heads, group_size)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.
     gl.warp_specialize(
         [
-            (consume, (consumer, stride_os, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 0)),
-            (consume, (consumer, stride_os, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 1)),
+            (consume, (consumer, 0) + CONSTANTS),
+            (consume, (consumer, 1) + CONSTANTS),
             (produce_rows, (rows, BLOCK_M, BLOCK_N)),
             (produce_keys, (keys, BLOCK_M, BLOCK_N)),
         ],

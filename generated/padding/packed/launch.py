@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/launch.py.jinja
-# hash: 72a46d30c4f53e47
+# hash: df3e0b89e72fb2d2
 """The launches of `padding`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -84,7 +84,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.padding_packed_fwd,
+            kernels.portable.padding_packed_fwd,
             (programs,),
             *arguments,
             **tile_constants(tile, head_dim, head_dim_v),
@@ -131,7 +131,7 @@ def backward(
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
     if dq.numel() > 0 and not fused:
         backend.launch(
-            kernels.bwd_dq.padding_packed_bwd_dq,
+            kernels.portable.padding_packed_bwd_dq,
             (block_seqs.shape[0] * num_heads,),
             (o, dlse, q, k, v, do, lse, length, block_seqs, delta, dq),
             (*packed_unit_strides(q, k, v, do, o), *packed_strides(dq), *length.stride()),
@@ -148,7 +148,7 @@ def backward(
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.padding_packed_hopper_delta,
+                kernels.portable.padding_packed_hopper_delta,
                 (row_seqs.shape[0] * num_heads,),
                 (o, do, lse, dlse, row_seqs, delta, row_lse, row_delta),
                 (*packed_unit_strides(o, do), q_len, num_row_blocks, row_seqs.shape[0], scale),
@@ -159,7 +159,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.padding_packed_hopper_bwd_wide
+                kernels.hopper_bwd.padding_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.padding_packed_hopper_bwd,
                 (min(key_block_seqs.shape[0] * num_kv_heads, backend.multiprocessors(q)),),
@@ -172,14 +172,14 @@ def backward(
             )
         if fused and dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.padding_packed_hopper_dq_rows,
+                kernels.portable.padding_packed_hopper_dq_rows,
                 (2 * row_seqs.shape[0] * num_heads,),
                 (dq_sums, row_seqs, dq, *packed_strides(dq), num_row_blocks, row_seqs.shape[0], scale),
                 **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.padding_packed_bwd_dkdv,
+            kernels.portable.padding_packed_bwd_dkdv,
             (key_block_seqs.shape[0] * num_kv_heads,),
             (q, k, v, do, lse, delta, length, key_block_seqs, dk, dv),
             (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv), *length.stride()),

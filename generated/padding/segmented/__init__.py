@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/variant_init.py.jinja
-# hash: 51eff93b31ee1e21
+# hash: 84010c8650c30b5e
 """`padding`, with segment ids: Keys from `length[b]` on are padding, which no query attends to (Vaswani et al.,
 2017, arXiv:1706.03762).
 
@@ -13,31 +13,12 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = [
-    "block_ranges",
-    "bwd_dkdv",
-    "bwd_dq",
-    "fwd",
-    "hopper_bwd",
-    "hopper_bwd_wide",
-    "hopper_delta",
-    "hopper_fwd",
-    "launch",
-]
+__all__ = ["block_ranges", "hopper_bwd", "hopper_fwd", "launch", "padding", "portable"]
 
 if TYPE_CHECKING:
-    from .. import hopper_delta
-    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_fwd, launch
+    from ... import padding
+    from . import block_ranges, hopper_bwd, hopper_fwd, launch, portable
 else:
     __getattr__, __dir__ = lazy_modules(
-        __name__,
-        "..hopper_delta",
-        ".block_ranges",
-        ".bwd_dkdv",
-        ".bwd_dq",
-        ".fwd",
-        ".hopper_bwd",
-        ".hopper_bwd_wide",
-        ".hopper_fwd",
-        ".launch",
+        __name__, "...padding", ".block_ranges", ".hopper_bwd", ".hopper_fwd", ".launch", ".portable"
     )

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/fwd.py.jinja
-# hash: 565f9b17e951f50a
+# hash: 63a8017a443eb207
 """Forward of `padding`, with segment ids on Hopper: `o = softmax(score) v`.
 
     keep            kv_idx < length[b] and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols]
@@ -68,6 +68,23 @@ class Work:
 
 
 @gluon.jit
+def visited_keys(b, ranges_ptr, start_m, stride_ranges_b, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """How many blocks of keys the rows from `start_m` on visit with a mask, and without, and where they begin."""
+    # Of the blocks this one visits, those from full_begin to full_end need no mask.
+    block_range = ranges_ptr + b * stride_ranges_b + start_m // BLOCK_M * 4
+    kv_begin, full_begin = gl.load(block_range) * BLOCK_N, gl.load(block_range + 1) * BLOCK_N
+    full_end, kv_end = gl.load(block_range + 2) * BLOCK_N, gl.load(block_range + 3) * BLOCK_N
+    gap = full_end - full_begin
+    num_partial = gl.maximum(gl.cdiv(kv_end - gap - kv_begin, BLOCK_N), 0)
+    num_full = (full_end - full_begin) // BLOCK_N
+    # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
+    num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
+    # The first block always takes the loop with the mask.
+    num_masked = gl.maximum(num_partial, 1)
+    return kv_begin, full_begin, gap, num_partial, num_full, num_masked
+
+
+@gluon.jit
 def produce_rows(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     """Publish each work item, and copy its queries."""
     q_desc, q_ring, work_ring, ranges_ptr, stride_ranges_b, q_len, num_heads, batch, work_counter_ptr = arguments
@@ -82,17 +99,9 @@ def produce_rows(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
         b = (head // num_heads).to(gl.int64)
         h = (head % num_heads).to(gl.int64)
         start_m = block * BLOCK_M
-        # Of the blocks this one visits, those from full_begin to full_end need no mask.
-        block_range = ranges_ptr + b * stride_ranges_b + start_m // BLOCK_M * 4
-        kv_begin, full_begin = gl.load(block_range) * BLOCK_N, gl.load(block_range + 1) * BLOCK_N
-        full_end, kv_end = gl.load(block_range + 2) * BLOCK_N, gl.load(block_range + 3) * BLOCK_N
-        gap = full_end - full_begin
-        num_partial = gl.maximum(gl.cdiv(kv_end - gap - kv_begin, BLOCK_N), 0)
-        num_full = (full_end - full_begin) // BLOCK_N
-        # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
-        num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
-        # The first block always takes the loop with the mask.
-        num_masked = gl.maximum(num_partial, 1)
+        _kv_begin, _full_begin, _gap, num_partial, num_full, num_masked = visited_keys(
+            b, ranges_ptr, start_m, stride_ranges_b, BLOCK_M, BLOCK_N
+        )
         num_plain = num_full - (num_masked - num_partial)
         work_ring.publish(q_turn, (item, h, b, block, num_masked, num_plain))
         q_rows = HeadRows(b.to(gl.int32), h.to(gl.int32))
@@ -119,17 +128,9 @@ def produce_keys(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
         h = (head % num_heads).to(gl.int64)
         hkv = h // group_size
         start_m = block * BLOCK_M
-        # Of the blocks this one visits, those from full_begin to full_end need no mask.
-        block_range = ranges_ptr + b * stride_ranges_b + start_m // BLOCK_M * 4
-        kv_begin, full_begin = gl.load(block_range) * BLOCK_N, gl.load(block_range + 1) * BLOCK_N
-        full_end, kv_end = gl.load(block_range + 2) * BLOCK_N, gl.load(block_range + 3) * BLOCK_N
-        gap = full_end - full_begin
-        num_partial = gl.maximum(gl.cdiv(kv_end - gap - kv_begin, BLOCK_N), 0)
-        num_full = (full_end - full_begin) // BLOCK_N
-        # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
-        num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
-        # The first block always takes the loop with the mask.
-        num_masked = gl.maximum(num_partial, 1)
+        kv_begin, full_begin, gap, num_partial, num_full, num_masked = visited_keys(
+            b, ranges_ptr, start_m, stride_ranges_b, BLOCK_M, BLOCK_N
+        )
         kv_rows = HeadRows(b.to(gl.int32), hkv.to(gl.int32))
         for nth in range(num_masked):
             start_n = kv_begin + nth * BLOCK_N
@@ -153,6 +154,7 @@ def produce_keys(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
 @gluon.jit
 def consume(
     arguments,
+    PART: gl.constexpr,
     stride_os: gl.constexpr,
     POSITIONS: gl.constexpr,
     RAGGED: gl.constexpr,
@@ -160,19 +162,11 @@ def consume(
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
-    PART: gl.constexpr,
 ):
     """The rows of warpgroup PART, of each work item."""
+    q_ring, kv_ring, work_ring, pointers, strides, numbers = arguments
+    length_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, kv_positions_ptr, o_ptr, lse_ptr = pointers
     (
-        q_ring,
-        kv_ring,
-        work_ring,
-        length_ptr,
-        q_segment_ids_ptr,
-        kv_segment_ids_ptr,
-        kv_positions_ptr,
-        o_ptr,
-        lse_ptr,
         stride_ob,
         stride_oh,
         stride_length_0,
@@ -181,14 +175,8 @@ def consume(
         stride_kv_segment_ids_0,
         stride_kv_segment_ids_1,
         stride_kv_positions_b,
-        q_segment_ids_size_1,
-        kv_segment_ids_size_1,
-        q_len,
-        kv_len,
-        num_heads,
-        scale,
-        padding_id,
-    ) = arguments
+    ) = strides
+    q_segment_ids_size_1, kv_segment_ids_size_1, q_len, kv_len, num_heads, scale, padding_id = numbers
     DTYPE: gl.constexpr = q_ring.tiles.dtype
     SCORES: gl.constexpr = product_layout(BLOCK_N)
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
@@ -378,37 +366,29 @@ def padding_segmented_hopper_fwd(
         q_ring,
         kv_ring,
         work_ring,
-        length_ptr,
-        q_segment_ids_ptr,
-        kv_segment_ids_ptr,
-        kv_positions_ptr,
-        o_ptr,
-        lse_ptr,
-        stride_ob,
-        stride_oh,
-        stride_length_0,
-        stride_q_segment_ids_0,
-        stride_q_segment_ids_1,
-        stride_kv_segment_ids_0,
-        stride_kv_segment_ids_1,
-        stride_kv_positions_b,
-        q_segment_ids_size_1,
-        kv_segment_ids_size_1,
-        q_len,
-        kv_len,
-        num_heads,
-        scale,
-        padding_id,
+        (length_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, kv_positions_ptr, o_ptr, lse_ptr),
+        (
+            stride_ob,
+            stride_oh,
+            stride_length_0,
+            stride_q_segment_ids_0,
+            stride_q_segment_ids_1,
+            stride_kv_segment_ids_0,
+            stride_kv_segment_ids_1,
+            stride_kv_positions_b,
+        ),
+        (q_segment_ids_size_1, kv_segment_ids_size_1, q_len, kv_len, num_heads, scale, padding_id),
     )
+    CONSTANTS: gl.constexpr = (stride_os, POSITIONS, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, ranges_ptr, stride_ranges_b, q_len, num_heads, batch, work_counter_ptr)
     keys = (k_desc, v_desc, kv_ring, work_ring, ranges_ptr, stride_ranges_b, q_len, kv_len, num_heads, group_size)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.
     if PARTS == 3:
         gl.warp_specialize(
             [
-                (consume, (consumer, stride_os, POSITIONS, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 0)),
-                (consume, (consumer, stride_os, POSITIONS, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 1)),
-                (consume, (consumer, stride_os, POSITIONS, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 2)),
+                (consume, (consumer, 0) + CONSTANTS),
+                (consume, (consumer, 1) + CONSTANTS),
+                (consume, (consumer, 2) + CONSTANTS),
                 (produce_rows, (rows, BLOCK_M, BLOCK_N)),
                 (produce_keys, (keys, BLOCK_M, BLOCK_N)),
             ],
@@ -418,8 +398,8 @@ def padding_segmented_hopper_fwd(
     else:
         gl.warp_specialize(
             [
-                (consume, (consumer, stride_os, POSITIONS, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 0)),
-                (consume, (consumer, stride_os, POSITIONS, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 1)),
+                (consume, (consumer, 0) + CONSTANTS),
+                (consume, (consumer, 1) + CONSTANTS),
                 (produce_rows, (rows, BLOCK_M, BLOCK_N)),
                 (produce_keys, (keys, BLOCK_M, BLOCK_N)),
             ],

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/launch.py.jinja
-# hash: 73d5348194cbcbea
+# hash: 57f7d4b488e45cce
 """The launches of `padding`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -137,7 +137,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.padding_segmented_fwd,
+            kernels.portable.padding_segmented_fwd,
             (programs,),
             *arguments,
             RAGGED=kv_len % tile.block_n != 0,
@@ -195,7 +195,7 @@ def backward(
     constants = {"POSITIONS": kv_positions is not None}
     if dq.numel() > 0 and not fused:
         backend.launch(
-            kernels.bwd_dq.padding_segmented_bwd_dq,
+            kernels.portable.padding_segmented_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             (o, dlse, q, k, v, do, lse, length, q_segment_ids, kv_segment_ids, kv_positions, ranges, delta, dq),
             (*unit_strides(q, k, v, do, o), *strides(dq), *length.stride(), *q_segment_ids.stride()),
@@ -215,7 +215,7 @@ def backward(
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.padding_hopper_delta,
+                kernels.padding.portable.padding_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 (o, do, lse, dlse, delta, row_lse, row_delta),
                 (*unit_strides(o, do), q_len, num_heads, scale),
@@ -226,7 +226,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.padding_segmented_hopper_bwd_wide
+                kernels.hopper_bwd.padding_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.padding_segmented_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
@@ -244,14 +244,14 @@ def backward(
             )
         if fused and dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.padding_hopper_dq_rows,
+                kernels.padding.portable.padding_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 (dq_sums, dq, *strides(dq), q_len, num_heads, scale),
                 **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.padding_segmented_bwd_dkdv,
+            kernels.portable.padding_segmented_bwd_dkdv,
             (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
             (q, k, v, do, lse, delta, length, q_segment_ids, kv_segment_ids, kv_positions, key_ranges, dk, dv),
             (*unit_strides(q, k, v, do), *strides(dk, dv), *length.stride(), *q_segment_ids.stride()),

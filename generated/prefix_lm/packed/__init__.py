@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/variant_init.py.jinja
-# hash: e5dec0b194693af4
+# hash: 1369ddb40d1c5280
 """`prefix_lm`, packed sequences: Causal, but for a prefix of `length` keys that every query attends to (Raffel et
 al., 2020, arXiv:1910.10683).
 
@@ -13,28 +13,9 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = [
-    "bwd_dkdv",
-    "bwd_dq",
-    "fwd",
-    "hopper_bwd",
-    "hopper_bwd_wide",
-    "hopper_delta",
-    "hopper_fwd",
-    "launch",
-]
+__all__ = ["hopper_bwd", "hopper_fwd", "launch", "portable"]
 
 if TYPE_CHECKING:
-    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd, launch
+    from . import hopper_bwd, hopper_fwd, launch, portable
 else:
-    __getattr__, __dir__ = lazy_modules(
-        __name__,
-        ".bwd_dkdv",
-        ".bwd_dq",
-        ".fwd",
-        ".hopper_bwd",
-        ".hopper_bwd_wide",
-        ".hopper_delta",
-        ".hopper_fwd",
-        ".launch",
-    )
+    __getattr__, __dir__ = lazy_modules(__name__, ".hopper_bwd", ".hopper_fwd", ".launch", ".portable")

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/variant_init.py.jinja
-# hash: 66b0ce2d1b886c99
+# hash: 612fdf63cabcb2c4
 """`prefix_lm`, with segment ids: Causal, but for a prefix of `length` keys that every query attends to (Raffel et
 al., 2020, arXiv:1910.10683).
 
@@ -13,31 +13,12 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = [
-    "block_ranges",
-    "bwd_dkdv",
-    "bwd_dq",
-    "fwd",
-    "hopper_bwd",
-    "hopper_bwd_wide",
-    "hopper_delta",
-    "hopper_fwd",
-    "launch",
-]
+__all__ = ["block_ranges", "hopper_bwd", "hopper_fwd", "launch", "portable", "prefix_lm"]
 
 if TYPE_CHECKING:
-    from .. import hopper_delta
-    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_fwd, launch
+    from ... import prefix_lm
+    from . import block_ranges, hopper_bwd, hopper_fwd, launch, portable
 else:
     __getattr__, __dir__ = lazy_modules(
-        __name__,
-        "..hopper_delta",
-        ".block_ranges",
-        ".bwd_dkdv",
-        ".bwd_dq",
-        ".fwd",
-        ".hopper_bwd",
-        ".hopper_bwd_wide",
-        ".hopper_fwd",
-        ".launch",
+        __name__, "...prefix_lm", ".block_ranges", ".hopper_bwd", ".hopper_fwd", ".launch", ".portable"
     )

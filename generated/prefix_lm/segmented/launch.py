@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/launch.py.jinja
-# hash: da4b6f18523b8534
+# hash: 7acdd983f150639f
 """The launches of `prefix_lm`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -166,7 +166,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.prefix_lm_segmented_fwd,
+            kernels.portable.prefix_lm_segmented_fwd,
             (programs,),
             *arguments,
             RAGGED=kv_len % tile.block_n != 0,
@@ -235,7 +235,7 @@ def backward(
     }
     if dq.numel() > 0 and not fused:
         backend.launch(
-            kernels.bwd_dq.prefix_lm_segmented_bwd_dq,
+            kernels.portable.prefix_lm_segmented_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             (o, dlse, q, k, v, do, lse, q_segment_ids, kv_segment_ids, q_positions, kv_positions, ranges),
             (q_offset, length, delta, dq),
@@ -256,7 +256,7 @@ def backward(
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.prefix_lm_hopper_delta,
+                kernels.prefix_lm.portable.prefix_lm_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 (o, do, lse, dlse, delta, row_lse, row_delta),
                 (*unit_strides(o, do), q_len, num_heads, scale),
@@ -267,7 +267,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.prefix_lm_segmented_hopper_bwd_wide
+                kernels.hopper_bwd.prefix_lm_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.prefix_lm_segmented_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
@@ -285,14 +285,14 @@ def backward(
             )
         if fused and dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.prefix_lm_hopper_dq_rows,
+                kernels.prefix_lm.portable.prefix_lm_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 (dq_sums, dq, *strides(dq), q_len, num_heads, scale),
                 **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.prefix_lm_segmented_bwd_dkdv,
+            kernels.portable.prefix_lm_segmented_bwd_dkdv,
             (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
             (q, k, v, do, lse, delta, q_segment_ids, kv_segment_ids, q_positions, kv_positions, key_ranges),
             (q_offset, length, dk, dv),

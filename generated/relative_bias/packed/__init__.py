@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/variant_init.py.jinja
-# hash: 6521deb1f56dde7f
+# hash: 5e6a5e6af53d6089
 """`relative_bias`, packed sequences: A learned bias per head and distance; those beyond the table have its last
 (Raffel et al., 2020, arXiv:1910.10683).
 
@@ -14,28 +14,9 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = [
-    "bwd_dkdv",
-    "bwd_dq",
-    "fwd",
-    "hopper_bwd",
-    "hopper_bwd_wide",
-    "hopper_delta",
-    "hopper_fwd",
-    "launch",
-]
+__all__ = ["hopper_bwd", "hopper_fwd", "launch", "portable"]
 
 if TYPE_CHECKING:
-    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd, launch
+    from . import hopper_bwd, hopper_fwd, launch, portable
 else:
-    __getattr__, __dir__ = lazy_modules(
-        __name__,
-        ".bwd_dkdv",
-        ".bwd_dq",
-        ".fwd",
-        ".hopper_bwd",
-        ".hopper_bwd_wide",
-        ".hopper_delta",
-        ".hopper_fwd",
-        ".launch",
-    )
+    __getattr__, __dir__ = lazy_modules(__name__, ".hopper_bwd", ".hopper_fwd", ".launch", ".portable")

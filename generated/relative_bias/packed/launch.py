@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 567d9ae065fc4fe2
+# hash: 170f0e4cec2ad0e6
 """The launches of `relative_bias`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -89,7 +89,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.relative_bias_packed_fwd,
+            kernels.portable.relative_bias_packed_fwd,
             (programs,),
             *arguments,
             **constants,
@@ -140,7 +140,7 @@ def backward(
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "PTX": backend.is_nvidia(q)}
     if dq.numel() > 0:
         backend.launch(
-            kernels.bwd_dq.relative_bias_packed_bwd_dq,
+            kernels.portable.relative_bias_packed_bwd_dq,
             (block_seqs.shape[0] * num_heads,),
             (o, dlse, q, k, v, do, lse, bias, block_seqs, q_offset, delta, dq, dbias_atomic),
             (*packed_unit_strides(q, k, v, do, o), *packed_strides(dq), *bias.stride(), bias.shape[1]),
@@ -159,7 +159,7 @@ def backward(
         dq_sums = q.new_empty((0,), dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.relative_bias_packed_hopper_delta,
+                kernels.portable.relative_bias_packed_hopper_delta,
                 (row_seqs.shape[0] * num_heads,),
                 (o, do, lse, dlse, row_seqs, delta, row_lse, row_delta),
                 (*packed_unit_strides(o, do), q_len, num_row_blocks, row_seqs.shape[0]),
@@ -170,7 +170,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.relative_bias_packed_hopper_bwd_wide
+                kernels.hopper_bwd.relative_bias_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.relative_bias_packed_hopper_bwd,
                 (min(key_block_seqs.shape[0] * num_kv_heads, backend.multiprocessors(q)),),
@@ -184,7 +184,7 @@ def backward(
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.relative_bias_packed_bwd_dkdv,
+            kernels.portable.relative_bias_packed_bwd_dkdv,
             (key_block_seqs.shape[0] * num_kv_heads,),
             (q, k, v, do, lse, delta, bias, key_block_seqs, q_offset, dk, dv),
             (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv), *bias.stride(), bias.shape[1]),

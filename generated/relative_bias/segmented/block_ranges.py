@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: portable/block_ranges.py.jinja
-# hash: 33d67935ff9aa4d1
+# hash: 005ef671c43947e4
 """Which blocks of keys a block of queries visits under `relative_bias`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b,
@@ -24,7 +24,7 @@ empty to the last. Inside it the first run of full blocks takes no mask; an empt
 import triton
 import triton.language as tl
 
-from ..._runtime.device.tl import clamp_index
+from ..._runtime.device.tl import clamp_index, store_range
 
 
 @triton.jit(
@@ -122,14 +122,7 @@ def relative_bias_segmented_extremes(
             tl.store(kv_position_max_ptr + part_offs, tl.max(kv_idx, 1, keep_dims=True), mask=in_parts)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "q_offset",
-        "q_len",
-        "kv_len",
-        "num_heads",
-    ]
-)
+@triton.jit(do_not_specialize=["q_offset", "q_len", "kv_len", "num_heads"])
 def relative_bias_segmented_query_ranges(
     q_segment_ids_q_min_ptr,
     q_segment_ids_q_max_ptr,
@@ -212,24 +205,10 @@ def relative_bias_segmented_query_ranges(
         full_begin = tl.minimum(full_begin, tl.min(tl.where(is_full, other_blocks, num_others), 0))
         behind_full = (other_blocks > full_begin) & ~is_full
         full_end = tl.minimum(full_end, tl.min(tl.where(behind_full, other_blocks, num_others), 0))
-    # Without a full block their run begins and ends where the range begins; a row that visits none has four zeros.
-    visited_begin = tl.minimum(visited_begin, visited_end)
-    has_full = full_begin < num_others
-    block_range = ranges_ptr + table_row * 4
-    tl.store(block_range, visited_begin)
-    tl.store(block_range + 1, tl.where(has_full, full_begin, visited_begin))
-    tl.store(block_range + 2, tl.where(has_full, full_end, visited_begin))
-    tl.store(block_range + 3, visited_end)
+    store_range(ranges_ptr, table_row, visited_begin, visited_end, full_begin, full_end, num_others)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "q_offset",
-        "q_len",
-        "kv_len",
-        "num_heads",
-    ]
-)
+@triton.jit(do_not_specialize=["q_offset", "q_len", "kv_len", "num_heads"])
 def relative_bias_segmented_key_ranges(
     q_segment_ids_q_min_ptr,
     q_segment_ids_q_max_ptr,
@@ -314,11 +293,4 @@ def relative_bias_segmented_key_ranges(
         full_begin = tl.minimum(full_begin, tl.min(tl.where(is_full, other_blocks, num_others), 0))
         behind_full = (other_blocks > full_begin) & ~is_full
         full_end = tl.minimum(full_end, tl.min(tl.where(behind_full, other_blocks, num_others), 0))
-    # Without a full block their run begins and ends where the range begins; a row that visits none has four zeros.
-    visited_begin = tl.minimum(visited_begin, visited_end)
-    has_full = full_begin < num_others
-    block_range = ranges_ptr + table_row * 4
-    tl.store(block_range, visited_begin)
-    tl.store(block_range + 1, tl.where(has_full, full_begin, visited_begin))
-    tl.store(block_range + 2, tl.where(has_full, full_end, visited_begin))
-    tl.store(block_range + 3, visited_end)
+    store_range(ranges_ptr, table_row, visited_begin, visited_end, full_begin, full_end, num_others)

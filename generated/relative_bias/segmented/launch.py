@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 3ec91018c6d732c0
+# hash: 37087f76ed47df06
 """The launches of `relative_bias`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -165,7 +165,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.relative_bias_segmented_fwd,
+            kernels.portable.relative_bias_segmented_fwd,
             (programs,),
             *arguments,
             RAGGED=kv_len % tile.block_n != 0,
@@ -236,7 +236,7 @@ def backward(
     }
     if dq.numel() > 0:
         backend.launch(
-            kernels.bwd_dq.relative_bias_segmented_bwd_dq,
+            kernels.portable.relative_bias_segmented_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             (o, dlse, q, k, v, do, lse, bias, q_segment_ids, kv_segment_ids, q_positions, kv_positions, ranges),
             (q_offset, delta, dq, dbias_atomic),
@@ -257,7 +257,7 @@ def backward(
         dq_sums = q.new_empty((0,), dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.relative_bias_hopper_delta,
+                kernels.relative_bias.portable.relative_bias_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 (o, do, lse, dlse, delta, row_lse, row_delta),
                 (*unit_strides(o, do), q_len, num_heads),
@@ -268,7 +268,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.relative_bias_segmented_hopper_bwd_wide
+                kernels.hopper_bwd.relative_bias_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.relative_bias_segmented_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
@@ -286,7 +286,7 @@ def backward(
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.relative_bias_segmented_bwd_dkdv,
+            kernels.portable.relative_bias_segmented_bwd_dkdv,
             (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
             (q, k, v, do, lse, delta, bias, q_segment_ids, kv_segment_ids, q_positions, kv_positions, key_ranges),
             (q_offset, dk, dv),

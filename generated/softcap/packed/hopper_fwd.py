@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/fwd.py.jinja
-# hash: 62cf3ae865ec99ee
+# hash: 08c1aa5d42cf565a
 """Forward of `softcap`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx
@@ -77,6 +77,24 @@ class Work:
 
 
 @gluon.jit
+def visited_keys(kv_len, q_len, q_shift, start_m, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """How many blocks of keys the rows from `start_m` on visit with a mask, and without, and where they begin."""
+    q_first = start_m + q_shift
+    q_last = gl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
+    kv_end = gl.minimum(q_last + 1, kv_len)
+    # Blocks before full_end need no mask.
+    full_end = gl.minimum(q_first + 1, kv_len) // BLOCK_N * BLOCK_N
+    full_end = gl.maximum(full_end, 0)
+    num_partial = gl.maximum(gl.cdiv(kv_end - full_end, BLOCK_N), 0)
+    num_full = full_end // BLOCK_N
+    # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
+    num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
+    # The first block always takes the loop with the mask.
+    num_masked = gl.maximum(num_partial, 1)
+    return full_end, num_partial, num_full, num_masked
+
+
+@gluon.jit
 def produce_rows(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     """Publish each work item, and copy its queries."""
     q_desc, q_ring, work_ring, block_seqs_ptr, q_offset, num_heads, work_counter_ptr = arguments
@@ -100,18 +118,7 @@ def produce_rows(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
         block = num_blocks - 1 - block
         start_m = block * BLOCK_M
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-        q_first = start_m + q_shift
-        q_last = gl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
-        kv_end = gl.minimum(q_last + 1, kv_len)
-        # Blocks before full_end need no mask.
-        full_end = gl.minimum(q_first + 1, kv_len) // BLOCK_N * BLOCK_N
-        full_end = gl.maximum(full_end, 0)
-        num_partial = gl.maximum(gl.cdiv(kv_end - full_end, BLOCK_N), 0)
-        num_full = full_end // BLOCK_N
-        # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
-        num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
-        # The first block always takes the loop with the mask.
-        num_masked = gl.maximum(num_partial, 1)
+        _full_end, num_partial, num_full, num_masked = visited_keys(kv_len, q_len, q_shift, start_m, BLOCK_M, BLOCK_N)
         num_plain = num_full - (num_masked - num_partial)
         work_ring.publish(q_turn, (item, h, block, q_shift, q_start, q_len, kv_len, num_masked, num_plain))
         q_head, q_end = h.to(gl.int32), q_start.to(gl.int32) + q_len
@@ -148,18 +155,7 @@ def produce_keys(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
         block = num_blocks - 1 - block
         start_m = block * BLOCK_M
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-        q_first = start_m + q_shift
-        q_last = gl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
-        kv_end = gl.minimum(q_last + 1, kv_len)
-        # Blocks before full_end need no mask.
-        full_end = gl.minimum(q_first + 1, kv_len) // BLOCK_N * BLOCK_N
-        full_end = gl.maximum(full_end, 0)
-        num_partial = gl.maximum(gl.cdiv(kv_end - full_end, BLOCK_N), 0)
-        num_full = full_end // BLOCK_N
-        # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
-        num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
-        # The first block always takes the loop with the mask.
-        num_masked = gl.maximum(num_partial, 1)
+        full_end, num_partial, num_full, num_masked = visited_keys(kv_len, q_len, q_shift, start_m, BLOCK_M, BLOCK_N)
         kv_head, k_end = hkv.to(gl.int32), kv_start.to(gl.int32) + kv_len
         kv_rows = SequenceRows(k_end, kv_len, kv_head)
         for nth in range(num_masked):
@@ -181,13 +177,13 @@ def produce_keys(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
 @gluon.jit
 def consume(
     arguments,
+    PART: gl.constexpr,
     stride_os: gl.constexpr,
     HARDWARE_TANH: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
-    PART: gl.constexpr,
 ):
     """The rows of warpgroup PART, of each work item."""
     q_ring, kv_ring, work_ring, o_ptr, lse_ptr, stride_oh, q_total, scale = arguments
@@ -287,14 +283,7 @@ def consume(
     store_rows(o_ptr + o_start, (acc * inv_sum[:, None]).to(DTYPE), o_row, o_len, stride_os, HEAD_DIM_V)
 
 
-@gluon.jit(
-    do_not_specialize=[
-        "q_offset",
-        "q_total",
-        "num_heads",
-        "group_size",
-    ]
-)
+@gluon.jit(do_not_specialize=["q_offset", "q_total", "num_heads", "group_size"])
 def softcap_packed_hopper_fwd(
     q_ptr,
     k_ptr,
@@ -335,13 +324,14 @@ def softcap_packed_hopper_fwd(
     kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
     work_ring = make_work_ring(9, PARTS + 1)
     consumer = (q_ring, kv_ring, work_ring, o_ptr, lse_ptr, stride_oh, q_total, scale)
+    CONSTANTS: gl.constexpr = (stride_os, HARDWARE_TANH, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, block_seqs_ptr, q_offset, num_heads, work_counter_ptr)
     keys = (k_desc, v_desc, kv_ring, work_ring, block_seqs_ptr, q_offset, num_heads, group_size)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.
     gl.warp_specialize(
         [
-            (consume, (consumer, stride_os, HARDWARE_TANH, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 0)),
-            (consume, (consumer, stride_os, HARDWARE_TANH, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 1)),
+            (consume, (consumer, 0) + CONSTANTS),
+            (consume, (consumer, 1) + CONSTANTS),
             (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             (produce_keys, (keys, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
         ],

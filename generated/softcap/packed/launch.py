@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/launch.py.jinja
-# hash: a970ad5d168ca9c2
+# hash: 7f2b563a77dc984d
 """The launches of `softcap`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -88,7 +88,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.softcap_packed_fwd,
+            kernels.portable.softcap_packed_fwd,
             (programs,),
             *arguments,
             **constants,
@@ -139,7 +139,7 @@ def backward(
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "HARDWARE_TANH": backend.has_tanh_instruction(q)}
     if dq.numel() > 0 and not fused:
         backend.launch(
-            kernels.bwd_dq.softcap_packed_bwd_dq,
+            kernels.portable.softcap_packed_bwd_dq,
             (block_seqs.shape[0] * num_heads,),
             (o, dlse, q, k, v, do, lse, block_seqs, q_offset, delta, dq),
             (*packed_unit_strides(q, k, v, do, o), *packed_strides(dq)),
@@ -157,7 +157,7 @@ def backward(
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.softcap_packed_hopper_delta,
+                kernels.portable.softcap_packed_hopper_delta,
                 (row_seqs.shape[0] * num_heads,),
                 (o, do, lse, dlse, row_seqs, delta, row_lse, row_delta),
                 (*packed_unit_strides(o, do), q_len, num_row_blocks, row_seqs.shape[0]),
@@ -168,7 +168,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.softcap_packed_hopper_bwd_wide
+                kernels.hopper_bwd.softcap_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.softcap_packed_hopper_bwd,
                 (min(key_block_seqs.shape[0] * num_kv_heads, backend.multiprocessors(q)),),
@@ -182,14 +182,14 @@ def backward(
             )
         if fused and dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.softcap_packed_hopper_dq_rows,
+                kernels.portable.softcap_packed_hopper_dq_rows,
                 (2 * row_seqs.shape[0] * num_heads,),
                 (dq_sums, row_seqs, dq, *packed_strides(dq), num_row_blocks, row_seqs.shape[0], scale),
                 **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.softcap_packed_bwd_dkdv,
+            kernels.portable.softcap_packed_bwd_dkdv,
             (key_block_seqs.shape[0] * num_kv_heads,),
             (q, k, v, do, lse, delta, key_block_seqs, q_offset, dk, dv),
             (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),

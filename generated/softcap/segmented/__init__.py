@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/variant_init.py.jinja
-# hash: 873ecbc66ac54927
+# hash: 78a4e614ce2f1b08
 """`softcap`, with segment ids: Causal with logits capped at 20 (Bello et al., 2016, arXiv:1611.09940, section 5.1).
 
 The modules of launches and of kernels are imported when they are first read.
@@ -12,31 +12,12 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = [
-    "block_ranges",
-    "bwd_dkdv",
-    "bwd_dq",
-    "fwd",
-    "hopper_bwd",
-    "hopper_bwd_wide",
-    "hopper_delta",
-    "hopper_fwd",
-    "launch",
-]
+__all__ = ["block_ranges", "hopper_bwd", "hopper_fwd", "launch", "portable", "softcap"]
 
 if TYPE_CHECKING:
-    from .. import hopper_delta
-    from . import block_ranges, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_fwd, launch
+    from ... import softcap
+    from . import block_ranges, hopper_bwd, hopper_fwd, launch, portable
 else:
     __getattr__, __dir__ = lazy_modules(
-        __name__,
-        "..hopper_delta",
-        ".block_ranges",
-        ".bwd_dkdv",
-        ".bwd_dq",
-        ".fwd",
-        ".hopper_bwd",
-        ".hopper_bwd_wide",
-        ".hopper_fwd",
-        ".launch",
+        __name__, "...softcap", ".block_ranges", ".hopper_bwd", ".hopper_fwd", ".launch", ".portable"
     )

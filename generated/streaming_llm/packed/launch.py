@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/launch.py.jinja
-# hash: 2a7f1e146bb60be8
+# hash: 086ac2bcb2204ac7
 """The launches of `streaming_llm`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -91,7 +91,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.streaming_llm_packed_fwd,
+            kernels.portable.streaming_llm_packed_fwd,
             (programs,),
             *arguments,
             **constants,
@@ -144,7 +144,7 @@ def backward(
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "SCALARS_LOADED": backend.is_loaded(size, sinks)}
     if dq.numel() > 0 and not fused:
         backend.launch(
-            kernels.bwd_dq.streaming_llm_packed_bwd_dq,
+            kernels.portable.streaming_llm_packed_bwd_dq,
             (block_seqs.shape[0] * num_heads,),
             (o, dlse, q, k, v, do, lse, block_seqs, q_offset, size, sinks, delta, dq),
             (*packed_unit_strides(q, k, v, do, o), *packed_strides(dq)),
@@ -162,7 +162,7 @@ def backward(
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.streaming_llm_packed_hopper_delta,
+                kernels.portable.streaming_llm_packed_hopper_delta,
                 (row_seqs.shape[0] * num_heads,),
                 (o, do, lse, dlse, row_seqs, delta, row_lse, row_delta),
                 (*packed_unit_strides(o, do), q_len, num_row_blocks, row_seqs.shape[0], scale),
@@ -173,7 +173,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.streaming_llm_packed_hopper_bwd_wide
+                kernels.hopper_bwd.streaming_llm_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.streaming_llm_packed_hopper_bwd,
                 (min(key_block_seqs.shape[0] * num_kv_heads, backend.multiprocessors(q)),),
@@ -187,14 +187,14 @@ def backward(
             )
         if fused and dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.streaming_llm_packed_hopper_dq_rows,
+                kernels.portable.streaming_llm_packed_hopper_dq_rows,
                 (2 * row_seqs.shape[0] * num_heads,),
                 (dq_sums, row_seqs, dq, *packed_strides(dq), num_row_blocks, row_seqs.shape[0], scale),
                 **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.streaming_llm_packed_bwd_dkdv,
+            kernels.portable.streaming_llm_packed_bwd_dkdv,
             (key_block_seqs.shape[0] * num_kv_heads,),
             (q, k, v, do, lse, delta, key_block_seqs, q_offset, size, sinks, dk, dv),
             (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),

@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/variant_init.py.jinja
-# hash: 24a16bfdee2b8cbf
+# hash: b868ce7d7da3ba3c
 """`streaming_llm`, with segment ids: A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et
 al., 2024, arXiv:2309.17453).
 
@@ -14,31 +14,12 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = [
-    "block_lists",
-    "bwd_dkdv",
-    "bwd_dq",
-    "fwd",
-    "hopper_bwd",
-    "hopper_bwd_wide",
-    "hopper_delta",
-    "hopper_fwd",
-    "launch",
-]
+__all__ = ["block_lists", "hopper_bwd", "hopper_fwd", "launch", "portable", "streaming_llm"]
 
 if TYPE_CHECKING:
-    from .. import hopper_delta
-    from . import block_lists, bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_fwd, launch
+    from ... import streaming_llm
+    from . import block_lists, hopper_bwd, hopper_fwd, launch, portable
 else:
     __getattr__, __dir__ = lazy_modules(
-        __name__,
-        "..hopper_delta",
-        ".block_lists",
-        ".bwd_dkdv",
-        ".bwd_dq",
-        ".fwd",
-        ".hopper_bwd",
-        ".hopper_bwd_wide",
-        ".hopper_fwd",
-        ".launch",
+        __name__, "...streaming_llm", ".block_lists", ".hopper_bwd", ".hopper_fwd", ".launch", ".portable"
     )

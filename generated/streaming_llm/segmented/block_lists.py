@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: portable/block_lists.py.jinja
-# hash: e46ace7c1fc9362e
+# hash: 49954b6fa22b467e
 """Which blocks of keys a block of queries visits under `streaming_llm`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks) and q_segment_ids[b, rows] ==
@@ -123,16 +123,7 @@ def streaming_llm_segmented_extremes(
             tl.store(kv_position_max_ptr + part_offs, tl.max(kv_idx, 1, keep_dims=True), mask=in_parts)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "q_offset",
-        "size",
-        "sinks",
-        "q_len",
-        "kv_len",
-        "num_heads",
-    ]
-)
+@triton.jit(do_not_specialize=["q_offset", "size", "sinks", "q_len", "kv_len", "num_heads"])
 def streaming_llm_segmented_query_lists(
     q_segment_ids_q_min_ptr,
     q_segment_ids_q_max_ptr,
@@ -243,16 +234,7 @@ def streaming_llm_segmented_query_lists(
         tl.store(span, partial_end - full_begin + num_others)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "q_offset",
-        "size",
-        "sinks",
-        "q_len",
-        "kv_len",
-        "num_heads",
-    ]
-)
+@triton.jit(do_not_specialize=["q_offset", "size", "sinks", "q_len", "kv_len", "num_heads"])
 def streaming_llm_segmented_key_lists(
     q_segment_ids_q_min_ptr,
     q_segment_ids_q_max_ptr,

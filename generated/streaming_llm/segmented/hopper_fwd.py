@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/fwd.py.jinja
-# hash: 42567dc828285445
+# hash: 63fcffc90cfd0f02
 """Forward of `streaming_llm`, with segment ids on Hopper: `o = softmax(score) v`.
 
     keep            q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks) and q_segment_ids[b, rows] ==
@@ -71,6 +71,21 @@ class Work:
 
 
 @gluon.jit
+def visited_keys(b, spans_ptr, start_m, stride_spans_b, BLOCK_M: gl.constexpr):
+    """How many blocks of keys the rows from `start_m` on visit with a mask, and without, and where they begin."""
+    # The list of this block: partial blocks from the left, full ones from the right.
+    span = spans_ptr + b * stride_spans_b + start_m // BLOCK_M * 4
+    list_begin, partial_end = gl.load(span), gl.load(span + 1)
+    full_begin, list_end = gl.load(span + 2), gl.load(span + 3)
+    num_partial, num_full = partial_end - list_begin, list_end - full_begin
+    # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
+    num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
+    # The first block always takes the loop with the mask.
+    num_masked = gl.maximum(num_partial, 1)
+    return list_begin, partial_end, full_begin, list_end, num_partial, num_full, num_masked
+
+
+@gluon.jit
 def produce_rows(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.constexpr):
     """Publish each work item, and copy its queries."""
     q_desc, q_ring, work_ring, spans_ptr, q_offset, stride_spans_b, q_len, num_heads, batch, work_counter_ptr = (
@@ -88,15 +103,9 @@ def produce_rows(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
         h = (head % num_heads).to(gl.int64)
         start_m = block * BLOCK_M
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-        # The list of this block: partial blocks from the left, full ones from the right.
-        span = spans_ptr + b * stride_spans_b + start_m // BLOCK_M * 4
-        list_begin, partial_end = gl.load(span), gl.load(span + 1)
-        full_begin, list_end = gl.load(span + 2), gl.load(span + 3)
-        num_partial, num_full = partial_end - list_begin, list_end - full_begin
-        # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
-        num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
-        # The first block always takes the loop with the mask.
-        num_masked = gl.maximum(num_partial, 1)
+        _list_begin, _partial_end, _full_begin, _list_end, num_partial, num_full, num_masked = visited_keys(
+            b, spans_ptr, start_m, stride_spans_b, BLOCK_M
+        )
         num_plain = num_full - (num_masked - num_partial)
         work_ring.publish(q_turn, (item, h, b, block, q_shift, num_masked, num_plain))
         q_rows = HeadRows(b.to(gl.int32), h.to(gl.int32))
@@ -135,15 +144,9 @@ def produce_keys(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
         h = (head % num_heads).to(gl.int64)
         hkv = h // group_size
         start_m = block * BLOCK_M
-        # The list of this block: partial blocks from the left, full ones from the right.
-        span = spans_ptr + b * stride_spans_b + start_m // BLOCK_M * 4
-        list_begin, partial_end = gl.load(span), gl.load(span + 1)
-        full_begin, list_end = gl.load(span + 2), gl.load(span + 3)
-        num_partial, num_full = partial_end - list_begin, list_end - full_begin
-        # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
-        num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
-        # The first block always takes the loop with the mask.
-        num_masked = gl.maximum(num_partial, 1)
+        list_begin, partial_end, full_begin, list_end, num_partial, num_full, num_masked = visited_keys(
+            b, spans_ptr, start_m, stride_spans_b, BLOCK_M
+        )
         kv_rows = HeadRows(b.to(gl.int32), hkv.to(gl.int32))
         for nth in range(num_masked):
             list_entry = list_begin + nth
@@ -172,6 +175,7 @@ def produce_keys(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
 @gluon.jit
 def consume(
     arguments,
+    PART: gl.constexpr,
     stride_os: gl.constexpr,
     POSITIONS: gl.constexpr,
     RAGGED: gl.constexpr,
@@ -179,21 +183,11 @@ def consume(
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
-    PART: gl.constexpr,
 ):
     """The rows of warpgroup PART, of each work item."""
+    q_ring, kv_ring, work_ring, pointers, strides, numbers = arguments
+    q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, o_ptr, lse_ptr = pointers
     (
-        q_ring,
-        kv_ring,
-        work_ring,
-        q_segment_ids_ptr,
-        kv_segment_ids_ptr,
-        q_positions_ptr,
-        kv_positions_ptr,
-        size,
-        sinks,
-        o_ptr,
-        lse_ptr,
         stride_ob,
         stride_oh,
         stride_q_segment_ids_0,
@@ -202,14 +196,8 @@ def consume(
         stride_kv_segment_ids_1,
         stride_q_positions_b,
         stride_kv_positions_b,
-        q_segment_ids_size_1,
-        kv_segment_ids_size_1,
-        q_len,
-        kv_len,
-        num_heads,
-        scale,
-        padding_id,
-    ) = arguments
+    ) = strides
+    size, sinks, q_segment_ids_size_1, kv_segment_ids_size_1, q_len, kv_len, num_heads, scale, padding_id = numbers
     DTYPE: gl.constexpr = q_ring.tiles.dtype
     SCORES: gl.constexpr = product_layout(BLOCK_N)
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
@@ -417,30 +405,20 @@ def streaming_llm_segmented_hopper_fwd(
         q_ring,
         kv_ring,
         work_ring,
-        q_segment_ids_ptr,
-        kv_segment_ids_ptr,
-        q_positions_ptr,
-        kv_positions_ptr,
-        size,
-        sinks,
-        o_ptr,
-        lse_ptr,
-        stride_ob,
-        stride_oh,
-        stride_q_segment_ids_0,
-        stride_q_segment_ids_1,
-        stride_kv_segment_ids_0,
-        stride_kv_segment_ids_1,
-        stride_q_positions_b,
-        stride_kv_positions_b,
-        q_segment_ids_size_1,
-        kv_segment_ids_size_1,
-        q_len,
-        kv_len,
-        num_heads,
-        scale,
-        padding_id,
+        (q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, o_ptr, lse_ptr),
+        (
+            stride_ob,
+            stride_oh,
+            stride_q_segment_ids_0,
+            stride_q_segment_ids_1,
+            stride_kv_segment_ids_0,
+            stride_kv_segment_ids_1,
+            stride_q_positions_b,
+            stride_kv_positions_b,
+        ),
+        (size, sinks, q_segment_ids_size_1, kv_segment_ids_size_1, q_len, kv_len, num_heads, scale, padding_id),
     )
+    CONSTANTS: gl.constexpr = (stride_os, POSITIONS, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, spans_ptr, q_offset, stride_spans_b, q_len, num_heads, batch, work_counter_ptr)
     keys = (
         k_desc,
@@ -459,9 +437,9 @@ def streaming_llm_segmented_hopper_fwd(
     if PARTS == 3:
         gl.warp_specialize(
             [
-                (consume, (consumer, stride_os, POSITIONS, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 0)),
-                (consume, (consumer, stride_os, POSITIONS, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 1)),
-                (consume, (consumer, stride_os, POSITIONS, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 2)),
+                (consume, (consumer, 0) + CONSTANTS),
+                (consume, (consumer, 1) + CONSTANTS),
+                (consume, (consumer, 2) + CONSTANTS),
                 (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M)),
                 (produce_keys, (keys, BLOCK_M, BLOCK_N)),
             ],
@@ -471,8 +449,8 @@ def streaming_llm_segmented_hopper_fwd(
     else:
         gl.warp_specialize(
             [
-                (consume, (consumer, stride_os, POSITIONS, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 0)),
-                (consume, (consumer, stride_os, POSITIONS, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, 1)),
+                (consume, (consumer, 0) + CONSTANTS),
+                (consume, (consumer, 1) + CONSTANTS),
                 (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M)),
                 (produce_keys, (keys, BLOCK_M, BLOCK_N)),
             ],

@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/launch.py.jinja
-# hash: a715aca5bc3811b8
+# hash: 2def8bca1306e6ab
 """The launches of `streaming_llm`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -178,7 +178,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.streaming_llm_segmented_fwd,
+            kernels.portable.streaming_llm_segmented_fwd,
             (programs,),
             *arguments,
             RAGGED=kv_len % tile.block_n != 0,
@@ -249,7 +249,7 @@ def backward(
     }
     if dq.numel() > 0 and not fused:
         backend.launch(
-            kernels.bwd_dq.streaming_llm_segmented_bwd_dq,
+            kernels.portable.streaming_llm_segmented_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             (o, dlse, q, k, v, do, lse, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
             (spans, block_list, q_offset, size, sinks, delta, dq),
@@ -270,7 +270,7 @@ def backward(
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.streaming_llm_hopper_delta,
+                kernels.streaming_llm.portable.streaming_llm_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 (o, do, lse, dlse, delta, row_lse, row_delta),
                 (*unit_strides(o, do), q_len, num_heads, scale),
@@ -281,7 +281,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.streaming_llm_segmented_hopper_bwd_wide
+                kernels.hopper_bwd.streaming_llm_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.streaming_llm_segmented_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
@@ -299,14 +299,14 @@ def backward(
             )
         if fused and dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.streaming_llm_hopper_dq_rows,
+                kernels.streaming_llm.portable.streaming_llm_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),
                 (dq_sums, dq, *strides(dq), q_len, num_heads, scale),
                 **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.streaming_llm_segmented_bwd_dkdv,
+            kernels.portable.streaming_llm_segmented_bwd_dkdv,
             (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
             (q, k, v, do, lse, delta, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
             (key_spans, key_block_list, q_offset, size, sinks, dk, dv),

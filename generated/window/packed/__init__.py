@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/variant_init.py.jinja
-# hash: 70a0596a6c489d5c
+# hash: 56c86496e31018e3
 """`window`, packed sequences: Causal with a window of `size` keys, the query's own included (Mistral 7B,
 arXiv:2310.06825).
 
@@ -13,28 +13,9 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = [
-    "bwd_dkdv",
-    "bwd_dq",
-    "fwd",
-    "hopper_bwd",
-    "hopper_bwd_wide",
-    "hopper_delta",
-    "hopper_fwd",
-    "launch",
-]
+__all__ = ["hopper_bwd", "hopper_fwd", "launch", "portable"]
 
 if TYPE_CHECKING:
-    from . import bwd_dkdv, bwd_dq, fwd, hopper_bwd, hopper_bwd_wide, hopper_delta, hopper_fwd, launch
+    from . import hopper_bwd, hopper_fwd, launch, portable
 else:
-    __getattr__, __dir__ = lazy_modules(
-        __name__,
-        ".bwd_dkdv",
-        ".bwd_dq",
-        ".fwd",
-        ".hopper_bwd",
-        ".hopper_bwd_wide",
-        ".hopper_delta",
-        ".hopper_fwd",
-        ".launch",
-    )
+    __getattr__, __dir__ = lazy_modules(__name__, ".hopper_bwd", ".hopper_fwd", ".launch", ".portable")

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/launch.py.jinja
-# hash: 959a3a01e0bf560b
+# hash: 925a9d62657f614c
 """The launches of `window`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -89,7 +89,7 @@ def forward(
         )
     else:
         backend.launch(
-            kernels.fwd.window_packed_fwd,
+            kernels.portable.window_packed_fwd,
             (programs,),
             *arguments,
             **constants,
@@ -141,7 +141,7 @@ def backward(
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "SCALARS_LOADED": backend.is_loaded(size)}
     if dq.numel() > 0 and not fused:
         backend.launch(
-            kernels.bwd_dq.window_packed_bwd_dq,
+            kernels.portable.window_packed_bwd_dq,
             (block_seqs.shape[0] * num_heads,),
             (o, dlse, q, k, v, do, lse, block_seqs, q_offset, size, delta, dq),
             (*packed_unit_strides(q, k, v, do, o), *packed_strides(dq)),
@@ -159,7 +159,7 @@ def backward(
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.window_packed_hopper_delta,
+                kernels.portable.window_packed_hopper_delta,
                 (row_seqs.shape[0] * num_heads,),
                 (o, do, lse, dlse, row_seqs, delta, row_lse, row_delta),
                 (*packed_unit_strides(o, do), q_len, num_row_blocks, row_seqs.shape[0], scale),
@@ -170,7 +170,7 @@ def backward(
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
-                kernels.hopper_bwd_wide.window_packed_hopper_bwd_wide
+                kernels.hopper_bwd.window_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.window_packed_hopper_bwd,
                 (min(key_block_seqs.shape[0] * num_kv_heads, backend.multiprocessors(q)),),
@@ -184,14 +184,14 @@ def backward(
             )
         if fused and dq.numel() > 0:
             backend.launch(
-                kernels.hopper_delta.window_packed_hopper_dq_rows,
+                kernels.portable.window_packed_hopper_dq_rows,
                 (2 * row_seqs.shape[0] * num_heads,),
                 (dq_sums, row_seqs, dq, *packed_strides(dq), num_row_blocks, row_seqs.shape[0], scale),
                 **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
-            kernels.bwd_dkdv.window_packed_bwd_dkdv,
+            kernels.portable.window_packed_bwd_dkdv,
             (key_block_seqs.shape[0] * num_kv_heads,),
             (q, k, v, do, lse, delta, key_block_seqs, q_offset, size, dk, dv),
             (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),

@@ -70,10 +70,10 @@ def emulate_backward(
     stem: str = "hopper_bwd",
     mode: str = "",
 ) -> Kernel:
-    """Calls of `variant` launch the kernel returned in their backward."""
+    """Calls of `variant` launch the kernel returned in their backward; its name ends in `stem`."""
     emulate(monkeypatch, variant, timing, package=package, mode=mode)
     folder = f"{package}.{variant}.{mode}".rstrip(".")
-    module = importlib.import_module(f"{folder}.{stem}")
+    module = importlib.import_module(f"{folder}.hopper_bwd")
     assert module.__file__ is not None
     name = f"{variant}_{mode}".rstrip("_") + f"_{stem}"
     kernel = emulated_kernel(Path(module.__file__), name, timing, mutate)
@@ -184,7 +184,7 @@ MUTATIONS = {
         message="is overwritten",
     ),
     "dq handed over before it is stored": Mutation(
-        old="mbarrier.wait(dq_ring.full.index(part), q_turn & 1)",
+        old="mbarrier.wait(dq_ring.full.index(part), turn & 1)",
         new="pass",
         error=EmulationError,
         message="is read|is overwritten",
@@ -221,7 +221,7 @@ SUMS_DONE = "        dv, dq = warpgroup_mma_wait(0, deps=(dv, dq))\n"
 P_READ = "        do_ring.release(turn % do_ring.stages)\n        p_ring.release(turn)\n"
 WIDE_MUTATIONS = {
     "no fence": Mutation(
-        old="        fence_async_shared()\n", new="", error=EmulationError, message="read without a fence"
+        old="        fence_async_shared()\n", new="        pass\n", error=EmulationError, message="read without a fence"
     ),
     "no wait for the reader": Mutation(
         old="        mbarrier.wait(self.empty.index(stage), lap ^ 1)\n",

@@ -29,14 +29,9 @@ SPEC = load(DEFAULT_SPEC)
 
 
 def kernels_of(package: Path, variant: str, mode: Mode) -> set[str]:
-    """The names of a variant's kernels in a mode: the jitted functions that carry its name.
-
-    A mode without a `hopper_delta` of its own runs the dense one.
-    """
-    dense, folder = package / variant, package / variant / ("" if mode is Mode.DENSE else mode)
-    paths = {path.name: path for path in sorted(folder.glob("*.py"))}
-    paths.setdefault("hopper_delta.py", dense / "hopper_delta.py")
-    source = "".join(path.read_text(encoding="utf-8") for path in paths.values())
+    """The names of a variant's kernels in a mode: the jitted functions that carry its name."""
+    folder = package / variant / ("" if mode is Mode.DENSE else mode)
+    source = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py")))
     return set(re.findall(rf"^def ({variant}_\w+)\(", source, re.MULTILINE))
 
 

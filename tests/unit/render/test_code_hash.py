@@ -33,7 +33,7 @@ def kernel(x, N: int):
 HASH = "458317724e62163b"
 """Of `SOURCE`, by Python 3.11."""
 
-KERNELS = ("alibi/fwd.py", "causal/hopper_fwd.py", "document/bwd_dq.py")
+KERNELS = ("alibi/portable.py", "causal/hopper_fwd.py", "document/hopper_bwd.py")
 
 
 def test_code_hash_of_fstrings_is_that_of_python_311() -> None:
@@ -70,10 +70,31 @@ def test_code_hash_is_the_same_on_every_python_found(capsys: pytest.CaptureFixtu
 
 # ------------------------------------------------------------------------------------------------ imported definitions
 
-KERNEL = "v/packed/fwd.py"
+KERNEL = "v/packed/portable.py"
 
 PACKAGE = {
-    KERNEL: "import triton\nfrom ..._runtime.device.tl import load, store\nfrom ...v import LIMIT\n",
+    KERNEL: """\
+import triton
+from ..._runtime.device.tl import load, store
+from ...v import LIMIT
+
+EXTRA = 7
+
+
+@triton.jit
+def own(x):
+    return load(x) + LIMIT
+
+
+@triton.jit
+def fwd(x):
+    store(own(x))
+
+
+@triton.jit
+def dq(x):
+    store(own(x) + EXTRA)
+""",
     "v/__init__.py": "LIMIT = 4\nOTHER = 5\n",
     "_runtime/device/tl.py": """\
 import triton
@@ -112,7 +133,9 @@ def unused(x):
 @pytest.mark.parametrize(
     ("path", "old", "new"),
     [
-        (KERNEL, "import triton", "import triton as t"),
+        (KERNEL, "import triton\n", "import torch as triton\n"),
+        (KERNEL, "load(x) + LIMIT", "load(x) - LIMIT"),
+        (KERNEL, "    store(own(x))", "    store(-own(x))"),
         ("v/__init__.py", "LIMIT = 4", "LIMIT = 6"),
         ("_runtime/device/tl.py", "SCALE = 3", "SCALE = 4"),
         ("_runtime/device/tl.py", "x * SCALE", "x / SCALE"),
@@ -125,12 +148,14 @@ def unused(x):
 def test_kernel_hash_covers_imported_definitions_and_what_they_use(path: str, old: str, new: str) -> None:
     changed = PACKAGE | {path: PACKAGE[path].replace(old, new)}
     assert changed != PACKAGE
-    assert kernel_hash(KERNEL, changed) != kernel_hash(KERNEL, PACKAGE)
+    assert kernel_hash(KERNEL, ["fwd"], changed) != kernel_hash(KERNEL, ["fwd"], PACKAGE)
 
 
 @pytest.mark.parametrize(
     ("path", "old", "new"),
     [
+        (KERNEL, "EXTRA = 7", "EXTRA = 8"),
+        (KERNEL, "own(x) + EXTRA", "own(x) - EXTRA"),
         ("v/__init__.py", "OTHER = 5", "OTHER = 6"),
         ("_runtime/device/tl.py", "WIDTH +", "WIDTH -"),
         ("_runtime/device/tl.py", "Multiply.'''", "Scale.'''  # a comment"),
@@ -143,15 +168,25 @@ def test_kernel_hash_ignores_comments_and_definitions_that_the_kernel_does_not_u
 ) -> None:
     changed = PACKAGE | {path: PACKAGE[path].replace(old, new)}
     assert changed != PACKAGE
-    assert kernel_hash(KERNEL, changed) == kernel_hash(KERNEL, PACKAGE)
+    assert kernel_hash(KERNEL, ["fwd"], changed) == kernel_hash(KERNEL, ["fwd"], PACKAGE)
 
 
 def test_kernel_hash_covers_a_module_that_is_imported_as_a_whole() -> None:
-    package = PACKAGE | {KERNEL: "from ..._runtime.device import tl\n"}
+    package = PACKAGE | {KERNEL: "from ..._runtime.device import tl\n\n\ndef fwd(x):\n    tl.store(x)\n"}
     path = "_runtime/device/tl.py"
     changed = package | {path: package[path].replace("WIDTH +", "WIDTH -")}
-    assert kernel_hash(KERNEL, changed) != kernel_hash(KERNEL, package)
+    assert kernel_hash(KERNEL, ["fwd"], changed) != kernel_hash(KERNEL, ["fwd"], package)
 
 
-def test_kernel_hash_of_a_file_without_imports_from_its_package_is_its_code_hash() -> None:
-    assert kernel_hash("v/fwd.py", {"v/fwd.py": SOURCE}) == code_hash(SOURCE)
+def test_kernel_hash_is_that_of_its_kernels_wherever_they_are() -> None:
+    """Another file may have them, beside other kernels; a hash of several kernels covers each."""
+    moved = {path: text for path, text in PACKAGE.items() if path != KERNEL}
+    moved["v/packed/bwd.py"] = PACKAGE[KERNEL].replace("def dq", "def dkdv")
+    assert kernel_hash("v/packed/bwd.py", ["fwd"], moved) == kernel_hash(KERNEL, ["fwd"], PACKAGE)
+    hashes = {kernel_hash(KERNEL, names, PACKAGE) for names in (["fwd"], ["dq"], ["fwd", "dq"])}
+    assert len(hashes) == 3
+
+
+def test_kernel_hash_refuses_a_kernel_that_the_file_lacks() -> None:
+    with pytest.raises(ValueError, match=r"v/packed/portable.py: expected a definition of gone"):
+        kernel_hash(KERNEL, ["gone"], PACKAGE)

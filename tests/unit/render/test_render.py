@@ -8,6 +8,7 @@ from typing import Any
 import jinja2
 import pytest
 
+from codegen.analysis.call_modes import Mode
 from codegen.load.spec_file import load
 from codegen.render import package as render
 from codegen.util.errors import CodegenError
@@ -52,11 +53,11 @@ def test_a_file_that_the_formatter_refuses_is_named_with_its_variant_template_an
 def test_an_error_of_a_template_names_template_and_variant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text("variants:\n  early: {mask: causal}\n")
-    monkeypatch.setitem(render.KERNELS, "fwd", "lists")  # of which this variant has none
+    monkeypatch.setattr(render, "_TITLES", dict.fromkeys(Mode, jinja2.StrictUndefined(name="title")))
     with pytest.raises(jinja2.UndefinedError) as raised:
         render.render(load(spec))
     (note,) = raised.value.__notes__
-    assert note == "while filling the template portable/fwd.py.jinja for variant: early: {mask: causal}"
+    assert note == "while filling the template portable/portable.py.jinja for variant: early: {mask: causal}"
 
 
 def test_every_rendered_module_begins_with_its_licence(tmp_path: Path) -> None:
@@ -68,7 +69,7 @@ def test_every_rendered_module_begins_with_its_licence(tmp_path: Path) -> None:
         "__init__.py",
         "packing.py",
         "_runtime/core/tuned.py",
-        "early/fwd.py",
+        "early/portable.py",
         "early/packed/launch.py",
     }
     assert all(texts[path].startswith("# SPDX-License-Identifier: Apache-2.0\n") for path in modules)
@@ -78,11 +79,12 @@ def test_segmented_calls_run_the_dense_hopper_delta_where_only_its_name_would_di
     spec = tmp_path / "spec.yaml"
     spec.write_text("variants:\n  early: {mask: causal}\n  linear: {score: score - 0.1 * (q_idx - kv_idx)}\n")
     files = render.render(load(spec))
-    assert "early/segmented/hopper_delta.py" not in files
-    assert "linear/segmented/hopper_delta.py" in files  # what rows add to their logits, dense calls add in hopper_delta
+    assert "hopper_delta" not in files["early/segmented/portable.py"]
+    # What rows add to their logits, dense calls add in hopper_delta.
+    assert "def linear_segmented_hopper_delta" in files["linear/segmented/portable.py"]
     launches = files["early/segmented/launch.py"]
-    assert "hopper_delta.early_hopper_delta" in launches
-    assert "hopper_delta.early_segmented_hopper_delta" not in launches
+    assert "kernels.early.portable.early_hopper_delta" in launches
+    assert "early_segmented_hopper_delta" not in launches
     space: dict[str, Any] = {}
     exec(files[render.KERNELS_FILE].replace("from .core.traits import VariantTraits", "VariantTraits = dict"), space)
     hashes = space["KERNEL_HASHES"]["early"]

@@ -24,19 +24,11 @@ GENERATED = ROOT / "generated"
 VARIANTS: dict[str, Any] = json.loads((GENERATED / "MANIFEST.json").read_text(encoding="utf-8"))["variants"]
 
 # The files that see a variant's own tensors and scalars; decay does not.
-KERNELS = ("fwd.py", "bwd_dq.py", "bwd_dkdv.py", "launch.py")
+KERNELS = ("portable.py", "hopper_fwd.py", "hopper_bwd.py", "launch.py")
 MODES = [f"{mode}/{file}" for mode in ("packed", "segmented") for file in KERNELS]
 FILES = (
     *KERNELS,
     *MODES,
-    "hopper_fwd.py",
-    "hopper_bwd.py",
-    "hopper_bwd_wide.py",
-    "packed/hopper_fwd.py",
-    "packed/hopper_bwd.py",
-    "segmented/hopper_fwd.py",
-    "segmented/hopper_bwd.py",
-    "segmented/hopper_bwd_wide.py",
     "torch_op.py",
     "torch_reference.py",
     "jax_op.py",

@@ -1,0 +1,34 @@
+"""The kernel files of a mode, and by which names the hashes of their kernels are known."""
+
+from __future__ import annotations
+
+from codegen.plan.hopper_kernels import sums_by_keys
+from codegen.plan.variant import VariantPlan
+
+PORTABLE = "portable"
+"""File stem of the kernels in Triton."""
+
+FORWARD = "hopper_fwd"
+"""File stem of Hopper's forward, in Gluon, and its name among the hashes of kernels."""
+
+BACKWARD, WIDE_BACKWARD, DELTA = "hopper_bwd", "hopper_bwd_wide", "hopper_delta"
+"""The same of its backward; the names of the one for more than 128 columns, and of what runs before and after it."""
+
+
+def fuses_backward(planned: VariantPlan) -> bool:
+    """Whether one kernel can compute dq, dk and dv, with all that the variant gathers besides."""
+    return sums_by_keys(planned.terms)
+
+
+def measured_kernels(planned: VariantPlan) -> dict[str, tuple[str, list[str]]]:
+    """Name among the hashes -> file stem and the kernels whose code the hash covers."""
+    after = [f"{planned.symbol}_hopper_dq_rows"] if fuses_backward(planned) else []
+    return {
+        "fwd": (PORTABLE, [planned.fwd.name]),
+        "dq": (PORTABLE, [planned.dq.name]),
+        "dkdv": (PORTABLE, [planned.dkdv.name]),
+        FORWARD: (FORWARD, [planned.hopper_fwd.name]),
+        BACKWARD: (BACKWARD, [planned.hopper_bwd.name]),
+        WIDE_BACKWARD: (BACKWARD, [planned.hopper_bwd_wide.name]),
+        DELTA: (PORTABLE, [planned.hopper_delta.name, *after]),
+    }

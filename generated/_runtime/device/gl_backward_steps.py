@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of a block of query rows in Hopper's backwards: their products, and how warpgroups hand tiles over.
+
+`rings` is the tuple of the rings of k, v, q and do. Tiles of scores are transposed, `[KEYS, BLOCK_M]`. In the fused
+backward two warpgroups own half of the keys each and exchange ds; in the wide one, for more than 128 columns, one
+warpgroup computes scores and dk, the other sums dv and dq.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .gl import HeadRows, SequenceRows, product_layout
+from .gl_backward import add_sums, begin_columns, begin_rows, begin_with, in_fragments, of_lines, sums_layout
+from .gl_dropout import bit_layout, dropped_bits
+from .gl_versions import async_add
+
+# ---------------------------------------------------------------------------------------------------- copies of a block
+
+
+@gluon.jit
+def send_rows(rings, head_row, batch_row, h, start_m, turn):
+    """Copy the tiles of q and do from row `start_m` on, with lse and delta, which begin at block `head_row` of memory.
+
+    `rings` is the tuple of the producer: descriptors of q, k, v, do, lse and delta, then the rings.
+    """
+    q_desc, _k_desc, _v_desc, do_desc, lse_desc, delta_desc, _k_ring, _v_ring, q_ring, do_ring = rings
+    BLOCK_M: gl.constexpr = q_ring.vectors.shape[-1]
+    first = (head_row * BLOCK_M + start_m).to(gl.int32)
+    rows = HeadRows(batch_row, h.to(gl.int32))
+    q_ring.send(q_desc, lse_desc, rows, start_m, first, turn)
+    do_ring.send(do_desc, delta_desc, rows, start_m, first, turn)
+
+
+@gluon.jit
+def send_packed_rows(rings, head_row, q_end, q_len, h, start_m, turn):
+    """The same of a packed sequence of `q_len` rows that ends ahead of row `q_end`."""
+    q_desc, _k_desc, _v_desc, do_desc, lse_desc, delta_desc, _k_ring, _v_ring, q_ring, do_ring = rings
+    BLOCK_M: gl.constexpr = q_ring.vectors.shape[-1]
+    first = (head_row * BLOCK_M + start_m).to(gl.int32)
+    rows = SequenceRows(q_end, q_len, h.to(gl.int32))
+    q_ring.send(q_desc, lse_desc, rows, start_m, first, turn)
+    do_ring.send(do_desc, delta_desc, rows, start_m, first, turn)
+
+
+# --------------------------------------------------------------------------------------------- scores and dp of a block
+
+
+@gluon.jit
+def issue_products(
+    k_tile, v_tile, rings, turn, block_term, SCORES: gl.constexpr, LINEAR: gl.constexpr, DROPOUT: gl.constexpr
+):
+    """Issue `k q^T` and `v do^T` of a block, `[KEYS, BLOCK_M]`; also returned are its tiles of q and do.
+
+    What is added to a product costs nothing, because accumulators begin with it. If LINEAR, a score is the product
+    times a factor: then the first product has `-lse` and `block_term`, divided by that factor. `block_term` may be
+    None. Without DROPOUT the second has `-delta`.
+    """
+    KEYS: gl.constexpr = k_tile.shape[0]
+    ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
+    _k_ring, _v_ring, q_ring, do_ring = rings
+    stage = turn % q_ring.stages
+    q_tile = q_ring.receive(turn)  # [BLOCK_M, BLOCK_D]
+    do_tile = do_ring.receive(turn)  # [BLOCK_M, BLOCK_DV]
+    if LINEAR:
+        row_term = q_ring.vectors.index(stage).load(ROW)
+        if block_term is not None:
+            row_term = row_term + block_term
+        qk = begin_with(row_term, KEYS, SCORES)
+    else:
+        qk = gl.zeros([KEYS, q_tile.shape[0]], gl.float32, SCORES)
+    if DROPOUT:
+        dp = gl.zeros([KEYS, q_tile.shape[0]], gl.float32, SCORES)
+    else:
+        dp = begin_with(do_ring.vectors.index(stage).load(ROW), KEYS, SCORES)
+    qk = warpgroup_mma(k_tile, q_tile.permute((1, 0)), qk, use_acc=LINEAR, is_async=True)
+    dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), dp, use_acc=not DROPOUT, is_async=True)
+    return qk, dp, q_tile, do_tile
+
+
+@gluon.jit
+def begin_block(k_tile, v_tile, rings, turn, block_term, SCORES: gl.constexpr, LINEAR: gl.constexpr):
+    """Issue both products of a block, and wait for the first."""
+    qk, dp, q_tile, do_tile = issue_products(k_tile, v_tile, rings, turn, block_term, SCORES, LINEAR, False)
+    qk = warpgroup_mma_wait(1, deps=(qk,))
+    return qk, dp, q_tile, do_tile
+
+
+@gluon.jit
+def begin_dropped_block(
+    k_tile, v_tile, rings, turn, block_term, seed, threshold, head_index, start_m, start_n, q_len,
+    SCORES: gl.constexpr, LINEAR: gl.constexpr, DROPOUT: gl.constexpr,
+):  # fmt: skip
+    """The same; with DROPOUT, beside the products the random bits of the block are drawn."""
+    qk, dp, q_tile, do_tile = issue_products(k_tile, v_tile, rings, turn, block_term, SCORES, LINEAR, DROPOUT)
+    BLOCK_M: gl.constexpr = q_tile.shape[0]
+    dropped = gl.zeros([32, 4, 2], gl.int32, bit_layout(BLOCK_M))
+    # The second is always true: otherwise the compiler would draw the bits elsewhere.
+    if DROPOUT and start_m < q_len:
+        dropped = dropped_bits(seed, threshold, head_index, start_m, start_n, BLOCK_M)
+    qk = warpgroup_mma_wait(1, deps=(qk,))
+    return qk, dp, q_tile, do_tile, dropped
+
+
+# --------------------------------------------------------------------------------------------------- the fused backward
+
+
+@gluon.jit
+def begin_exchange(exchange, PART: gl.constexpr):
+    """Pipeline prologue: the block before the first has ds = 0."""
+    ds_ring = exchange[0]
+    KEYS: gl.constexpr = ds_ring.tiles.shape[-2] // 2
+    BLOCK_M: gl.constexpr = ds_ring.tiles.shape[-1]
+    none = gl.zeros([KEYS, BLOCK_M], ds_ring.tiles.dtype, product_layout(BLOCK_M))
+    ds_ring.tiles.index(0).slice(PART * KEYS, KEYS).store(none)
+    fence_async_shared()
+    mbarrier.arrive(ds_ring.full.index(0), count=1)
+
+
+@gluon.jit
+def begin_dq(k_part, exchange, turn, BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, PART: gl.constexpr):
+    """Issue a warpgroup's part of `ds k`, of tile `turn` of ds, which is block `turn - 1`."""
+    COLS: gl.constexpr = BLOCK_D * BLOCK_M // 128
+    ds_ring = exchange[0]
+    mbarrier.wait(ds_ring.full.index(turn & 1), (turn >> 1) & 1)
+    ds_tile = ds_ring.tiles.index(turn & 1)  # [BLOCK_N, BLOCK_M]
+    ds_part = ds_tile if BLOCK_M == 64 else ds_tile.slice(PART * 64, 64, dim=1)  # [BLOCK_N, 64]
+    none = gl.zeros([64, COLS], gl.float32, product_layout(COLS))
+    return warpgroup_mma(ds_part.permute((1, 0)), k_part, none, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def begin_row_sums(exchange, turn, BLOCK_M: gl.constexpr, PART: gl.constexpr):
+    """Issue the sums of the same tile over keys: those of 64 of its rows, or of 64 rows over the warpgroup's keys."""
+    ds_tile = exchange[0].tiles.index(turn & 1)  # [BLOCK_N, BLOCK_M]
+    own_part = ds_tile.slice(PART * 64, 64) if BLOCK_M == 64 else ds_tile.slice(PART * 64, 64, dim=1)
+    return begin_rows(own_part.permute((1, 0)), exchange[2])
+
+
+@gluon.jit
+def store_dq(dq, exchange, turn, PART: gl.constexpr):
+    """Hand a part of dq to the warp that adds it."""
+    dq_ring = exchange[1]
+    mbarrier.wait(dq_ring.empty.index(PART), (turn & 1) ^ 1)
+    dq_ring.tiles.index(PART).store(in_fragments(dq, dq.shape[1]))
+
+
+@gluon.jit
+def store_row_sums(row_sums, exchange, PART: gl.constexpr):
+    """Hand it the sums of these rows, too."""
+    exchange[1].vectors.index(PART).store(of_lines(row_sums, gl.SliceLayout(1, sums_layout())))
+
+
+@gluon.jit
+def end_block(
+    ds, sums, k_part, q_tile, rings, exchange, turn, first_turn,
+    WITH_DQ: gl.constexpr, PART: gl.constexpr, ROW_SUMS: gl.constexpr = False, COLUMN_SUMS: gl.constexpr = False,
+):  # fmt: skip
+    """Add block `turn` to dk, and with WITH_DQ the block before to dq.
+
+    A warpgroup then need not wait for the other's ds of the same block, and one takes exponentials while the other
+    multiplies. The first block of rows has none before it: its product is of no use, and repeats the last one of the
+    block of keys before.
+
+    Args:
+        ds: `[KEYS, BLOCK_M]`, in the type of the keys.
+        sums: dk and dv, and with COLUMN_SUMS the sums of ds over rows; returned with the block added.
+        exchange: the rings of ds and dq, and with ROW_SUMS or COLUMN_SUMS a matrix of ones, by which ds is summed.
+            None without WITH_DQ.
+        first_turn: the turn of the first block of rows.
+    """
+    KEYS: gl.constexpr = ds.shape[0]
+    BLOCK_M: gl.constexpr = ds.shape[1]
+    BLOCK_D: gl.constexpr = q_tile.shape[1]
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=product_layout(BLOCK_D), k_width=2)
+    has_before = turn > first_turn
+    _k_ring, _v_ring, q_ring, do_ring = rings
+    dk, dv = sums[0], sums[1]
+    stage = turn % q_ring.stages
+    ds_weights = gl.convert_layout(ds, WEIGHTS)
+    if COLUMN_SUMS:
+        column_sums = sums[2]
+    if WITH_DQ:
+        ds_ring, dq_ring = exchange[0], exchange[1]
+        next_stage, lap = (turn + 1) & 1, (turn + 1) >> 1
+        mbarrier.wait(ds_ring.empty.index(next_stage), (lap & 1) ^ 1)
+        ds_ring.tiles.index(next_stage).slice(PART * KEYS, KEYS).store(ds)
+        dq = begin_dq(k_part, exchange, turn, BLOCK_M, BLOCK_D, PART)
+        if ROW_SUMS:
+            row_sums = begin_row_sums(exchange, turn, BLOCK_M, PART)
+        dk = warpgroup_mma(ds_weights, q_tile, dk, is_async=True)
+        if COLUMN_SUMS:
+            column_sums = begin_columns(ds, exchange[2], column_sums)
+        # The fence waits for the stores: here that happens beside the products.
+        fence_async_shared()
+        mbarrier.arrive(ds_ring.full.index(next_stage), count=1)
+        LATER: gl.constexpr = 2 if COLUMN_SUMS else 1
+        if ROW_SUMS:
+            dv, dq, row_sums = warpgroup_mma_wait(LATER, deps=(dv, dq, row_sums))
+        else:
+            dv, dq = warpgroup_mma_wait(LATER, deps=(dv, dq))
+        do_ring.release(stage)
+        mbarrier.arrive(ds_ring.empty.index(turn & 1), count=1)
+        if has_before:
+            store_dq(dq, exchange, turn - 1, PART)
+            if ROW_SUMS:
+                store_row_sums(row_sums, exchange, PART)
+        if COLUMN_SUMS:
+            dk, column_sums = warpgroup_mma_wait(0, deps=(dk, column_sums))
+        else:
+            dk = warpgroup_mma_wait(0, deps=(dk,))
+        q_ring.release(stage)
+        fence_async_shared()
+        if has_before:
+            mbarrier.arrive(dq_ring.full.index(PART), count=1)
+    else:
+        dk = warpgroup_mma(ds_weights, q_tile, dk, is_async=True)
+        dv = warpgroup_mma_wait(1, deps=(dv,))
+        do_ring.release(stage)
+        dk = warpgroup_mma_wait(0, deps=(dk,))
+        q_ring.release(stage)
+    if COLUMN_SUMS:
+        return dk, dv, column_sums
+    else:
+        return dk, dv
+
+
+@gluon.jit
+def end_rows(
+    k_part,
+    exchange,
+    turn,
+    first_turn,
+    BLOCK_M: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    PART: gl.constexpr,
+    ROW_SUMS: gl.constexpr = False,
+):
+    """Pipeline epilogue of a block of keys: dq of its last block of rows, `turn - 1`, if it has any."""
+    dq = begin_dq(k_part, exchange, turn, BLOCK_M, BLOCK_D, PART)
+    if ROW_SUMS:
+        row_sums = begin_row_sums(exchange, turn, BLOCK_M, PART)
+        dq, row_sums = warpgroup_mma_wait(0, deps=(dq, row_sums))
+    else:
+        dq = warpgroup_mma_wait(0, deps=(dq,))
+    if turn > first_turn:
+        store_dq(dq, exchange, turn - 1, PART)
+        if ROW_SUMS:
+            store_row_sums(row_sums, exchange, PART)
+        fence_async_shared()
+        mbarrier.arrive(exchange[1].full.index(PART), count=1)
+
+
+@gluon.jit
+def add_tiles(dq_desc, dq_ring, row_block, turn):
+    """Add both warpgroups' parts of dq of a block to memory."""
+    # Of the fp32 tiles as they lie in shared memory: a line is what the 32 banks hold.
+    LINES: gl.constexpr = dq_ring.tiles.shape[-2]
+    for part in gl.static_range(2):
+        mbarrier.wait(dq_ring.full.index(part), turn & 1)
+        async_add(dq_desc, [((2 * row_block + part) * LINES).to(gl.int32), 0], dq_ring.tiles.index(part))
+        tma.store_wait(0)
+        mbarrier.arrive(dq_ring.empty.index(part), count=1)
+
+
+# ---------------------------------------------------------------------------------------------------- the wide backward
+
+
+@gluon.jit
+def end_wide_block(ds, sums, q_tile, rings, hand_over, turn, WITH_DQ: gl.constexpr, COLUMN_SUMS: gl.constexpr = False):
+    """Add block `turn` to dk, and with WITH_DQ hand over its ds.
+
+    `sums` is dk, and with COLUMN_SUMS the sums of ds over rows. `hand_over` is the rings of probabilities and ds, and
+    for such sums a matrix of ones.
+    """
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=product_layout(q_tile.shape[1]), k_width=2)
+    _k_ring, _v_ring, q_ring, do_ring = rings
+    stage = turn % q_ring.stages
+    dk = warpgroup_mma(gl.convert_layout(ds, WEIGHTS), q_tile, sums[0], is_async=True)
+    do_ring.release(stage)
+    if COLUMN_SUMS:
+        column_sums = sums[1]
+    if WITH_DQ:
+        if COLUMN_SUMS:
+            column_sums = begin_columns(ds, hand_over[2], column_sums)
+        hand_over[1].put(ds, turn)
+    if COLUMN_SUMS:
+        dk, column_sums = warpgroup_mma_wait(0, deps=(dk, column_sums))
+    else:
+        dk = warpgroup_mma_wait(0, deps=(dk,))
+    # For both warpgroups: the other does not read it.
+    q_ring.release(stage, 2)
+    if COLUMN_SUMS:
+        return dk, column_sums
+    else:
+        return dk
+
+
+@gluon.jit
+def add_block(
+    dv,
+    dq_part,
+    k_tile,
+    rings,
+    hand_over,
+    turn,
+    HEAD_DIM: gl.constexpr,
+    WITH_DQ: gl.constexpr,
+    ROW_SUMS: gl.constexpr = False,
+):
+    """Add block `turn` to dv, and with WITH_DQ its product with the keys to dq in memory.
+
+    `hand_over` is the rings of probabilities and ds, and with ROW_SUMS a matrix of ones: then the sums of ds over keys
+    are returned, too, those of 64 rows eight times.
+    """
+    do_ring, p_ring, ds_ring = rings[3], hand_over[0], hand_over[1]
+    BLOCK_M: gl.constexpr = do_ring.tiles.shape[-2]
+    if ROW_SUMS:
+        row_sums = gl.zeros([BLOCK_M, 8], gl.float32, sums_layout())
+    do_tile = do_ring.receive(turn)  # [BLOCK_M, BLOCK_DV]
+    dv = warpgroup_mma(p_ring.take(turn), do_tile, dv, is_async=True)
+    if WITH_DQ:
+        ds_tile = ds_ring.take(turn).permute((1, 0))  # [BLOCK_M, BLOCK_N]
+        none = gl.zeros([BLOCK_M, 64], gl.float32, product_layout(64))
+        # 64 columns at a time: these are added while the next are multiplied. Those that pad a tile stay zero.
+        PARTS: gl.constexpr = (HEAD_DIM + 63) // 64
+        dq = warpgroup_mma(ds_tile, k_tile.slice(0, 64, dim=1), none, use_acc=False, is_async=True)
+        if ROW_SUMS:
+            row_sums = begin_rows(ds_tile, hand_over[2])
+            dv, dq, row_sums = warpgroup_mma_wait(0, deps=(dv, dq, row_sums))
+        else:
+            dv, dq = warpgroup_mma_wait(0, deps=(dv, dq))
+        do_ring.release(turn % do_ring.stages)
+        p_ring.release(turn)
+        for part in gl.static_range(1, PARTS):
+            next_dq = warpgroup_mma(ds_tile, k_tile.slice(part * 64, 64, dim=1), none, use_acc=False, is_async=True)
+            add_sums(dq_part + (part - 1) * (BLOCK_M * 64), dq)
+            dq = warpgroup_mma_wait(0, deps=(next_dq,))
+        ds_ring.release(turn)
+        add_sums(dq_part + (PARTS - 1) * (BLOCK_M * 64), dq)
+    else:
+        dv = warpgroup_mma_wait(0, deps=(dv,))
+        do_ring.release(turn % do_ring.stages)
+        p_ring.release(turn)
+    if ROW_SUMS:
+        return dv, row_sums
+    else:
+        return dv
