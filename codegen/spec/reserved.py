@@ -31,7 +31,7 @@ _WORDS = """
     ddecay_cols ddecay_rows has_key lag share sums unrounded p_sink
 
     check_dropout_p drop dropout dropout_mask dropout_seed keep_numbers keep_scale p_dropped probs threshold
-    bit_layout dropped dropped_bits
+    dropped
     head_index minus_delta p_kept p_scale philox with_signs without_dropped
 
     add_diagonals add_dot aligned apply at_least autocast_inputs batch_row cdiv check_float
@@ -51,8 +51,7 @@ _WORDS = """
 
     apart first_plain num_masked num_plain numbers o_len o_row
     produce_keys produce_rows store_rows
-    begin_dq begin_with change_turns first_turn lap o_start stage
-    store_dq
+    change_turns first_turn o_start
 
     DTYPE KEY LANES Q_BLOCKS ROW ROWS SCORES STAGES SUMS WEIGHTS add_lanes
     begin_block block_pair describe_rows end_block
@@ -62,21 +61,21 @@ _WORDS = """
     q_ring row_sums row_term tile_columns tma v_desc
     v_ring warpgroup_mma warpgroup_mma_wait
 
-    LINE add_rows begin_columns begin_rows block_term column_sums key_term make_ones of_lines ones own_part own_start_m
+    LINE add_rows block_term column_sums key_term make_ones of_lines ones own_start_m
     OWN_KEY OWN_ROW own_col own_key own_position own_q_row own_row own_segment row_start row_turn sums_layout unscaled
 
-    KEYS K_SUMS K_WEIGHTS LINES V_SUMS V_WEIGHTS WITH_DQ async_add delta_desc describe_lines
+    KEYS K_SUMS LINES V_SUMS V_WEIGHTS WITH_DQ async_add delta_desc describe_lines
     describe_vector do_desc do_ring dq_desc dq_ring dq_sums dq_tiles fence_async_shared first_row fused
     head_parts hopper_bwd hopper_delta in_fragments k_block k_lap k_part lse_desc
     num_key_blocks own_start q_turn row_delta row_lse sum_index
 
     at_columns columns_before run_bits run_end run_first
 
-    WIDE_KEYS add_block add_sums dk_start dq_part ds_ring dv_start hopper_bwd_wide
-    NEAR_BYTES NEAR_ROWS is_wide make_hand_over near_heads next_dq p_ring row_block
+    WIDE_KEYS add_block dk_start dq_part ds_ring dv_start hopper_bwd_wide
+    is_wide make_hand_over near_heads p_ring row_block
 
     CONSTANTS V_PARTS add_tiles adder begin_dropped_block begin_exchange describe_input end_rows end_wide_block head_row
-    heads_in_cache inputs load_dq_rows load_sequence locate_keys pointers produce_wide send_packed_rows send_rows
+    hand_over heads_in_cache inputs load_dq_rows load_sequence locate_keys pointers produce_wide send_packed_rows send_rows
     store_dq_rows strides visited_keys visited_rows
 
     head_seqs num_row_blocks row_first row_seqs work_counter work_ring work_turn
