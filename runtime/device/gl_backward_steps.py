@@ -67,15 +67,16 @@ def issue_products(
     stage = turn % q_ring.stages
     q_tile = q_ring.receive(turn)  # [BLOCK_M, BLOCK_D]
     do_tile = do_ring.receive(turn)  # [BLOCK_M, BLOCK_DV]
+    BLOCK_M: gl.constexpr = q_tile.shape[0]
     if LINEAR:
         row_term = q_ring.vectors.index(stage).load(ROW)
         if block_term is not None:
             row_term = row_term + block_term
         qk = begin_with(row_term, KEYS, SCORES)
     else:
-        qk = gl.zeros([KEYS, q_tile.shape[0]], gl.float32, SCORES)
+        qk = gl.zeros([KEYS, BLOCK_M], gl.float32, SCORES)
     if DROPOUT:
-        dp = gl.zeros([KEYS, q_tile.shape[0]], gl.float32, SCORES)
+        dp = gl.zeros([KEYS, BLOCK_M], gl.float32, SCORES)
     else:
         dp = begin_with(do_ring.vectors.index(stage).load(ROW), KEYS, SCORES)
     qk = warpgroup_mma(k_tile, q_tile.permute((1, 0)), qk, use_acc=LINEAR, is_async=True)
