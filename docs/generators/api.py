@@ -71,7 +71,8 @@ def _op(variant: Variant, framework: Framework) -> str:
     """The page of one op. Its entry in the navigation is the variant's name."""
     module = f"generated.{variant.name}.{framework.folder}_op"
     links = ", ".join(
-        f"[`{name}`](../../../generated/{variant.name}/{name})" for name in ("portable.py", "hopper_fwd.py", "hopper_bwd.py")
+        f"[`{name}`](../../../generated/{variant.name}/{name})"
+        for name in ("portable.py", "hopper_fwd.py", "hopper_bwd.py")
     )
     symbol = function_symbol(variant.name)
     # The pages of the ops resemble each other: the search puts those of the language and of calls first.
