@@ -75,8 +75,8 @@ _WORDS = """
     is_wide make_hand_over near_heads p_ring row_block
 
     CONSTANTS V_PARTS add_tiles adder begin_dropped_block begin_exchange describe_input end_rows end_wide_block head_row
-    hand_over heads_in_cache inputs load_dq_rows load_sequence locate_keys pointers produce_wide send_packed_rows send_rows
-    store_dq_rows strides visited_keys visited_rows
+    hand_over heads_in_cache inputs load_dq_rows load_sequence locate_keys pointers produce_wide send_packed_rows
+    send_rows store_dq_rows strides visited_keys visited_rows
 
     head_seqs num_row_blocks row_first row_seqs work_counter work_ring work_turn
 
