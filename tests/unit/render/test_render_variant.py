@@ -9,6 +9,6 @@ from tests.support.paths import DEFAULT_SPEC, ROOT
 
 def test_one_variant_is_rendered_as_in_the_package() -> None:
     files = render_variant(load(DEFAULT_SPEC).variants["alibi"])
-    assert {"alibi/fwd.py", "alibi/hopper_bwd.py", "alibi/packed/fwd.py", "alibi/torch_op.py"} <= set(files)
+    assert {"alibi/portable.py", "alibi/hopper_bwd.py", "alibi/packed/portable.py", "alibi/torch_op.py"} <= set(files)
     for path, text in files.items():
         assert text == (ROOT / "generated" / path).read_text(encoding="utf-8"), path

@@ -124,7 +124,7 @@ def variant_of(*names: str) -> Variant:
         (("slope",), ("slope",)),
         (("span",), ("own_span",)),
         (("span", "own_span"), ("own_span_arg", "own_span")),
-        (("part",), ("own_part_arg",)),
+        (("blocks",), ("own_blocks_arg",)),
         (("x_ptr", "x"), ("own_x_ptr_arg", "x")),
         (("w", "dw", "dw_heads"), ("w", "own_dw", "own_dw_heads")),
         (("dsink",), ("own_dsink",)),
