@@ -53,14 +53,14 @@ def look(request: Json) -> Json:
 
 
 def kernels(request: Json) -> Json:
-    """The paths of the variant's rendered files, and one of them as HTML: `file`, or the forward kernel."""
+    """The paths of the variant's rendered files, and one of them as HTML: `file`, or the portable kernels."""
     text = entry_of(request)
     try:
         files = dict(_rendered(text))
     except SpecError as error:
         raise RequestError(str(error.problems[0]), ENTRY) from None
     name = next(iter(files)).split("/")[0]
-    wanted = request.get("file") or "fwd.py"
+    wanted = request.get("file") or "portable.py"
     path = f"{name}/{wanted}"
     if path not in files:
         raise RequestError(f"the variant has no file {str(wanted)[:80]!r}", "file")

@@ -24,9 +24,9 @@ ENTRY = (
 """The entry of the variant, without its examples, in lines of the picture."""
 
 RENDERED = (
-    ("fwd.py", "o and lse"),
-    ("bwd_dkdv.py", "dk, dv"),
-    ("bwd_dq.py", "dq, own gradients"),
+    ("portable.py", "forward, backward"),
+    ("hopper_fwd.py", "o and lse, sm_90"),
+    ("hopper_bwd.py", "gradients, sm_90"),
     ("torch_op.py", "autograd, compile"),
     ("jax_op.py", "jit, grad, vmap"),
 )

@@ -21,7 +21,7 @@ let latest = 0;
 let timer = 0;
 let calls = { torch: "", jax: "" };
 let framework = "torch";
-let shownFile = "fwd.py";
+let shownFile = "portable.py";
 let problems = [];
 let scalars = {};
 
@@ -247,7 +247,7 @@ function showCall() {
 }
 
 const FAMILIES = [
-  ["Portable kernels (Triton)", (f) => /^(fwd|bwd_\w+|block_\w+|decay)\.py$/.test(f)],
+  ["Portable kernels (Triton)", (f) => /^(portable|block_\w+|decay)\.py$/.test(f)],
   ["Hopper kernels (Gluon)", (f) => /^hopper_\w+\.py$/.test(f)],
   ["Ops, launches, references", (f) => !f.includes("/")],
   ["Packed sequences", (f) => f.startsWith("packed/")],
@@ -271,7 +271,7 @@ async function loadKernels(retry = true) {
     get("source").innerHTML = answer.html;
   } catch (error) {
     if (number !== latest) return;
-    if (error.field === "file" && retry) { shownFile = "fwd.py"; loadKernels(false); } else get("source").textContent = error.message;
+    if (error.field === "file" && retry) { shownFile = "portable.py"; loadKernels(false); } else get("source").textContent = error.message;
   }
 }
 
