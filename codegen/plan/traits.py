@@ -20,7 +20,7 @@ from codegen.spec.model import Variant
 
 @dataclass(frozen=True, kw_only=True)
 class VariantTraits:
-    """One record per variant. The package holds it as `_runtime/kernels.py: TRAITS`; `_runtime/core/traits.py` says
+    """One record per variant. The package holds it as `_runtime/kernels.py: TRAITS`; `_runtime/core/tiles.py` says
     what each field means."""
 
     score_is_scaled_product: bool

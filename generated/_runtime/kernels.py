@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: f753b40faa5b3eec
+# hash: a21e566401748bf2
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
-from .core.traits import VariantTraits
+from .core.tiles import VariantTraits
 
 TRAITS: dict[str, VariantTraits] = {
     "full": VariantTraits(

@@ -1,12 +1,57 @@
-"""Launches as custom operators: what torch.compile, torch.export and fake tensors see in place of them."""
+"""Custom operators: what torch.compile, torch.export and fake tensors see in place of launches.
 
-from collections.abc import Callable
+`torch.ops.<package>` registers each when its name is first read.
+
+The module of a variant's op defines `torch.ops.<package>.<variant>_fwd` and `_bwd`; importing the package imports no
+op. Whoever reads an operator of `torch.ops` gets it, in a fresh process too: `torch.export.load`, compiled
+code from a cache on disk, a graph from a pickle. A program that finds operators by name in C++, as an AOTInductor
+package does, must read `torch.ops.<package>.<variant>_fwd` before.
+"""
+
+import importlib
+from collections.abc import Callable, Sequence
 from inspect import Signature
 from typing import Any
 
-from torch.library import custom_op
+import torch
 
-from ..core.options import CallOptions
+PASSES = ("fwd", "bwd")
+MODES = ("", "_packed", "_segmented")
+"""What a mode of calls adds to the name of an operator."""
+
+
+def namespace_of(package: str) -> str:
+    """The namespace of the operators of a package: two packages can live in one process.
+
+    >>> namespace_of("generated"), namespace_of("model.attention")
+    ('generated', 'model_attention')
+    """
+    return package.replace(".", "_")
+
+
+def register_when_read(package: str, variants: Sequence[str]) -> None:
+    """Make `torch.ops.<package>` import the module that defines an operator when the operator is first read."""
+    modules = {
+        f"{variant}{mode}_{name}": f"{package}.{variant}.torch_op"
+        for variant in variants
+        for mode in MODES
+        for name in PASSES
+    }
+    namespace: Any = getattr(torch.ops, namespace_of(package))
+    kind = type(namespace)
+
+    class LazyOperators(kind):  # type: ignore[misc, valid-type]
+        """A namespace of operators that are registered when they are first read."""
+
+        # torch takes from here under which module an operator is saved.
+        __module__ = kind.__module__
+
+        def __getattr__(self, name: str) -> Any:
+            if name in modules:
+                importlib.import_module(modules[name])
+            return super().__getattr__(name)
+
+    namespace.__class__ = LazyOperators
 
 
 def register_operator(
@@ -16,6 +61,10 @@ def register_operator(
 
     `fake` allocates what `launch` returns. An operator takes no `CallOptions`: they pass as their text.
     """
+    from torch.library import custom_op
+
+    from ..core.options import CallOptions
+
     place = list(signature.parameters).index("options")
 
     def run(*args: Any) -> Any:

@@ -15,7 +15,7 @@ from tests.support.paths import ROOT
 from tests.support.rendering import importable
 
 RUNTIME = {"_runtime", "_runtime.core", "_runtime.core.lazy"}
-TORCH = {"", "torch", *RUNTIME, "_runtime.torch", "_runtime.torch.lazy_operators"}
+TORCH = {"", "torch", *RUNTIME, "_runtime.torch", "_runtime.torch.operators"}
 CALLS = {
     "torch": "q = torch.ones(1, 2, 8, 16, requires_grad=True)",
     "jax": "q = jax.numpy.ones((1, 8, 2, 16))",

@@ -12,8 +12,7 @@ from ..core.configs import PASSES, Tiles
 from ..core.launches import gradient_sizes, tiles_of
 from ..core.options import CallOptions
 from . import backend
-from .lazy_operators import namespace_of
-from .operators import register_operator
+from .operators import namespace_of, register_operator
 from .plain import plain_backward, plain_forward
 from .replay import apply, replayed
 from .support import FP32, batch_row, empty_like_layout, launches_directly, packed_rows

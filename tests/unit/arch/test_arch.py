@@ -11,7 +11,7 @@ from codegen.arch.hopper import FAMILY, HopperFamily
 from codegen.arch.tile_rules import TILE_FIELDS, tile_problems
 from codegen.plan.traits import VariantTraits
 from generated._runtime import archs
-from generated._runtime.core import tiles, traits
+from generated._runtime.core import tiles
 from generated._runtime.core.checks import ArgumentError
 from generated._runtime.core.families import refusal
 from generated._runtime.core.options import checked_tile
@@ -52,6 +52,6 @@ def test_records_have_the_same_fields_in_generator_and_package() -> None:
     def names(record: type) -> list[str]:
         return [field.name for field in fields(record)]
 
-    assert names(VariantTraits) == names(traits.VariantTraits)
+    assert names(VariantTraits) == names(tiles.VariantTraits)
     assert {*names(HopperFamily), "least_head_dim"} == set(names(tiles.HopperFamily))
     assert archs.TILE_VALUES == TILE_FIELDS

@@ -86,6 +86,6 @@ def test_segmented_calls_run_the_dense_hopper_delta_where_only_its_name_would_di
     assert "kernels.early.portable.early_hopper_delta" in launches
     assert "early_segmented_hopper_delta" not in launches
     space: dict[str, Any] = {}
-    exec(files[render.KERNELS_FILE].replace("from .core.traits import VariantTraits", "VariantTraits = dict"), space)
+    exec(files[render.KERNELS_FILE].replace("from .core.tiles import VariantTraits", "VariantTraits = dict"), space)
     hashes = space["KERNEL_HASHES"]["early"]
     assert hashes["segmented"]["hopper_delta"] == hashes["dense"]["hopper_delta"]
