@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: a74f2d93babb43ee
+# hash: 1457a862f012b4cc
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `alibi` on Hopper with respect to k and v and slope, and with WITH_DQ to q.
 
     keep          q_idx >= kv_idx

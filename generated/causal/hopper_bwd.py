@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/bwd.py.jinja
-# hash: ae3fc69e76095ea6
+# hash: ca9cccc121776d4c
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `causal` on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep   q_idx >= kv_idx

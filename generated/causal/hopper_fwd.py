@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/fwd.py.jinja
-# hash: 17ae20e8f53a05e9
+# hash: 12ea9a77a0f416ea
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Forward of `causal` on Hopper: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx

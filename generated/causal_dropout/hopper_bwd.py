@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/bwd.py.jinja
-# hash: 7041c642b8a93ec0
+# hash: 11ffaca8d2ed0476
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `causal_dropout` on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep   q_idx >= kv_idx

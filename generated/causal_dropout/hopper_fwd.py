@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/fwd.py.jinja
-# hash: bd53075a8db5291a
+# hash: 83b8fc1efe164764
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Forward of `causal_dropout` on Hopper: `o = dropout(softmax(score)) v`.
 
     keep  q_idx >= kv_idx

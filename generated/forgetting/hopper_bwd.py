@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/bwd.py.jinja
-# hash: 3c1e878ebe50a24a
+# hash: 14a6d4a71d76e81a
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `forgetting` on Hopper with respect to k and v and g, and with WITH_DQ to q.
 
     keep         q_idx >= kv_idx

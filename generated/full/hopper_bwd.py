@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/bwd.py.jinja
-# hash: 52d92c2c194efe83
+# hash: e2273b30cab9afd9
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `full` on Hopper with respect to k and v, and with WITH_DQ to q.
 
     q      [B, Hq, Sq, D]

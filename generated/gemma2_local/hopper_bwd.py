@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/bwd.py.jinja
-# hash: 2e08de9c0c47a926
+# hash: d626aa181cf8c107
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `gemma2_local` on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 4096

@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/fwd.py.jinja
-# hash: 06b8c5c8a5757b77
+# hash: 6bbeadc7afcdc863
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Forward of `gemma2_local` on Hopper: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 4096

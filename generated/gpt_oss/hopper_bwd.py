@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: hopper/bwd.py.jinja
-# hash: e5ec10c35a63db94
+# hash: 0fddd0ff40b870b1
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `gpt_oss` on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 128

@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/bwd.py.jinja
-# hash: 61e085e9d6e55b32
+# hash: 119424be3a7ed309
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `natten` on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx

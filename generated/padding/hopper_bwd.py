@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/bwd.py.jinja
-# hash: b7c6a7a74dc91d06
+# hash: 4e3189b1d2f5aa1e
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `padding` on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep    kv_idx < length[b]

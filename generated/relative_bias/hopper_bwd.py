@@ -3,7 +3,9 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 4bcd2d615b7d0a85
+# hash: af9d3d2fd9eccf88
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `relative_bias` on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep   q_idx >= kv_idx

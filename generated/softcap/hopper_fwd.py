@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/fwd.py.jinja
-# hash: 6b98e077b78f46fe
+# hash: 7dadfa6eff37e79c
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Forward of `softcap` on Hopper: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx

@@ -1,3 +1,5 @@
+# Gluon has no starred lists and tuples.
+# ruff: noqa: RUF005
 """What Hopper's kernels share: layouts, ring buffers in shared memory, and tensor descriptors for TMA.
 
 A producer warp copies tiles to the stages of a ring buffer, and consumer warpgroups read them. Turn `i` uses stage

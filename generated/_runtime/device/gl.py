@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+# Gluon has no starred lists and tuples.
+# ruff: noqa: RUF005
 """What Hopper's kernels share: layouts, ring buffers in shared memory, and tensor descriptors for TMA.
 
 A producer warp copies tiles to the stages of a ring buffer, and consumer warpgroups read them. Turn `i` uses stage

@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 77c9eb372d945557
+# hash: 372262aefd2cf609
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `alibi`, packed sequences on Hopper with respect to k and v and slope, and with WITH_DQ to q.
 
     keep          q_idx >= kv_idx

@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: b7a1fe6601923713
+# hash: aa086ca2cffc331f
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `alibi`, with segment ids on Hopper with respect to k and v and slope, and with WITH_DQ to q.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=

@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/bwd.py.jinja
-# hash: 938af766f70e1c42
+# hash: 309260a0d00db914
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `causal`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep        q_idx >= kv_idx

@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/fwd.py.jinja
-# hash: 7cabd176ef04dbbc
+# hash: bb3ebda166e2e1b0
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Forward of `causal`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx

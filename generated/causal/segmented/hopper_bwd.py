@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/bwd.py.jinja
-# hash: 0d78b2d381b4374c
+# hash: da4afe835930fb49
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `causal`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=

@@ -3,7 +3,9 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/fwd.py.jinja
-# hash: e675abea80d4cace
+# hash: f7b8a952d1405cbb
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Forward of `document`, with segment ids on Hopper: `o = softmax(score) v`.
 
     keep            q_idx >= kv_idx and doc[b, q_row] == doc[b, cols] and q_segment_ids[b, rows] == kv_segment_ids[b,

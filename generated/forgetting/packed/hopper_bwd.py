@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/bwd.py.jinja
-# hash: 19f05ccbec6c0d13
+# hash: 7e9a238f88846d28
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `forgetting`, packed sequences on Hopper with respect to k and v and g, and with WITH_DQ to q.
 
     keep         q_idx >= kv_idx

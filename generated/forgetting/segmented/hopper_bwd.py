@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/bwd.py.jinja
-# hash: 3d2ae4380414ecc3
+# hash: 5f8760d06bfe2894
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `forgetting`, with segment ids on Hopper with respect to k and v and g, and with WITH_DQ to q.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=

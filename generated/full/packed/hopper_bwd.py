@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/bwd.py.jinja
-# hash: 77600e12fbe6d4c5
+# hash: cb15c685a1d2ac12
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `full`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
 
     q           [total_q, Hq, D]

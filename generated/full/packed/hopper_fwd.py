@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/fwd.py.jinja
-# hash: aa72dd6435539fff
+# hash: 221e70fde9f18d2f
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Forward of `full`, packed sequences on Hopper: `o = softmax(score) v`.
 
     q           [total_q, Hq, D]

@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/bwd.py.jinja
-# hash: f923c6755ee531d4
+# hash: 95b69cbf3bad1768
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `full`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep            q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] != padding_id

@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/fwd.py.jinja
-# hash: b67630bd053126c9
+# hash: 6fc67680a13fba1c
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Forward of `full`, with segment ids on Hopper: `o = softmax(score) v`.
 
     keep            q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] != padding_id

@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/bwd.py.jinja
-# hash: 2e2550bdfee2a2aa
+# hash: 184e854ca65a4861
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `gemma2_local`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < 4096

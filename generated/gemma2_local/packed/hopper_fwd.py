@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/fwd.py.jinja
-# hash: 5cf8b86bd0031110
+# hash: cf4f8aea9bd6e96d
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Forward of `gemma2_local`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < 4096

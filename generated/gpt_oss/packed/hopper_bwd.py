@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: hopper/bwd.py.jinja
-# hash: 362edd6d245d4faf
+# hash: 2981e2d697e004bd
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `gpt_oss`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < 128

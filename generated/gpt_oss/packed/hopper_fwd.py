@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: hopper/fwd.py.jinja
-# hash: 350dbf5870ffa0d1
+# hash: d39cac015a0fa881
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Forward of `gpt_oss`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < 128

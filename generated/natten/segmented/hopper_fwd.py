@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/fwd.py.jinja
-# hash: ba6dc2ff8d8000f0
+# hash: 2bc03eef8699a126
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Forward of `natten`, with segment ids on Hopper: `o = softmax(score) v`.
 
     keep            abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) -

@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/bwd.py.jinja
-# hash: c5d0f01afa699f4d
+# hash: 553b4f84ce3a5012
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `padding`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep            kv_idx < length[b] and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols]

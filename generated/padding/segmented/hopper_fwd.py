@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/fwd.py.jinja
-# hash: 63a8017a443eb207
+# hash: 30a0c2f45f86f25a
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Forward of `padding`, with segment ids on Hopper: `o = softmax(score) v`.
 
     keep            kv_idx < length[b] and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols]

@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: hopper/fwd.py.jinja
-# hash: 80406005a1bd45b9
+# hash: 555aeb5b812251b3
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Forward of `prefix_lm`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx or kv_idx < length

@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: hopper/bwd.py.jinja
-# hash: faf5e48184ec8aa7
+# hash: b0b91fed3a48100e
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `prefix_lm`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep            (q_idx >= kv_idx or kv_idx < length) and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and

@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: hopper/fwd.py.jinja
-# hash: 6015866e34113131
+# hash: 34cc4da929fdd0d9
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Forward of `prefix_lm`, with segment ids on Hopper: `o = softmax(score) v`.
 
     keep            (q_idx >= kv_idx or kv_idx < length) and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and

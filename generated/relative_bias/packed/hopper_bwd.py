@@ -3,7 +3,9 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: bdcd8d024a34ccf6
+# hash: ec2256cfc9a30629
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `relative_bias`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep        q_idx >= kv_idx

@@ -3,7 +3,9 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: d55abc962c373295
+# hash: d8a20064ab2dfc5e
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Forward of `relative_bias`, with segment ids on Hopper: `o = softmax(score) v`.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=

@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/fwd.py.jinja
-# hash: 08c1aa5d42cf565a
+# hash: 677e31c98745c4f9
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Forward of `softcap`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx

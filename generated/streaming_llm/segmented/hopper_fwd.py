@@ -3,7 +3,9 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/fwd.py.jinja
-# hash: 63fcffc90cfd0f02
+# hash: 84d6509c380cafc6
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Forward of `streaming_llm`, with segment ids on Hopper: `o = softmax(score) v`.
 
     keep            q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks) and q_segment_ids[b, rows] ==

@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/bwd.py.jinja
-# hash: 2a4223c2f3a3673a
+# hash: 118ef486576f8e84
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `window`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep        q_idx >= kv_idx and q_idx - kv_idx < size
