@@ -29,8 +29,18 @@ SPEC = load(DEFAULT_SPEC)
 
 
 def kernels_of(package: Path, variant: str, mode: Mode) -> set[str]:
-    """The names of a variant's kernels in a mode: the jitted functions that carry its name."""
-    folder = package / variant / ("" if mode is Mode.DENSE else mode)
+    """The names of a variant's kernels in a mode: the jitted functions that carry its name.
+
+    Segmented calls run the dense delta where theirs would differ in its name alone.
+    """
+    found = _defined_in(package / variant / ("" if mode is Mode.DENSE else mode), variant)
+    if mode is Mode.SEGMENTED and f"{variant}_segmented_hopper_delta" not in found:
+        deltas = {f"{variant}_hopper_delta", f"{variant}_hopper_dq_rows"}
+        return found | (deltas & _defined_in(package / variant, variant))
+    return found
+
+
+def _defined_in(folder: Path, variant: str) -> set[str]:
     source = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py")))
     return set(re.findall(rf"^def ({variant}_\w+)\(", source, re.MULTILINE))
 

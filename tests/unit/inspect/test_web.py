@@ -34,7 +34,7 @@ def text_of(html: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "path", ["generated/alibi/fwd.py", "generated/full/hopper_fwd.py", "generated/causal/torch_op.py"]
+    "path", ["generated/alibi/portable.py", "generated/full/hopper_fwd.py", "generated/causal/torch_op.py"]
 )
 def test_highlighting_keeps_every_character(path: str) -> None:
     text = (ROOT / path).read_text(encoding="utf-8")

@@ -124,10 +124,10 @@ def test_markup_in_an_entry_is_escaped() -> None:
 
 def test_kernels_of_both_families() -> None:
     answer = kernels({"form": FORM})
-    assert answer["file"] == "fwd.py"
-    assert {"bwd_dq.py", "bwd_dkdv.py", "hopper_fwd.py", "hopper_bwd.py", "packed/fwd.py"} <= set(answer["files"])
+    assert answer["file"] == "portable.py"
+    assert {"hopper_fwd.py", "hopper_bwd.py", "launch.py", "packed/portable.py"} <= set(answer["files"])
     assert "<span" in kernels({"form": FORM, "file": "hopper_bwd.py"})["html"]
-    for wrong in ("../../etc/passwd", "nothing.py", 3, ["fwd.py"]):
+    for wrong in ("../../etc/passwd", "nothing.py", 3, ["portable.py"]):
         with pytest.raises(RequestError, match="the variant has no file"):
             kernels({"form": FORM, "file": wrong})
     with pytest.raises(RequestError, match="causl"):

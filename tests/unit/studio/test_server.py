@@ -64,7 +64,7 @@ def test_questions_are_answered(running: Server) -> None:
     assert status == 200
     assert len(answer["examples"]) > 70
     status, answer, _ = ask(running, "POST", "/api/kernels", json.dumps(GOOD))
-    assert (status, answer["file"]) == (200, "fwd.py")
+    assert (status, answer["file"]) == (200, "portable.py")
 
 
 def test_problems_of_an_entry_are_an_answer(running: Server) -> None:
