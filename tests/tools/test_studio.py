@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from codegen.cli.main import main
 from codegen.studio.server import Server
 from tests.support.browser import Page, find_browser
 from tests.support.paths import ROOT
+from tests.support.studio import running_server
 
 ENTRY = """\
 variants:
@@ -32,12 +32,8 @@ needs_browser = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server(0) as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        thread.start()
-        yield running
-        running.shutdown()
-        thread.join()
+    with running_server() as found:
+        yield found
 
 
 def address(server: Server, **state: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,18 +11,15 @@ import pytest
 
 from codegen.studio import answers, server
 from codegen.studio.server import LONGEST_BODY, Server
+from tests.support.studio import running_server
 
 GOOD = {"entry": "variants: {mine: {mask: causal}}", "view": {"q_len": 128, "kv_len": 128}}
 
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Server]:
-    with Server(0) as found:
-        thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        thread.start()
+    with running_server() as found:
         yield found
-        found.shutdown()
-        thread.join()
 
 
 def ask(
