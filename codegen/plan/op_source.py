@@ -54,7 +54,8 @@ class OpSource(OpPlan):
 
     def constants_of(self, kernel: KernelPlan) -> dict[str, str]:
         """Those that a kernel of Hopper's backward has, which may read no positions."""
-        return {name: source for name, source in self.constants.items() if name not in self.constants_beside(kernel)}
+        lacked = self.constants_beside(kernel)
+        return {name: source for name, source in self.constants.items() if name not in lacked}
 
     def constants_beside(self, kernel: KernelPlan) -> dict[str, str]:
         """Those that it lacks."""

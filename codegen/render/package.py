@@ -163,12 +163,15 @@ def _variant_files(
     for mode, planned in plans.items():
         files.update(_kernel_files(env, _mode_folder(name, mode), planned, owns_delta=deltas[mode] is planned))
         files[f"{_mode_folder(name, mode)}/__init__.py"] = _mode_init_file(env, planned, deltas[mode])
-    for framework in Framework:
-        ops = {mode: OpSource.of(op_plan(planned, framework)) for mode, planned in plans.items()}
-        if framework is Framework.TORCH:
-            # Launches are the same in every framework.
-            for mode, planned in plans.items():
-                files[f"{_mode_folder(name, mode)}/launch.py"] = _launch_file(env, planned, ops[mode], deltas[mode])
+    of_framework = {
+        framework: {mode: OpSource.of(op_plan(planned, framework)) for mode, planned in plans.items()}
+        for framework in Framework
+    }
+    for mode, planned in plans.items():
+        # Launches are the same in every framework: the plan of either op says what they pass.
+        op = of_framework[Framework.TORCH][mode]
+        files[f"{_mode_folder(name, mode)}/launch.py"] = _launch_file(env, planned, op, deltas[mode])
+    for framework, ops in of_framework.items():
         given = {"op": ops[Mode.DENSE], **{f"{mode}_op": ops[mode] for mode in (Mode.PACKED, Mode.SEGMENTED)}}
         for stem in (f"{framework}_op", f"{framework}_reference"):
             files[f"{name}/{stem}.py"] = _fill(env, f"host/{stem}.py.jinja", module=module, **given, **context)
