@@ -3,7 +3,7 @@
 
     generated/          -> attention_codegen/            (`tool.hatch.build.targets.wheel.sources` in pyproject.toml)
     codegen/            -> attention_codegen/codegen/
-    templates/, runtime/, variants.yaml, library.yaml -> attention_codegen/codegen/_data/
+    templates/, runtime/, integrations/, variants.yaml, library.yaml -> attention_codegen/codegen/_data/
 
 In a checkout the generator's modules import each other as `codegen.x`. In the wheel that package is called
 `attention_codegen.codegen`, so the hook renames those imports on the way into the wheel. It edits import statements
@@ -25,7 +25,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 WHEEL_PACKAGE = "attention_codegen"
 GENERATOR = "codegen"
-DATA = ("templates", "runtime", "variants.yaml", "library.yaml")
+DATA = ("templates", "runtime", "integrations", "variants.yaml", "library.yaml")
 """Files and folders of the checkout that the generator reads."""
 
 

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from bench import record
+from bench.cases.models import ModelCase, cases, chosen
 from bench.options import SPEED, SUITES, parser
 from bench.record import Results
 from bench.report.tables import STYLES, report
@@ -40,9 +41,11 @@ def main(arguments: list[str] | None = None) -> int:
         return _refuse(str(error))
     import torch
 
-    if not torch.cuda.is_available():
+    on_cpu = options.quick and set(options.suite) == {"models"}
+    if not torch.cuda.is_available() and not on_cpu:
         return _refuse(
-            "python -m bench measures GPU kernels, and torch finds no GPU here. On a CPU: python -m examples.demo"
+            "python -m bench measures GPU kernels, and torch finds no GPU here. On a CPU: python -m examples.demo, "
+            "or python -m bench --suite models --quick"
         )
     return _measure(options)
 
@@ -55,8 +58,16 @@ def _refuse(message: str) -> int:
 def _list(options: argparse.Namespace) -> int:
     from bench.runs import speed
 
-    print(speed.describe(speed.plan(options, absent=lambda peers: {}), options))
+    if set(SPEED) & set(options.suite):
+        print(speed.describe(speed.plan(options, absent=lambda peers: {}), options))
+    if "models" in options.suite:
+        for case in _model_cases(options):
+            print(f"{case.name}  {', '.join(case.implementations)}")
     return EXIT_OK
+
+
+def _model_cases(options: argparse.Namespace) -> list[ModelCase]:
+    return chosen(cases(tiny=options.quick), options.only, options.peers)
 
 
 def _measure(options: argparse.Namespace) -> int:
@@ -89,6 +100,8 @@ def run_suites(options: argparse.Namespace, results: Results, keep: Keep, clock:
     """Run every selected suite; true if all passed."""
     rest: dict[str, Callable[[], bool]] = {
         "packed": lambda: _packed(options, results, keep, clock),
+        "decode": lambda: _decode(options, results, keep, clock),
+        "models": lambda: _models(options, results, keep, clock),
         "jax": lambda: run_jax(options, results, keep, clock),
         "schedules": lambda: _printed("schedules"),
         "host": lambda: _host(results, keep),
@@ -154,6 +167,55 @@ def _packed(options: argparse.Namespace, results: Results, keep: Keep, clock: Cl
         keep()
 
     return packed.run(10 if options.quick else 30, options.jobs, chosen, keep_packed, clock)
+
+
+def _decode(options: argparse.Namespace, results: Results, keep: Keep, clock: Clock) -> bool:
+    from bench.cases.decode import PEERS, cases, with_peers
+    from bench.peers.installed import missing
+    from bench.runs import decode
+    from codegen.testing.golden import load_manifest
+
+    gone = missing(peer for peer in PEERS if options.peers is None or peer in options.peers)
+    _say_missing(results, gone)
+    legal = [name for name, entry in load_manifest().items() if not entry["dropout"] and not entry["decay"]]
+    chosen = [
+        with_peers(case, options.peers, gone)
+        for case in cases(legal)
+        if not options.only or options.only.search(case.name)
+    ]
+    if not chosen:
+        print("--only matches no case of the decode suite", file=sys.stderr)
+        return len(options.suite) > 1
+
+    def keep_decode(rows: list[dict[str, Any]], copy_tb_per_s: float) -> None:
+        results.others["decode"] = rows
+        results.settings["copy_tb_per_s"] = copy_tb_per_s
+        keep()
+
+    return decode.run(chosen, keep_decode, clock)
+
+
+def _models(options: argparse.Namespace, results: Results, keep: Keep, clock: Clock) -> bool:
+    import torch
+
+    from bench.peers.installed import missing
+    from bench.runs import models
+
+    wanted = _model_cases(options)
+    if not wanted:
+        print("--only matches no case of the suite models", file=sys.stderr)
+        return len(options.suite) > 1
+    needs = {case.name: "flax" if case.architecture == "Flax" else "transformers" for case in wanted}
+    gone = missing(dict.fromkeys(needs.values()))
+    _say_missing(results, gone)
+
+    def keep_models(rows: list[dict[str, Any]]) -> None:
+        results.others["models"] = rows
+        keep()
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    effort = models.QUICK if options.quick else models.Effort()
+    return models.run([case for case in wanted if needs[case.name] not in gone], keep_models, clock, device, effort)
 
 
 def run_jax(options: argparse.Namespace, results: Results, keep: Keep, clock: Clock) -> bool:

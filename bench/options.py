@@ -12,9 +12,9 @@ from bench.record import OURS, TITLES
 SPEED = ("core", "fa3", "paper", "fla", "gqa", "dims", "variants")
 """The speed suites, which are those of `bench.cases.suites`."""
 
-SUITES = (*SPEED, "packed", "jax", "schedules", "host", "memory")
+SUITES = (*SPEED, "packed", "decode", "models", "jax", "schedules", "host", "memory")
 JAX_CASES = ("same", "cudnn", "pallas", "kvax", "first")
-PEERS = (*(name for name in TITLES if name != OURS), "pallas", "kvax")
+PEERS = (*(name for name in TITLES if name != OURS), "pallas", "kvax", "flashinfer", "fa3", "sdpa", "eager", "xla")
 
 DEFAULT_JOBS = min(12, max(1, (os.cpu_count() or 2) * 3 // 4))
 """Processes that compile at once. Each has a CUDA context and a case's tensors, a few GiB, on the same GPU."""
@@ -25,6 +25,7 @@ python -m bench --suite core --minutes 8 --json r.json --plots plots  # all that
 python -m bench                                        # everything
 python -m bench --suite fa3,fla --peers flex-max,fa4   # also: paper, gqa, dims, variants, packed, jax, schedules, ...
 python -m bench --suite fa3 --only 'causal.*D128' --seqs 4096,65536 --csv speed.csv
+python -m bench --suite models --quick                 # tiny models, also on a CPU
 python -m bench --suite core --list                    # the cases and an estimate of their time; needs no GPU
 python -m bench --from bench/results/h100/2026-11-22-core.json --plots plots  # report on a stored run; needs no GPU
 """
@@ -83,13 +84,18 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME,...",
         help=f"peers instead of each suite's own (in core: a subset of its own): some of {', '.join(PEERS)}",
     )
-    add("--only", type=_pattern, metavar="REGEX", help="only the cases of the speed suites and of packed that match")
+    add(
+        "--only",
+        type=_pattern,
+        metavar="REGEX",
+        help="only the cases of the speed suites, of packed, decode and models that match",
+    )
     add("--seqs", type=_numbers, metavar="N,...", help="sequence lengths of the suites fa3, gqa and core")
     add("--cases", type=lambda text: _some_of(text, JAX_CASES), default=JAX_CASES, help="parts of the suite jax")
     add(
         "--quick",
         action="store_true",
-        help="a third of the time per pass; only head_dim 128 in fa3, gqa, core and variants",
+        help="a third of the time per pass; only head_dim 128 in fa3, gqa, core and variants; in models tiny ones",
     )
     add("--minutes", type=_minutes, metavar="N", help="start no case after so many minutes, compile time included")
     add(
@@ -103,5 +109,5 @@ def parser() -> argparse.ArgumentParser:
     add("--csv", type=Path, metavar="FILE", help="write the measurements of the speed suites")
     add("--plots", type=Path, metavar="DIR", help="draw ratios and rates as PNG; needs matplotlib")
     add("--from", type=Path, dest="stored", metavar="FILE", help="measure nothing: report on a stored run")
-    add("--list", action="store_true", help="measure nothing: print the cases of the speed suites")
+    add("--list", action="store_true", help="measure nothing: print the cases of the speed suites and of models")
     return made

@@ -114,6 +114,7 @@ class Tile:
 
     def __init__(self, program: Program, data: Tensor, layout: Any, slots: Sequence[Slot]) -> None:
         self.program, self.data, self.layout, self._slots = program, data, layout, slots
+        self._places: Tensor | Sequence[Tensor] = data  # of what `index` gives
 
     @property
     def shape(self) -> list[int]:
@@ -131,7 +132,21 @@ class Tile:
     def index(self, i: Operand) -> Tile:
         place = int(i)
         check(0 <= place < len(self._slots), f"tile {place} of {len(self._slots)}")
-        return Tile(self.program, self.data[place], self.layout, [self._slots[place]])
+        return Tile(self.program, self._places[place], self.layout, [self._slots[place]])
+
+    def _reinterpret(self, dtype: Any, shape: list[int], layout: Any) -> Tile:
+        """Pieces as the `[tiles, rows, columns]` that they are in memory: a tile has one block of a swizzle's columns
+        after the other. What is known of a piece is known of its tile from then on."""
+        count = shape[0]
+        piece_rows, piece_columns = self.shape[-2:]
+        check(dtype == self.dtype and math.prod(shape) == self.data.numel(), f"{self.shape} as {shape} of {dtype}")
+        check(piece_columns * self.data.element_size() == layout.swizzle_byte_width, f"{piece_columns} columns a piece")
+        tiles = torch.full(shape, float("nan"), dtype=self.data.dtype)
+        blocks = [block for tile in tiles for block in tile.split(piece_columns, 1)]
+        self._places = [piece[(None,) * (len(self.shape) - 3)] for block in blocks for piece in block.split(piece_rows)]
+        slots = [Slot(f"tile {i} of {self._slots[0].name}") for i in range(count)]
+        self._slots = [slots[i * count // len(self._slots)] for i in range(len(self._slots))]
+        return Tile(self.program, tiles, layout, slots)
 
     def reshape(self, shape: list[int]) -> Tile:
         return Tile(self.program, self.data.view(shape), self.layout, self._slots)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/package_init.py.jinja
-# hash: ab66bc55c532c486
+# hash: 9734a3496f37a2b2
 """Attention ops as Triton kernels, those for PyTorch in the module `torch`.
 
 Importing the package itself imports no framework.
@@ -23,4 +23,11 @@ VARIANTS = (
     "relative_bias",
     "forgetting",
     "gpt_oss",
+    "chunked",
+    "band",
+    "band_softcap",
+    "band_sink",
+    "band_bias",
+    "band_mask",
+    "band_images",
 )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/jax_init.py.jinja
-# hash: 1190c69c403793ca
+# hash: e275781cd0d63152
 """The attention ops for JAX, one function per variant.
 
 Each op is imported when it is first read, and its kernels when they are first launched.
@@ -16,8 +16,15 @@ __all__ = [
     "HANDLER",
     "RESIDUALS",
     "alibi",
+    "band",
+    "band_bias",
+    "band_images",
+    "band_mask",
+    "band_sink",
+    "band_softcap",
     "causal",
     "causal_dropout",
+    "chunked",
     "document",
     "forgetting",
     "full",
@@ -36,8 +43,15 @@ if _typing.TYPE_CHECKING:
     from ._runtime.jax.kernels import HANDLER
     from ._runtime.jax.primitive import RESIDUALS
     from .alibi.jax_op import alibi
+    from .band.jax_op import band
+    from .band_bias.jax_op import band_bias
+    from .band_images.jax_op import band_images
+    from .band_mask.jax_op import band_mask
+    from .band_sink.jax_op import band_sink
+    from .band_softcap.jax_op import band_softcap
     from .causal.jax_op import causal
     from .causal_dropout.jax_op import causal_dropout
+    from .chunked.jax_op import chunked
     from .document.jax_op import document
     from .forgetting.jax_op import forgetting
     from .full.jax_op import full
@@ -57,8 +71,15 @@ else:
             "HANDLER": "._runtime.jax.kernels:HANDLER",
             "RESIDUALS": "._runtime.jax.primitive:RESIDUALS",
             "alibi": ".alibi.jax_op:alibi",
+            "band": ".band.jax_op:band",
+            "band_bias": ".band_bias.jax_op:band_bias",
+            "band_images": ".band_images.jax_op:band_images",
+            "band_mask": ".band_mask.jax_op:band_mask",
+            "band_sink": ".band_sink.jax_op:band_sink",
+            "band_softcap": ".band_softcap.jax_op:band_softcap",
             "causal": ".causal.jax_op:causal",
             "causal_dropout": ".causal_dropout.jax_op:causal_dropout",
+            "chunked": ".chunked.jax_op:chunked",
             "document": ".document.jax_op:document",
             "forgetting": ".forgetting.jax_op:forgetting",
             "full": ".full.jax_op:full",

@@ -38,6 +38,14 @@ def _window(size: int) -> MaskMod:
     return lambda b, h, q_idx, kv_idx: (q_idx >= kv_idx) & (q_idx - kv_idx < size)
 
 
+def _between(before: int, after: int) -> MaskMod:
+    return lambda b, h, q_idx, kv_idx: (q_idx - kv_idx <= before) & (kv_idx - q_idx <= after)
+
+
+def _chunks(size: int) -> MaskMod:
+    return lambda b, h, q_idx, kv_idx: (q_idx >= kv_idx) & (q_idx // size == kv_idx // size)
+
+
 def _prefix(length: int) -> MaskMod:
     return lambda b, h, q_idx, kv_idx: (q_idx >= kv_idx) | (kv_idx < length)
 
@@ -114,6 +122,20 @@ def _band(size: int) -> Callable[[int, Scalars], int]:
     return lambda seq, scalars: _windowed(seq, size)
 
 
+def _in_band(seq: int, scalars: Scalars) -> int:
+    # The diagonal is in both parts.
+    return _windowed(seq, int(scalars["before"]) + 1) + _windowed(seq, int(scalars["after"]) + 1) - seq
+
+
+def _in_chunks(seq: int, scalars: Scalars) -> int:
+    whole, rest = divmod(seq, int(scalars["size"]))
+    return whole * _windowed(int(scalars["size"]), seq) + _windowed(rest, rest)
+
+
+def _band_of(inputs: Inputs) -> MaskMod:
+    return _between(int(inputs.scalars["before"]), int(inputs.scalars["after"]))
+
+
 def _with_sinks(seq: int, scalars: Scalars) -> int:
     size, sinks = int(scalars["size"]), int(scalars["sinks"])
     return _windowed(seq, size) + sum(min(sinks, q - size + 1) for q in range(size, seq))
@@ -152,5 +174,9 @@ MODS: dict[str, Mods] = {
     "alibi": Mods(pairs=_triangle, mask=lambda inputs: _causal, score=_alibi),
     "gpt_oss": Mods(pairs=_band(128), mask=lambda inputs: _window(128)),
     "forgetting": Mods(pairs=_triangle, mask=lambda inputs: _causal),
+    "chunked": Mods(pairs=_in_chunks, mask=lambda inputs: _chunks(int(inputs.scalars["size"]))),
+    "band": Mods(pairs=_in_band, mask=_band_of),
+    "band_softcap": Mods(pairs=_in_band, mask=_band_of, score=lambda inputs: _softcap(float(inputs.scalars["cap"]))),
+    "band_sink": Mods(pairs=_in_band, mask=_band_of),
     "relative_bias": Mods(pairs=_triangle, mask=lambda inputs: _causal, score=_relative, tensors=_biases),
 }

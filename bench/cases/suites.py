@@ -21,6 +21,10 @@ LONG = 16384
 DIMS_SEQ = 8192
 DIMS = (64, 80, 96, 112, 128, 192, 256)
 
+OF_PAIRS = ("band_bias", "band_mask")
+OF_LIBRARIES = ("band", "band_softcap", "band_sink", "band_images", "chunked")
+"""Variants for the models of other libraries, which `core` has no target for."""
+
 CORE_PEERS = ("flex-max", "cudnn", "fa4")
 
 SCALARS: dict[str, dict[str, int | float]] = {
@@ -114,12 +118,16 @@ def dims(_: Sizes) -> list[Case]:
 
 
 def variants(sizes: Sizes) -> list[Case]:
-    """Every variant of the package, with gradients of its own tensors; no peers by default."""
+    """Every variant of the package, with gradients of its own tensors; no peers by default.
+
+    A tensor with an element for each pair, 2 GB a head at these lengths with its gradient, leaves its variant out.
+    """
     return [
         Case(variant=name, shape=fa3_shape(LONG, dim), scalars=_scalars(name), peers=())
         for dim in sizes.dims
         if dim <= 128
         for name in sorted(load_manifest(), key=lambda each: (each != "causal", each))
+        if name not in OF_PAIRS
     ]
 
 
@@ -139,7 +147,8 @@ def core(sizes: Sizes) -> list[Case]:
     """
     first, *others = sizes.seqs or CORE_SEQS
     decayed = [case for case in fla(sizes) if case.variant == "forgetting"]
-    own = [with_peers(case, ()) for case in (*dims(sizes), *variants(sizes))]
+    chosen = [case for case in variants(sizes) if case.variant not in OF_LIBRARIES]
+    own = [with_peers(case, ()) for case in (*dims(sizes), *chosen)]
     return [*decayed, *_tuned(sizes, (first,)), *own, *_tuned(sizes, others)]
 
 

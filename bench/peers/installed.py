@@ -15,6 +15,10 @@ PACKAGES = {
     "fa4": ("flash_attn.cute", "flash-attn-4"),
     "jax": ("jax", "jax[cuda13]"),
     "kvax": ("kvax", "kvax jax-triton==0.3.1"),
+    "flashinfer": ("flashinfer", "flashinfer-python==0.6.1"),
+    "fa3": ("flash_attn3_jax", "flash-attn3-jax==0.2.3"),
+    "transformers": ("transformers", "transformers==5.17.0"),
+    "flax": ("flax", "flax optax"),
 }
 """Peers that do not come with torch: module and pip name."""
 
@@ -27,6 +31,10 @@ VERSIONS = (
     "jax",
     "jax-triton",
     "kvax",
+    "flashinfer-python",
+    "flash-attn3-jax",
+    "transformers",
+    "flax",
 )
 
 
@@ -60,7 +68,8 @@ def machine() -> dict[str, str]:
 
     import generated
 
-    found = {"gpu": torch.cuda.get_device_name(), "python": sys.version.split()[0]}
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none, on a CPU"
+    found = {"gpu": gpu, "python": sys.version.split()[0]}
     for package in VERSIONS:
         try:
             found[package] = version(package)

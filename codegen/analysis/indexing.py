@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from codegen.ir.expr import Expr, Load, TensorSpec, Var
 
-WIDE_INDICES = ("b", "h", "hkv")
+WIDE_INDICES = ("b", "h", "hkv", "q_head")
 """Index names that kernels hold in 64 bits, for the offsets they are part of. As values they are cast to 32 bits, as
 positions are: a bound that one made wider could not be a coordinate of a TMA copy."""
 

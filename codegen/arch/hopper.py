@@ -76,12 +76,12 @@ class HopperFamily:
         return {columns: -(-columns * LEAST_FILLED // 1) for columns in self.forward_tiles}
 
     def columns(self, head_dim: int) -> int:
-        """Columns of the tile that holds a head_dim."""
+        """Columns of the tile that holds a head_dim that the family serves."""
         return min(columns for columns in self.forward_tiles if columns >= head_dim)
 
     def serves_head_dim(self, head_dim: int) -> bool:
-        """True if a head_dim fills enough of a tile's columns."""
-        return head_dim >= self.least_head_dim[self.columns(head_dim)]
+        """True if a tile holds a head_dim, which fills enough of the tile's columns."""
+        return head_dim <= max(self.forward_tiles) and head_dim >= self.least_head_dim[self.columns(head_dim)]
 
 
 FAMILY = HopperFamily(

@@ -9,8 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-MIN_HEAD_DIM, MAX_HEAD_DIM = 8, 256
+MIN_HEAD_DIM, MAX_HEAD_DIM = 8, 512
 """Columns of q, k and v."""
+
+NARROW_HEAD_DIM = 256
+"""The largest head_dim that every chip serves in every dtype. Wider tiles are split into two parts, take the registers
+of eight warps, and do not fit every chip's shared memory in float32."""
+
+MAX_PAGED_HEAD_DIM = 576
+"""The same on paged caches, which have no gradient: latent attention's keys have 512 columns and 64 of positions."""
 
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 """`tl.dot` and the tile loads need powers of two, and a matrix instruction at least 16."""

@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codegen import PACKAGE, PROGRAM, __version__
+from codegen.cli.calls import described_calls, split_report
 from codegen.cli.options import (
     Option,
     call_options,
     compare_options,
     explain_options,
     force_option,
+    from_config_option,
     json_option,
     lint_options,
     name_argument,
@@ -36,6 +38,7 @@ from codegen.cli.options import (
     passed_on,
     picture_options,
     port_options,
+    split_options,
     studio_options,
     tune_options,
     variants_option,
@@ -45,8 +48,7 @@ from codegen.render import files
 from codegen.util.errors import CodegenError, SpecError, did_you_mean, not_installed
 
 if TYPE_CHECKING:
-    from codegen.inspect.call import Call
-    from codegen.spec.model import Spec, Variant
+    from codegen.spec.model import Spec
 
 EXIT_OK, EXIT_DIFFERENT, EXIT_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -78,14 +80,20 @@ def command(name: str, *options: Option) -> Callable[[Run], Run]:
 # ------------------------------------------------------------------------------------------------------------ commands
 
 
-@command("render", variants_option, out_option, force_option)
+@command("render", from_config_option, variants_option, out_option, force_option)
 def render(args: argparse.Namespace) -> int:
     """Write the package that the spec describes; only files that differ are touched."""
     from codegen.load.hints import hints
 
-    variants = variants_path(args)
     out = out_path(args)
     check_importable(out)
+    if args.from_config is not None:
+        from codegen.cli.from_config import write_spec
+
+        with _extra():
+            args.variants = write_spec(args)
+        print(f"{args.variants}: the variants of the model")
+    variants = variants_path(args)
     spec, texts = _rendered(variants)
     for hint in hints(spec):
         print(f"hint: {hint}", file=sys.stderr)
@@ -101,7 +109,7 @@ def check(args: argparse.Namespace) -> int:
     fresh = _render_package(variants)
     differences = files.compare(out, fresh)
     if not differences:
-        from codegen.inspect.explain import stale
+        from codegen.inspect.tuned_files import stale
 
         print(f"{out}: up to date ({len(fresh)} files)")
         # No difference: whoever changes a kernel may have no such GPU.
@@ -126,9 +134,18 @@ def list_variants(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-@command("show", name_argument, call_options, picture_options, variants_option)
+@command(
+    "show",
+    name_argument,
+    call_options,
+    picture_options,
+    split_options,
+    variants_option,
+    out_option,
+    package_option,
+)
 def show(args: argparse.Namespace) -> int:
-    """Print a variant's formulas and draw which blocks its mask skips."""
+    """Print a variant's formulas and draw which blocks its mask skips, or which of several GPUs computes them."""
     spec = _spec_or_library(args)
     if args.name not in spec.variants:
         hint = did_you_mean(args.name, spec.variants) or f"; it has {', '.join(spec.variants)}"
@@ -140,7 +157,17 @@ def show(args: argparse.Namespace) -> int:
 
         if args.png is not None:
             from codegen.inspect import plot
-    calls = _calls(variant, args)
+    if args.ranks is not None:
+        print(split_report(variant, args))
+        return EXIT_OK
+    if args.seq is not None:
+        raise CodegenError("--seq goes with --ranks; --q-len says how many queries one GPU has")
+    calls = described_calls(variant, args)
+    if args.pages is not None:
+        from codegen.inspect.show_pages import report
+
+        print(report(spec, variant, calls[0], args.pages, encoding=sys.stdout.encoding))
+        return EXIT_OK
     block = shown.default_block(calls, packed=bool(args.segments))
     block_m, block_n = args.block or (block, block)
     grids = [Grid(call=call, block_m=block_m, block_n=block_n) for call in calls]
@@ -154,7 +181,7 @@ def show(args: argparse.Namespace) -> int:
 @command("tune", tune_options, variants_option, out_option, package_option)
 def tune(args: argparse.Namespace) -> int:
     """Measure tiles and families of kernels on this machine's GPU; ops of both frameworks then run the fastest."""
-    from codegen.inspect.explain import DTYPE_NAMES
+    from codegen.spec.model import DTYPE_NAMES
     from codegen.tune.command import Choice, default_jobs, run
 
     choice = Choice(
@@ -177,13 +204,15 @@ def tune(args: argparse.Namespace) -> int:
 
 @command("explain", explain_options, variants_option, out_option, package_option)
 def explain(args: argparse.Namespace) -> int:
-    """Print which tiles a call runs with on a GPU, and from where; without a NAME, what tuning gained there."""
-    from codegen.inspect.explain import Question, answer, gains
-
+    """Print which tiles a call runs with on a GPU, and how decoding is split; without a NAME, what tuning gained."""
     out = package_path(args)
     if args.name is None:
+        from codegen.inspect.tuned_files import gains
+
         print("\n".join(gains(out, args.gpu or "")))
         return EXIT_OK
+    with _extra():
+        from codegen.inspect.explain import Question, answer
     question = Question(
         variant=args.name,
         gpu=args.gpu or "",
@@ -192,8 +221,9 @@ def explain(args: argparse.Namespace) -> int:
         seq=args.seq,
         group=args.group,
         mode=args.mode,
+        kv_heads=args.kv_heads,
     )
-    print("\n".join(answer(out, question)))
+    print("\n".join(answer(out, question, _spec_or_library(args).variants.get(args.name))))
     return EXIT_OK
 
 
@@ -282,32 +312,6 @@ def bench(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise CodegenError(f"the benchmark needs {error.name}, which is not installed") from None
     return int(measure(args.arguments))
-
-
-def _calls(variant: Variant, args: argparse.Namespace) -> list[Call]:
-    """The call that `args` describe, or the sequences of a packed one."""
-    from codegen.inspect.call import make_call, make_packed_calls
-
-    head, scalars, tensors = args.head, dict(args.set), {name: Path(file) for name, file in args.tensor}
-    if args.segments:
-        for option, value in (("--q-len", args.q_len), ("--kv-len", args.kv_len), ("--batch", args.batch)):
-            if value is not None:
-                raise CodegenError(f"{option} is no option of a packed call: leave it out, or --segments")
-        lengths, q_offset = args.segments, 0 if args.q_offset == "end" else args.q_offset
-        return make_packed_calls(variant, lengths=lengths, q_offset=q_offset, head=head, scalars=scalars, files=tensors)
-    q_len = args.q_len or 1024
-    kv_len = args.kv_len or q_len
-    call = make_call(
-        variant,
-        q_len=q_len,
-        kv_len=kv_len,
-        q_offset=kv_len - q_len if args.q_offset == "end" else args.q_offset,
-        batch=args.batch or 0,
-        head=head,
-        scalars=scalars,
-        files=tensors,
-    )
-    return [call]
 
 
 def _spec_or_library(args: argparse.Namespace) -> Spec:

@@ -29,6 +29,11 @@ def out_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def from_config_option(parser: argparse.ArgumentParser) -> None:
+    what = "write the spec of a model of transformers, made from its config, beside --out or to --variants; then render"
+    parser.add_argument("--from-config", type=Path, metavar="CONFIG", help=what)
+
+
 def package_option(parser: argparse.ArgumentParser) -> None:
     what = f"the package by the name that Python imports it by, in the place of --out (default: {PACKAGE})"
     parser.add_argument("--package", metavar="NAME", help=what)
@@ -66,7 +71,19 @@ def call_options(parser: argparse.ArgumentParser) -> None:
 def picture_options(parser: argparse.ArgumentParser) -> None:
     size = "queries by keys of a block (default: from 64 on, packed from 1 on, such that every block is drawn)"
     parser.add_argument("--block", type=_block, metavar="M[xN]", help=size)
+    what = "a call on a cache of pages of N tokens: those that its last query reads, and its splits"
+    parser.add_argument("--pages", type=_at_least(1), metavar="N", help=what)
     parser.add_argument("--png", type=Path, metavar="FILE", help="also draw an image; needs matplotlib")
+
+
+def split_options(parser: argparse.ArgumentParser) -> None:
+    """How the call is split over several GPUs; all of it goes with `--ranks`."""
+    add = parser.add_argument_group("several GPUs, by the planner of a package").add_argument
+    add("--ranks", type=_at_least(1), metavar="N", help="draw which of N GPUs computes what, with predicted times")
+    add("--seq", type=_at_least(1), metavar="N", help="queries and keys (default: 131072)")
+    add("--heads", type=_heads, default=(32, 8), metavar="N/N", help="query heads and key heads (default: 32/8)")
+    add("--head-dim", type=_at_least(8), default=128, metavar="N", help="(default: 128)")
+    add("--strategy", default="auto", metavar="NAME", help="how ranks compute together (default: auto, the fastest)")
 
 
 def studio_options(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +95,7 @@ def tune_options(parser: argparse.ArgumentParser) -> None:
     """What to tune, and how long; what is not named is tuned for all that the spec names, but for float32."""
     add = parser.add_argument
     add("names", nargs="*", metavar="VARIANT", help="variants of the package (default: all)")
-    add("--passes", type=_words, default=[], metavar="LIST", help="of fwd,dkdv,dq (default: all)")
+    add("--passes", type=_words, default=[], metavar="LIST", help="of fwd,dkdv,dq (default: these), decode,paged_fwd")
     add("--dtypes", type=_words, default=[], metavar="LIST", help="such as bf16,fp16 (default: the spec's 16-bit ones)")
     add("--head-dims", type=_numbers, default=[], metavar="LIST", help="such as 64,128 (default: the spec's)")
     add("--seqs", type=_numbers, default=[], metavar="LIST", help="lengths to time (default: 512 to 16384)")
@@ -99,6 +116,7 @@ def explain_options(parser: argparse.ArgumentParser) -> None:
     add("--seq", type=_at_least(1), default=4096, metavar="N", help="keys of a sequence (default: 4096)")
     add("--group", type=_at_least(1), default=1, metavar="N", help="query heads per key head (default: 1)")
     add("--mode", default="dense", metavar="NAME", help="dense, packed or segmented (default: dense)")
+    add("--kv-heads", type=_at_least(1), default=8, metavar="N", help="key heads, for splits of a cache (default: 8)")
 
 
 def _words(text: str) -> list[str]:
@@ -141,8 +159,8 @@ def lint_options(parser: argparse.ArgumentParser) -> None:
     add("--arch", metavar="NAME,...", help="chips such as sm_90,gfx942 (default: all)")
     add("--dtype", metavar="NAME,...", help="types of q, k and v (default: bfloat16,float32)")
     add("--head-dim", metavar="D,...", help="default: the spec's, and the largest that each config serves")
-    add("--passes", metavar="NAME,...", help="among fwd,dkdv,dq (default: all)")
-    add("--modes", metavar="NAME,...", help="among dense,packed,segmented (default: all)")
+    add("--passes", metavar="NAME,...", help="among fwd,dkdv,dq,decode,paged_fwd (default: all)")
+    add("--modes", metavar="NAME,...", help="among dense,packed,segmented,paged (default: all)")
     add("--fast", action="store_true", help="every config for one variant, every variant for one config")
     add("--tuned", action="store_true", help="also what is tuned, for the chips of those GPUs")
     add("--jobs", type=_at_least(1), default=os.cpu_count() or 1, metavar="N", help="processes (default: a core each)")
@@ -164,6 +182,13 @@ def compare_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--jobs", type=_at_least(2), default=max(2, os.cpu_count() or 2), metavar="N", help="processes (default: cores)"
     )
+
+
+def _heads(text: str) -> tuple[int, int]:
+    counts = text.split("/")
+    if len(counts) > 2 or not all(count.isdecimal() and int(count) > 0 for count in counts):
+        raise argparse.ArgumentTypeError(f"expected query heads and key heads such as 32/8, got {text!r}")
+    return int(counts[0]), int(counts[-1])
 
 
 def _at_least(least: int) -> Callable[[str], int]:

@@ -7,21 +7,25 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import geometric_mean
 from typing import Any
 
 from codegen import PROGRAM
 from codegen.analysis.call_modes import Mode
-from codegen.arch.chips import ARCHS, CHIPS, GPU_CHIPS
+from codegen.analysis.schedule import Schedule, analyse
+from codegen.arch.chips import ARCHS, CHIPS, DEFAULT_MULTIPROCESSORS, GPU_CHIPS
+from codegen.arch.paged import PagedPass, PagedTileConfig
 from codegen.arch.tile_rules import MAX_HEAD_DIM, MIN_HEAD_DIM
 from codegen.compile.packages import find_package
-from codegen.spec.model import DTYPES
+from codegen.inspect.decode import split, splitting, text_of
+from codegen.inspect.tuned_files import this_gpu
+from codegen.plan.paged import paged_plan
+from codegen.spec.model import DTYPE_NAMES, DTYPES, Variant
 from codegen.util.choices import checked_names
 from codegen.util.errors import CodegenError, did_you_mean
 from codegen.util.text import aligned
 
-DTYPE_NAMES = {**{name: name for name in DTYPES}, "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-"""Spelling of a dtype in an option -> dtype."""
+DEFAULT_KV_HEADS = 8
+"""Key heads of the call on paged caches that is explained, if the question names no number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +39,12 @@ class Question:
     seq: int
     group: int
     mode: str
+    kv_heads: int = DEFAULT_KV_HEADS
 
 
-def answer(out: Path, question: Question) -> list[str]:
-    """The lines that answer a question about the package in `out`."""
+def answer(out: Path, question: Question, spec_variant: Variant | None = None) -> list[str]:
+    """The lines that answer a question about the package in `out`; `spec_variant` as the package's spec has it, where
+    it is at hand."""
     package = find_package(out).name
     configs = importlib.import_module(f"{package}._runtime.core.configs")
     tuned = importlib.import_module(f"{package}._runtime.core.tuned")
@@ -48,7 +54,7 @@ def answer(out: Path, question: Question) -> list[str]:
     (mode,) = checked_names("--mode", [question.mode], [str(each) for each in Mode])
     if question.head_dim > MAX_HEAD_DIM:
         raise CodegenError(f"--head-dim: expected {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, got {question.head_dim}")
-    named = question.gpu or _this_gpu(tuned)
+    named = question.gpu or this_gpu(tuned)
     arch = _arch(out, named)
     gpu = "" if named == arch else named
     problem = tuned.Problem(mode, dtype, question.head_dim, question.group, question.seq)
@@ -72,7 +78,74 @@ def answer(out: Path, question: Question) -> list[str]:
         decisions = {name: configs.decision(part, variant, gpu, problem, dims) for name, part in passes}
         reasons = list(_family_text(tiles, decisions, path))
     lines = [f"{variant} on {place}: {problem}", "", *aligned(rows), "", *reasons]
-    return [*lines, *_ladder_text(path, gpu, has_families=not refusal)]
+    lines += _ladder_text(path, gpu, has_families=not refusal)
+    if tuned.PAGED not in hashes[variant]:
+        return lines
+    choices = importlib.import_module(f"{package}._runtime.core.paged_tiles").paged_ladder(
+        variant, arch, gpu, tuned.PagedProblem(dtype, dtype, question.head_dim, question.group)
+    )
+    lines += ["", *_paged_text(choices, question, path, arch, spec_variant)]
+    prompts = importlib.import_module(f"{package}._runtime.core.prompts")
+    if prompts.suits_hopper(variant, arch, dtype, dims):
+        pages = f"pages of {prompts.LEAST_PAGE} keys and more, a multiple of {prompts.PAGE_FACTOR}"
+        lines.append(f"prompts whose blocks occupy half of the chip run the family hopper on {pages}")
+    return lines
+
+
+PAGED_FIELDS = ("block_m", "block_n", "num_warps", "num_stages", "keys_per_split")
+
+DECODE_LENGTHS = (1024, 8192, 32_768, 131_072)
+"""Lengths for which the parts of a sequence are listed."""
+
+
+def _paged_text(
+    choices: Mapping[str, Any], question: Question, path: Path, arch: str, variant: Variant | None
+) -> Iterator[str]:
+    """The tiles of calls on paged caches, and into how many parts a decoding sequence is split."""
+    heads = f"group {question.group}, {question.kv_heads} key heads, {DEFAULT_MULTIPROCESSORS} multiprocessors"
+    yield f"on paged caches, in any batch and on pages of any size: {heads}"
+    yield ""
+    tiles = [
+        (name, *(str(getattr(choice.tile, field)) for field in PAGED_FIELDS), _paged_reason(choice, path, arch))
+        for name, choice in choices.items()
+    ]
+    yield from aligned([("pass", *PAGED_FIELDS, "from"), *tiles])
+    if variant is None:
+        return
+    decode, prompts = (PagedTileConfig(**choices[each].tile._asdict()) for each in PagedPass)
+    how = splitting(decode, prompts, q_len=1, group=question.group, kv_heads=question.kv_heads)
+    steps = {length: split(variant, how, q_len=1, kv_len=length)[0] for length in DECODE_LENGTHS}
+    rows = [
+        (str(length), text_of(found.read), str(len(found.parts)), str(max(part.keys for part in found.parts)))
+        for length, found in steps.items()
+    ]
+    yield ""
+    yield from aligned([("keys", "read by the last query", "splits", "keys of each"), *rows])
+    yield ""
+    yield f"tiles of {how.block_m} rows; a program may take several splits of a large batch: results have the same bits"
+    yield _reads_text(variant, steps[DECODE_LENGTHS[-1]].read, DECODE_LENGTHS[-1])
+
+
+def _reads_text(variant: Variant, read: Sequence[range], kv_len: int) -> str:
+    """Whether a decoding step reads the pages of all keys; `read`: what it reads of `kv_len`."""
+    if list(read) != [range(kv_len)]:
+        return "other keys are never read, nor their pages' numbers: the pages may be freed"
+    planned = paged_plan(variant)
+    if planned is not None and planned.looks:
+        return "a split reads from the block of the first key that its rows may see to the last such key"
+    if analyse(variant.mask).schedule in (Schedule.RANGES, Schedule.LISTS):
+        return "every key is read, and the mask applied: what it keeps does not follow from positions alone"
+    return "every key is read"
+
+
+def _paged_reason(choice: Any, path: Path, arch: str) -> str:
+    entry = choice.entry
+    if entry is None:
+        return f"default of {arch}"
+    gained = "" if entry.default_ms is None else f", default {entry.default_ms:.4g} ms"
+    problem = entry.problem
+    where = f"{path.parent.name}/{path.name}: {problem.dtype} group {problem.group}"
+    return f"{where}, {entry.ms:.4g} ms on average{gained}, Triton {entry.triton}"
 
 
 def _family_text(tiles: Mapping[str, Any], decisions: Mapping[str, Any], path: Path) -> Iterator[str]:
@@ -100,72 +173,6 @@ def _verdict_text(decision: Any, path: Path) -> str:
         f"{verdict.pass_name}: {_CONTENDERS[decision.kernels]}, {why}: {path.parent.name}/{path.name}: {problem.dtype} "
         f"seq {problem.seq} group {problem.group}: {', '.join(times)}, Triton {verdict.triton}"
     )
-
-
-def stale(out: Path) -> list[str]:
-    """A line for each tuned file that was measured, in part or whole, on other code than that of the present
-    kernels."""
-    if not (out / "tuned").is_dir():
-        return []
-    package = find_package(out).name
-    tuned = importlib.import_module(f"{package}._runtime.core.tuned")
-    lines = []
-    for path in sorted((out / "tuned").glob("*/*.json")):
-        name = path.relative_to(out).as_posix()
-        try:
-            old = tuned.stale_parts(path.stem, tuned.read(path))
-        except ValueError as error:
-            lines.append(f"{name}: cannot be read: {error}")
-            continue
-        if old:
-            lines.append(f"{name}: {', '.join(old)} measured on other kernels than these: tune again, or delete it")
-    return lines
-
-
-def gains(out: Path, gpu: str) -> list[str]:
-    """What tuning gained on a GPU: time of the default tiles over time of the tuned tiles, geometric means by
-    variant."""
-    package = find_package(out).name
-    tuned = importlib.import_module(f"{package}._runtime.core.tuned")
-    passes = importlib.import_module(f"{package}._runtime.core.configs").PASSES
-    folder = out / "tuned" / (gpu or _this_gpu(tuned))
-    rows = [("variant", *passes, "all", "most", "cases")]
-    every: dict[str, list[float]] = {name: [] for name in passes}
-    for path in sorted(folder.glob("*.json")):
-        ratios: dict[str, list[float]] = {name: [] for name in passes}
-        try:
-            entries = tuned.read(path).entries
-        except ValueError as error:
-            raise CodegenError(f"{path}: cannot be read: {error}") from None
-        for entry in entries:
-            if entry.default_ms is not None:
-                ratios[entry.pass_name].append(entry.default_ms / entry.ms)
-        rows.append(_gain_row(path.stem, ratios))
-        for name in passes:
-            every[name] += ratios[name]
-    if len(rows) == 1:
-        raise CodegenError(f"{folder}: no tuned files there; `{PROGRAM} tune` on that GPU makes them")
-    rows.append(_gain_row("all", every))
-    heading = f"defaults' time over that of the tuned tiles on {folder.name}, geometric means over lengths and dtypes"
-    return [heading, "", *aligned(rows)]
-
-
-def _gain_row(name: str, ratios: Mapping[str, Sequence[float]]) -> tuple[str, ...]:
-    together = [ratio for each in ratios.values() for ratio in each]
-    means = [f"{geometric_mean(each):.2f}" if each else "-" for each in (*ratios.values(), together)]
-    return (name, *means, f"{max(together):.2f}" if together else "-", str(len(together)))
-
-
-def _this_gpu(tuned: Any) -> str:
-    try:
-        import torch
-
-        found = torch.cuda.is_available()
-    except ModuleNotFoundError:
-        found = False
-    if not found:
-        raise CodegenError("--gpu: expected a GPU's name, such as h100: there is none on this machine")
-    return str(tuned.gpu_key(torch.cuda.get_device_name()))
 
 
 def _reason(choice: Any, path: Path, arch: str) -> str:

@@ -119,11 +119,11 @@ def picture(variant: Variant, grids: Sequence[Grid], segments: Sequence[int] = (
 
 def report(p: Picture, *, columns: int, encoding: str) -> str:
     """The text of `show` for a terminal of that width. What its encoding lacks is drawn in ASCII."""
-    symbols = BLOCK_SYMBOLS if _can_print("".join(BLOCK_SYMBOLS.values()), encoding) else ASCII_SYMBOLS
+    symbols = BLOCK_SYMBOLS if can_print("".join(BLOCK_SYMBOLS.values()), encoding) else ASCII_SYMBOLS
     lines = [
         ": ".join(filter(None, (p.variant.name, " ".join(p.variant.doc.split())))),
         "",
-        *_facts(p.variant, p.grids[0].call),
+        *facts(p.variant, p.grids[0].call),
         "",
         *_caption(p),
         "",
@@ -134,7 +134,8 @@ def report(p: Picture, *, columns: int, encoding: str) -> str:
     return "\n".join(lines).encode(encoding, "replace").decode(encoding)
 
 
-def _can_print(text: str, encoding: str) -> bool:
+def can_print(text: str, encoding: str) -> bool:
+    """Whether an encoding has all characters of a text."""
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
@@ -145,7 +146,8 @@ def _can_print(text: str, encoding: str) -> bool:
 # ------------------------------------------------------------------------------------------------------------- the spec
 
 
-def _facts(variant: Variant, call: Call) -> list[str]:
+def facts(variant: Variant, call: Call) -> list[str]:
+    """What an entry says, a line each."""
     extras = {
         "decay": "decay: log-decay g [B, S, Hq]; its running sum at q_idx less that at kv_idx is added to the score",
         "sink": "sink: a logit per head, sink [Hq], in the denominator only",

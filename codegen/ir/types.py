@@ -42,8 +42,9 @@ class Level(IntEnum):
 TILE_NAMES = frozenset((SCORE, "qk"))
 """Names of score tiles."""
 
-QUERY_NAMES = frozenset(("q_idx", "q_row", "rows"))
-"""Names of vectors over query rows. `q_row` is a row plus the query offset, `rows` where the token of a row lies."""
+QUERY_NAMES = frozenset(("q_idx", "q_row", "rows", "q_head"))
+"""Names of vectors over query rows. `q_row` is a row plus the query offset, `rows` where the token of a row lies,
+`q_head` its query head, in tiles that hold the rows of several heads."""
 
 KEY_NAMES = frozenset(("kv_idx", "cols"))
 """Names of vectors over keys. `cols` is where the token of a key lies."""

@@ -13,12 +13,15 @@ import torch  # noqa: F401 - compiling needs both; a missing one is reported bef
 import triton  # noqa: F401
 
 from codegen.analysis.call_modes import Mode
+from codegen.arch.paged import PagedPass
 from codegen.arch.tile_rules import MAX_HEAD_DIM, MIN_HEAD_DIM
 from codegen.compile.offline import check_not_interpreted
 from codegen.compile.pool import WorkerDiedError, spread
 from codegen.lint import report
-from codegen.lint.jobs import Selection, default_dtypes, jobs, tuned_jobs
+from codegen.lint.jobs import Job, Selection, default_dtypes, jobs, tuned_jobs
 from codegen.lint.look import Finding, Task, failed, look_at, main_kernel
+from codegen.lint.paged_jobs import PagedJob, paged_jobs, single_jobs
+from codegen.plan.kernel_files import PAGED
 from codegen.spec.model import DTYPES, Pass, Spec
 from codegen.util.choices import checked_names, listed_names
 from codegen.util.errors import CodegenError
@@ -28,13 +31,16 @@ from codegen.util.terminal import StatusLine, print_coloured
 def selection(spec: Spec, args: argparse.Namespace) -> Selection:
     """The selection of a command line; raises `CodegenError` for an unknown name, and if nothing can be compiled."""
     check_not_interpreted()
+    passes = listed_names("--passes", args.passes, [*Pass, *PagedPass]) or (*Pass, *PagedPass)
+    modes = listed_names("--modes", args.modes, [*Mode, PAGED]) or (*Mode, PAGED)
     return Selection(
         variants=checked_names("variant", args.names, spec.variants) or tuple(spec.variants),
         archs=listed_names("--arch", args.arch, spec.archs) or tuple(spec.archs),
         dtypes=listed_names("--dtype", args.dtype, DTYPES) or default_dtypes(spec),
         head_dims=_head_dims(args.head_dim),
-        passes=[Pass(name) for name in listed_names("--passes", args.passes, [p.value for p in Pass])] or tuple(Pass),
-        modes=[Mode(name) for name in listed_names("--modes", args.modes, [m.value for m in Mode])] or tuple(Mode),
+        passes=[each for each in Pass if each in passes],
+        modes=[each for each in Mode if each in modes],
+        paged=[each for each in PagedPass if each in passes and PAGED in modes],
         fast=args.fast,
         tuned=args.tuned,
     )
@@ -46,7 +52,8 @@ def run(spec: Spec, package: Path, selected: Selection, processes: int) -> tuple
     chosen = jobs(spec, selected)
     if selected.tuned:
         chosen += tuned_jobs(folder / "tuned", selected, chosen)
-    tasks = [Task(job=job, variant=spec.variants[job.variant], package=folder) for job in chosen]
+    every: list[Job | PagedJob] = [*chosen, *paged_jobs(spec, selected, folder / "tuned")]
+    tasks = [Task(job=job, variant=spec.variants[job.variant], package=folder) for job in every]
     start = time.monotonic()
     findings: list[Finding] = []
     died: list[Task] = []
@@ -60,7 +67,7 @@ def run(spec: Spec, package: Path, selected: Selection, processes: int) -> tuple
             status.done += 1
             status.show("calls compiled")
     # One kernel of each of these tasks crashes the compiler: compile them one by one.
-    alone = [replace(task, job=replace(task.job, configs=(entry,))) for task in died for entry in task.job.configs]
+    alone = [replace(task, job=job) for task in died for job in single_jobs(task.job)]
     for task, result in spread(look_at, alone, processes):
         findings += _found(task, result)
     return report.without_repetition(findings), time.monotonic() - start

@@ -12,7 +12,8 @@ from codegen.analysis.call_modes import Mode
 from codegen.analysis.schedule import Schedule, analyse
 from codegen.arch import hopper
 from codegen.arch.chips import CHIPS
-from codegen.arch.tile_rules import TileConfig
+from codegen.arch.paged import PagedPass
+from codegen.arch.tile_rules import NARROW_HEAD_DIM, TileConfig
 from codegen.plan.traits import hopper_backward_tile, hopper_forward_tile, hopper_long_forward_tile
 from codegen.plan.variant import plan
 from codegen.spec.model import ArchSpec, Pass, PassConfigs, Spec, Variant
@@ -48,7 +49,10 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What of a spec is looked at; with `tuned` the tiles of the package's tuned files, too."""
+    """What of a spec is looked at; with `tuned` the tiles of the package's tuned files, too.
+
+    `modes` and `passes` leave out calls on paged caches, which `paged` selects by their own passes.
+    """
 
     variants: Sequence[str]
     archs: Sequence[str]
@@ -58,6 +62,7 @@ class Selection:
     head_dims: Sequence[int] | None = None
     fast: bool = False
     tuned: bool = False
+    paged: Sequence[PagedPass] = tuple(PagedPass)
 
 
 def default_dtypes(spec: Spec) -> tuple[str, ...]:
@@ -121,14 +126,18 @@ def _fast_part(found: Sequence[Job], spec: Spec, selection: Selection) -> list[J
     What a tile takes of a chip it takes in any variant; what may not compile at all is in a variant, a mode or a pass,
     whatever the chip. Of the product these run:
 
-    - of one variant in dense calls every distinct tile; every chip with each pass, dtype and head_dim;
+    - of one variant in dense calls every distinct tile; every chip with each pass, dtype and head_dim. Head dims
+      beyond 256, whose kernels take up to a minute each, for one chip and dtype alone;
     - of every variant each mode, and each pass of each family of kernels, for one chip and head_dim;
     - every mode with every pass of every family, of a variant with tables of blocks and of one without.
     """
+    arch = FAST_ARCH if FAST_ARCH in selection.archs else selection.archs[0]
+    if selection.head_dims is None:
+        wide = (arch, selection.dtypes[0])
+        found = [job for job in found if job.head_dim <= NARROW_HEAD_DIM or (job.arch, job.dtype) == wide]
     single = [replace(job, configs=(entry,)) for job in found for entry in job.configs]
     one = FAST_VARIANT if FAST_VARIANT in selection.variants else selection.variants[0]
     dims = selection.head_dims or (FAST_DIM,)
-    arch = FAST_ARCH if FAST_ARCH in selection.archs else selection.archs[0]
     by_table = (Schedule.LISTS, Schedule.RANGES)
     with_tables = {name for name in selection.variants if analyse(spec.variants[name].mask).schedule in by_table}
     common = (arch, selection.dtypes[0], dims[0])
@@ -204,6 +213,9 @@ def _calls(
 ) -> Iterator[Job]:
     """One call with the configs of long sequences, and one per short length with the configs that it adds."""
     long = _long(arch, dtype)
+    # A chip may have no config for wide head_dims, in a dtype: calls refuse them.
+    if head_dim > min(max(by_dim) for by_dim in long.values()):
+        return
     served = {p: min(largest for largest in long[p] if largest >= head_dim) for p in passes}
     seen: set[tuple[Pass, TileConfig]] = set()
     short: list[PassConfigs] = [] if dtype == "float32" else list(arch.short.values())

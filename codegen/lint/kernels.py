@@ -20,6 +20,7 @@ _NVIDIA_MATRIX = re.compile(r"^\s*(?:@%p\d+ )?(wgmma\.mma_async|tcgen05\.mma|mma
 _AMD_MATRIX = re.compile(r"^\s*v_(mfma)_(\S+)", re.MULTILINE)
 _SHAPE = re.compile(r"m\d+n\d+k\d+|\d+x\d+x\d+|kind::\w+")
 _SHORT_NAMES = {"wgmma.mma_async": "wgmma", "tcgen05.mma": "tcgen05"}
+_COPY = re.compile(r"cp\.async\.c[ag]\.shared\.global\s+\[[^\]]+\],\s*\[[^\]]+\],\s*(\w+)")
 _ANY_NOTE = re.compile(r"(?:warning|info)\s*:\s*(.*wgmma.*)")
 
 
@@ -28,7 +29,7 @@ class Usage:
     """What one program takes: `registers` of a thread, spilled and shared memory in bytes, the former per thread.
 
     `instructions` counts the matrix instructions in the code, by kind and shape; `notes` is what the assembler said
-    of them.
+    of them. `copied`: bytes that the asynchronous copies of the code bring to shared memory, each instruction once.
     """
 
     threads: int
@@ -37,6 +38,7 @@ class Usage:
     spill_loads: int
     shared: int
     tensor_columns: int = 0
+    copied: int = 0
     instructions: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -56,6 +58,7 @@ def _nvidia_usage(kernel: Compiled, chip: Chip) -> Usage:
         spill_loads=_number(r"(\d+) bytes spill loads", log),
         shared=kernel.metadata.shared,
         tensor_columns=getattr(kernel.metadata, "tmem_size", None) or 0,
+        copied=sum(int(size, 0) for size in _COPY.findall(kernel.asm["ptx"])) * kernel.metadata.num_warps * chip.lanes,
         instructions=_instructions(_NVIDIA_MATRIX, kernel.asm["ptx"]),
         notes=tuple(dict.fromkeys(_ANY_NOTE.findall(log))),
     )

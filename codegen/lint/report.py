@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 from codegen.arch.chips import CHIPS
-from codegen.lint.look import Finding, pass_of
+from codegen.lint.look import Finding
 from codegen.render.files import write_atomically
 from codegen.util.text import aligned
 
@@ -73,7 +73,7 @@ def _key(finding: Finding) -> _Key:
     if config is None:
         return (job.arch, "-", 0, "-", ())
     tile = (config.block_m, config.block_n, config.num_warps, config.num_stages)
-    return (job.arch, job.dtype, job.head_dim, str(pass_of(finding.kernel)), tile)
+    return (job.arch, job.dtype, job.head_dim, finding.pass_name, tile)
 
 
 def _row(group: Sequence[Finding]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ business; rules between entries are those of the readers.
 from __future__ import annotations
 
 from codegen.arch.chips import ARCHS
+from codegen.arch.paged import LEAST_KEYS, PagedPass
 from codegen.arch.tile_rules import MAX_HEAD_DIM, MIN_HEAD_DIM, TILE_FIELDS
 from codegen.ir.expr import INDEX_NAMES, ScalarType
 from codegen.load.shapes import (
@@ -54,6 +55,21 @@ TILE = Record(
     required=tuple(TILE_FIELDS),
     missing=f"a config gives all of {' '.join(TILE_FIELDS)}, missing {{names}}",
 )
+SPLIT_FIELD = "keys_per_split"
+PAGED_TILE_SHAPES: dict[str, TileField | Integer] = {
+    **TILE_SHAPES,
+    SPLIT_FIELD: Integer(
+        rule="the keys of a split must be at least 1",
+        low=1,
+    ),
+}
+PAGED_TILE = Record(
+    description=f"Config of a kernel on paged caches; `{SPLIT_FIELD}`, the least keys of a split, is {LEAST_KEYS} by "
+    "default.",
+    fields=PAGED_TILE_SHAPES,
+    required=tuple(TILE_FIELDS),
+    missing=TILE.missing,
+)
 
 _PASS_DOCS = {
     Pass.FWD: "The forward kernel: o and lse.",
@@ -65,6 +81,25 @@ PASS_TABLES = {
     for p in Pass
 }
 PASSES = Record(description="Configs by pass and largest head_dim served.", noun="pass", fields=PASS_TABLES)
+
+_PAGED_DOCS = {
+    PagedPass.DECODE: "The forward on paged caches of few rows; `block_m` is raised to the rows of a sequence.",
+    PagedPass.PAGED_FWD: "The forward on paged caches of prompts.",
+}
+PAGED_TABLES = {
+    p.value: NumberedTable(
+        description=_PAGED_DOCS[p], key=HEAD_DIM, value=Reference(path="paged_tile"), may_be_empty=False
+    )
+    for p in PagedPass
+}
+ALL_PASSES = Record(
+    description=f"{PASSES.description} What is left out of those on paged caches has a default.",
+    noun="pass",
+    fields={
+        **{p.value: Reference(path=f"passes/properties/{p.value}") for p in Pass},
+        **PAGED_TABLES,
+    },
+)
 
 FLOAT32 = "float32"
 """The key of an arch under which the configs for 4-byte inputs stand."""
@@ -79,8 +114,8 @@ ARCH = Record(
     description=f"Configs for 16-bit inputs, and under `{FLOAT32}` for 4-byte inputs.",
     noun="pass",
     fields={
-        **{p.value: Reference(path=f"passes/properties/{p.value}") for p in Pass},
-        FLOAT32: Reference(path="passes"),
+        **{p.value: Reference(path=f"all_passes/properties/{p.value}") for p in (*Pass, *PagedPass)},
+        FLOAT32: Reference(path="all_passes"),
         SHORT_KEY: SHORT,
     },
 )
@@ -186,6 +221,8 @@ DEFINITIONS: dict[str, Shape] = {
     "tensor": TENSOR,
     "scalar": AnyOf(options=(SCALAR_TYPE, *SCALAR_RANGES.values())),
     "passes": PASSES,
+    "all_passes": ALL_PASSES,
     "tile": TILE,
+    "paged_tile": PAGED_TILE,
 }
 """The shapes that a `Reference` points to."""

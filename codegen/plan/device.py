@@ -14,6 +14,9 @@ _FUNCTIONS = {op: (function,) for op, function in HELPERS.items()} | {
 }
 """What a kernel's plan lists in `helpers` -> the functions to import for it."""
 
+HELPER_FUNCTIONS = frozenset(_FUNCTIONS)
+"""All that a plan may list in `helpers`."""
+
 
 def device_functions(helpers: Iterable[str]) -> list[str]:
     """The functions to import for the `helpers` of a plan.

@@ -278,7 +278,7 @@ class ForwardPlan:
         reads |= uses(self.visits, self._producer_prologue)
         own += " BLOCK_M num_heads q_len block_seqs_ptr"
         own += " group_size" if "hkv" in reads else ""
-        own += " q_offset Q_OFFSET_PER_BATCH" if "q_shift" in reads and self.kernel.has_offset else ""
+        own += " q_offset Q_OFFSET_PER_BATCH Q_AT_END" if "q_shift" in reads and self.kernel.has_offset else ""
         return role(self.kernel, self._args, self.constants, reads, own)
 
     @cached_property
@@ -301,7 +301,7 @@ class ForwardPlan:
         """The warpgroups that compute."""
         kernel, variant = self.kernel, self.variant
         own = "o_ptr lse_ptr stride_ob stride_oh stride_os q_len kv_len HEAD_DIM_V BLOCK_DV BLOCK_M BLOCK_N RAGGED"
-        own += " q_total" if kernel.packed else " num_heads"
+        own += " stride_lseb stride_lseh" if kernel.paged else " q_total" if kernel.packed else " num_heads"
         own += " scale" if kernel.linear else ""
         own += " sink_ptr" if variant.sink else ""
         own += " seed threshold keep_scale num_heads DROPOUT" if variant.dropout else ""

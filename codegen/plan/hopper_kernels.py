@@ -46,9 +46,13 @@ def sums_by_keys(terms: Sequence[GradientTerm]) -> bool:
 
 def forward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> KernelPlan:
     """The kernel of o and lse. It adds what all keys of a row share to the row's maximum."""
-    own = logits(variant, sign.mode).split_by_rows(in_order=_in_order(sign))
-    builder = HopperBuilder(variant, sign.mode, own, query_axis=0)
+    builder = HopperBuilder(variant, sign.mode, forward_logits(variant, sign), query_axis=0)
     return query_kernel(builder, analysis, sign, name="hopper_fwd", args=sign.fwd(), constants=sign.constants())
+
+
+def forward_logits(variant: Variant, sign: Signatures) -> Logits:
+    """The logits of a forward, without what all keys of a row share."""
+    return logits(variant, sign.mode).split_by_rows(in_order=_in_order(sign))
 
 
 def backward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> KernelPlan:

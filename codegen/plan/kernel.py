@@ -131,6 +131,11 @@ class KernelPlan(InMode):
     mode: Mode = Mode.DENSE
 
     @property
+    def paged(self) -> bool:
+        """True if keys and values lie in pages."""
+        return False
+
+    @property
     def shares_work(self) -> bool:
         """True if Hopper's programs fetch work from an atomic counter: if the work of a block depends on the call's
         tensors, not on its index alone, or if blocks are taken in an order of their own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from codegen.plan.hopper_kernels import sums_by_keys
+from codegen.plan.paged import PagedPlan
 from codegen.plan.variant import VariantPlan
 
 PORTABLE = "portable"
@@ -31,4 +32,24 @@ def measured_kernels(planned: VariantPlan) -> dict[str, tuple[str, list[str]]]:
         BACKWARD: (BACKWARD, [planned.hopper_bwd.name]),
         WIDE_BACKWARD: (BACKWARD, [planned.hopper_bwd_wide.name]),
         DELTA: (PORTABLE, [planned.hopper_delta.name, *after]),
+    }
+
+
+PAGED = "paged"
+"""The folder of kernels on paged caches, and the mode of their hashes and of tuned rows."""
+
+MERGE_FILE, MERGE = "device/paged.py", "merge_splits"
+"""The module of the runtime with the kernel that joins the splits of all variants, and that kernel."""
+
+
+def measured_paged_kernels(planned: PagedPlan) -> dict[str, tuple[str, list[str]]]:
+    """Name among the hashes -> file below the variant's folder, or the runtime's for `merge`, and the kernel.
+
+    A step on paged caches runs all of them, so a tuned row holds for the hashes of all.
+    """
+    file = f"{PAGED}/{PORTABLE}.py"
+    return {
+        "fwd": (file, [planned.forward.name]),
+        "plan": (file, [planned.plan.name]),
+        "merge": (MERGE_FILE, [MERGE]),
     }

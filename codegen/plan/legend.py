@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from codegen.analysis.call_modes import Mode
 from codegen.analysis.gradients import GradientKind, GradientTerm
+from codegen.ir.expr import TensorSpec
 from codegen.ir.printers import FormulaPrinter
 from codegen.plan.kernel import ArgGroup
 from codegen.spec.model import Variant
@@ -57,8 +59,45 @@ PACKED_SHAPES = {
 }
 
 
+PAGED_SHAPES = {
+    "q": "[B, Hq, Sq, D], or [total_q, Hq, D] of packed sequences",
+    "k": "[pages, page size, Hkv, D]",
+    "v": "[pages, page size, Hkv, Dv]",
+    "k_scale": "[Hkv] or [pages, page size, Hkv], what keys in the cache are times, or None: 1",
+    "v_scale": "the same of values, or a number",
+    "o": "as q, with Dv",
+    "lse": "[B, Hq, Sq] or [Hq, total_q]  fp32, log of the softmax denominator",
+    "sink": SHAPES["sink"],
+    "cu_seqlens_q": "[B + 1]  int32, where the packed sequences of queries begin",
+    "page_table": "[B, most pages]  int32, or with page_starts [all pages]: the pages of each sequence, in order; none "
+    "where a page is a batch row",
+    "page_starts": "[B + 1]  int32, where the pages of each sequence begin in page_table",
+    "kv_lengths": "[B]  int32, keys of each sequence; none where each has most_keys",
+    "records": "[entries, 16]  int32, a part each: sequence, start and length of its queries, first row of the tile, "
+    "first and last key of the part with gaps taken out, where its sums go (-1: it is all), its number, keys of the "
+    "sequence, keys of a split",
+    "tiles": "[tiles, 8]  int32, each tile of several parts: sequence, start and length of its queries, first row, "
+    "first part, number of parts, splits of a part",
+    "block_seqs": "[entries, 8]  int32, the prompt of each block of rows: its number; first entry; start and length of "
+    "its queries; 0; its keys; how many blocks there are",
+    "counts": "[2]  int32, how many parts and how many tiles there are",
+    "partial_o": "[entries, Hkv, rows, Dv]  fp32, sums of values of each part",
+    "partial_sums": "[entries, Hkv, rows, 2]  fp32, maximum of logits and sum of their exponentials of each part",
+}
+
+
+def paged_legend(written: Variant, tensors: Mapping[str, TensorSpec], args: Sequence[ArgGroup]) -> str:
+    """The same of kernels of paged calls, with formulas as they were `written`; `tensors`: as such calls have them."""
+    return _rows(replace(written, tensors=dict(tensors)), args, PAGED_SHAPES)
+
+
 def legend(variant: Variant, mode: Mode, args: Sequence[ArgGroup], terms: Sequence[GradientTerm] = ()) -> str:
     """The symbols of kernels with these arguments, and the variant's formulas, as the body of a docstring."""
+    shapes = SHAPES | PACKED_SHAPES if mode is Mode.PACKED else SHAPES
+    return _rows(variant, args, shapes | {t.accumulator: _buffer_text(variant, mode, t) for t in terms})
+
+
+def _rows(variant: Variant, args: Sequence[ArgGroup], shapes: Mapping[str, str]) -> str:
     formula = FormulaPrinter()
     rows = []
     if variant.mask is not None:
@@ -67,15 +106,12 @@ def legend(variant: Variant, mode: Mode, args: Sequence[ArgGroup], terms: Sequen
         rows.append(("score", formula.text(variant.score)))
     if variant.dropout and any("threshold" in group.names for group in args):
         rows.append(("drop", "word < threshold, a random word of seed, b * Hq + h, row and key"))
-    shapes = SHAPES | PACKED_SHAPES if mode is Mode.PACKED else SHAPES
-    buffers = {t.accumulator: _buffer_text(variant, mode, t) for t in terms}
-    names = dict.fromkeys(name for group in args for name in group.names if name.endswith("_ptr"))
-    for symbol in (name.removesuffix("_ptr") for name in names):
+    named = [name for group in args for name in group.names]
+    pointed = dict.fromkeys(name for name in named if name.endswith("_ptr") or name in shapes)
+    for symbol in (name.removesuffix("_ptr") for name in pointed):
         if symbol in variant.tensors:
             spec = variant.tensors[symbol]
             rows.append((symbol, f"[{', '.join(map(str, spec.dims))}]  {spec.dtype}"))
-        elif symbol in buffers:
-            rows.append((symbol, buffers[symbol]))
         else:
             rows.append((symbol, shapes[symbol]))
     width = max(len(symbol) for symbol, _ in rows)

@@ -95,6 +95,41 @@ def key_bounds(analysis: BlockAnalysis, lowering: Lowering) -> LoopBounds:
     return _bounds(analysis, analysis.keys, lowering, _KEYS, block)
 
 
+def split_bounds(union: Union, lowering: Lowering) -> LoopBounds:
+    """Bounds of the keys for the queries from position `q_first` to `q_last`; each block may need the mask."""
+    main = replace(union.main, full_first=None, full_end=None, has_full=False)
+    bounds = _one_range(main, lowering, _KEYS, Schedule.CLOSED_FORM)
+    if union.other is None:
+        return bounds
+    other = replace(union.other, full_first=None, full_end=None, has_full=False)
+    return _two_ranges(replace(union, main=main, other=other), bounds, lowering, _KEYS)
+
+
+def full_bounds(union: Union, lowering: Lowering) -> LoopBounds | None:
+    """The same bounds with those of the full blocks between them; None where there are none, or two ranges."""
+    if union.other is not None or not union.main.has_full:
+        return None
+    return _one_range(union.main, lowering, _KEYS, Schedule.CLOSED_FORM)
+
+
+def seen_keys(r: Range, lowering: Lowering) -> list[Assign]:
+    """Statements that find the keys from `first_seen` on and before `end_seen`, which some of `BLOCK_M` query rows from
+    `start_m` on see: a range without the rest of its blocks. No key is seen: `end_seen` is 0."""
+    first, end, shift = Name("first_seen"), Name("end_seen"), Name("q_shift")
+    found = [
+        assign(first.name, ZERO if r.first is None else _bound(lowering, r.first, _KEYS)),
+        assign(end.name, _KEYS.length if r.end is None else _bound(lowering, r.end, _KEYS)),
+    ]
+    if r.first is not None:
+        found.append(assign(end.name, builtin("where", Infix("<", first, end), end, ZERO)))
+    block = [
+        assign("q_first", Infix("+", Name("start_m"), shift)),
+        assign("q_last", Infix("+", _last("start_m", "BLOCK_M", "q_len"), shift)),
+    ]
+    read = uses(found)
+    return [*(statement for statement in block if statement.target in read), *found]
+
+
 def query_bounds(analysis: BlockAnalysis, lowering: Lowering) -> LoopBounds:
     """Bounds of the query rows for `BLOCK_N` keys that start at `start_n`."""
     block = [assign("kv_first", Name("start_n")), assign("kv_last", _last("start_n", "BLOCK_N", "kv_len"))]

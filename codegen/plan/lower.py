@@ -250,9 +250,9 @@ class Lowering:
         last: list[Code] = []
         for axis, index in enumerate(e.indices):
             stride = Name(f"stride_{strides}_{axis}")
-            if exact_index(self.tensors, e.tensor, axis, index):
-                assert isinstance(index, Var)
-                offsets.append(product(Name(index.name), stride))
+            exact = self._exact(e.tensor, axis, index, tile=tile)
+            if exact is not None:
+                offsets.append(product(exact, stride))
                 continue
             starts, position = self._position(e.tensor, axis, index, tile=tile)
             if e.tensor == DECAY.name:  # dense, so a position is its offset
@@ -265,6 +265,13 @@ class Lowering:
                 # A position times an unknown stride may pass 32 bits.
                 offsets.append(product(Cast(position, "int64"), stride))
         return [*offsets, *last]
+
+    def _exact(self, tensor: str, axis: int, index: Expr, *, tile: bool) -> Code | None:  # noqa: ARG002  (paged)
+        """The element of an axis where an index cannot leave it; None for other indices, which are clamped."""
+        if not exact_index(self.tensors, tensor, axis, index):
+            return None
+        assert isinstance(index, Var)
+        return Name(index.name)
 
     def _position(self, tensor: str, axis: int, index: Expr, *, tile: bool) -> tuple[list[Code], Code]:
         """The start of this sequence on an axis along which packed ones follow each other, and the clamped index."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from codegen.analysis.call_modes import PADDING
+from codegen.plan.arguments import Argument
 from codegen.plan.frameworks import Framework
 from codegen.plan.kernel import KernelPlan
 from codegen.plan.launch_arguments import LaunchGroup
@@ -134,6 +135,20 @@ class OpSource(OpPlan):
         """The same of several modes, where they compute gradients."""
         found = {name for op in (self, *others) if op.computes_gradients for name in op.reductions}
         return sorted(found)
+
+    @property
+    def has_rows(self) -> bool:
+        """True if one of its own tensors has an element for each query."""
+        return any("q_idx" in a.dims for a in self.tensors)
+
+    def checks_read_offset(self, arguments: Sequence[Argument]) -> bool:
+        """True if the checks of these tensors read the position of the first query."""
+        return any("row_offset" in a.check for a in arguments if a.is_tensor)
+
+    def checks_read_positions(self, arguments: Sequence[Argument]) -> list[str]:
+        """The positions that the checks of these tensors ask for, whether a call gives any."""
+        checks = [a.check for a in arguments if a.is_tensor]
+        return [name for name in ("q_positions", "kv_positions") if any(name in check for check in checks)]
 
     @property
     def scalar_checks(self) -> list[str]:

@@ -14,6 +14,7 @@ from codegen.arch.tile_rules import TileConfig
 from codegen.ir import expr
 from codegen.ir.expr import Const, Level, Load, Op
 from codegen.plan.kernel_files import fuses_backward
+from codegen.plan.paged_hopper import has_hopper_forward
 from codegen.plan.variant import VariantPlan
 from codegen.spec.model import Variant
 
@@ -32,6 +33,7 @@ class VariantTraits:
     keys_are_wide_bands: bool
     backward_can_fuse: bool
     gradients_use_atomics: bool
+    hopper_reads_pages: bool
 
 
 def variant_traits(variant: Variant, plans: Mapping[Mode, VariantPlan]) -> VariantTraits:
@@ -47,6 +49,7 @@ def variant_traits(variant: Variant, plans: Mapping[Mode, VariantPlan]) -> Varia
         keys_are_wide_bands=_keys_are_wide_bands(dense),
         backward_can_fuse=fuses_backward(dense),
         gradients_use_atomics=not is_deterministic(variant),
+        hopper_reads_pages=has_hopper_forward(variant),
     )
 
 

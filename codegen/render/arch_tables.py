@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 
 from codegen.arch.hopper import HopperFamily
+from codegen.arch.paged import PagedPass
 from codegen.arch.tile_rules import TileConfig
 from codegen.spec.model import ArchSpec, PassConfigs
 
@@ -21,6 +22,8 @@ class ArchTable:
     half: Passes
     float32: Passes
     short: Sequence[tuple[int, Passes]]
+    paged_half: Passes
+    paged_float32: Passes
 
 
 def arch_tables(archs: Mapping[str, ArchSpec]) -> list[ArchTable]:
@@ -36,7 +39,24 @@ def _arch_table(arch: ArchSpec) -> ArchTable:
         ]
 
     short = [(length, passes(configs)) for length, configs in sorted(arch.short.items())]
-    return ArchTable(name=arch.name, half=passes(arch.half), float32=passes(arch.float32), short=short)
+    return ArchTable(
+        name=arch.name,
+        half=passes(arch.half),
+        float32=passes(arch.float32),
+        short=short,
+        paged_half=_paged(arch, 2),
+        paged_float32=_paged(arch, 4),
+    )
+
+
+def _paged(arch: ArchSpec, itemsize: int) -> Passes:
+    return [
+        (
+            each.value,
+            [(most, tile_source("PagedTile", tile)) for most, tile in arch.paged_tiles(each, itemsize).items()],
+        )
+        for each in PagedPass
+    ]
 
 
 def hopper_fields(family: HopperFamily) -> list[tuple[str, str]]:

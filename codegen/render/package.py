@@ -25,9 +25,12 @@ from codegen.plan.hopper_backward import BackwardPlan, backward_imports
 from codegen.plan.hopper_forward import ForwardPlan
 from codegen.plan.op import op_plan
 from codegen.plan.op_source import OpSource
+from codegen.plan.paged import PagedPlan, is_legal, paged_plan
+from codegen.plan.paged_hopper import paged_hopper_plan
 from codegen.plan.torch_modules import ModulePlan, module_plans
 from codegen.plan.traits import VariantTraits, variant_traits
 from codegen.plan.variant import VariantPlan, plan
+from codegen.plan.work import work_source
 from codegen.render.arch_tables import arch_tables, hopper_fields
 from codegen.render.code_hash import HASH_LENGTH, kernel_hash
 from codegen.render.formatting import format_files
@@ -81,6 +84,9 @@ INIT_FILES = {Framework.TORCH: "torch/__init__.py", Framework.JAX: "jax.py"}
 RUNTIME = "_runtime"
 """The folder of a package that holds what all its ops share."""
 
+INTEGRATIONS = "integrations"
+"""The folder of hooks into other libraries, in a checkout and in a package."""
+
 
 def render(spec: Spec) -> dict[str, str]:
     """All files of the package but its manifest: path inside the package -> text, sorted by path.
@@ -109,6 +115,9 @@ def render(spec: Spec) -> dict[str, str]:
         name: {mode.value: _kernel_hashes(formatted, own[mode], deltas[name][mode]) for mode in own}
         for name, own in plans.items()
     }
+    for name, own in plans.items():
+        if (paged := paged_plan(own[Mode.DENSE].written)) is not None:
+            hashes[name][kernel_files.PAGED] = _paged_hashes(formatted, name, paged)
     fields = {name: list(asdict(of_variant).items()) for name, of_variant in traits.items()}
     formatted |= format_files({KERNELS_FILE: _fill(env, "host/kernels.py.jinja", hashes=hashes, traits=fields)})
     return {path: _sign(formatted[path]) for path in sorted(formatted)}
@@ -137,11 +146,16 @@ def _archs_file(env: jinja2.Environment, spec: Spec) -> str:
 
 
 def _runtime_files() -> dict[str, str]:
-    """The runtime's modules, licensed: `runtime/package/` goes to the top of the package, all else to `_runtime/`."""
-    root = shipped_path("runtime")
-    sources = {path.relative_to(root): path for path in sorted(root.rglob("*.py"))}
-    targets = {name.name if name.parts[0] == "package" else f"{RUNTIME}/{name.as_posix()}": name for name in sources}
-    return {target: f"{LICENCE}\n{sources[name].read_text(encoding='utf-8')}" for target, name in targets.items()}
+    """The files that are copied, licensed: `runtime/package/` to the top of the package, the rest of `runtime/` to
+    `_runtime/`, and `integrations/` to the folder of that name."""
+    files = {}
+    for room, folder in (("runtime", RUNTIME), (INTEGRATIONS, INTEGRATIONS)):
+        root = shipped_path(room)
+        for path in sorted(root.rglob("*.py")):
+            name = path.relative_to(root)
+            target = name.name if name.parts[0] == "package" else f"{folder}/{name.as_posix()}"
+            files[target] = f"{LICENCE}\n{path.read_text(encoding='utf-8')}"
+    return files
 
 
 def _plans(variant: Variant) -> dict[Mode, VariantPlan]:
@@ -163,6 +177,8 @@ def _variant_files(
     for mode, planned in plans.items():
         files.update(_kernel_files(env, _mode_folder(name, mode), planned, owns_delta=deltas[mode] is planned))
         files[f"{_mode_folder(name, mode)}/__init__.py"] = _mode_init_file(env, planned, deltas[mode])
+    files[f"{name}/work.py"] = _fill(env, "host/work.py.jinja", work=work_source(plans[Mode.DENSE]), **context)
+    paged = paged_plan(plans[Mode.DENSE].written)
     of_framework = {
         framework: {mode: OpSource.of(op_plan(planned, framework)) for mode, planned in plans.items()}
         for framework in Framework
@@ -171,10 +187,33 @@ def _variant_files(
         # Launches are the same in every framework: the plan of either op says what they pass.
         op = of_framework[Framework.TORCH][mode]
         files[f"{_mode_folder(name, mode)}/launch.py"] = _launch_file(env, planned, op, deltas[mode])
+    if paged is not None:
+        files |= _paged_files(env, name, paged, of_framework[Framework.TORCH][Mode.DENSE])
     for framework, ops in of_framework.items():
         given = {"op": ops[Mode.DENSE], **{f"{mode}_op": ops[mode] for mode in (Mode.PACKED, Mode.SEGMENTED)}}
         for stem in (f"{framework}_op", f"{framework}_reference"):
-            files[f"{name}/{stem}.py"] = _fill(env, f"host/{stem}.py.jinja", module=module, **given, **context)
+            files[f"{name}/{stem}.py"] = _fill(
+                env, f"host/{stem}.py.jinja", module=module, paged=paged, **given, **context
+            )
+    return files
+
+
+def _paged_files(env: jinja2.Environment, name: str, planned: PagedPlan, op: OpSource) -> dict[str, str]:
+    """The kernels on paged caches and their launches."""
+    context = _context(planned) | {"runtime": _runtime_of(Mode.PACKED), "paged": planned, "op": op}
+    hopper = paged_hopper_plan(planned.written)
+    modules = {".": sorted(["launch", kernel_files.PORTABLE, *([] if hopper is None else [kernel_files.FORWARD])])}
+    folder = f"{name}/{kernel_files.PAGED}"
+    files = {
+        f"{folder}/__init__.py": _fill(
+            env, "host/variant_init.py.jinja", modules=modules, title=", paged caches", **context
+        ),
+        f"{folder}/{kernel_files.PORTABLE}.py": _fill(env, "paged/portable.py.jinja", **context),
+        f"{folder}/launch.py": _fill(env, "host/paged_launch.py.jinja", hopper=hopper, **context),
+    }
+    if hopper is not None:
+        given = context | {"kernel": hopper.kernel, "forward": hopper, "title": ", paged caches"}
+        files[f"{folder}/{kernel_files.FORWARD}.py"] = _fill(env, "hopper/fwd.py.jinja", **given)
     return files
 
 
@@ -210,9 +249,11 @@ def _runtime_of(mode: Mode) -> str:
 _TITLES = {Mode.DENSE: "", Mode.PACKED: ", packed sequences", Mode.SEGMENTED: ", with segment ids"}
 
 
-def _context(planned: VariantPlan) -> dict[str, Any]:
-    title, entry = _TITLES[planned.mode], _entry(planned.variant)
-    return {"variant": planned.variant, "symbol": planned.symbol, "title": title, "entry": entry}
+def _context(planned: VariantPlan | PagedPlan) -> dict[str, Any]:
+    found = {"variant": planned.variant, "entry": _entry(planned.variant)}
+    if isinstance(planned, PagedPlan):
+        return found
+    return found | {"symbol": planned.symbol, "title": _TITLES[planned.mode]}
 
 
 def _entry(variant: Variant) -> str:
@@ -281,6 +322,14 @@ def _kernel_hashes(files: Mapping[str, str], planned: VariantPlan, delta: Varian
     return {name: hashed(name, delta if name == kernel_files.DELTA else planned) for name in names}
 
 
+def _paged_hashes(files: Mapping[str, str], name: str, planned: PagedPlan) -> dict[str, str]:
+    """The same of the kernels that a step on paged caches runs."""
+    return {
+        kernel: kernel_hash(f"{RUNTIME if kernel == 'merge' else name}/{file}", kernels, files)
+        for kernel, (file, kernels) in kernel_files.measured_paged_kernels(planned).items()
+    }
+
+
 def _fill(env: jinja2.Environment, template: str, **context: Any) -> str:
     header = FileHeader(template=template, entry=context.pop("entry", ""))
     try:
@@ -311,6 +360,7 @@ def manifest_entries(spec: Spec) -> dict[str, Any]:
             "decay": v.decay,
             "deterministic": is_deterministic(v),
             "dropout": v.dropout,
+            "modes": [*(mode.value for mode in Mode), *([kernel_files.PAGED] if is_legal(v) else [])],
             "head_dims": list(spec.defaults.head_dims),
             "dtypes": list(spec.defaults.dtypes),
             "hash": _entry_hash(v.entry),

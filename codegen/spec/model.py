@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from codegen.arch.paged import PagedPass, PagedTileConfig, default_paged_tiles
 from codegen.arch.tile_rules import TileConfig
 from codegen.ir.expr import Expr, ScalarType, TensorSpec
 
 DTYPES = ("float16", "bfloat16", "float32")
 """Element types of q, k and v."""
+
+DTYPE_NAMES = {**{name: name for name in DTYPES}, "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+"""Spelling of a dtype in an option -> dtype."""
 
 TENSOR_DTYPES = ("float32", "float16", "bfloat16", "int32", "int64", "bool")
 """Element types that a variant's own tensor may have."""
@@ -27,6 +31,9 @@ class Pass(StrEnum):
 KERNEL_ENDINGS = {Pass.FWD: "_fwd", Pass.DKDV: "_bwd_dkdv", Pass.DQ: "_bwd_dq"}
 """How the name of the kernel of each pass ends. All other kernels are small and have no config."""
 
+PagedConfigs = Mapping[PagedPass, Mapping[int, PagedTileConfig]]
+"""The same of the kernels on paged caches."""
+
 PassConfigs = Mapping[Pass, Mapping[int, TileConfig]]
 """Pass -> largest head_dim that the entry serves -> config."""
 
@@ -35,13 +42,22 @@ PassConfigs = Mapping[Pass, Mapping[int, TileConfig]]
 class ArchSpec:
     """Default configs of one architecture: of 16-bit inputs, and of float32, whose tiles take twice the memory.
 
-    `short` holds the configs of 16-bit calls with short sequences: longest sequence served -> configs.
+    `short` holds the configs of 16-bit calls with short sequences: longest sequence served -> configs. `paged_half` and
+    `paged_float32` are what a spec says of kernels on paged caches; what it leaves out has the chip's default.
     """
 
     name: str
     half: PassConfigs
     float32: PassConfigs
     short: Mapping[int, PassConfigs] = field(default_factory=dict)
+    paged_half: PagedConfigs = field(default_factory=dict)
+    paged_float32: PagedConfigs = field(default_factory=dict)
+
+    def paged_tiles(self, pass_: PagedPass, itemsize: int) -> dict[int, PagedTileConfig]:
+        """Largest head_dim served -> config of a kernel on paged caches, for queries of `itemsize` bytes."""
+        own = self.paged_float32 if itemsize == 4 else self.paged_half
+        found = {**default_paged_tiles(self.name, pass_, itemsize), **own.get(pass_, {})}
+        return dict(sorted(found.items()))
 
 
 @dataclass(frozen=True, kw_only=True)

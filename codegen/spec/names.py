@@ -25,6 +25,14 @@ OP_ARGUMENTS = (
     "kv_positions",
     "kv_lengths",
     "padding_id",
+    "page_layout",
+    "page_table",
+    "page_starts",
+    "max_seqlen_q",
+    "splits",
+    "k_scale",
+    "v_scale",
+    "values_in_keys",
     "q_offset",
     "config",
     "deterministic",
@@ -33,12 +41,13 @@ OP_ARGUMENTS = (
     "backward",
     "sink",
     "g",
+    "g_base",
     "dropout_p",
     "seed",
 )
 """Arguments every op has, or has when its variant asks for a sink, a decay or dropout; and its `schedule` function."""
 
-PACKAGE_NAMES = ("torch", "jax", "jax_nn", "nn", "packing", "tuned", "manifest")
+PACKAGE_NAMES = ("torch", "jax", "jax_nn", "nn", "packing", "paging", "integrations", "tuned", "manifest")
 """What stands beside the variants' folders in a generated package, in lower case."""
 
 EXPORTED_NAMES = ("VARIANTS", "HANDLER", "RESIDUALS", "versions")

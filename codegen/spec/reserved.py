@@ -106,6 +106,22 @@ _WORDS = """
     describe_packed_rows end_pv exchange first item kv_ring kv_rows make_exchange make_key_ring
     make_row_ring make_work_ring num_items pack_pairs produce producer q_rows q_stage query_stages raise_maximum
     rescale rings run_zeros scorer sequence_item store_through summer unpack_pairs v_rows v_start work
+
+    PAGED PagedKernels beside check_decay_caches check_dense_plan check_without_base decay_caches g_base
+    by_query in_rows most_keys results_of split_call splits_keys
+    call check_beside_pages check_caches check_without_pages own_tensor
+    page_starts page_table paged refuse_pages splits max_seqlen_q
+    all_keys entries entry final_step first_step is_row is_served last_step least merge most next_n next_page
+    FOLDED WAVES Q_AT_END SCANNED first_seen last_seen
+    all_acc all_max all_sum gdc_launch_dependents join_parts keys lse parts share split_end splits taken
+    nth num_items num_seqs num_tiles page pages q_head seen seqs span step tile_rows
+    CacheArguments PAGED PageArguments PagedKernels cached check_page_layout paged_attention plan_of
+    load_cache load_heads load_pages merge_splits page_of slot_of store_heads kv_page kv_slot
+    FLAT_TABLE FULL_BLOCKS HOPPER PAGE_SIZE PageRows copied_strides describe_pages end_seen k_page_rows
+    make_paged_key_ring paged_ring place_prompts prompt_blocks q_batch_rows rows_apart v_page_rows
+    K_SCALE SHARED_KV V_SCALE first_columns head_scale k_scale scales shares_values softmax_scale token_scales unit_new
+    value_unit
+    v_scale v_unit with_scales
 """
 WORDS = frozenset(_WORDS.split())
 """Names that are not built: of variables, parameters, functions and modules of generated code."""

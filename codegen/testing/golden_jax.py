@@ -27,6 +27,8 @@ def array(x: Any) -> Any:
     if not isinstance(x, Tensor):
         return x
     x = x.detach().contiguous()
+    if x.is_floating_point() and x.element_size() == 1:
+        return jax.lax.bitcast_convert_type(array(x.view(torch.uint8)), str(x.dtype).removeprefix("torch."))
     if x.device.type == "cpu":
         if x.dtype == torch.bfloat16:
             return jnp.asarray(x.float().numpy()).astype(jnp.bfloat16)
@@ -36,6 +38,8 @@ def array(x: Any) -> Any:
 
 def tensor(x: jax.Array) -> Tensor:
     """The inverse."""
+    if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize == 1:
+        return tensor(jax.lax.bitcast_convert_type(x, jnp.uint8)).view(getattr(torch, x.dtype.name))
     if next(iter(x.devices())).platform != "cpu":
         found: Tensor = torch.utils.dlpack.from_dlpack(x)
         return found

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codegen import PROGRAM
+from codegen.arch.paged import PagedPass
 from codegen.compile.packages import Package, find_package
 from codegen.load.spec_file import load
 from codegen.render.files import MANIFEST
 from codegen.spec.model import Pass, Spec
 from codegen.tune.progress import Progress, family_totals, totals
-from codegen.tune.record import Comparison, Group, Machine, Workload
+from codegen.tune.record import Comparison, Group, Machine, PagedGroup, Workload
 from codegen.util.choices import checked_names
 from codegen.util.errors import CodegenError, not_installed
 from codegen.util.terminal import clock
@@ -64,10 +65,17 @@ def run(choice: Choice) -> None:
     _check_names(choice, spec)  # before a GPU is asked for: what is misspelt is so on any machine
     machine = this_machine()
     from codegen.tune.families import Families, reserve
+    from codegen.tune.paged import tune_paged
     from codegen.tune.tuner import Context
 
     context = Context(spec=spec, package=package, folder=choice.out.resolve(), machine=machine)
     workloads, groups = _workloads(choice), _groups(choice, package)
+    paged = _paged_groups(choice, spec, package)
+    start = time.monotonic()
+    if paged:
+        tune_paged(context, paged, minutes=choice.minutes, jobs=choice.jobs, again=choice.again)
+    if not groups:
+        return
     families = Families(context)
     comparisons = comparisons_of(groups, families, choice.variants)
     if choice.families and not comparisons:
@@ -75,11 +83,12 @@ def run(choice: Choice) -> None:
             f"--families: expected what has kernels of more than one family, which are those of 16 bits on sm_90, of "
             f"masks with arguments where they are named; this GPU is {machine.gpu} ({machine.arch})"
         )
-    start, budget = time.monotonic(), choice.minutes * 60 if choice.minutes else None
+    budget = choice.minutes * 60 if choice.minutes else None
     if not choice.families:
         wanted = _lacking(choice, families, comparisons, workloads)
         kept = reserve(budget, len(wanted), len(workloads), choice.jobs) if budget else 0.0
-        _tune(choice, context, groups, workloads, budget - kept if budget else None)
+        spent = time.monotonic() - start if paged else 0.0
+        _tune(choice, context, groups, workloads, budget - kept - spent if budget else None)
     if comparisons:
         deadline = start + budget if budget else math.inf
         _compare(choice, families, comparisons, workloads, deadline)
@@ -219,7 +228,7 @@ def _groups(choice: Choice, package: Package) -> list[Group]:
 
     manifest = load_manifest(package.name)
     variants = checked_names("variant", choice.variants, manifest) or tuple(manifest)
-    named = checked_names("--passes", choice.passes, [str(each) for each in Pass]) or tuple(Pass)
+    named = _named_passes(choice) or tuple(Pass)
     passes = [each for each in (Pass.FWD, Pass.DQ, Pass.DKDV) if each in named]
     modes = checked_names("--modes", choice.modes, MODES) or ("dense",)
     any_variant = manifest[variants[0]]
@@ -233,6 +242,30 @@ def _groups(choice: Choice, package: Package) -> list[Group]:
         for head_dim in head_dims
         for variant in variants
         for pass_ in passes
+    ]
+
+
+def _named_passes(choice: Choice) -> Sequence[str]:
+    return checked_names("--passes", choice.passes, [*map(str, Pass), *map(str, PagedPass)])
+
+
+def _paged_groups(choice: Choice, spec: Spec, package: Package) -> list[PagedGroup]:
+    """The kernels on paged caches that are to be tuned: of the passes that are named, as they take long."""
+    from codegen.plan.paged import is_legal
+    from codegen.testing.calls import load_manifest
+    from codegen.tune.paged_space import GROUPS
+
+    manifest = load_manifest(package.name)
+    variants = [name for name in choice.variants or manifest if is_legal(spec.variants[name])]
+    passes = [each for each in PagedPass if each in _named_passes(choice)]
+    halves = [dtype for dtype in spec.defaults.dtypes if dtype != "float32"] or spec.defaults.dtypes
+    return [
+        PagedGroup(variant=variant, dtype=dtype, head_dim=head_dim, group=group, pass_=pass_)
+        for dtype in choice.dtypes or halves
+        for head_dim in choice.head_dims or spec.defaults.head_dims
+        for variant in variants
+        for pass_ in passes
+        for group in GROUPS
     ]
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from codegen.arch.paged import PagedPass, PagedTileConfig
 from codegen.arch.tile_rules import TileConfig
 from codegen.render.files import write_atomically
 from codegen.spec.model import Pass
@@ -113,6 +114,42 @@ class Judgement:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PagedGroup:
+    """One kernel on paged caches to tune: all that a tile is chosen by. Caches have the dtype of q."""
+
+    variant: str
+    dtype: str
+    head_dim: int
+    group: int
+    pass_: PagedPass
+
+    def __str__(self) -> str:
+        return f"{self.variant} {self.dtype} D{self.head_dim} group {self.group} {self.pass_}"
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """The fields of its rows."""
+        names = {"pass": str(self.pass_), "dtype": self.dtype, "kv_dtype": self.dtype}
+        return names | {"head_dim": self.head_dim, "group": self.group}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagedOutcome:
+    """The tile of a group, with the geometric means of its times and of the default's, in milliseconds.
+
+    `tile` is None if none is right. `times`: its time for each workload by name. `failed` maps each disqualified tile
+    to the reason.
+    """
+
+    group: PagedGroup
+    tile: PagedTileConfig | None
+    ms: float
+    default_ms: float | None
+    times: Mapping[str, float]
+    failed: Mapping[PagedTileConfig, str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Machine:
     """The machine on which a file's entries were measured."""
 
@@ -130,11 +167,14 @@ class TunedFile:
         self.entries: list[dict[str, Any]] = []
         self.failed: list[dict[str, Any]] = []
         self.families: list[dict[str, Any]] = []
+        self.paged: list[dict[str, Any]] = []
+        self.paged_failed: list[dict[str, Any]] = []
         with suppress(OSError, ValueError, KeyError, TypeError):
             document = json.loads(path.read_text(encoding="utf-8"))
             if (document["format"], document["gpu"]) == (FORMAT, machine.gpu):
                 self.entries, self.failed = list(document["entries"]), list(document["failed"])
                 self.families = list(document.get("families", ()))
+                self.paged, self.paged_failed = document.get("paged", []), document.get("paged_failed", [])
 
     def has(self, group: Group, kernel_hash: str, workloads: Iterable[Workload]) -> bool:
         """True if every workload of a group was measured on this kernel hash and this Triton."""
@@ -156,6 +196,24 @@ class TunedFile:
             if _is_of(row, comparison) and (row["kernels"], row["triton"]) == (kernels, self.machine.triton)
         }
         return all(measured.get((w.seq, w.group)) == config_of(config) for w, config in configs.items())
+
+    def has_paged(self, group: PagedGroup, kernels: Mapping[str, str]) -> bool:
+        """True if a group was measured on these kernel hashes and this Triton."""
+        of_group = [row for row in self.paged if row.items() >= group.key.items()]
+        return any((row["kernels"], row["triton"]) == (kernels, self.machine.triton) for row in of_group)
+
+    def add_paged(self, outcome: PagedOutcome, kernels: Mapping[str, str]) -> None:
+        """Replace the rows of an outcome's group and write the file atomically."""
+        key = outcome.group.key
+        self.paged = [row for row in self.paged if not row.items() >= key.items()]
+        self.paged_failed = [row for row in self.paged_failed if not row.items() >= key.items()]
+        if outcome.tile is not None:
+            means = {"ms": _rounded(outcome.ms), "default_ms": _rounded(outcome.default_ms)}
+            times = {name: _rounded(ms) for name, ms in outcome.times.items()}
+            measured = {"kernels": dict(kernels), "triton": self.machine.triton}
+            self.paged.append({**key, "config": asdict(outcome.tile), **means, "times": times, **measured})
+        self.paged_failed += [{**key, "config": asdict(t), "reason": reason} for t, reason in outcome.failed.items()]
+        write_atomically(self.path, self.text())
 
     def tiles(self) -> list[tuple[str, str, int, TileConfig]]:
         """Pass, dtype, head_dim and tile of every entry."""
@@ -206,6 +264,8 @@ class TunedFile:
         lines += [_listed("entries", self.entries), _listed("failed", self.failed)]
         if self.families:
             lines.append(_listed("families", self.families))
+        for name, rows in (("paged", self.paged), ("paged_failed", self.paged_failed)):
+            lines += [_listed(name, rows)] if rows else []
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
@@ -217,12 +277,12 @@ def _is_of(row: Mapping[str, Any], of: Group | Comparison) -> bool:
     return all(row[name] == value for name, value in _key(of).items())
 
 
-_PASSES = (*map(str, Pass), "bwd")
+_PASSES = (*map(str, Pass), "bwd", *map(str, PagedPass))
 
 
 def _listed(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
     def order(row: Mapping[str, Any]) -> tuple[Any, ...]:
-        key = (row["mode"], row["dtype"], row["head_dim"], _PASSES.index(row["pass"]))
+        key = (row.get("mode", ""), row["dtype"], row["head_dim"], _PASSES.index(row["pass"]))
         return (*key, row.get("group", 0), row.get("seq", 0), json.dumps(row["config"]))
 
     lines = [f"    {json.dumps(row)}" for row in sorted(rows, key=order)]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from codegen.arch.chips import CHIPS, Chip
-from codegen.arch.tile_rules import TILE_FIELDS, TileConfig
+from codegen.arch.tile_rules import NARROW_HEAD_DIM, TILE_FIELDS, TileConfig
 from codegen.spec.model import ArchSpec, Pass, PassConfigs
 
 _OTHER_REGISTERS = 24
@@ -36,8 +36,15 @@ class Kernel:
         return CHIPS[self.arch]
 
     @property
+    def is_wide(self) -> bool:
+        """True for head_dims whose tiles have two parts of up to 256 columns."""
+        return self.head_dim > NARROW_HEAD_DIM
+
+    @property
     def columns(self) -> int:
-        """Columns of a tile: head_dim padded to one power of two, or to the sum of two if that is less."""
+        """Columns of a tile: head_dim padded to one power of two, or to the sum of two if less or if it is wide."""
+        if self.is_wide:
+            return NARROW_HEAD_DIM + max(16, 1 << (self.head_dim - NARROW_HEAD_DIM - 1).bit_length())
         whole = 1 << (self.head_dim - 1).bit_length()
         rest = max(16, 1 << max(self.head_dim - whole // 2 - 1, 0).bit_length())
         return min(whole, whole // 2 + rest) if self.head_dim % 8 == 0 else whole
@@ -130,9 +137,17 @@ def seconds(kernel: Kernel, tile: TileConfig, work: Work) -> float:
 # --------------------------------------------------------------------------------------------------------------- space
 
 
-def spans(rows: Iterable[PassConfigs], pass_: Pass) -> Mapping[str, tuple[int, ...]]:
-    """Field of a tile -> the values that some tables' rows for a pass span, one step further each way."""
-    tiles = [tile for passes in rows for tile in passes.get(pass_, {}).values()]
+def spans(rows: Iterable[PassConfigs], kernel: Kernel) -> Mapping[str, tuple[int, ...]]:
+    """Field of a tile -> the values that some tables' rows for a kernel span, one step further each way.
+
+    Tiles of wide head_dims are smaller than others, and count for wide head_dims alone.
+    """
+    tiles = [
+        tile
+        for passes in rows
+        for head_dim, tile in passes.get(kernel.pass_, {}).items()
+        if (head_dim > NARROW_HEAD_DIM) == kernel.is_wide
+    ]
     found = {}
     for name, allowed in TILE_FIELDS.items():
         places = [allowed.index(getattr(tile, name)) for tile in tiles]
@@ -158,7 +173,7 @@ def known(archs: Iterable[ArchSpec], kernel: Kernel) -> Iterator[TileConfig]:
 def candidates(kernel: Kernel, archs: Iterable[ArchSpec], first: Iterable[TileConfig], work: Work) -> list[TileConfig]:
     """All tiles worth trying: those of `first`, those of the spec, then the rest of the space by the model of time."""
     archs = list(archs)
-    span = spans([passes for arch in archs for passes in tables(arch, kernel.itemsize)], kernel.pass_)
+    span = spans([passes for arch in archs for passes in tables(arch, kernel.itemsize)], kernel)
     space = (TileConfig(**dict(zip(span, values, strict=True))) for values in itertools.product(*span.values()))
     modelled = sorted((tile for tile in space if fits(kernel, tile)), key=lambda tile: seconds(kernel, tile, work))
     return list(dict.fromkeys([*first, *known(archs, kernel), *modelled]))

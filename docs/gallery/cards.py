@@ -12,6 +12,7 @@ from codegen.inspect.mathematics import Formula, formulas, legend
 from codegen.inspect.portrait import Portrait, draw
 from codegen.inspect.usage import jax_call, torch_call
 from codegen.load.spec_file import load
+from codegen.plan.kernel_files import PAGED, PORTABLE
 from codegen.spec.model import Variant
 from docs.gallery.facts import ON_CANVAS, sources, view_of
 
@@ -81,6 +82,7 @@ def _cards_of(file: str) -> Iterable[Card]:
 
 
 def _kernels(variant: Variant) -> list[str]:
-    """The kernels and ops of a rendered variant: those of dense calls."""
+    """The kernels and ops of a rendered variant: those of dense calls, and the kernels on paged caches."""
     folder = ROOT / PACKAGES[SHIPPED] / variant.name
-    return [path.relative_to(ROOT).as_posix() for path in sorted(folder.glob("*.py")) if path.name != "__init__.py"]
+    paths = [*sorted(folder.glob("*.py")), *folder.glob(f"{PAGED}/{PORTABLE}.py")]
+    return [path.relative_to(ROOT).as_posix() for path in paths if path.name != "__init__.py"]

@@ -26,6 +26,12 @@ SOURCES: dict[str, list[tuple[str, str]]] = {
             "https://github.com/huggingface/transformers/tree/main/src/transformers/models/llama4",
         )
     ],
+    "band_mask": [
+        (
+            "jax.nn.dot_product_attention",
+            "https://docs.jax.dev/en/latest/_autosummary/jax.nn.dot_product_attention.html",
+        )
+    ],
     "tensor_mask": [
         (
             "torch.nn.functional.scaled_dot_product_attention",

@@ -24,6 +24,25 @@ PEERS = {
     "fla": "FLA",
 }
 
+DECODE = {
+    "codegen": "ours",
+    "contiguous": "ours, a page for each sequence",
+    "balanced": "ours, splits by the batch",
+    "flashinfer": "FlashInfer",
+    "fa3": "FlashAttention-3",
+    "sdpa": "FlashAttention-2, by SDPA",
+}
+"""The implementations of the suite `decode`."""
+
+MODELS = {
+    "sdpa": "SDPA, FlashAttention-2 first",
+    "cudnn": "SDPA, cuDNN first",
+    "flex": "FlexAttention, compiled",
+    "eager": "eager",
+    "xla": "jax.nn, XLA",
+}
+"""The implementations of the suite `models`, beside ours."""
+
 ABOUT = {
     "core": "Causal and full attention at head dims 64, 128 and 256, and what other variants and head dims cost.",
     "gqa": "Causal and full attention with 32 query heads for 8 key heads.",
@@ -33,6 +52,8 @@ ABOUT = {
     "dims": "Causal attention at 8192 tokens, by head dim.",
     "variants": "Every variant at 16384 tokens, beside causal attention of the same shape: what a mask or score costs.",
     "packed": "Kvax's benchmark: 131072 tokens, 12 documents in each row, packed and with segment ids.",
+    "decode": "Few queries on keys in pages: 32 query heads for 8 key heads of 128 columns.",
+    "models": "Training steps of whole models in transformers and Flax, eight layers of each, with random weights.",
     "jax": "The JAX ops beside torch's, cuDNN through `jax.nn`, Pallas and Kvax.",
     "host": "CPU time of one call: 8 heads, 128 tokens, head dim 64.",
 }
@@ -240,7 +261,55 @@ def _host(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
     )
 
 
-OTHER_TABLES = {"packed": _packed, "jax": _jax, "host": _host}
+def _decode(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    yield "TB/s count the keys and values that the mask lets the queries see. A plan serves all layers of a step."
+    yield figures(
+        ["case", "implementation", "µs", "TB/s", "plan, µs", "remark"],
+        [
+            [
+                row["case"],
+                DECODE.get(row["implementation"], row["implementation"]),
+                _number(row["us"], 1),
+                _number(row["tb_per_s"], 2),
+                _number(row["plan_us"], 1),
+                row["note"],
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _models(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    steps: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    for row in rows:
+        (steps if row["host_us"] is None else calls).append(row)
+    ours = {row["case"]: row["ms"] for row in steps if row["implementation"] == OURS}
+    yield "A step is forward, backward and AdamW in bfloat16. Memory is that of the whole step, weights included."
+    yield figures(
+        ["case", "implementation", "step, ms", "tokens/s", "peak, GiB", "ratio", "remark"],
+        [
+            [
+                row["case"],
+                MODELS.get(row["implementation"], row["implementation"]),
+                _number(row["ms"]),
+                _number(row["tokens_per_s"], 0),
+                _number(row["peak_gib"], 1),
+                _ratio(row["ms"] / ours[row["case"]]) if row["ms"] and ours.get(row["case"]) else "-",
+                row["note"],
+            ]
+            for row in steps
+        ],
+    )
+    if calls:
+        yield "CPU time of one call of attention in a forward pass with autograd, eight heads and 128 tokens:"
+        yield figures(
+            ["case", "implementation", "µs"],
+            [[row["case"], row["implementation"], _number(row["host_us"], 1)] for row in calls],
+        )
+
+
+OTHER_TABLES = {"packed": _packed, "decode": _decode, "models": _models, "jax": _jax, "host": _host}
 
 
 def _number(value: float | None, digits: int | None = None) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from codegen.arch.chips import CHIPS
-from codegen.inspect.explain import gains
+from codegen.inspect.tuned_files import gains
 from codegen.ir import descriptions
 from codegen.ir.derive import derivative
 from codegen.ir.expr import Expr, Type, Var, float_var

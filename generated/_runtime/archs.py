@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/archs.py.jinja
-# hash: 9a78fd94ca812cf5
+# hash: ab69fda8bf3b12f8
 """Chips, the rules for tiles, and default tiles: those of `archs:` in variants.yaml, and those of Hopper's family."""
 
-from .core.tiles import ArchTiles, HopperFamily, HopperTile, Tile
+from .core.tiles import ArchTiles, HopperFamily, HopperTile, PagedTile, Tile
 
-MIN_HEAD_DIM, MAX_HEAD_DIM = 8, 256
+MIN_HEAD_DIM, MAX_HEAD_DIM = 8, 512
+NARROW_HEAD_DIM = 256
+MAX_PAGED_HEAD_DIM = 576
 
 # Field of a tile -> the values that it may have.
 TILE_VALUES: dict[str, tuple[int, ...]] = {
@@ -61,16 +63,19 @@ ARCHS: dict[str, ArchTiles] = {
                 64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=1),
                 128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=1),
                 256: Tile(block_m=16, block_n=32, num_warps=4, num_stages=1),
+                512: Tile(block_m=16, block_n=16, num_warps=4, num_stages=1),
             },
             "dq": {
                 64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=1),
                 128: Tile(block_m=64, block_n=32, num_warps=4, num_stages=1),
                 256: Tile(block_m=32, block_n=16, num_warps=4, num_stages=1),
+                512: Tile(block_m=32, block_n=16, num_warps=8, num_stages=1),
             },
             "fwd": {
                 64: Tile(block_m=128, block_n=64, num_warps=4, num_stages=1),
                 128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=1),
                 256: Tile(block_m=64, block_n=32, num_warps=4, num_stages=1),
+                512: Tile(block_m=64, block_n=16, num_warps=8, num_stages=1),
             },
         },
         float32={
@@ -78,19 +83,54 @@ ARCHS: dict[str, ArchTiles] = {
                 64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=1),
                 128: Tile(block_m=32, block_n=32, num_warps=4, num_stages=1),
                 256: Tile(block_m=16, block_n=16, num_warps=4, num_stages=1),
+                512: Tile(block_m=16, block_n=16, num_warps=4, num_stages=1),
             },
             "dq": {
                 64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=1),
                 128: Tile(block_m=32, block_n=32, num_warps=4, num_stages=1),
                 256: Tile(block_m=16, block_n=16, num_warps=4, num_stages=1),
+                512: Tile(block_m=16, block_n=16, num_warps=4, num_stages=1),
             },
             "fwd": {
                 64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=1),
                 128: Tile(block_m=32, block_n=32, num_warps=4, num_stages=1),
                 256: Tile(block_m=16, block_n=32, num_warps=4, num_stages=1),
+                512: Tile(block_m=16, block_n=16, num_warps=4, num_stages=1),
             },
         },
         short={},
+        paged_half={
+            "decode": {
+                64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                192: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
+                256: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
+                576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+            },
+            "paged_fwd": {
+                64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
+                192: PagedTile(block_m=64, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
+                256: PagedTile(block_m=64, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
+                576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+            },
+        },
+        paged_float32={
+            "decode": {
+                64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                128: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
+                192: PagedTile(block_m=16, block_n=16, num_warps=4, num_stages=2, keys_per_split=128),
+                256: PagedTile(block_m=16, block_n=16, num_warps=4, num_stages=2, keys_per_split=128),
+                576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+            },
+            "paged_fwd": {
+                64: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                128: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                192: PagedTile(block_m=32, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+                256: PagedTile(block_m=32, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+                576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+            },
+        },
     ),
     "sm_100": ArchTiles(
         half={
@@ -98,16 +138,19 @@ ARCHS: dict[str, ArchTiles] = {
                 64: Tile(block_m=64, block_n=64, num_warps=8, num_stages=2),
                 128: Tile(block_m=32, block_n=64, num_warps=8, num_stages=2),
                 256: Tile(block_m=32, block_n=64, num_warps=8, num_stages=1),
+                512: Tile(block_m=32, block_n=32, num_warps=8, num_stages=2),
             },
             "dq": {
                 64: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
                 128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
                 256: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
+                512: Tile(block_m=32, block_n=64, num_warps=8, num_stages=2),
             },
             "fwd": {
                 64: Tile(block_m=128, block_n=128, num_warps=8, num_stages=2),
                 128: Tile(block_m=128, block_n=128, num_warps=8, num_stages=2),
                 256: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                512: Tile(block_m=32, block_n=64, num_warps=8, num_stages=2),
             },
         },
         float32={
@@ -115,19 +158,54 @@ ARCHS: dict[str, ArchTiles] = {
                 64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
                 128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
                 256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
             },
             "dq": {
                 64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
                 128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
                 256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
             },
             "fwd": {
                 64: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
                 128: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
                 256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                512: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
             },
         },
         short={},
+        paged_half={
+            "decode": {
+                64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                256: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+            },
+            "paged_fwd": {
+                64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                192: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                256: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
+                576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+            },
+        },
+        paged_float32={
+            "decode": {
+                64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                192: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=128),
+                256: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
+                576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+            },
+            "paged_fwd": {
+                64: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                128: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                192: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                256: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+            },
+        },
     ),
     "sm_120": ArchTiles(
         half={
@@ -135,16 +213,19 @@ ARCHS: dict[str, ArchTiles] = {
                 64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=2),
                 128: Tile(block_m=32, block_n=64, num_warps=8, num_stages=1),
                 256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                512: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
             },
             "dq": {
                 64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=2),
                 128: Tile(block_m=64, block_n=32, num_warps=4, num_stages=1),
                 256: Tile(block_m=32, block_n=16, num_warps=4, num_stages=1),
+                512: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
             },
             "fwd": {
                 64: Tile(block_m=128, block_n=64, num_warps=4, num_stages=2),
                 128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
                 256: Tile(block_m=64, block_n=32, num_warps=8, num_stages=1),
+                512: Tile(block_m=32, block_n=32, num_warps=8, num_stages=2),
             },
         },
         float32={
@@ -152,19 +233,54 @@ ARCHS: dict[str, ArchTiles] = {
                 64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=1),
                 128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
                 256: Tile(block_m=16, block_n=16, num_warps=4, num_stages=1),
+                320: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
             },
             "dq": {
                 64: Tile(block_m=32, block_n=16, num_warps=4, num_stages=1),
                 128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
                 256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                320: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
             },
             "fwd": {
                 64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=1),
                 128: Tile(block_m=32, block_n=16, num_warps=8, num_stages=1),
                 256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                320: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
             },
         },
         short={},
+        paged_half={
+            "decode": {
+                64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                192: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
+                256: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
+                576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+            },
+            "paged_fwd": {
+                64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
+                192: PagedTile(block_m=128, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                256: PagedTile(block_m=64, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
+                576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+            },
+        },
+        paged_float32={
+            "decode": {
+                64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                128: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
+                192: PagedTile(block_m=16, block_n=16, num_warps=4, num_stages=2, keys_per_split=128),
+                256: PagedTile(block_m=16, block_n=16, num_warps=4, num_stages=2, keys_per_split=128),
+                576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+            },
+            "paged_fwd": {
+                64: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                128: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                192: PagedTile(block_m=32, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+                256: PagedTile(block_m=32, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+                576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+            },
+        },
     ),
     "sm_80": ArchTiles(
         half={
@@ -172,16 +288,19 @@ ARCHS: dict[str, ArchTiles] = {
                 64: Tile(block_m=64, block_n=128, num_warps=8, num_stages=2),
                 128: Tile(block_m=32, block_n=128, num_warps=8, num_stages=2),
                 256: Tile(block_m=32, block_n=64, num_warps=8, num_stages=1),
+                512: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
             },
             "dq": {
                 64: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
                 128: Tile(block_m=128, block_n=32, num_warps=8, num_stages=2),
                 256: Tile(block_m=64, block_n=32, num_warps=8, num_stages=1),
+                512: Tile(block_m=32, block_n=32, num_warps=8, num_stages=2),
             },
             "fwd": {
                 64: Tile(block_m=128, block_n=64, num_warps=4, num_stages=3),
                 128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
                 256: Tile(block_m=64, block_n=64, num_warps=8, num_stages=2),
+                512: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
             },
         },
         float32={
@@ -189,19 +308,54 @@ ARCHS: dict[str, ArchTiles] = {
                 64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
                 128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
                 256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
             },
             "dq": {
                 64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
                 128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
                 256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
             },
             "fwd": {
                 64: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
                 128: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
                 256: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
+                512: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
             },
         },
         short={},
+        paged_half={
+            "decode": {
+                64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                256: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=128),
+                576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+            },
+            "paged_fwd": {
+                64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                192: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
+                256: PagedTile(block_m=128, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+            },
+        },
+        paged_float32={
+            "decode": {
+                64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                128: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=128),
+                192: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
+                256: PagedTile(block_m=16, block_n=16, num_warps=4, num_stages=3, keys_per_split=128),
+                576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+            },
+            "paged_fwd": {
+                64: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                128: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                192: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                256: PagedTile(block_m=32, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+                576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+            },
+        },
     ),
     "sm_89": ArchTiles(
         half={
@@ -209,16 +363,19 @@ ARCHS: dict[str, ArchTiles] = {
                 64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=2),
                 128: Tile(block_m=32, block_n=64, num_warps=8, num_stages=1),
                 256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                512: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
             },
             "dq": {
                 64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=2),
                 128: Tile(block_m=64, block_n=32, num_warps=4, num_stages=1),
                 256: Tile(block_m=32, block_n=16, num_warps=4, num_stages=1),
+                512: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
             },
             "fwd": {
                 64: Tile(block_m=128, block_n=64, num_warps=4, num_stages=2),
                 128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
                 256: Tile(block_m=64, block_n=32, num_warps=8, num_stages=1),
+                512: Tile(block_m=32, block_n=32, num_warps=8, num_stages=2),
             },
         },
         float32={
@@ -226,19 +383,54 @@ ARCHS: dict[str, ArchTiles] = {
                 64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=1),
                 128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
                 256: Tile(block_m=16, block_n=16, num_warps=4, num_stages=1),
+                320: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
             },
             "dq": {
                 64: Tile(block_m=32, block_n=16, num_warps=4, num_stages=1),
                 128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
                 256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                320: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
             },
             "fwd": {
                 64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=1),
                 128: Tile(block_m=32, block_n=16, num_warps=8, num_stages=1),
                 256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                320: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
             },
         },
         short={},
+        paged_half={
+            "decode": {
+                64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                192: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
+                256: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
+                576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+            },
+            "paged_fwd": {
+                64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
+                192: PagedTile(block_m=128, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                256: PagedTile(block_m=64, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
+                576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+            },
+        },
+        paged_float32={
+            "decode": {
+                64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                128: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
+                192: PagedTile(block_m=16, block_n=16, num_warps=4, num_stages=2, keys_per_split=128),
+                256: PagedTile(block_m=16, block_n=16, num_warps=4, num_stages=2, keys_per_split=128),
+                576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+            },
+            "paged_fwd": {
+                64: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                128: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                192: PagedTile(block_m=32, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+                256: PagedTile(block_m=32, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+                576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+            },
+        },
     ),
     "sm_90": ArchTiles(
         half={
@@ -249,6 +441,7 @@ ARCHS: dict[str, ArchTiles] = {
                 128: Tile(block_m=64, block_n=128, num_warps=8, num_stages=3),
                 192: Tile(block_m=32, block_n=128, num_warps=8, num_stages=2),
                 256: Tile(block_m=32, block_n=64, num_warps=8, num_stages=3),
+                512: Tile(block_m=32, block_n=32, num_warps=8, num_stages=2),
             },
             "dq": {
                 64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
@@ -257,6 +450,7 @@ ARCHS: dict[str, ArchTiles] = {
                 128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
                 192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
                 256: Tile(block_m=128, block_n=32, num_warps=8, num_stages=2),
+                512: Tile(block_m=32, block_n=64, num_warps=8, num_stages=2),
             },
             "fwd": {
                 64: Tile(block_m=128, block_n=64, num_warps=4, num_stages=3),
@@ -264,6 +458,7 @@ ARCHS: dict[str, ArchTiles] = {
                 128: Tile(block_m=128, block_n=128, num_warps=8, num_stages=3),
                 192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
                 256: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                512: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
             },
         },
         float32={
@@ -271,16 +466,19 @@ ARCHS: dict[str, ArchTiles] = {
                 64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
                 128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
                 256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
             },
             "dq": {
                 64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
                 128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
                 256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
             },
             "fwd": {
                 64: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
                 128: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
                 256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                512: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
             },
         },
         short={
@@ -324,6 +522,38 @@ ARCHS: dict[str, ArchTiles] = {
                 },
             },
         },
+        paged_half={
+            "decode": {
+                64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                256: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+            },
+            "paged_fwd": {
+                64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                192: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                256: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
+                576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+            },
+        },
+        paged_float32={
+            "decode": {
+                64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                192: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=128),
+                256: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
+                576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+            },
+            "paged_fwd": {
+                64: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                128: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                192: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                256: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+            },
+        },
     ),
 }
 
@@ -339,6 +569,7 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: Tile(block_m=64, block_n=128, num_warps=8, num_stages=3),
                     192: Tile(block_m=32, block_n=128, num_warps=8, num_stages=2),
                     256: Tile(block_m=32, block_n=64, num_warps=8, num_stages=3),
+                    512: Tile(block_m=32, block_n=32, num_warps=8, num_stages=2),
                 },
                 "dq": {
                     64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
@@ -347,6 +578,7 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
                     192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
                     256: Tile(block_m=128, block_n=32, num_warps=8, num_stages=2),
+                    512: Tile(block_m=32, block_n=64, num_warps=8, num_stages=2),
                 },
                 "fwd": {
                     64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
@@ -354,6 +586,7 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: Tile(block_m=128, block_n=128, num_warps=8, num_stages=3),
                     192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
                     256: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                    512: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
                 },
             },
             float32={
@@ -361,16 +594,19 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
                     128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
                     256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
                 },
                 "dq": {
                     64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
                     128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
                     256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
                 },
                 "fwd": {
                     64: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
                     128: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
                     256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
                 },
             },
             short={
@@ -412,6 +648,38 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     "fwd": {
                         128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
                     },
+                },
+            },
+            paged_half={
+                "decode": {
+                    64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                },
+                "paged_fwd": {
+                    64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    192: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                },
+            },
+            paged_float32={
+                "decode": {
+                    64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                    192: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+                },
+                "paged_fwd": {
+                    64: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    128: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    192: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    256: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
                 },
             },
         ),
@@ -426,6 +694,7 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: Tile(block_m=64, block_n=128, num_warps=8, num_stages=3),
                     192: Tile(block_m=32, block_n=128, num_warps=8, num_stages=2),
                     256: Tile(block_m=32, block_n=64, num_warps=8, num_stages=3),
+                    512: Tile(block_m=32, block_n=32, num_warps=8, num_stages=2),
                 },
                 "dq": {
                     64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
@@ -434,6 +703,7 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
                     192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
                     256: Tile(block_m=128, block_n=32, num_warps=8, num_stages=2),
+                    512: Tile(block_m=32, block_n=64, num_warps=8, num_stages=2),
                 },
                 "fwd": {
                     64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
@@ -441,6 +711,7 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: Tile(block_m=128, block_n=128, num_warps=8, num_stages=3),
                     192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
                     256: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                    512: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
                 },
             },
             float32={
@@ -448,16 +719,19 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
                     128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
                     256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
                 },
                 "dq": {
                     64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
                     128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
                     256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
                 },
                 "fwd": {
                     64: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
                     128: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
                     256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
                 },
             },
             short={
@@ -499,6 +773,38 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     "fwd": {
                         128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
                     },
+                },
+            },
+            paged_half={
+                "decode": {
+                    64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                },
+                "paged_fwd": {
+                    64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    192: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                },
+            },
+            paged_float32={
+                "decode": {
+                    64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                    192: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+                },
+                "paged_fwd": {
+                    64: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    128: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    192: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    256: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
                 },
             },
         ),
@@ -513,6 +819,7 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: Tile(block_m=64, block_n=128, num_warps=8, num_stages=3),
                     192: Tile(block_m=32, block_n=128, num_warps=8, num_stages=2),
                     256: Tile(block_m=32, block_n=64, num_warps=8, num_stages=3),
+                    512: Tile(block_m=32, block_n=32, num_warps=8, num_stages=2),
                 },
                 "dq": {
                     64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
@@ -521,6 +828,7 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
                     192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
                     256: Tile(block_m=128, block_n=32, num_warps=8, num_stages=2),
+                    512: Tile(block_m=32, block_n=64, num_warps=8, num_stages=2),
                 },
                 "fwd": {
                     64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
@@ -528,6 +836,7 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: Tile(block_m=128, block_n=128, num_warps=8, num_stages=3),
                     192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
                     256: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                    512: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
                 },
             },
             float32={
@@ -535,16 +844,19 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
                     128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
                     256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
                 },
                 "dq": {
                     64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
                     128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
                     256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
                 },
                 "fwd": {
                     64: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
                     128: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
                     256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
                 },
             },
             short={
@@ -586,6 +898,38 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     "fwd": {
                         128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
                     },
+                },
+            },
+            paged_half={
+                "decode": {
+                    64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                },
+                "paged_fwd": {
+                    64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    192: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                },
+            },
+            paged_float32={
+                "decode": {
+                    64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                    192: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+                },
+                "paged_fwd": {
+                    64: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    128: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    192: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    256: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
                 },
             },
         ),
@@ -600,6 +944,7 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: Tile(block_m=64, block_n=128, num_warps=8, num_stages=3),
                     192: Tile(block_m=32, block_n=128, num_warps=8, num_stages=2),
                     256: Tile(block_m=32, block_n=64, num_warps=8, num_stages=3),
+                    512: Tile(block_m=32, block_n=32, num_warps=8, num_stages=2),
                 },
                 "dq": {
                     64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
@@ -608,6 +953,7 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
                     192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
                     256: Tile(block_m=128, block_n=32, num_warps=8, num_stages=2),
+                    512: Tile(block_m=32, block_n=64, num_warps=8, num_stages=2),
                 },
                 "fwd": {
                     64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
@@ -615,6 +961,7 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: Tile(block_m=128, block_n=128, num_warps=8, num_stages=3),
                     192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
                     256: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                    512: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
                 },
             },
             float32={
@@ -622,16 +969,19 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
                     128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
                     256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
                 },
                 "dq": {
                     64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
                     128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
                     256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
                 },
                 "fwd": {
                     64: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
                     128: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
                     256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
                 },
             },
             short={
@@ -673,6 +1023,38 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     "fwd": {
                         128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
                     },
+                },
+            },
+            paged_half={
+                "decode": {
+                    64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                },
+                "paged_fwd": {
+                    64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    192: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                },
+            },
+            paged_float32={
+                "decode": {
+                    64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                    192: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+                },
+                "paged_fwd": {
+                    64: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    128: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    192: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    256: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
                 },
             },
         ),
@@ -687,6 +1069,7 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: Tile(block_m=64, block_n=128, num_warps=8, num_stages=3),
                     192: Tile(block_m=32, block_n=128, num_warps=8, num_stages=2),
                     256: Tile(block_m=32, block_n=64, num_warps=8, num_stages=3),
+                    512: Tile(block_m=32, block_n=32, num_warps=8, num_stages=2),
                 },
                 "dq": {
                     64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
@@ -695,6 +1078,7 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
                     192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
                     256: Tile(block_m=128, block_n=32, num_warps=8, num_stages=2),
+                    512: Tile(block_m=32, block_n=64, num_warps=8, num_stages=2),
                 },
                 "fwd": {
                     64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
@@ -702,6 +1086,7 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: Tile(block_m=128, block_n=128, num_warps=8, num_stages=3),
                     192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
                     256: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                    512: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
                 },
             },
             float32={
@@ -709,16 +1094,19 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
                     128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
                     256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
                 },
                 "dq": {
                     64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
                     128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
                     256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
                 },
                 "fwd": {
                     64: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
                     128: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
                     256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
                 },
             },
             short={
@@ -760,6 +1148,38 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     "fwd": {
                         128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
                     },
+                },
+            },
+            paged_half={
+                "decode": {
+                    64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                },
+                "paged_fwd": {
+                    64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    192: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                },
+            },
+            paged_float32={
+                "decode": {
+                    64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                    192: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+                },
+                "paged_fwd": {
+                    64: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    128: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    192: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    256: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
                 },
             },
         ),
@@ -774,6 +1194,7 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: Tile(block_m=64, block_n=128, num_warps=8, num_stages=3),
                     192: Tile(block_m=32, block_n=128, num_warps=8, num_stages=2),
                     256: Tile(block_m=32, block_n=64, num_warps=8, num_stages=3),
+                    512: Tile(block_m=32, block_n=32, num_warps=8, num_stages=2),
                 },
                 "dq": {
                     64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
@@ -782,6 +1203,7 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
                     192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
                     256: Tile(block_m=128, block_n=32, num_warps=8, num_stages=2),
+                    512: Tile(block_m=32, block_n=64, num_warps=8, num_stages=2),
                 },
                 "fwd": {
                     64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
@@ -789,6 +1211,7 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: Tile(block_m=128, block_n=128, num_warps=8, num_stages=3),
                     192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
                     256: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                    512: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
                 },
             },
             float32={
@@ -796,16 +1219,19 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
                     128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
                     256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
                 },
                 "dq": {
                     64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
                     128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
                     256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
                 },
                 "fwd": {
                     64: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
                     128: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
                     256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
                 },
             },
             short={
@@ -847,6 +1273,38 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     "fwd": {
                         128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
                     },
+                },
+            },
+            paged_half={
+                "decode": {
+                    64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                },
+                "paged_fwd": {
+                    64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    192: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                },
+            },
+            paged_float32={
+                "decode": {
+                    64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                    192: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+                },
+                "paged_fwd": {
+                    64: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    128: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    192: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    256: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
                 },
             },
         ),
@@ -861,6 +1319,7 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
                     192: Tile(block_m=32, block_n=128, num_warps=8, num_stages=2),
                     256: Tile(block_m=32, block_n=64, num_warps=8, num_stages=3),
+                    512: Tile(block_m=32, block_n=32, num_warps=8, num_stages=2),
                 },
                 "dq": {
                     64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
@@ -869,6 +1328,7 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
                     192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
                     256: Tile(block_m=128, block_n=32, num_warps=8, num_stages=2),
+                    512: Tile(block_m=32, block_n=64, num_warps=8, num_stages=2),
                 },
                 "fwd": {
                     64: Tile(block_m=128, block_n=64, num_warps=4, num_stages=3),
@@ -876,6 +1336,7 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
                     192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
                     256: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                    512: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
                 },
             },
             float32={
@@ -883,16 +1344,19 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
                     128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
                     256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
                 },
                 "dq": {
                     64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
                     128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
                     256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
                 },
                 "fwd": {
                     64: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
                     128: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
                     256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
                 },
             },
             short={
@@ -934,6 +1398,38 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     "fwd": {
                         128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
                     },
+                },
+            },
+            paged_half={
+                "decode": {
+                    64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                },
+                "paged_fwd": {
+                    64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    192: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                },
+            },
+            paged_float32={
+                "decode": {
+                    64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                    192: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+                },
+                "paged_fwd": {
+                    64: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    128: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    192: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    256: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
                 },
             },
         ),
@@ -948,6 +1444,7 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: Tile(block_m=64, block_n=128, num_warps=8, num_stages=3),
                     192: Tile(block_m=32, block_n=128, num_warps=8, num_stages=2),
                     256: Tile(block_m=32, block_n=64, num_warps=8, num_stages=3),
+                    512: Tile(block_m=32, block_n=32, num_warps=8, num_stages=2),
                 },
                 "dq": {
                     64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
@@ -956,6 +1453,7 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
                     192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
                     256: Tile(block_m=128, block_n=32, num_warps=8, num_stages=2),
+                    512: Tile(block_m=32, block_n=64, num_warps=8, num_stages=2),
                 },
                 "fwd": {
                     64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
@@ -963,6 +1461,7 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: Tile(block_m=128, block_n=128, num_warps=8, num_stages=3),
                     192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
                     256: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                    512: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
                 },
             },
             float32={
@@ -970,16 +1469,19 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
                     128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
                     256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
                 },
                 "dq": {
                     64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
                     128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
                     256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
                 },
                 "fwd": {
                     64: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
                     128: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
                     256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
                 },
             },
             short={
@@ -1021,6 +1523,413 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     "fwd": {
                         128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
                     },
+                },
+            },
+            paged_half={
+                "decode": {
+                    64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                },
+                "paged_fwd": {
+                    64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    192: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                },
+            },
+            paged_float32={
+                "decode": {
+                    64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                    192: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+                },
+                "paged_fwd": {
+                    64: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    128: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    192: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    256: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+                },
+            },
+        ),
+    },
+    "band_softcap": {
+        "sm_90": ArchTiles(
+            half={
+                "dkdv": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    128: Tile(block_m=64, block_n=128, num_warps=8, num_stages=3),
+                    192: Tile(block_m=32, block_n=128, num_warps=8, num_stages=2),
+                    256: Tile(block_m=32, block_n=64, num_warps=8, num_stages=3),
+                    512: Tile(block_m=32, block_n=32, num_warps=8, num_stages=2),
+                },
+                "dq": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                    192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                    256: Tile(block_m=128, block_n=32, num_warps=8, num_stages=2),
+                    512: Tile(block_m=32, block_n=64, num_warps=8, num_stages=2),
+                },
+                "fwd": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=128, block_n=64, num_warps=4, num_stages=3),
+                    128: Tile(block_m=128, block_n=128, num_warps=8, num_stages=3),
+                    192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                    256: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                    512: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
+                },
+            },
+            float32={
+                "dkdv": {
+                    64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                    128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
+                    256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
+                },
+                "dq": {
+                    64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                    128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                    256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
+                },
+                "fwd": {
+                    64: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
+                    128: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
+                    256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                },
+            },
+            short={
+                512: {
+                    "dkdv": {
+                        64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                        128: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                    },
+                },
+                1024: {
+                    "dkdv": {
+                        64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        64: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                        128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
+                    },
+                },
+                2048: {
+                    "dkdv": {
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
+                    },
+                },
+            },
+            paged_half={
+                "decode": {
+                    64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                },
+                "paged_fwd": {
+                    64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    192: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                },
+            },
+            paged_float32={
+                "decode": {
+                    64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                    192: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+                },
+                "paged_fwd": {
+                    64: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    128: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    192: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    256: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+                },
+            },
+        ),
+    },
+    "band_sink": {
+        "sm_90": ArchTiles(
+            half={
+                "dkdv": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    128: Tile(block_m=64, block_n=128, num_warps=8, num_stages=3),
+                    192: Tile(block_m=32, block_n=128, num_warps=8, num_stages=2),
+                    256: Tile(block_m=32, block_n=64, num_warps=8, num_stages=3),
+                    512: Tile(block_m=32, block_n=32, num_warps=8, num_stages=2),
+                },
+                "dq": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                    192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                    256: Tile(block_m=128, block_n=32, num_warps=8, num_stages=2),
+                    512: Tile(block_m=32, block_n=64, num_warps=8, num_stages=2),
+                },
+                "fwd": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=128, block_n=64, num_warps=4, num_stages=3),
+                    128: Tile(block_m=128, block_n=128, num_warps=8, num_stages=3),
+                    192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                    256: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                    512: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
+                },
+            },
+            float32={
+                "dkdv": {
+                    64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                    128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
+                    256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
+                },
+                "dq": {
+                    64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                    128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                    256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
+                },
+                "fwd": {
+                    64: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
+                    128: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
+                    256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                },
+            },
+            short={
+                512: {
+                    "dkdv": {
+                        64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                        128: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                    },
+                },
+                1024: {
+                    "dkdv": {
+                        64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        64: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                        128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
+                    },
+                },
+                2048: {
+                    "dkdv": {
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
+                    },
+                },
+            },
+            paged_half={
+                "decode": {
+                    64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                },
+                "paged_fwd": {
+                    64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    192: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                },
+            },
+            paged_float32={
+                "decode": {
+                    64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                    192: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+                },
+                "paged_fwd": {
+                    64: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    128: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    192: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    256: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+                },
+            },
+        ),
+    },
+    "band_mask": {
+        "sm_90": ArchTiles(
+            half={
+                "dkdv": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    128: Tile(block_m=64, block_n=128, num_warps=8, num_stages=3),
+                    192: Tile(block_m=32, block_n=128, num_warps=8, num_stages=2),
+                    256: Tile(block_m=32, block_n=64, num_warps=8, num_stages=3),
+                    512: Tile(block_m=32, block_n=32, num_warps=8, num_stages=2),
+                },
+                "dq": {
+                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                    192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                    256: Tile(block_m=128, block_n=32, num_warps=8, num_stages=2),
+                    512: Tile(block_m=32, block_n=64, num_warps=8, num_stages=2),
+                },
+                "fwd": {
+                    64: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                    96: Tile(block_m=128, block_n=64, num_warps=4, num_stages=3),
+                    128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                    192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                    256: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                    512: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
+                },
+            },
+            float32={
+                "dkdv": {
+                    64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                    128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
+                    256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
+                },
+                "dq": {
+                    64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                    128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                    256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
+                },
+                "fwd": {
+                    64: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
+                    128: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
+                    256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                },
+            },
+            short={
+                512: {
+                    "dkdv": {
+                        64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                        128: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                    },
+                },
+                1024: {
+                    "dkdv": {
+                        64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        64: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                        128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
+                    },
+                },
+                2048: {
+                    "dkdv": {
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
+                    },
+                },
+            },
+            paged_half={
+                "decode": {
+                    64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                },
+                "paged_fwd": {
+                    64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    192: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                },
+            },
+            paged_float32={
+                "decode": {
+                    64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                    192: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+                },
+                "paged_fwd": {
+                    64: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    128: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    192: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    256: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
                 },
             },
         ),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: a21e566401748bf2
+# hash: 9a0f2c145796e174
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -17,6 +17,7 @@ TRAITS: dict[str, VariantTraits] = {
         keys_are_wide_bands=False,
         backward_can_fuse=True,
         gradients_use_atomics=False,
+        hopper_reads_pages=True,
     ),
     "causal": VariantTraits(
         score_is_scaled_product=True,
@@ -28,6 +29,7 @@ TRAITS: dict[str, VariantTraits] = {
         keys_are_wide_bands=False,
         backward_can_fuse=True,
         gradients_use_atomics=False,
+        hopper_reads_pages=True,
     ),
     "causal_dropout": VariantTraits(
         score_is_scaled_product=False,
@@ -39,6 +41,7 @@ TRAITS: dict[str, VariantTraits] = {
         keys_are_wide_bands=False,
         backward_can_fuse=True,
         gradients_use_atomics=False,
+        hopper_reads_pages=False,
     ),
     "window": VariantTraits(
         score_is_scaled_product=True,
@@ -50,6 +53,7 @@ TRAITS: dict[str, VariantTraits] = {
         keys_are_wide_bands=True,
         backward_can_fuse=True,
         gradients_use_atomics=False,
+        hopper_reads_pages=True,
     ),
     "prefix_lm": VariantTraits(
         score_is_scaled_product=True,
@@ -61,6 +65,7 @@ TRAITS: dict[str, VariantTraits] = {
         keys_are_wide_bands=False,
         backward_can_fuse=True,
         gradients_use_atomics=False,
+        hopper_reads_pages=True,
     ),
     "document": VariantTraits(
         score_is_scaled_product=True,
@@ -72,6 +77,7 @@ TRAITS: dict[str, VariantTraits] = {
         keys_are_wide_bands=True,
         backward_can_fuse=True,
         gradients_use_atomics=False,
+        hopper_reads_pages=False,
     ),
     "padding": VariantTraits(
         score_is_scaled_product=True,
@@ -83,6 +89,7 @@ TRAITS: dict[str, VariantTraits] = {
         keys_are_wide_bands=False,
         backward_can_fuse=True,
         gradients_use_atomics=False,
+        hopper_reads_pages=True,
     ),
     "streaming_llm": VariantTraits(
         score_is_scaled_product=True,
@@ -94,6 +101,7 @@ TRAITS: dict[str, VariantTraits] = {
         keys_are_wide_bands=True,
         backward_can_fuse=True,
         gradients_use_atomics=False,
+        hopper_reads_pages=False,
     ),
     "natten": VariantTraits(
         score_is_scaled_product=True,
@@ -105,6 +113,7 @@ TRAITS: dict[str, VariantTraits] = {
         keys_are_wide_bands=False,
         backward_can_fuse=True,
         gradients_use_atomics=False,
+        hopper_reads_pages=False,
     ),
     "softcap": VariantTraits(
         score_is_scaled_product=False,
@@ -116,6 +125,7 @@ TRAITS: dict[str, VariantTraits] = {
         keys_are_wide_bands=False,
         backward_can_fuse=True,
         gradients_use_atomics=False,
+        hopper_reads_pages=True,
     ),
     "gemma2_local": VariantTraits(
         score_is_scaled_product=False,
@@ -127,6 +137,7 @@ TRAITS: dict[str, VariantTraits] = {
         keys_are_wide_bands=True,
         backward_can_fuse=True,
         gradients_use_atomics=False,
+        hopper_reads_pages=True,
     ),
     "alibi": VariantTraits(
         score_is_scaled_product=False,
@@ -138,6 +149,7 @@ TRAITS: dict[str, VariantTraits] = {
         keys_are_wide_bands=False,
         backward_can_fuse=True,
         gradients_use_atomics=False,
+        hopper_reads_pages=True,
     ),
     "relative_bias": VariantTraits(
         score_is_scaled_product=False,
@@ -149,6 +161,7 @@ TRAITS: dict[str, VariantTraits] = {
         keys_are_wide_bands=False,
         backward_can_fuse=False,
         gradients_use_atomics=True,
+        hopper_reads_pages=True,
     ),
     "forgetting": VariantTraits(
         score_is_scaled_product=False,
@@ -160,6 +173,7 @@ TRAITS: dict[str, VariantTraits] = {
         keys_are_wide_bands=False,
         backward_can_fuse=True,
         gradients_use_atomics=False,
+        hopper_reads_pages=False,
     ),
     "gpt_oss": VariantTraits(
         score_is_scaled_product=True,
@@ -171,6 +185,91 @@ TRAITS: dict[str, VariantTraits] = {
         keys_are_wide_bands=False,
         backward_can_fuse=True,
         gradients_use_atomics=False,
+        hopper_reads_pages=True,
+    ),
+    "chunked": VariantTraits(
+        score_is_scaled_product=True,
+        score_is_cheap=True,
+        keys_start_at_zero=False,
+        rows_are_alike=False,
+        keys_are_runs=True,
+        segmented_keys_are_runs=True,
+        keys_are_wide_bands=True,
+        backward_can_fuse=True,
+        gradients_use_atomics=False,
+        hopper_reads_pages=False,
+    ),
+    "band": VariantTraits(
+        score_is_scaled_product=True,
+        score_is_cheap=True,
+        keys_start_at_zero=False,
+        rows_are_alike=False,
+        keys_are_runs=True,
+        segmented_keys_are_runs=True,
+        keys_are_wide_bands=True,
+        backward_can_fuse=True,
+        gradients_use_atomics=False,
+        hopper_reads_pages=True,
+    ),
+    "band_softcap": VariantTraits(
+        score_is_scaled_product=False,
+        score_is_cheap=False,
+        keys_start_at_zero=False,
+        rows_are_alike=False,
+        keys_are_runs=True,
+        segmented_keys_are_runs=True,
+        keys_are_wide_bands=True,
+        backward_can_fuse=True,
+        gradients_use_atomics=False,
+        hopper_reads_pages=True,
+    ),
+    "band_sink": VariantTraits(
+        score_is_scaled_product=True,
+        score_is_cheap=True,
+        keys_start_at_zero=False,
+        rows_are_alike=False,
+        keys_are_runs=True,
+        segmented_keys_are_runs=True,
+        keys_are_wide_bands=True,
+        backward_can_fuse=True,
+        gradients_use_atomics=False,
+        hopper_reads_pages=True,
+    ),
+    "band_bias": VariantTraits(
+        score_is_scaled_product=False,
+        score_is_cheap=False,
+        keys_start_at_zero=False,
+        rows_are_alike=False,
+        keys_are_runs=True,
+        segmented_keys_are_runs=True,
+        keys_are_wide_bands=True,
+        backward_can_fuse=False,
+        gradients_use_atomics=False,
+        hopper_reads_pages=False,
+    ),
+    "band_mask": VariantTraits(
+        score_is_scaled_product=True,
+        score_is_cheap=True,
+        keys_start_at_zero=False,
+        rows_are_alike=False,
+        keys_are_runs=True,
+        segmented_keys_are_runs=True,
+        keys_are_wide_bands=True,
+        backward_can_fuse=True,
+        gradients_use_atomics=False,
+        hopper_reads_pages=False,
+    ),
+    "band_images": VariantTraits(
+        score_is_scaled_product=True,
+        score_is_cheap=True,
+        keys_start_at_zero=False,
+        rows_are_alike=False,
+        keys_are_runs=False,
+        segmented_keys_are_runs=False,
+        keys_are_wide_bands=False,
+        backward_can_fuse=True,
+        gradients_use_atomics=False,
+        hopper_reads_pages=False,
     ),
 }
 
@@ -204,6 +303,11 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_bwd_wide": "f79770adc337c4a4",
             "hopper_delta": "3bc807cbe66af724",
         },
+        "paged": {
+            "fwd": "d2abe3dada73867f",
+            "plan": "c97cef063ee52e3f",
+            "merge": "130df753c5fd23f3",
+        },
     },
     "causal": {
         "dense": {
@@ -232,6 +336,11 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_bwd": "f82766df8791d46c",
             "hopper_bwd_wide": "bdda7f50d6163165",
             "hopper_delta": "73a40e53ad837283",
+        },
+        "paged": {
+            "fwd": "c38a0318fe32cb4b",
+            "plan": "e45d5d904589a579",
+            "merge": "130df753c5fd23f3",
         },
     },
     "causal_dropout": {
@@ -291,6 +400,11 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_bwd_wide": "d3d2872540e6965d",
             "hopper_delta": "4f97cbb7d6d7d80d",
         },
+        "paged": {
+            "fwd": "0ad630561bf965c8",
+            "plan": "6ae9b26e7df8a948",
+            "merge": "130df753c5fd23f3",
+        },
     },
     "prefix_lm": {
         "dense": {
@@ -319,6 +433,11 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_bwd": "a1c35b4b12ffaf54",
             "hopper_bwd_wide": "4127826d23bd98b2",
             "hopper_delta": "cf4f47247674ec38",
+        },
+        "paged": {
+            "fwd": "0488c86ee5202bd3",
+            "plan": "12c9617592c820da",
+            "merge": "130df753c5fd23f3",
         },
     },
     "document": {
@@ -349,6 +468,11 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_bwd_wide": "661c01000ebeacc0",
             "hopper_delta": "f9e0e6d621bd3df4",
         },
+        "paged": {
+            "fwd": "c93f81ab7e30611e",
+            "plan": "a6098568e078cefa",
+            "merge": "130df753c5fd23f3",
+        },
     },
     "padding": {
         "dense": {
@@ -377,6 +501,11 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_bwd": "b39645056f3d713c",
             "hopper_bwd_wide": "f22d3abd9c419104",
             "hopper_delta": "493bd165b5288f42",
+        },
+        "paged": {
+            "fwd": "3e6e732d3d8d6bd3",
+            "plan": "d3344f85074d65a0",
+            "merge": "130df753c5fd23f3",
         },
     },
     "streaming_llm": {
@@ -407,6 +536,11 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_bwd_wide": "eb7e98de772f1db3",
             "hopper_delta": "30a8541778b9d7ab",
         },
+        "paged": {
+            "fwd": "deaa7c1c77736176",
+            "plan": "b669534eb1c791d8",
+            "merge": "130df753c5fd23f3",
+        },
     },
     "natten": {
         "dense": {
@@ -435,6 +569,11 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_bwd": "ab772f2689d3f7d1",
             "hopper_bwd_wide": "c1c38334b487d203",
             "hopper_delta": "c705e08ebe6b1918",
+        },
+        "paged": {
+            "fwd": "6b448216f9c1aa8d",
+            "plan": "9418a4edb53ae8be",
+            "merge": "130df753c5fd23f3",
         },
     },
     "softcap": {
@@ -465,6 +604,11 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_bwd_wide": "3e169707ec304932",
             "hopper_delta": "6bdddb896b112d00",
         },
+        "paged": {
+            "fwd": "8cb2daba55a36f86",
+            "plan": "47d255d237c67468",
+            "merge": "130df753c5fd23f3",
+        },
     },
     "gemma2_local": {
         "dense": {
@@ -493,6 +637,11 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_bwd": "b490bd1ff23c5388",
             "hopper_bwd_wide": "49381c6ef77d7b65",
             "hopper_delta": "009a271df48a99bf",
+        },
+        "paged": {
+            "fwd": "a3b91b3a0333e520",
+            "plan": "7eed7830eb6f35ee",
+            "merge": "130df753c5fd23f3",
         },
     },
     "alibi": {
@@ -523,6 +672,11 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_bwd_wide": "ddedf04c2a875027",
             "hopper_delta": "eb5541f706d1b120",
         },
+        "paged": {
+            "fwd": "b24e86ed2d94c619",
+            "plan": "85c9b813c6ffba77",
+            "merge": "130df753c5fd23f3",
+        },
     },
     "relative_bias": {
         "dense": {
@@ -551,6 +705,11 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_bwd": "327b730c31ac33e3",
             "hopper_bwd_wide": "714de453728f9764",
             "hopper_delta": "864e0fe355cfafc2",
+        },
+        "paged": {
+            "fwd": "e0c0f2becbbae071",
+            "plan": "635c063d69459bc8",
+            "merge": "130df753c5fd23f3",
         },
     },
     "forgetting": {
@@ -581,6 +740,11 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_bwd_wide": "e790c7a5272a6943",
             "hopper_delta": "3ded821b3938bacb",
         },
+        "paged": {
+            "fwd": "05fce675505a5c8e",
+            "plan": "edbb4b5e17cc6eac",
+            "merge": "130df753c5fd23f3",
+        },
     },
     "gpt_oss": {
         "dense": {
@@ -609,6 +773,249 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_bwd": "df60600ea71c6064",
             "hopper_bwd_wide": "3eef180630a0c679",
             "hopper_delta": "092370f267a0c50d",
+        },
+        "paged": {
+            "fwd": "ce7ee290b4905680",
+            "plan": "bc211ed9cf6f5adf",
+            "merge": "130df753c5fd23f3",
+        },
+    },
+    "chunked": {
+        "dense": {
+            "fwd": "cf4395986487bcf3",
+            "dq": "a6c9b4b633aa5fa5",
+            "dkdv": "e5694f90b94d097f",
+            "hopper_fwd": "de81d7e9bc483d30",
+            "hopper_bwd": "a6e407491d2da6fd",
+            "hopper_bwd_wide": "2e4d181fac4b5d48",
+            "hopper_delta": "c0f41e2d4cd19702",
+        },
+        "packed": {
+            "fwd": "a7f3b568db007967",
+            "dq": "1a6b53d360441dd3",
+            "dkdv": "4e1ca72e172e80b0",
+            "hopper_fwd": "c11d51f92a3bae13",
+            "hopper_bwd": "8f8b5573be3a0156",
+            "hopper_bwd_wide": "ceffc65430eb5ac4",
+            "hopper_delta": "bb1357107e832ad9",
+        },
+        "segmented": {
+            "fwd": "0ee5f1b275f61ad5",
+            "dq": "891463a39b77dbe9",
+            "dkdv": "526e650e1008e703",
+            "hopper_fwd": "edb85455391fd7a3",
+            "hopper_bwd": "8224b80b8bbad386",
+            "hopper_bwd_wide": "f5cd2ca23753acb4",
+            "hopper_delta": "c0f41e2d4cd19702",
+        },
+        "paged": {
+            "fwd": "eba43e4c3152ccc4",
+            "plan": "3c7032bfa6b4469b",
+            "merge": "130df753c5fd23f3",
+        },
+    },
+    "band": {
+        "dense": {
+            "fwd": "e709da83e7ec58cb",
+            "dq": "b7bf346f076e0ea6",
+            "dkdv": "3419a9277403762e",
+            "hopper_fwd": "d4a46e3f62c8fee6",
+            "hopper_bwd": "925207284cecb0c8",
+            "hopper_bwd_wide": "c8946c4f3f598641",
+            "hopper_delta": "059e2384eed51092",
+        },
+        "packed": {
+            "fwd": "9bbf33fc438e0514",
+            "dq": "9d5cf433ac897c5b",
+            "dkdv": "e79ca0c8744fe4d1",
+            "hopper_fwd": "426b05918b2a9eeb",
+            "hopper_bwd": "36b85976df4771ed",
+            "hopper_bwd_wide": "eb39c838ac9c91eb",
+            "hopper_delta": "97f35fd1842b830e",
+        },
+        "segmented": {
+            "fwd": "c651f0299ad35f5e",
+            "dq": "b005e346d3c380fd",
+            "dkdv": "77422b8f58fe80bb",
+            "hopper_fwd": "fd98267697497074",
+            "hopper_bwd": "feff853bd3a583ff",
+            "hopper_bwd_wide": "b0d8173ae82b2819",
+            "hopper_delta": "059e2384eed51092",
+        },
+        "paged": {
+            "fwd": "622d3fd2bdcac310",
+            "plan": "c8ed512f1aa27539",
+            "merge": "130df753c5fd23f3",
+        },
+    },
+    "band_softcap": {
+        "dense": {
+            "fwd": "16d2a898bd7a74d8",
+            "dq": "e4ec1410d1c20bff",
+            "dkdv": "85e4877f1c83c1d8",
+            "hopper_fwd": "eff465e8f3acc0aa",
+            "hopper_bwd": "80a31b28deb0dc3f",
+            "hopper_bwd_wide": "173fe6dc2f1432fe",
+            "hopper_delta": "a37a8919ba93c2c2",
+        },
+        "packed": {
+            "fwd": "2ddb90a94243f506",
+            "dq": "575c5e37acec277e",
+            "dkdv": "d56765334ef56bc8",
+            "hopper_fwd": "7296a7a7952ab693",
+            "hopper_bwd": "370d3f51686d7b66",
+            "hopper_bwd_wide": "1a396ac58a76bcae",
+            "hopper_delta": "6505eb97a31636a0",
+        },
+        "segmented": {
+            "fwd": "20fea702281f0c71",
+            "dq": "069a82bfe3c1e8e2",
+            "dkdv": "61b263950921824d",
+            "hopper_fwd": "056608bc59e1a593",
+            "hopper_bwd": "595f53a46a1ec0a0",
+            "hopper_bwd_wide": "378fa05b73d18b7e",
+            "hopper_delta": "a37a8919ba93c2c2",
+        },
+        "paged": {
+            "fwd": "4bccb12f43fb6e09",
+            "plan": "fe4c531f900e4c39",
+            "merge": "130df753c5fd23f3",
+        },
+    },
+    "band_sink": {
+        "dense": {
+            "fwd": "7fd2caee530731f2",
+            "dq": "2d2aaf27b2bccc5d",
+            "dkdv": "1639330cc9c9a7b9",
+            "hopper_fwd": "06451695bf5abb5b",
+            "hopper_bwd": "559cb85d91ef1ac1",
+            "hopper_bwd_wide": "650bc51d0435c2f8",
+            "hopper_delta": "59150a6a4b6029d7",
+        },
+        "packed": {
+            "fwd": "db88f1249a85d7f4",
+            "dq": "d14190290a20071b",
+            "dkdv": "e7cd6450e9caa9ba",
+            "hopper_fwd": "dc7b0741277e51c6",
+            "hopper_bwd": "b0ed9302d6582c84",
+            "hopper_bwd_wide": "9322ff55b7f3dc0d",
+            "hopper_delta": "568b2163c8371e69",
+        },
+        "segmented": {
+            "fwd": "3b0da2e35b68e16e",
+            "dq": "bc43a6da5d5fefb8",
+            "dkdv": "de2b21eec19c1751",
+            "hopper_fwd": "468ac40484e62d83",
+            "hopper_bwd": "ee7384932ef77ab2",
+            "hopper_bwd_wide": "291485455af133cb",
+            "hopper_delta": "59150a6a4b6029d7",
+        },
+        "paged": {
+            "fwd": "cf6241bd325f8032",
+            "plan": "6849612266a9c4c8",
+            "merge": "130df753c5fd23f3",
+        },
+    },
+    "band_bias": {
+        "dense": {
+            "fwd": "f455dfb988465de5",
+            "dq": "fe1b482de125d9f5",
+            "dkdv": "25420877fe2d9a78",
+            "hopper_fwd": "0d5c5da245c7f1ac",
+            "hopper_bwd": "786730e647454459",
+            "hopper_bwd_wide": "bf1989f29f458ffb",
+            "hopper_delta": "8c78d9e3b95fd0f3",
+        },
+        "packed": {
+            "fwd": "9c072db07e63fe58",
+            "dq": "39d934c54a3e1ba7",
+            "dkdv": "23666cc3d01f267d",
+            "hopper_fwd": "942260720d3fdeef",
+            "hopper_bwd": "a705c64abca4e3a0",
+            "hopper_bwd_wide": "6486c1464c01a7ac",
+            "hopper_delta": "cad80c685bb1fda1",
+        },
+        "segmented": {
+            "fwd": "4d98df02728b8a58",
+            "dq": "3fdd7321f7a5835e",
+            "dkdv": "3e5ab5e69f3d9004",
+            "hopper_fwd": "c8bd5017824c603f",
+            "hopper_bwd": "60aed414c37987bc",
+            "hopper_bwd_wide": "3ee7d3a073d338bb",
+            "hopper_delta": "8c78d9e3b95fd0f3",
+        },
+        "paged": {
+            "fwd": "f6a92be2371fdffa",
+            "plan": "e0f10584861eff64",
+            "merge": "130df753c5fd23f3",
+        },
+    },
+    "band_mask": {
+        "dense": {
+            "fwd": "c6dea4ab0cc0851e",
+            "dq": "7c112d1344b98195",
+            "dkdv": "20d279dba40c9666",
+            "hopper_fwd": "91af957fc3888beb",
+            "hopper_bwd": "a0210dcf69dbc1cd",
+            "hopper_bwd_wide": "e5295fda956f6cc6",
+            "hopper_delta": "242e122be415d93f",
+        },
+        "packed": {
+            "fwd": "c0135a94404436d1",
+            "dq": "abc99f44884371ee",
+            "dkdv": "0795174131bef021",
+            "hopper_fwd": "d8b9fea801730fb6",
+            "hopper_bwd": "99a37859eaf1ec76",
+            "hopper_bwd_wide": "da74e48bae513160",
+            "hopper_delta": "686b96204c0a6f29",
+        },
+        "segmented": {
+            "fwd": "58ed0479403c6182",
+            "dq": "0e4c239f47b83e3b",
+            "dkdv": "b3d1addd239085d5",
+            "hopper_fwd": "7dd7abc6814dc50a",
+            "hopper_bwd": "9d160336a6d8b7eb",
+            "hopper_bwd_wide": "32e30cbd1d5c7a87",
+            "hopper_delta": "242e122be415d93f",
+        },
+        "paged": {
+            "fwd": "d2eb9d1145c84752",
+            "plan": "5a6bc951ec23a220",
+            "merge": "130df753c5fd23f3",
+        },
+    },
+    "band_images": {
+        "dense": {
+            "fwd": "af752abfcdc72e6c",
+            "dq": "33f18a0febe8de6e",
+            "dkdv": "cb9b54dd4853451e",
+            "hopper_fwd": "47e7af064d0daad0",
+            "hopper_bwd": "731ea3c99ecd1875",
+            "hopper_bwd_wide": "b168c304767b7f44",
+            "hopper_delta": "00a83dc516313fd3",
+        },
+        "packed": {
+            "fwd": "d38452d56d3c2309",
+            "dq": "03f1b95f8736adfc",
+            "dkdv": "7e1e2932a99ebcf8",
+            "hopper_fwd": "ce7834c82b27f370",
+            "hopper_bwd": "2dbea7729da7a791",
+            "hopper_bwd_wide": "4cd51a8a183a72fd",
+            "hopper_delta": "0e54fd64bfcefba6",
+        },
+        "segmented": {
+            "fwd": "39afc1519ec78527",
+            "dq": "36986b2bcd8e90b3",
+            "dkdv": "bed5d3e5025850e8",
+            "hopper_fwd": "7dd5eec462289050",
+            "hopper_bwd": "abfbbb36e6d007ed",
+            "hopper_bwd_wide": "2b01c71e8f24cba0",
+            "hopper_delta": "00a83dc516313fd3",
+        },
+        "paged": {
+            "fwd": "b641fd9f196c7319",
+            "plan": "0e70fe2495d199df",
+            "merge": "130df753c5fd23f3",
         },
     },
 }

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/jax_reference.py.jinja
-# hash: 3b9b9c7785d978f1
+# hash: 50099904a44043fd
 """`alibi` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -63,6 +63,8 @@ def reference(
     score = score + jnp.where(keep, slope[h], 0.0) * (
         jnp.asarray(kv_idx, score.dtype) - jnp.asarray(q_idx, score.dtype)
     )
+    # A score of -inf is that of a key that is not seen, and its row may have no other.
+    keep = keep & (score != -jnp.inf)
 
     score = jnp.where(keep, score, -jnp.inf)
     lse = jax.nn.logsumexp(score, -1)
@@ -114,6 +116,8 @@ def packed_reference(
     score = score + jnp.where(keep, slope[h], 0.0) * (
         jnp.asarray(kv_idx, score.dtype) - jnp.asarray(q_idx, score.dtype)
     )
+    # A score of -inf is that of a key that is not seen, and its row may have no other.
+    keep = keep & (score != -jnp.inf)
 
     score = jnp.where(keep, score, -jnp.inf)
     lse = jax.nn.logsumexp(score, -1)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/jax_op.py.jinja
-# hash: 4b284765ff5a4242
+# hash: 0af0086701c689cd
 """`causal_dropout` for JAX. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section 5.4)."""
 
 from jax import Array
@@ -10,9 +10,11 @@ from jax import Array
 from .. import causal_dropout as dense
 from .._runtime.core.checks import check_dropout_p
 from .._runtime.core.options import checked_options
+from .._runtime.core.paged_calls import check_without_pages, refuse_pages
 from .._runtime.core.schedules import Schedule, scheduled
 from .._runtime.core.sequences import ByRow
 from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
+from .._runtime.jax.paged import check_page_layout
 from .._runtime.jax.sequences import SequenceArguments
 from .._runtime.jax.support import dropout_seed, host_number
 from . import jax_reference, packed, segmented
@@ -129,14 +131,14 @@ def _schedule(
 def causal_dropout(
     q: Array,
     k: Array,
-    v: Array,
+    v: Array | None = None,
     *,
     dropout_p: float = 0.0,
     seed: int | Array | None = None,
     scale: float | None = None,
     layout: str = "bshd",
     return_lse: bool = False,
-    q_offset: int | str | Array = 0,
+    q_offset: int | str | Array | None = None,
     cu_seqlens_q: Array | None = None,
     cu_seqlens_k: Array | None = None,
     q_segment_ids: Array | None = None,
@@ -145,6 +147,14 @@ def causal_dropout(
     kv_positions: Array | None = None,
     kv_lengths: Array | None = None,
     padding_id: int = -1,
+    page_table: Array | None = None,
+    page_starts: Array | None = None,
+    max_seqlen_q: int | None = None,
+    splits: int | str | None = None,
+    k_scale: float | Array | None = None,
+    v_scale: float | Array | None = None,
+    values_in_keys: int | None = None,
+    page_layout: str = "pshd",
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
     deterministic: bool | None = None,
@@ -167,7 +177,8 @@ def causal_dropout(
         scale: factor of `q @ k^T`, by default `D ** -0.5`; a Python number.
         layout: `"bshd"` as above, or `"bhsd"` for q, k, v and o of `[B, H, S, D]`.
         return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.
-        q_offset: position of the first query row: an int, an integer array `[B]`, or `"end"` for `Skv - Sq`.
+        q_offset: position of the first query row: an int, an integer array `[B]`, or `"end"` for `Skv - Sq`. By
+            default 0, on paged caches `"end"`.
         cu_seqlens_q: integers `[n + 1]`, for a packed call: q is `[total_q, Hq, D]`, k `[total_k, Hkv, D]`, v
             `[total_k, Hkv, Dv]`, and sequence s, rows `cu_seqlens_q[s]` to `cu_seqlens_q[s + 1]`, is what batch row s
             is in a dense call. `q_offset` may be an integer array `[n]`; o is `[total_q, Hq, Dv]`, lse
@@ -181,6 +192,22 @@ def causal_dropout(
         kv_positions: integers `[B, Skv]`, what `kv_idx` is there; by default `q_positions`.
         kv_lengths: integers `[B]`: no query attends to keys from there on. `q_offset="end"` is then `kv_lengths - Sq`.
         padding_id: the segment id of padding, which attends to nothing.
+        page_table: integers `[B, most pages]`, for a call on paged caches, which has no gradient: k is
+            `[pages, page size, Hkv, D]`, v `[pages, page size, Hkv, Dv]` and
+            row b of the table holds the pages of sequence b, of `kv_lengths[b]` keys, in order. q is `[B, Sq, Hq, D]`,
+            or with `cu_seqlens_q` `[total_q, Hq, D]`. A tensor with an element for every key lies in pages as well,
+            `[pages, page size]` for that dim and without a batch axis; one with an element for every query lies as q.
+            Entries and pages that no query can see are never read.
+        page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
+        max_seqlen_q: the most queries of a sequence in a packed call on paged caches; by default all of them.
+        k_scale: what the keys of a paged cache are times: a number, floats `[Hkv]`, or one for each token,
+            `[pages, page size, Hkv]`. A cache of float8_e4m3fn or float8_e5m2 needs one; its products are of q's dtype.
+        v_scale: the same of values.
+        values_in_keys: how many of the first columns of k are the values, in a call on paged caches without v: one load
+            then serves both products, as latent attention wants it.
+        splits: how a call on paged caches splits keys: None, by the sequence's own length, so that its bits are the
+            same in any batch, on any pages; `"balanced"` over the batch; keys of a split, or 1 for no split.
+        page_layout: `"pshd"` for caches as above, or `"phsd"` for those of `[pages, Hkv, page size, D]`.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
         family: `"portable"` or `"hopper"`, of which kernels are; by default Hopper's where they are the faster ones and
@@ -201,8 +228,12 @@ def causal_dropout(
 
     On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
+    if page_table is not None:
+        refuse_pages(NAME, "dropout")
+    check_without_pages(NAME, page_starts, max_seqlen_q, splits, k_scale, v_scale, values_in_keys)
+    check_page_layout(NAME, page_layout, has_table=False)
     sequences = SequenceArguments(
-        q_offset,
+        0 if q_offset is None else q_offset,
         cu_seqlens_q,
         cu_seqlens_k,
         q_segment_ids,

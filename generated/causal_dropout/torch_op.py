@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/torch_op.py.jinja
-# hash: f6e4d9c49cee5ec1
+# hash: a9dde398fab81500
 """`causal_dropout` for PyTorch. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section
 5.4)."""
 
@@ -15,6 +15,7 @@ from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.core.sequences import ByRow, check_alone
 from .._runtime.torch.attention import Kernels
 from .._runtime.torch.module import AttentionModule
+from .._runtime.torch.paged import check_without_pages, refuse_pages
 from .._runtime.torch.replay import apply, replayed_op
 from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
 from .._runtime.torch.sequences import Tokens, check_order, check_packed, check_tokens, marked, packed_offset
@@ -184,7 +185,7 @@ def causal_dropout(
     scale: float | None = None,
     layout: str = "bhsd",
     return_lse: bool = False,
-    q_offset: int | str | Tensor = 0,
+    q_offset: int | str | Tensor | None = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     q_segment_ids: Tensor | None = None,
@@ -193,6 +194,12 @@ def causal_dropout(
     kv_positions: Tensor | None = None,
     kv_lengths: Tensor | None = None,
     padding_id: int = -1,
+    page_table: Tensor | None = None,
+    page_starts: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    splits: int | str | None = None,
+    k_scale: float | Tensor | None = None,
+    v_scale: float | Tensor | None = None,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
     deterministic: bool | None = None,
@@ -215,7 +222,8 @@ def causal_dropout(
         scale: factor of `q @ k^T`, by default `D ** -0.5`.
         layout: `"bhsd"` as above, or `"bshd"` for q, k, v and o of `[B, S, H, D]`.
         return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.
-        q_offset: position of the first query row: an int, an integer tensor `[B]`, or `"end"` for `Skv - Sq`.
+        q_offset: position of the first query row: an int, an integer tensor `[B]`, or `"end"` for `Skv - Sq`. By
+            default 0, on paged caches `"end"`.
         cu_seqlens_q: integers `[n + 1]`, for a packed call: q is `[total_q, Hq, D]`, k `[total_k, Hkv, D]`, v
             `[total_k, Hkv, Dv]`, and sequence s, rows `cu_seqlens_q[s]` to `cu_seqlens_q[s + 1]`, is what batch row s
             is in a dense call. `q_offset` may be an integer tensor `[n]`; o is `[total_q, Hq, Dv]`, lse
@@ -229,10 +237,27 @@ def causal_dropout(
         kv_positions: integers `[B, Skv]`, what `kv_idx` is there; by default `q_positions`.
         kv_lengths: integers `[B]`: no query attends to keys from there on. `q_offset="end"` is then `kv_lengths - Sq`.
         padding_id: the segment id of padding, which attends to nothing.
+        page_table: integers `[B, most pages]`, for a call on paged caches, which has no gradient: k is
+            `[pages, page size, Hkv, D]`, v `[pages, page size, Hkv, Dv]`, each of any strides but a last one of 1, and
+            row b of the table holds the pages of sequence b, of `kv_lengths[b]` keys, in order. q is `[B, Hq, Sq, D]`,
+            or with `cu_seqlens_q` `[total_q, Hq, D]`. A tensor with an element for every key lies in pages as well,
+            `[pages, page size]` for that dim and without a batch axis; one with an element for every query lies as q.
+            Entries and pages that no query can see are never read. Where v is a view of the first columns of k, as
+            `k[..., :512]`, one load serves both products.
+        page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
+        max_seqlen_q: the most queries of a sequence in a packed call on paged caches; by default all of them.
+        k_scale: what the keys of a paged cache are times: a number, floats `[Hkv]`, or one for each token,
+            `[pages, page size, Hkv]`. A cache of float8_e4m3fn or float8_e5m2 needs one; its products are of q's dtype.
+        v_scale: the same of values.
+        splits: how a call on paged caches splits keys: None, by the sequence's own length, so that its bits are the
+            same in any batch, on any pages; `"balanced"` over the batch; keys of a split, or 1 for no split. Dense
+            calls of few queries without a gradient split keys, too, by themselves where these are many.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
-        family: `"portable"` or `"hopper"`, of which kernels are; by default Hopper's where they are the faster ones and
-            `config` names no tile of theirs.
+            On paged caches they are decode, of sequences with few rows, and paged_fwd, which may also name the least
+            keys of a split, `"keys_per_split"`; fwd is then that of prompts, where paged_fwd is not named.
+        family: `"portable"` or `"hopper"`, of which kernels are, on paged caches those of prompts; by default Hopper's
+            where they are the faster ones and `config` names no tile of theirs.
         deterministic: whether equal inputs must give gradients of equal bits, by default what
             `torch.use_deterministic_algorithms` says. On Hopper GPUs the fastest backward adds up dq in any
             order.
@@ -252,6 +277,10 @@ def causal_dropout(
 
     On CPU tensors the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
+    if page_table is not None:
+        refuse_pages(NAME, "dropout")
+    check_without_pages(NAME, page_starts, max_seqlen_q, splits, k_scale, v_scale)
+    q_offset = 0 if q_offset is None else q_offset
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         return _packed(

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/jax_op.py.jinja
-# hash: a67af35fe1d77e30
+# hash: 3de44f7f1928cd88
 """`forgetting` for JAX. Forgetting attention, a log-decay per position and head (Lin et al., 2025,
 arXiv:2503.02130)."""
 
@@ -11,12 +11,22 @@ from jax import Array
 from .. import forgetting as dense
 from .._runtime.core.checks import FLOAT_DTYPES, at_least
 from .._runtime.core.options import checked_options
+from .._runtime.core.paged_calls import check_beside_pages, check_without_pages
 from .._runtime.core.schedules import Schedule, scheduled
 from .._runtime.core.sequences import ByRow
 from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
+from .._runtime.jax.paged import (
+    CacheArguments,
+    PageArguments,
+    PagedKernels,
+    check_page_layout,
+    paged_attention,
+    plan_of,
+)
+from .._runtime.jax.paged_decay import check_without_base, decay_caches
 from .._runtime.jax.sequences import SequenceArguments
 from .._runtime.jax.support import check_tensor
-from . import jax_reference, packed, segmented
+from . import jax_reference, packed, paged, segmented
 
 NAME = "forgetting"
 BY_ROW = ByRow(
@@ -30,6 +40,12 @@ BY_ROW = ByRow(
 )
 
 
+PAGED = PagedKernels(
+    op=NAME,
+    modules=paged,
+    reference=jax_reference.packed_reference,
+    dims={"g": ("b", "kv_idx", "h"), "g_base": ("kv_page", "h")},
+)
 DENSE = Kernels(
     op=NAME,
     mode="dense",
@@ -130,17 +146,45 @@ def _schedule(
     return schedule_of(DENSE, PACKED, SEGMENTED, arguments, backward)
 
 
-@scheduled(_schedule)
+def _plan(
+    q: Array,
+    k: Array,
+    *,
+    layout: str = "bshd",
+    q_offset: int | str | Array | None = None,
+    page_table: Array,
+    page_starts: Array | None = None,
+    kv_lengths: Array,
+    cu_seqlens_q: Array | None = None,
+    max_seqlen_q: int | None = None,
+    splits: int | str | None = None,
+    page_layout: str = "pshd",
+    config: dict[str, dict[str, int]] | None = None,
+) -> Schedule:
+    """How the keys of each sequence are split, for the `schedule=` of calls with these arguments: made once a step.
+
+    The arguments are the op's; of q and k only shapes and dtype matter. A plan is a pytree: it goes into `jit` and
+    `scan`. Nothing waits for the device.
+    """
+    pages = PageArguments(
+        q_offset, page_table, page_starts, kv_lengths, cu_seqlens_q, max_seqlen_q, splits, page_layout, config
+    )
+    cached = CacheArguments.checked(NAME, q, k, k, pages, layout=layout)
+
+    return plan_of(PAGED, cached)
+
+
+@scheduled(_schedule, plan=_plan)
 def forgetting(
     q: Array,
     k: Array,
-    v: Array,
+    v: Array | None = None,
     *,
     g: Array | None = None,
     scale: float | None = None,
     layout: str = "bshd",
     return_lse: bool = False,
-    q_offset: int | str | Array = 0,
+    q_offset: int | str | Array | None = None,
     cu_seqlens_q: Array | None = None,
     cu_seqlens_k: Array | None = None,
     q_segment_ids: Array | None = None,
@@ -149,6 +193,15 @@ def forgetting(
     kv_positions: Array | None = None,
     kv_lengths: Array | None = None,
     padding_id: int = -1,
+    page_table: Array | None = None,
+    page_starts: Array | None = None,
+    g_base: Array | None = None,
+    max_seqlen_q: int | None = None,
+    splits: int | str | None = None,
+    k_scale: float | Array | None = None,
+    v_scale: float | Array | None = None,
+    values_in_keys: int | None = None,
+    page_layout: str = "pshd",
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
     deterministic: bool | None = None,
@@ -170,7 +223,8 @@ def forgetting(
         scale: factor of `q @ k^T`, by default `D ** -0.5`; a Python number.
         layout: `"bshd"` as above, or `"bhsd"` for q, k, v and o of `[B, H, S, D]`.
         return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.
-        q_offset: position of the first query row: an int, an integer array `[B]`, or `"end"` for `Skv - Sq`.
+        q_offset: position of the first query row: an int, an integer array `[B]`, or `"end"` for `Skv - Sq`. By
+            default 0, on paged caches `"end"`.
         cu_seqlens_q: integers `[n + 1]`, for a packed call: q is `[total_q, Hq, D]`, k `[total_k, Hkv, D]`, v
             `[total_k, Hkv, Dv]`, and sequence s, rows `cu_seqlens_q[s]` to `cu_seqlens_q[s + 1]`, is what batch row s
             is in a dense call. `q_offset` may be an integer array `[n]`; o is `[total_q, Hq, Dv]`, lse
@@ -184,14 +238,34 @@ def forgetting(
         kv_positions: integers `[B, Skv]`, what `kv_idx` is there; by default `q_positions`.
         kv_lengths: integers `[B]`: no query attends to keys from there on. `q_offset="end"` is then `kv_lengths - Sq`.
         padding_id: the segment id of padding, which attends to nothing.
+        page_table: integers `[B, most pages]`, for a call on paged caches, which has no gradient: k is
+            `[pages, page size, Hkv, D]`, v `[pages, page size, Hkv, Dv]` and
+            row b of the table holds the pages of sequence b, of `kv_lengths[b]` keys, in order. q is `[B, Sq, Hq, D]`,
+            or with `cu_seqlens_q` `[total_q, Hq, D]`. A tensor with an element for every key lies in pages as well,
+            `[pages, page size]` for that dim and without a batch axis; one with an element for every query lies as q.
+            Entries and pages that no query can see are never read.
+        page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
+        g_base: float32 `[pages, Hq]`, of a call on paged caches, where g is float32 `[pages, page size, Hq]`: sums that
+            `paging.append_decay` keeps.
+        max_seqlen_q: the most queries of a sequence in a packed call on paged caches; by default all of them.
+        k_scale: what the keys of a paged cache are times: a number, floats `[Hkv]`, or one for each token,
+            `[pages, page size, Hkv]`. A cache of float8_e4m3fn or float8_e5m2 needs one; its products are of q's dtype.
+        v_scale: the same of values.
+        values_in_keys: how many of the first columns of k are the values, in a call on paged caches without v: one load
+            then serves both products, as latent attention wants it.
+        splits: how a call on paged caches splits keys: None, by the sequence's own length, so that its bits are the
+            same in any batch, on any pages; `"balanced"` over the batch; keys of a split, or 1 for no split.
+        page_layout: `"pshd"` for caches as above, or `"phsd"` for those of `[pages, Hkv, page size, D]`.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
+            On paged caches they are decode, of sequences with few rows, and paged_fwd, which may also name the least
+            keys of a split, `"keys_per_split"`; fwd is then that of prompts, where paged_fwd is not named.
         family: `"portable"` or `"hopper"`, of which kernels are; by default Hopper's where they are the faster ones and
             `config` names no tile of theirs.
         deterministic: whether equal inputs must give gradients of equal bits, by default not. On Hopper GPUs the
             fastest backward adds up dq in any order.
-        schedule: what `forgetting.schedule(...)` gave for a call like this one; by default each call makes its
-            own.
+        schedule: what `forgetting.schedule(...)` gave for a call like this one, or on paged caches
+            `forgetting.plan(...)`; by default each call makes its own.
 
     Returns:
         o in the layout and dtype of q, or `(o, lse)`. A row without any key has o = 0, lse = -inf.
@@ -204,8 +278,22 @@ def forgetting(
 
     On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
+    if page_table is not None:
+        check_beside_pages(NAME, cu_seqlens_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, family=family)
+        pages = PageArguments(
+            q_offset, page_table, page_starts, kv_lengths, cu_seqlens_q, max_seqlen_q, splits, page_layout, config
+        )
+        cached = CacheArguments.checked(NAME, q, k, v, pages, layout=layout, scale=scale, values_in_keys=values_in_keys)
+        cached.with_scales(k_scale, v_scale)
+
+        cached.tensors = {**cached.tensors, **decay_caches(cached, g, g_base)}
+        o, lse = paged_attention(PAGED, cached, schedule)
+        return (o, lse) if return_lse else o
+    check_without_pages(NAME, page_starts, max_seqlen_q, splits, k_scale, v_scale, values_in_keys)
+    check_without_base(NAME, g_base)
+    check_page_layout(NAME, page_layout, has_table=False)
     sequences = SequenceArguments(
-        q_offset,
+        0 if q_offset is None else q_offset,
         cu_seqlens_q,
         cu_seqlens_k,
         q_segment_ids,

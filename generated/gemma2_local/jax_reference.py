@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/jax_reference.py.jinja
-# hash: 1d4022f289c9aeff
+# hash: 184920fffe048704
 """`gemma2_local` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -58,6 +58,8 @@ def reference(
     # What is not kept may be no number, nor its derivative: where it begins, a zero stands in for it.
     score = jnp.where(keep, score, 0.0)
     score = 50.0 * jnp.tanh(0.02 * score)
+    # A score of -inf is that of a key that is not seen, and its row may have no other.
+    keep = keep & (score != -jnp.inf)
 
     score = jnp.where(keep, score, -jnp.inf)
     lse = jax.nn.logsumexp(score, -1)
@@ -104,6 +106,8 @@ def packed_reference(
     # What is not kept may be no number, nor its derivative: where it begins, a zero stands in for it.
     score = jnp.where(keep, score, 0.0)
     score = 50.0 * jnp.tanh(0.02 * score)
+    # A score of -inf is that of a key that is not seen, and its row may have no other.
+    keep = keep & (score != -jnp.inf)
 
     score = jnp.where(keep, score, -jnp.inf)
     lse = jax.nn.logsumexp(score, -1)

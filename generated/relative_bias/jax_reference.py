@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/jax_reference.py.jinja
-# hash: 8d6ac5e0df4406a1
+# hash: d89da115283b1184
 """`relative_bias` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -62,6 +62,8 @@ def reference(
     # What is not kept may be no number, nor its derivative: where it begins, a zero stands in for it.
     score = jnp.where(keep, score, 0.0)
     score = score + jnp.where(keep, bias[h, jnp.clip((q_idx - kv_idx), 0, bias.shape[1] - 1)], 0.0)
+    # A score of -inf is that of a key that is not seen, and its row may have no other.
+    keep = keep & (score != -jnp.inf)
 
     score = jnp.where(keep, score, -jnp.inf)
     lse = jax.nn.logsumexp(score, -1)
@@ -111,6 +113,8 @@ def packed_reference(
     # What is not kept may be no number, nor its derivative: where it begins, a zero stands in for it.
     score = jnp.where(keep, score, 0.0)
     score = score + jnp.where(keep, bias[h, jnp.clip((q_idx - kv_idx), 0, bias.shape[1] - 1)], 0.0)
+    # A score of -inf is that of a key that is not seen, and its row may have no other.
+    keep = keep & (score != -jnp.inf)
 
     score = jnp.where(keep, score, -jnp.inf)
     lse = jax.nn.logsumexp(score, -1)

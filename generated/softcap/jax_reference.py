@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/jax_reference.py.jinja
-# hash: f9d1f25d125c05ed
+# hash: 75c03aae6954861b
 """`softcap` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -58,6 +58,8 @@ def reference(
     # What is not kept may be no number, nor its derivative: where it begins, a zero stands in for it.
     score = jnp.where(keep, score, 0.0)
     score = 20.0 * jnp.tanh(0.05 * score)
+    # A score of -inf is that of a key that is not seen, and its row may have no other.
+    keep = keep & (score != -jnp.inf)
 
     score = jnp.where(keep, score, -jnp.inf)
     lse = jax.nn.logsumexp(score, -1)
@@ -104,6 +106,8 @@ def packed_reference(
     # What is not kept may be no number, nor its derivative: where it begins, a zero stands in for it.
     score = jnp.where(keep, score, 0.0)
     score = 20.0 * jnp.tanh(0.05 * score)
+    # A score of -inf is that of a key that is not seen, and its row may have no other.
+    keep = keep & (score != -jnp.inf)
 
     score = jnp.where(keep, score, -jnp.inf)
     lse = jax.nn.logsumexp(score, -1)

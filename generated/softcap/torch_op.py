@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/torch_op.py.jinja
-# hash: 9f0e52362446014f
+# hash: a2ae4c4838b37943
 """`softcap` for PyTorch. Causal with logits capped at 20 (Bello et al., 2016, arXiv:1611.09940, section 5.1)."""
 
 from torch import Tensor
@@ -12,7 +12,11 @@ from .._runtime.core.configs import PASSES
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.core.sequences import check_alone
 from .._runtime.torch.attention import Kernels
+from .._runtime.torch.cache_values import with_scales
+from .._runtime.torch.few_queries import check_dense_plan, split_call, splits_keys
 from .._runtime.torch.module import AttentionModule
+from .._runtime.torch.paged import check_beside_pages, check_caches, check_without_pages
+from .._runtime.torch.paged_kernels import PagedKernels, results_of
 from .._runtime.torch.replay import apply, replayed_op
 from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
 from .._runtime.torch.sequences import Tokens, check_packed, check_tokens, packed_offset
@@ -27,7 +31,7 @@ from .._runtime.torch.support import (
     query_offset,
     runs_reference,
 )
-from . import packed, segmented, torch_reference
+from . import packed, paged, segmented, torch_reference
 
 NAME = "softcap"
 
@@ -77,6 +81,11 @@ SEGMENTED = Kernels(
         "options",
         "block_tables",
     ),
+)
+PAGED = PagedKernels(
+    op=NAME,
+    modules=paged,
+    reference=torch_reference.packed_reference,
 )
 
 
@@ -159,7 +168,56 @@ def _schedule(
     return Schedule(op=NAME, call=call_key, sequences=sequences, tiles=tile_blocks, tables=tuple(tables))
 
 
-@scheduled(_schedule)
+def _plan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None = None,
+    *,
+    layout: str = "bhsd",
+    q_offset: int | str | Tensor | None = None,
+    page_table: Tensor | None = None,
+    page_starts: Tensor | None = None,
+    kv_lengths: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    splits: int | str | None = None,
+    config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
+) -> Schedule:
+    """How the keys of each sequence are split, for the `schedule=` of calls with these arguments: made once a step.
+
+    The arguments are the op's, v where its head_dim is not k's; of q, k and v only shapes, strides, dtype and device
+    matter. Nothing waits for the device.
+    Without `page_table` it is for dense calls of any number of queries, which then split their keys.
+    """
+    if page_table is None:
+        check_dense_plan(NAME, page_starts, cu_seqlens_q, max_seqlen_q, config, family, by_query=False)
+        check_inputs(NAME, q, k, k if v is None else v, None, layout)
+        if layout == "bshd":
+            q, k = q.transpose(1, 2), k.transpose(1, 2)
+        call = split_call(NAME, q, k, k, None, 0 if q_offset is None else q_offset, kv_lengths, -1, splits)
+    else:
+        call = check_caches(
+            NAME,
+            q,
+            k,
+            k if v is None else v,
+            None,
+            layout,
+            q_offset,
+            page_table,
+            page_starts,
+            kv_lengths,
+            cu_seqlens_q,
+            max_seqlen_q,
+            splits,
+            config,
+            family,
+        )
+    return PAGED.plan(call)
+
+
+@scheduled(_schedule, plan=_plan)
 @replayed_op()
 def softcap(
     q: Tensor,
@@ -169,7 +227,7 @@ def softcap(
     scale: float | None = None,
     layout: str = "bhsd",
     return_lse: bool = False,
-    q_offset: int | str | Tensor = 0,
+    q_offset: int | str | Tensor | None = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     q_segment_ids: Tensor | None = None,
@@ -178,6 +236,12 @@ def softcap(
     kv_positions: Tensor | None = None,
     kv_lengths: Tensor | None = None,
     padding_id: int = -1,
+    page_table: Tensor | None = None,
+    page_starts: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    splits: int | str | None = None,
+    k_scale: float | Tensor | None = None,
+    v_scale: float | Tensor | None = None,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
     deterministic: bool | None = None,
@@ -191,13 +255,14 @@ def softcap(
         o = exp(score) @ v / sum(exp(score))
 
     Args:
-        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 8 to 256.
+        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 8 to 256, on paged caches to 576.
         k: `[B, Hkv, Skv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Hkv, Skv, Dv]`.
         scale: factor of `q @ k^T`, by default `D ** -0.5`.
         layout: `"bhsd"` as above, or `"bshd"` for q, k, v and o of `[B, S, H, D]`.
         return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.
-        q_offset: position of the first query row: an int, an integer tensor `[B]`, or `"end"` for `Skv - Sq`.
+        q_offset: position of the first query row: an int, an integer tensor `[B]`, or `"end"` for `Skv - Sq`. By
+            default 0, on paged caches `"end"`.
         cu_seqlens_q: integers `[n + 1]`, for a packed call: q is `[total_q, Hq, D]`, k `[total_k, Hkv, D]`, v
             `[total_k, Hkv, Dv]`, and sequence s, rows `cu_seqlens_q[s]` to `cu_seqlens_q[s + 1]`, is what batch row s
             is in a dense call. `q_offset` may be an integer tensor `[n]`; o is `[total_q, Hq, Dv]`, lse
@@ -209,10 +274,27 @@ def softcap(
         kv_positions: integers `[B, Skv]`, what `kv_idx` is there; by default `q_positions`.
         kv_lengths: integers `[B]`: no query attends to keys from there on. `q_offset="end"` is then `kv_lengths - Sq`.
         padding_id: the segment id of padding, which attends to nothing.
+        page_table: integers `[B, most pages]`, for a call on paged caches, which has no gradient: k is
+            `[pages, page size, Hkv, D]`, v `[pages, page size, Hkv, Dv]`, each of any strides but a last one of 1, and
+            row b of the table holds the pages of sequence b, of `kv_lengths[b]` keys, in order. q is `[B, Hq, Sq, D]`,
+            or with `cu_seqlens_q` `[total_q, Hq, D]`. A tensor with an element for every key lies in pages as well,
+            `[pages, page size]` for that dim and without a batch axis; one with an element for every query lies as q.
+            Entries and pages that no query can see are never read. Where v is a view of the first columns of k, as
+            `k[..., :512]`, one load serves both products.
+        page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
+        max_seqlen_q: the most queries of a sequence in a packed call on paged caches; by default all of them.
+        k_scale: what the keys of a paged cache are times: a number, floats `[Hkv]`, or one for each token,
+            `[pages, page size, Hkv]`. A cache of float8_e4m3fn or float8_e5m2 needs one; its products are of q's dtype.
+        v_scale: the same of values.
+        splits: how a call on paged caches splits keys: None, by the sequence's own length, so that its bits are the
+            same in any batch, on any pages; `"balanced"` over the batch; keys of a split, or 1 for no split. Dense
+            calls of few queries without a gradient split keys, too, by themselves where these are many.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
-        family: `"portable"` or `"hopper"`, of which kernels are; by default Hopper's where they are the faster ones and
-            `config` names no tile of theirs.
+            On paged caches they are decode, of sequences with few rows, and paged_fwd, which may also name the least
+            keys of a split, `"keys_per_split"`; fwd is then that of prompts, where paged_fwd is not named.
+        family: `"portable"` or `"hopper"`, of which kernels are, on paged caches those of prompts; by default Hopper's
+            where they are the faster ones and `config` names no tile of theirs.
         deterministic: whether equal inputs must give gradients of equal bits, by default what
             `torch.use_deterministic_algorithms` says. On Hopper GPUs the fastest backward adds up dq in any
             order.
@@ -231,6 +313,37 @@ def softcap(
 
     On CPU tensors the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
+    if page_table is not None:
+        check_beside_pages(NAME, cu_seqlens_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions)
+        return _paged(
+            q,
+            k,
+            v,
+            scale,
+            layout,
+            return_lse,
+            q_offset,
+            page_table,
+            page_starts,
+            kv_lengths,
+            cu_seqlens_q,
+            max_seqlen_q,
+            splits,
+            config,
+            family,
+            k_scale,
+            v_scale,
+            schedule,
+        )
+    check_without_pages(
+        NAME,
+        page_starts,
+        max_seqlen_q,
+        splits if cu_seqlens_q is not None or cu_seqlens_k is not None else None,
+        k_scale,
+        v_scale,
+    )
+    q_offset = 0 if q_offset is None else q_offset
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         return _packed(
@@ -252,6 +365,22 @@ def softcap(
     dtype = q.dtype
     if layout == "bshd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    beside = (q_segment_ids, kv_segment_ids, q_positions, kv_positions, config, family)
+    by_query = False
+    if splits_keys(NAME, q, k, v, (), beside, schedule, splits, by_query=by_query):
+        call_options(NAME, None, None, deterministic)
+        o, lse = _split(
+            q,
+            k,
+            v,
+            scale,
+            q_offset,
+            kv_lengths,
+            padding_id,
+            splits,
+            schedule,
+        )
+        return results_of(o, lse, dtype, swaps=layout == "bshd", return_lse=return_lse)
     tokens = check_tokens(
         NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
     )
@@ -335,6 +464,69 @@ def _packed(
     )
     o = o.to(dtype)
     return (o, lse) if return_lse else o
+
+
+def _paged(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None,
+    layout: str,
+    return_lse: bool,
+    q_offset: int | str | Tensor | None,
+    page_table: Tensor,
+    page_starts: Tensor | None,
+    kv_lengths: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    max_seqlen_q: int | None,
+    splits: int | str | None,
+    config: dict[str, dict[str, int]] | None,
+    family: str | None,
+    k_scale: float | Tensor | None,
+    v_scale: float | Tensor | None,
+    schedule: Schedule | None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The call on paged caches: k and v are `[pages, page size, Hkv, D]`."""
+    call = check_caches(
+        NAME,
+        q,
+        k,
+        v,
+        scale,
+        layout,
+        q_offset,
+        page_table,
+        page_starts,
+        kv_lengths,
+        cu_seqlens_q,
+        max_seqlen_q,
+        splits,
+        config,
+        family,
+    )
+    call = with_scales(NAME, call, k_scale, v_scale)
+
+    o, lse = PAGED.forward(call, schedule)
+    return results_of(o, lse, q.dtype, swaps=layout == "bshd" and cu_seqlens_q is None, return_lse=return_lse)
+
+
+def _split(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None,
+    q_offset: int | str | Tensor,
+    kv_lengths: Tensor | None,
+    padding_id: int,
+    splits: int | str | None,
+    schedule: Schedule | None,
+) -> tuple[Tensor, Tensor]:
+    """A dense call whose keys are split over the chip: q, k and v are `[B, H, S, D]`."""
+    call = split_call(NAME, q, k, v, scale, q_offset, kv_lengths, padding_id, splits)
+    return PAGED.forward(
+        call,
+        schedule,
+    )
 
 
 class Softcap(AttentionModule):

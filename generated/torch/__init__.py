@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/torch_init.py.jinja
-# hash: e2e5c566337d96d3
+# hash: b9e6ad784abadb3d
 """The attention ops for PyTorch, one function per variant; `nn` has them as modules, with parameters of their own.
 
 Each op is imported when it is first read, and its kernels when they are first launched.
@@ -14,8 +14,15 @@ from .._runtime.core.lazy import lazy as _lazy
 
 __all__ = [
     "alibi",
+    "band",
+    "band_bias",
+    "band_images",
+    "band_mask",
+    "band_sink",
+    "band_softcap",
     "causal",
     "causal_dropout",
+    "chunked",
     "document",
     "forgetting",
     "full",
@@ -32,8 +39,15 @@ __all__ = [
 
 if _typing.TYPE_CHECKING:
     from ..alibi.torch_op import alibi
+    from ..band.torch_op import band
+    from ..band_bias.torch_op import band_bias
+    from ..band_images.torch_op import band_images
+    from ..band_mask.torch_op import band_mask
+    from ..band_sink.torch_op import band_sink
+    from ..band_softcap.torch_op import band_softcap
     from ..causal.torch_op import causal
     from ..causal_dropout.torch_op import causal_dropout
+    from ..chunked.torch_op import chunked
     from ..document.torch_op import document
     from ..forgetting.torch_op import forgetting
     from ..full.torch_op import full
@@ -53,8 +67,15 @@ else:
         {
             "nn": ".nn",
             "alibi": "..alibi.torch_op:alibi",
+            "band": "..band.torch_op:band",
+            "band_bias": "..band_bias.torch_op:band_bias",
+            "band_images": "..band_images.torch_op:band_images",
+            "band_mask": "..band_mask.torch_op:band_mask",
+            "band_sink": "..band_sink.torch_op:band_sink",
+            "band_softcap": "..band_softcap.torch_op:band_softcap",
             "causal": "..causal.torch_op:causal",
             "causal_dropout": "..causal_dropout.torch_op:causal_dropout",
+            "chunked": "..chunked.torch_op:chunked",
             "document": "..document.torch_op:document",
             "forgetting": "..forgetting.torch_op:forgetting",
             "full": "..full.torch_op:full",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/torch_nn.py.jinja
-# hash: ca034c9e66cfc51f
+# hash: 13645b272eda5a05
 """The attention ops as modules, which hold what a variant trains beside q, k and v, and defaults for its scalars.
 
 Each is the variant's name in CamelCase. It is called like its op, without what it holds: `module(q, k, v, **call)`,
@@ -15,8 +15,15 @@ from .._runtime.core.lazy import lazy as _lazy
 
 __all__ = [
     "Alibi",
+    "Band",
+    "BandBias",
+    "BandImages",
+    "BandMask",
+    "BandSink",
+    "BandSoftcap",
     "Causal",
     "CausalDropout",
+    "Chunked",
     "Document",
     "Forgetting",
     "Full",
@@ -33,8 +40,15 @@ __all__ = [
 
 if _typing.TYPE_CHECKING:
     from ..alibi.torch_op import Alibi
+    from ..band.torch_op import Band
+    from ..band_bias.torch_op import BandBias
+    from ..band_images.torch_op import BandImages
+    from ..band_mask.torch_op import BandMask
+    from ..band_sink.torch_op import BandSink
+    from ..band_softcap.torch_op import BandSoftcap
     from ..causal.torch_op import Causal
     from ..causal_dropout.torch_op import CausalDropout
+    from ..chunked.torch_op import Chunked
     from ..document.torch_op import Document
     from ..forgetting.torch_op import Forgetting
     from ..full.torch_op import Full
@@ -52,8 +66,15 @@ else:
         __name__,
         {
             "Alibi": "..alibi.torch_op:Alibi",
+            "Band": "..band.torch_op:Band",
+            "BandBias": "..band_bias.torch_op:BandBias",
+            "BandImages": "..band_images.torch_op:BandImages",
+            "BandMask": "..band_mask.torch_op:BandMask",
+            "BandSink": "..band_sink.torch_op:BandSink",
+            "BandSoftcap": "..band_softcap.torch_op:BandSoftcap",
             "Causal": "..causal.torch_op:Causal",
             "CausalDropout": "..causal_dropout.torch_op:CausalDropout",
+            "Chunked": "..chunked.torch_op:Chunked",
             "Document": "..document.torch_op:Document",
             "Forgetting": "..forgetting.torch_op:Forgetting",
             "Full": "..full.torch_op:Full",

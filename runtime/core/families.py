@@ -74,6 +74,8 @@ def refusal(arch: str, dtype: str, head_dims: tuple[int, int], length: int) -> s
     if dtype == "float32":
         return "its kernels take float16 and bfloat16, not float32"
     for head_dim in head_dims:
+        if head_dim > max(HOPPER_FAMILY.least_head_dim):
+            return f"its tiles hold a head_dim of at most {max(HOPPER_FAMILY.least_head_dim)}, not {head_dim}"
         # Padding costs as much as the rest of a tile; the portable kernels split such a head_dim into two tiles.
         least = HOPPER_FAMILY.least_head_dim[tile_columns(head_dim)]
         if head_dim < least:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..archs import TILE_VALUES
 from ..kernels import TRAITS
@@ -12,6 +12,12 @@ from .families import FAMILIES
 from .tiles import Tile
 
 PASSES = ("fwd", "dkdv", "dq")
+
+PAGED_PASSES = ("decode", "paged_fwd")
+"""The kernels on paged caches: of sequences with few rows, and of prompts."""
+
+SPLIT_FIELD = "keys_per_split"
+"""What a tile of theirs may name besides: the least keys of a split."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,14 +91,16 @@ def checked_options(op: str, config: Any, family: Any = None, deterministic: Any
         config = {}
     if not isinstance(config, dict):
         fail(op, "config", "None or a dict of pass name -> tile", repr(config))
-    tiles = tuple([(name, checked_tile(op, name, entry)) for name, entry in config.items()])
+    # One config may serve all calls of a model: what it says of paged caches is for those.
+    asked = {name: checked_paged_tile(op, name, entry) for name, entry in config.items()}
+    tiles = tuple([(name, found.tile) for name, found in asked.items() if name in PASSES])
     return CallOptions(family=family, fixed_order=bool(deterministic), tiles=tiles)
 
 
 def checked_tile(op: str, name: str, entry: Any) -> Tile:
     """Check one entry of the argument `config` of a call."""
-    if name not in PASSES:
-        fail(op, "config", f"passes among {', '.join(PASSES)}", repr(name))
+    if name not in PASSES + PAGED_PASSES:
+        fail(op, "config", f"passes among {', '.join(PASSES + PAGED_PASSES)}", repr(name))
     if not isinstance(entry, Mapping) or set(entry) != set(Tile._fields):
         fail(op, f"config[{name!r}]", f"a mapping with {', '.join(Tile._fields)}", entry)
     for field, value in entry.items():
@@ -101,3 +109,21 @@ def checked_tile(op: str, name: str, entry: Any) -> Tile:
             kind = "a power of two" if all(n & (n - 1) == 0 for n in allowed) else "an int"
             fail(op, f"config[{name!r}][{field!r}]", f"{kind} from {allowed[0]} to {allowed[-1]}", repr(value))
     return Tile(**entry)
+
+
+class Asked(NamedTuple):
+    """The tile that a call asks for. `keys_per_split` is None where its splits are left to the ladder."""
+
+    tile: Tile
+    keys_per_split: int | None
+
+
+def checked_paged_tile(op: str, name: str, entry: Any) -> Asked:
+    """Check one entry of the argument `config` of a call, which on paged caches may say how keys are split."""
+    if name not in PAGED_PASSES or not isinstance(entry, Mapping) or SPLIT_FIELD not in entry:
+        return Asked(checked_tile(op, name, entry), None)
+    keys = entry[SPLIT_FIELD]
+    if isinstance(keys, bool) or not isinstance(keys, int) or keys < 1:
+        fail(op, f"config[{name!r}][{SPLIT_FIELD!r}]", "an int of at least 1", repr(keys))
+    rest = {field: value for field, value in entry.items() if field != SPLIT_FIELD}
+    return Asked(checked_tile(op, name, rest), keys)

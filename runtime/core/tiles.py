@@ -23,6 +23,24 @@ class Tile(NamedTuple):
         return PORTABLE
 
 
+class PagedTile(NamedTuple):
+    """Block sizes, launch options and splits of a kernel on paged caches.
+
+    `keys_per_split`: no split of a sequence has fewer keys, rounded up to whole blocks.
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    keys_per_split: int
+
+    @property
+    def tile(self) -> Tile:
+        """What the kernel is compiled for."""
+        return Tile(*self[:4])
+
+
 class HopperTile(Tile):
     """A tile of Hopper's family. `num_warps` counts the warps of the warpgroups that share its rows, or its keys; each
     of the ring buffers of keys and values has `num_stages` stages.
@@ -38,15 +56,20 @@ class HopperTile(Tile):
 Passes = Mapping[str, Mapping[int, Tile]]
 """Pass -> largest head_dim served -> tile."""
 
+PagedPasses = Mapping[str, Mapping[int, PagedTile]]
+"""The same of kernels on paged caches."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ArchTiles:
     """Default tiles of an architecture: of 16-bit inputs, of float32, and of 16-bit inputs of short sequences by the
-    longest sequence served."""
+    longest sequence served; those of kernels on paged caches for 16-bit queries and for float32."""
 
     half: Passes
     float32: Passes
     short: Mapping[int, Passes]
+    paged_half: PagedPasses
+    paged_float32: PagedPasses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +125,7 @@ class VariantTraits:
             be short.
         backward_can_fuse: one kernel of Hopper's family can compute dq, dk and dv.
         gradients_use_atomics: a gradient is added with atomics, in any order.
+        hopper_reads_pages: prompts on paged caches have a kernel of Hopper's family.
     """
 
     score_is_scaled_product: bool
@@ -113,3 +137,4 @@ class VariantTraits:
     keys_are_wide_bands: bool
     backward_can_fuse: bool
     gradients_use_atomics: bool
+    hopper_reads_pages: bool

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..kernels import KERNEL_HASHES
-from .tiles import HOPPER, PORTABLE, Tile
+from .tiles import HOPPER, PORTABLE, PagedTile, Tile
 
 # A file without `families` has this format too.
 FORMAT = 1
@@ -74,15 +74,51 @@ class Verdict(NamedTuple):
     triton: str
 
 
+class PagedProblem(NamedTuple):
+    """The properties of a call on paged caches that a tile is chosen by.
+
+    `head_dim`: q's. `group`: query heads per key head. `dtype`, `kv_dtype`: of queries and of caches.
+    """
+
+    dtype: str
+    kv_dtype: str
+    head_dim: int
+    group: int
+
+    def __str__(self) -> str:
+        cache = "" if self.kv_dtype == self.dtype else f" on {self.kv_dtype}"
+        return f"paged {self.dtype}{cache} head_dim {self.head_dim} group {self.group}"
+
+
+class PagedEntry(NamedTuple):
+    """The tile of a kernel on paged caches that is the fastest on average over lengths and batch sizes.
+
+    `ms`, `default_ms`: geometric means of this tile's times and of the default's. `kernels`: hashes of the code that
+    was measured, by kernel. `triton`: the version of Triton.
+    """
+
+    pass_name: str
+    problem: PagedProblem
+    tile: PagedTile
+    ms: float
+    default_ms: float | None
+    kernels: Mapping[str, str]
+    triton: str
+
+
 class Measured(NamedTuple):
     """The measurements of a variant in one file. `gpu`: the name that the driver gives."""
 
     gpu: str
     entries: tuple[Entry, ...]
     verdicts: tuple[Verdict, ...]
+    paged: tuple[PagedEntry, ...] = ()
 
 
 _NOTHING = Measured("", (), ())
+
+PAGED = "paged"
+"""The mode of calls on paged caches, as hashes of kernels and tuned files call it."""
 
 
 def gpu_key(name: str) -> str:
@@ -107,7 +143,10 @@ def read(path: Path) -> Measured:
         if document["format"] != FORMAT:
             raise ValueError(f"its format is {document['format']!r}, not {FORMAT}")
         entries = tuple(_entry(row) for row in document["entries"])
-        return Measured(str(document["gpu"]), entries, tuple(_verdict(row) for row in document.get("families", ())))
+        verdicts = tuple(_verdict(row) for row in document.get("families", ()))
+        return Measured(
+            str(document["gpu"]), entries, verdicts, tuple(_paged_entry(row) for row in document.get("paged", ()))
+        )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it lacks or misspells {error}") from None
 
@@ -121,6 +160,19 @@ def _entry(row: Mapping[str, Any]) -> Entry:
         ms=float(row["ms"]),
         default_ms=None if row["default_ms"] is None else float(row["default_ms"]),
         kernel=str(row["kernel"]),
+        triton=str(row["triton"]),
+    )
+
+
+def _paged_entry(row: Mapping[str, Any]) -> PagedEntry:
+    _check_numbers(row, [row["head_dim"], row["group"], *(row["config"][field] for field in PagedTile._fields)])
+    return PagedEntry(
+        pass_name=str(row["pass"]),
+        problem=PagedProblem(str(row["dtype"]), str(row["kv_dtype"]), row["head_dim"], row["group"]),
+        tile=PagedTile(**row["config"]),
+        ms=float(row["ms"]),
+        default_ms=None if row["default_ms"] is None else float(row["default_ms"]),
+        kernels={str(name): str(code) for name, code in row["kernels"].items()},
         triton=str(row["triton"]),
     )
 
@@ -165,6 +217,7 @@ def tuned_entries(gpu: str, variant: str) -> Measured:
         measured.gpu,
         tuple(entry for entry in measured.entries if is_fresh(variant, entry)),
         tuple(verdict for verdict in measured.verdicts if is_fresh(variant, verdict)),
+        tuple(entry for entry in measured.paged if is_fresh(variant, entry)),
     )
     stale = stale_parts(variant, measured)
     if stale:
@@ -172,10 +225,10 @@ def tuned_entries(gpu: str, variant: str) -> Measured:
     return fresh
 
 
-def is_fresh(variant: str, found: Entry | Verdict) -> bool:
+def is_fresh(variant: str, found: Entry | Verdict | PagedEntry) -> bool:
     """True if the code that was measured is that of the variant's present kernels."""
-    known = KERNEL_HASHES.get(variant, {}).get(found.problem.mode, {})
-    kernels = found.kernels if isinstance(found, Verdict) else {found.pass_name: found.kernel}
+    known = KERNEL_HASHES.get(variant, {}).get(_mode_of(found), {})
+    kernels = {found.pass_name: found.kernel} if isinstance(found, Entry) else found.kernels
     return all(known.get(name) == code for name, code in kernels.items())
 
 
@@ -183,7 +236,12 @@ def stale_parts(variant: str, measured: Measured) -> list[str]:
     """The parts of a file that were measured on other code than that of the present kernels: passes, then families."""
     tiles = {_kernel_of(entry) for entry in measured.entries if not is_fresh(variant, entry)}
     families = {_kernel_of(verdict) for verdict in measured.verdicts if not is_fresh(variant, verdict)}
-    return [*sorted(tiles), *(f"families of {name}" for name in sorted(families))]
+    paged = {entry.pass_name for entry in measured.paged if not is_fresh(variant, entry)}
+    return [*sorted(tiles), *sorted(paged), *(f"families of {name}" for name in sorted(families))]
+
+
+def _mode_of(found: Entry | Verdict | PagedEntry) -> str:
+    return PAGED if isinstance(found, PagedEntry) else found.problem.mode
 
 
 def _kernel_of(found: Entry | Verdict) -> str:

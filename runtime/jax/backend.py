@@ -6,12 +6,14 @@ from .kernels import is_loaded as is_loaded
 from .kernels import is_nvidia as is_nvidia
 from .kernels import launch as launch
 from .kernels import multiprocessors as multiprocessors
+from .kernels import overlaps as overlaps
 from .schedule import block_sequences as block_sequences
 from .schedule import list_blocks as list_blocks
 from .schedule import work_counter as work_counter
 from .tensor import FP32 as FP32
 from .tensor import INT32 as INT32
 from .tensor import aligned as aligned
+from .tensor import begin_alike as begin_alike
 from .tensor import empty_like_layout as empty_like_layout
 from .tensor import int64 as int64
 

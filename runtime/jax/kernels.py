@@ -19,6 +19,7 @@ import jax
 from ..archs import DEFAULT_MULTIPROCESSORS
 from ..core.configs import INTERPRETER, Tiles, tiles_for
 from ..core.options import CallOptions
+from ..core.paged_tiles import PagedConfig, PagedTiles, paged_tiles
 from ..core.settings import HAS_TRITON as HAS_TRITON
 from ..core.settings import INTERPRET as INTERPRET
 from ..core.tuned import gpu_key
@@ -37,6 +38,8 @@ _TYPES = {
     "int32": "i32",
     "int64": "i64",
     "uint64": "u64",
+    "float8_e4m3fn": "fp8e4nv",
+    "float8_e5m2": "fp8e5",
     "float16": "fp16",
     "bfloat16": "bf16",
     "float32": "fp32",
@@ -93,6 +96,13 @@ def call_tiles(op: str, mode: str, q: Tensor, v: Tensor, length: int, options: C
     return tiles_for(op, mode, arch, gpu, q.element, dims, heads, length, options)
 
 
+def paged_call_tiles(op: str, q: Tensor, k: Tensor, group: int, config: PagedConfig) -> PagedTiles:
+    """The tiles of a call on paged caches `k`."""
+    arch = arch_of(q)
+    gpu = "" if arch == INTERPRETER else _device_gpu(arch)
+    return paged_tiles(op, arch, gpu, q.element, k.element, q.shape[-1], group, config)
+
+
 @cache
 def _multiprocessors(arch: str) -> int:
     try:
@@ -119,6 +129,11 @@ def has_tanh_instruction(x: Tensor) -> bool:
     return x.element_size() == 2 and is_nvidia(x)
 
 
+def overlaps(_x: Tensor) -> bool:
+    """Whether a kernel can be launched before the one ahead of it ends: XLA launches each after the other."""
+    return False
+
+
 def is_loaded(*scalars: Any) -> bool:
     """Whether a call's scalars come as arrays; all of them do, or none."""
     return any(isinstance(scalar, Tensor) for scalar in scalars)
@@ -129,7 +144,8 @@ def launch(kernel: Any, grid: tuple[int], *groups: tuple[Any, ...], **options: A
 
     `args` are the arguments of all groups.
 
-    Of `args` those that are filled must come after those that are read: XLA hands buffers over in this order.
+    Of `args` those that are filled must come after those that are read: XLA hands buffers over in this order. One that
+    an earlier launch filled in part is both: it keeps its memory.
     """
     args = tuple([x for group in groups for x in group])
     tensors = [x for x in args if isinstance(x, Tensor)]
@@ -138,21 +154,26 @@ def launch(kernel: Any, grid: tuple[int], *groups: tuple[Any, ...], **options: A
         # What has no elements was filled by no kernel.
         assert x.array is not None or x.numel() == 0, f"{kernel.__name__}: outputs must follow the inputs"
         x.array = x.value()
-    filled = tensors[num_read:]
+    filled, changed = tensors[num_read:], [x for x in tensors[:num_read] if x.in_parts]
     if grid[0] == 0:
-        arrays: Sequence[jax.Array] = [x.value() for x in filled]
+        arrays: Sequence[jax.Array] = [x.value() for x in (*filled, *changed)]
     elif _arch.get() == INTERPRETER:
-        arrays = interpreted(kernel, grid, args, options, filled)
+        arrays = interpreted(kernel, grid, args, options, filled, changed)
     else:
-        arrays = _compiled_call(kernel, grid, args, options, filled)
-    for tensor, array in zip(filled, arrays, strict=True):
+        arrays = _compiled_call(kernel, grid, args, options, filled, changed)
+    for tensor, array in zip((*filled, *changed), arrays, strict=True):
         tensor.array = array
 
 
 def _compiled_call(
-    kernel: Any, grid: tuple[int], args: Sequence[Any], options: dict[str, Any], filled: Sequence[Tensor]
+    kernel: Any,
+    grid: tuple[int],
+    args: Sequence[Any],
+    options: dict[str, Any],
+    filled: Sequence[Tensor],
+    changed: Sequence[Tensor],
 ) -> Sequence[jax.Array]:
-    num_warps, num_stages = options.pop("num_warps", 4), options.pop("num_stages", 3)
+    compiling = tuple((name, options[name]) for name in ("num_warps", "num_stages", "maxnreg") if name in options)
     signature, constants, divisible, parameters = [], [], [], []
     for i, param in enumerate(kernel.params):
         value = args[i] if i < len(args) else options[param.name]
@@ -171,9 +192,7 @@ def _compiled_call(
             parameters.append(_scalar_parameter(kind, value))
             if isinstance(value, int) and value % 16 == 0 and not param.do_not_specialize:
                 divisible.append(i)
-    found, scratch = _compile(
-        kernel, tuple(signature), tuple(constants), tuple(divisible), num_warps, num_stages, _arch.get()
-    )
+    found, scratch = _compile(kernel, tuple(signature), tuple(constants), tuple(divisible), compiling, _arch.get())
     results = [jax.ShapeDtypeStruct(x.memory, x.dtype) for x in filled]
     if scratch:
         # Memory that the kernel works in comes as one more result: the pointer behind the last parameter, which the
@@ -183,9 +202,13 @@ def _compiled_call(
     call = _field(1, found) + _field(2, grid[0]) + _field(3, 1) + _field(4, 1)
     call += b"".join(_field(5, parameter) for parameter in parameters)
     opaque = zlib.compress(_field(1, call) + _field(4, kernel.__name__.encode()))
-    inputs = [x.array for x in args if isinstance(x, Tensor) and x.array is not None]
-    called: Sequence[jax.Array] = jax.ffi.ffi_call(HANDLER, results)(*inputs, opaque=opaque)
-    return called[: len(filled)]
+    read = [x for x in args if isinstance(x, Tensor) and x.array is not None]
+    # The handler gives the kernel one buffer for each of its parameters: these results, the last, are the inputs.
+    aliases = {read.index(x): len(results) + i for i, x in enumerate(changed)}
+    results += [jax.ShapeDtypeStruct(x.memory, x.dtype) for x in changed]
+    call_handler = jax.ffi.ffi_call(HANDLER, results, input_output_aliases=aliases)
+    called: Sequence[jax.Array] = call_handler(*(x.array for x in read), opaque=opaque)
+    return [*called[: len(filled)], *called[len(called) - len(changed) :]]
 
 
 def _type(param: Any, value: Any) -> str:
@@ -203,8 +226,7 @@ def _compile(
     signature: tuple[tuple[str, str], ...],
     constants: tuple[tuple[str, Any], ...],
     divisible: tuple[int, ...],
-    num_warps: int,
-    num_stages: int,
+    compiling: tuple[tuple[str, int], ...],
     arch: str,
 ) -> tuple[bytes, int]:
     """A kernel compiled for one chip, without asking any device, as the part of a message that its calls share.
@@ -223,7 +245,7 @@ def _compile(
         constexprs=dict(constants),
         attrs={(i,): [["tt.divisibility", 16]] for i in divisible},
     )
-    options: dict[str, Any] = {"num_warps": num_warps, "num_stages": num_stages}
+    options: dict[str, Any] = dict(compiling)
     if kernel.debug:
         options["debug"] = True
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

@@ -24,7 +24,7 @@ _AXES = {
     "bshd": {"q": "bshd", "k": "btkd", "v": "btke", "o": "bshe", "lse": "bhs", "decay": "bh."},
     PACKED: {"q": "shd", "k": "tkd", "v": "tke", "o": "she", "lse": "hs", "decay": ".ht"},
 }
-_LOGICAL = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3)}
+LOGICAL = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3)}
 TOKENS = {
     "q_segment_ids": "bs",
     "kv_segment_ids": "bt",
@@ -72,6 +72,7 @@ class Kernels:
         splits_batch: whether batch rows may be folded into one call, or cut into several: they differ by nothing but
             the elements they read. splits_heads: the same of heads.
         by_row: what positions must be.
+        split_keys: o and lse of a call with few queries of many keys, which are split; None of any other call.
     """
 
     op: str
@@ -89,6 +90,7 @@ class Kernels:
     splits_batch: bool = True
     splits_heads: bool = True
     by_row: ByRow | None = None
+    split_keys: Callable[[Call, Mapping[str, jax.Array]], list[jax.Array] | None] | None = None
 
     @property
     def name(self) -> str:
@@ -166,6 +168,9 @@ class Forward:
 
     def launch(self, call: Call, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         kernels = self.kernels
+        split = None if kernels.split_keys is None else kernels.split_keys(call, call.named(arrays))
+        if split is not None:
+            return split
         results = kernels.launched(kernels.launches.forward, keywords(kernels, call, call.named(arrays)))
         return [x.value() for x in results]
 
@@ -221,7 +226,7 @@ class Backward:
 def _batch_heads_rows(q: Any, call: Call) -> tuple[int, int, int]:
     if call.packed:
         return 1, q.shape[1], q.shape[0]
-    b, h, s, _ = (q.shape[axis] for axis in _LOGICAL[call.layout])
+    b, h, s, _ = (q.shape[axis] for axis in LOGICAL[call.layout])
     return b, h, s
 
 
@@ -236,7 +241,7 @@ def keywords(kernels: Kernels, call: Call, operands: dict[str, jax.Array]) -> di
         if name.startswith("table_"):
             tables.append(Tensor.of(array))
         elif name in ("q", "k", "v", "o", "do"):
-            found[name] = Tensor.packed(array) if call.packed else Tensor.of(array, _LOGICAL[call.layout])
+            found[name] = Tensor.packed(array) if call.packed else Tensor.of(array, LOGICAL[call.layout])
         elif name in TOKENS and name != "row_offsets":
             found[name] = Tensor.repeated(array, [sizes[axis] for axis in TOKENS[name]])
         else:
@@ -251,7 +256,9 @@ def _reference(kernels: Kernels, call: Call, operands: dict[str, jax.Array]) -> 
     """The reference on a call's arrays, which is called by other names."""
     numbers: dict[str, Any] = dict(call.numbers)
     given = {n: x for n, x in {**numbers, **operands}.items() if n in kernels.dims or n in kernels.scalars}
-    tokens: dict[str, Any] = {n: operands[n] for n in (*TOKENS, *BEGINS) if n in operands and n != "row_offsets"}
+    tokens: dict[str, Any] = {
+        n: operands[n] for n in (*TOKENS, *BEGINS) if n in operands and n in kernels.parameters and n != "row_offsets"
+    }
     if "padding_id" in numbers:
         tokens["padding_id"] = numbers["padding_id"]
     if not call.packed:

@@ -73,17 +73,17 @@ def check_packed(
         if k.shape[0] != q.shape[0]:
             got = f"None for q of {q.shape[0]} rows and k of {k.shape[0]}"
             fail(op, "cu_seqlens_k", "an integer array [n + 1] where q and k differ in length", got)
-        cu_seqlens_q = _begins(op, "cu_seqlens_q", cu_seqlens_q, "q", q)
+        cu_seqlens_q = begins_of(op, "cu_seqlens_q", cu_seqlens_q, "q", q)
         return cu_seqlens_q, cu_seqlens_q
-    cu_seqlens_q = _begins(op, "cu_seqlens_q", cu_seqlens_q, "q", q)
-    cu_seqlens_k = _begins(op, "cu_seqlens_k", cu_seqlens_k, "k", k)
+    cu_seqlens_q = begins_of(op, "cu_seqlens_q", cu_seqlens_q, "q", q)
+    cu_seqlens_k = begins_of(op, "cu_seqlens_k", cu_seqlens_k, "k", k)
     if cu_seqlens_k.shape != cu_seqlens_q.shape:
         expected = f"{cu_seqlens_q.shape[0]} elements, as many as cu_seqlens_q"
         fail(op, "cu_seqlens_k", expected, cu_seqlens_k.shape[0])
     return cu_seqlens_q, cu_seqlens_k
 
 
-def _begins(op: str, name: str, cu_seqlens: Any, packed: str, x: jax.Array) -> jax.Array:
+def begins_of(op: str, name: str, cu_seqlens: Any, packed: str, x: jax.Array) -> jax.Array:
     """Where the sequences of `x` begin, and its length at the end: checked."""
     if not is_array(cu_seqlens):
         fail(op, name, "an integer array [n + 1]", type(cu_seqlens).__name__)

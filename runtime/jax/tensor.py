@@ -23,10 +23,10 @@ class Tensor:
     """A dense array of shape `memory`, seen as `shape` by `strides`; what a kernel will fill has no `array` yet.
 
     Arrays of JAX have no strides, but q of `[B, S, H, D]` is read where it lies: here it is `[B, H, S, D]`. `element`
-    is the type that kernels read, where it is not that of the array.
+    is the type that kernels read, where it is not that of the array. `in_parts`: several launches fill it, each a part.
     """
 
-    __slots__ = ("array", "dtype", "element", "memory", "shape", "strides", "zeroed")
+    __slots__ = ("array", "dtype", "element", "in_parts", "memory", "shape", "strides", "zeroed")
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class Tensor:
         self.memory = tuple(memory)
         self.zeroed = zeroed
         self.element = element or self.dtype.name
+        self.in_parts = False
 
     @classmethod
     def of(cls, array: jax.Array, axes: Sequence[int] | None = None, *, element: str = "") -> "Tensor":
@@ -121,6 +122,11 @@ def aligned(x: Tensor) -> Tensor:
     array = jnp.pad(x.value(), [(0, 0)] * (len(x.memory) - 1) + [(0, room - size)])
     strides = [*(stride // size * room for stride in x.strides[:-1]), 1]
     return Tensor(array, x.shape, strides, x.dtype, memory=array.shape)
+
+
+def begin_alike(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors are views of one array that differ in their last size."""
+    return x.array is not None and x.array is y.array and x.strides == y.strides
 
 
 def empty_like_layout(x: Tensor, last: int) -> Tensor:

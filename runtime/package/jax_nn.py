@@ -26,6 +26,7 @@ from jax import Array
 
 from . import jax as ops
 from ._runtime.core.checks import fail
+from ._runtime.jax.pairs import checked_bias, checked_mask, masked_bias
 from ._runtime.jax.support import int32_array, is_array
 
 __all__ = ["attention_fn", "dot_product_attention"]
@@ -45,7 +46,7 @@ _SPELLINGS = {
     "kv_idx <= q_idx": "causal",
     "q_idx - kv_idx < size": "window(size)",
 }
-# Arrays that these ops do not take, and variants that do.
+# Arrays that an op under `attention_fn` does not take, and variants that do.
 _OWN_VARIANT = {
     "mask": "masked: {mask: 'seen[b, q_idx, kv_idx]', tensors: {seen: {dims: [b, q_idx, kv_idx], dtype: bool}}}",
     "bias": "biased: {score: 'score + bias[b, h, q_idx, kv_idx]', "
@@ -73,7 +74,7 @@ def dot_product_attention(
     implementation: str | None = None,
     return_residual: bool = False,
 ) -> Array | tuple[Array, Array]:
-    """`jax.nn.dot_product_attention`, computed by the ops `full`, `causal` and `window` of this package.
+    """`jax.nn.dot_product_attention`, computed by the ops of this package.
 
     >>> q, k, v = jnp.ones((2, 6, 4, 16)), jnp.ones((2, 9, 2, 16)), jnp.ones((2, 9, 2, 16))
     >>> dot_product_attention(q, k, v).shape
@@ -93,19 +94,22 @@ def dot_product_attention(
     >>> jnp.exp(lse[0, :, 0]).round(4).tolist()
     [2.0, 3.0, 4.0, 5.0, 5.0, 5.0]
 
-    A mask is not an array here, but an expression that kernels are made of:
+    A mask and a bias are arrays `[B, N, T, S]` or of any shape that broadcasts to it. A bias has a gradient:
 
-    >>> dot_product_attention(q, k, v, mask=jnp.ones((1, 1, 6, 9), bool))  # doctest: +IGNORE_EXCEPTION_DETAIL
-    Traceback (most recent call last):
-    ...
-    ArgumentError: dot_product_attention: mask: expected None: a mask is written in the spec, as a variant ...
+    >>> mask = jnp.tril(jnp.ones((6, 9), bool), 3)
+    >>> o = dot_product_attention(q, k, v, mask=mask)
+    >>> loss = lambda bias: dot_product_attention(q, k, v, bias, mask)[0, 0, 0].sum()
+    >>> jax.grad(loss)(jnp.zeros((1, 4, 6, 9))).shape
+    (1, 4, 6, 9)
 
     Args:
-        query: `[B, T, N, H]` or `[T, N, H]`, float16, bfloat16 or float32; H from 8 to 256.
+        query: `[B, T, N, H]` or `[T, N, H]`, float16, bfloat16 or float32; H from 8 to 512.
         key: `[B, S, K, H]` or `[S, K, H]`; N is a multiple of K, and each key head serves N / K query heads.
         value: `[B, S, K, Hv]` or `[S, K, Hv]`.
-        bias: None. Write a variant whose `score` adds it; its op also gives the gradient.
-        mask: None. Write a variant whose `mask` it is; its op skips the blocks that are empty.
+        bias: added to the scaled scores; each of its axes is 1 or that of `[B, N, T, S]`, leading ones may be missing.
+            Laid out in full, as its gradient is: a variant whose `score` computes it takes less memory.
+        mask: bool, of shapes like those of bias: True where a query sees a key. Beside a bias it is -inf in the bias,
+            else laid out in full. A variant whose `mask` is an expression takes no memory and skips empty blocks.
         scale: factor of the scores, by default `H ** -0.5`; a number, known while tracing.
         is_causal: query t attends to keys up to t, counted from the first of each, whatever the lengths.
         query_seq_lengths: integers `[B]`: queries from there on give zeros.
@@ -121,10 +125,12 @@ def dot_product_attention(
         A query that may attend to no key gives zeros and a residual of -inf, with gradients of zero. jax.nn gives zeros
         from query_seq_lengths on, else the mean of all values, masked as they are, and a residual around -2e38.
 
+    Without arrays the op is `full`, `causal` or `window`; with a bias or a mask that of the variant that adds
+    `bias[b, h, q_idx, kv_idx]`, or that sees `keep[b, h, q_idx, kv_idx]`, under any names: `band_bias` and `band_mask`.
+
     Raises:
         ArgumentError: an argument that the package has no variant for, or one of the wrong shape, dtype or value.
     """
-    _refuse_arrays(_NN, "", bias=bias, mask=mask)
     if implementation is not None:
         expected = f"None, as the kernels of this package compute it: jax.nn.{_NN} has those of JAX"
         fail(_NN, "implementation", expected, repr(implementation))
@@ -140,7 +146,12 @@ def dot_product_attention(
         given["kv_segment_ids"] = jnp.zeros((batch, kv_len), jnp.int32)
     if key_value_seq_lengths is not None:
         given["kv_lengths"] = int32_array(_NN, "key_value_seq_lengths", _lengths(key_value_seq_lengths), (batch,))
-    if local_window_size is None:
+    if bias is not None or mask is not None:
+        sides = (None, None) if local_window_size is None else _window(local_window_size, q_len, kv_len)
+        band = sides[0], 0 if is_causal else sides[1]
+        op, pairs = _op_of_pairs(band, bias, mask, (batch, q.shape[2], q_len, kv_len))
+        given |= pairs
+    elif local_window_size is None:
         op = _plain_op("causal" if is_causal else "full", "is_causal", is_causal)
     else:
         op = _plain_op("window", "local_window_size", local_window_size)
@@ -155,6 +166,24 @@ def dot_product_attention(
     o, lse = op(q, k, v, scale=_number(scale), return_lse=True, **given)
     residual = jax.lax.stop_gradient(lse.transpose(0, 2, 1).astype(q.dtype))
     return o.reshape(*shape[:-1], v.shape[-1]), residual.reshape(shape[:-1])
+
+
+def _op_of_pairs(
+    band: tuple[int | None, int | None], bias: Any, mask: Any, sizes: tuple[int, int, int, int]
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The op that computes a call with a bias or a mask, with its own scalars and tensor; `sizes`: [B, N, T, S]."""
+    # What reads the entries of all variants is loaded by calls that need it alone.
+    from .integrations.variants import Attention, NotRenderedError, find
+
+    keep = None if mask is None else checked_mask(_NN, mask, sizes)
+    array: Any = keep if bias is None else masked_bias(checked_bias(_NN, bias, sizes), keep)
+    argument = "mask" if bias is None else "bias"
+    try:
+        found = find(Attention(before=band[0], after=band[1], bias=bias is not None, mask=bias is None))
+    except NotRenderedError as error:
+        fail(_NN, argument, f"None, as {error}\n", f"an array {list(jnp.shape(array))}")
+    name = str(found.mask if bias is None else found.bias)
+    return getattr(ops, found.name), {**found.scalars, name: jnp.broadcast_to(array, sizes)}
 
 
 def _four_axes(name: str, x: Any) -> Array:
@@ -272,7 +301,7 @@ def attention_fn(op: Callable[..., Any], **fixed: Any) -> Callable[..., Array]:
         is_causal: bool = False,
     ) -> Array:
         del broadcast_dropout, precision, force_fp32_for_softmax
-        _refuse_arrays(title, f", or is what {name} has anyhow and left out", bias=bias, mask=mask)
+        _refuse_arrays(title, name, bias=bias, mask=mask)
         if module is not None:
             fail(title, "module", "None, without sow_weights: no weights are ever in memory", type(module).__name__)
         for argument, function in (
@@ -320,12 +349,15 @@ def _folded(title: str, argument: str, x: Any, lead: tuple[int, ...], dtype: Any
 # ------------------------------------------------------------------------------------------------------------ variants
 
 
-def _refuse_arrays(title: str, otherwise: str, **arrays: Any) -> None:
+def _refuse_arrays(title: str, name: str, **arrays: Any) -> None:
     """Refuse what only the expression of a variant can say."""
     for argument, x in arrays.items():
         if x is not None:
             example = f"such as `{_OWN_VARIANT[argument]}`"
-            expected = f"None: a {argument} is written in the spec, as a variant of its own {example}{otherwise}"
+            expected = (
+                f"None: a {argument} is written in the spec, as a variant of its own {example}, or is what {name} has "
+                f"anyhow and left out; {_NN} takes arrays"
+            )
             fail(title, argument, expected, f"{x.dtype.name} {list(x.shape)}" if is_array(x) else type(x).__name__)
 
 

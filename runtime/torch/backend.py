@@ -9,11 +9,13 @@ from .schedule import list_blocks as list_blocks
 from .schedule import work_counter as work_counter
 from .support import FP32 as FP32
 from .support import aligned as aligned
+from .support import begin_alike as begin_alike
 from .support import call_tiles as call_tiles
 from .support import empty_like_layout as empty_like_layout
 from .support import has_tanh_instruction as has_tanh_instruction
 from .support import is_nvidia as is_nvidia
 from .support import multiprocessors as multiprocessors
+from .support import overlaps as overlaps
 
 INT32 = torch.int32
 ANSWERS_DISORDER = True

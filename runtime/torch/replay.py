@@ -10,9 +10,10 @@ autograd function, whose forward does that alone; the graph of autograd is as ev
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import reduce, wraps
 from importlib.metadata import version
 from math import copysign
+from operator import or_
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -21,6 +22,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ..core.options import CallOptions
+from ..core.schedules import Schedule
 from ..core.settings import DEBUG, HAS_TRITON, INTERPRET
 
 MOST_KINDS = 2048
@@ -52,6 +54,8 @@ INTEGERS = (
     "q_positions",
     "kv_positions",
     "kv_lengths",
+    "page_table",
+    "page_starts",
 )
 """Arguments of every op that are tensors of integers, or may be."""
 
@@ -86,23 +90,35 @@ _STREAM = 3
 """The place of the stream."""
 
 
+_LINE = 512
+"""What begins in memory that launches alone see is a multiple of so many bytes, as what torch allocates is."""
+
+
 class _Plan(NamedTuple):
-    """What a kind of call does on the device, its pointers numbered: those it is given, then those it allocates."""
+    """What a kind of call does on the device, its pointers numbered: those it is given, those it allocates, and those
+    into `size` bytes that its launches alone see, which begin at `offsets`."""
 
     device: torch.device
     allocations: list[_Allocation]
+    offsets: list[int]
+    size: int
     launches: list[_Launch]
     results: list[int]
     returns_tuple: bool
     takes_scratch: bool
 
     def __call__(self, pointers: list[int]) -> Any:
-        device, allocations, launches, results, returns_tuple, takes_scratch = self
+        device, allocations, offsets, size, launches, results, returns_tuple, takes_scratch = self
         made = []
-        for size, stride, dtype, zeroed in allocations:
-            x = torch.empty_strided(size, stride, dtype=dtype, device=device)
+        for shape, stride, dtype, zeroed in allocations:
+            x = torch.empty_strided(shape, stride, dtype=dtype, device=device)
             made.append(x.zero_() if zeroed else x)
         pointers += [x.data_ptr() for x in made]
+        if offsets:
+            # Kept until the launches are done with it on their stream, as any tensor is.
+            room = torch.empty_strided((size,), (1,), dtype=torch.int8, device=device)
+            base = room.data_ptr()
+            pointers += [base + offset for offset in offsets]
         stream = _stream(device)
         token = _allocation._allocator.set(_scratch) if takes_scratch else None
         try:
@@ -130,6 +146,7 @@ class _Step(NamedTuple):
     apply: Callable[..., Any]
     arguments: list[Any]
     tensors: list[tuple[int, int, bool]]  # (place, number of the tensor, whether its axes 1 and 2 are swapped)
+    tables: list[tuple[int, list[int]]]  # (place, numbers of the tensors of a list)
     forward: _Plan
     swaps_result: bool
     returns_tuple: bool
@@ -139,6 +156,8 @@ class _Step(NamedTuple):
         for place, number, is_swapped in self.tensors:
             x = given[number]
             arguments[place] = x.transpose(1, 2) if is_swapped else x
+        for place, numbers in self.tables:
+            arguments[place] = [given[number] for number in numbers]
         _active.forward = self.forward, pointers
         try:
             o, lse, *_ = self.apply(*arguments)
@@ -210,27 +229,41 @@ class _Recording(TorchDispatchMode):
 
     def plan(self, returned: Any) -> _Plan | None:
         """What to do in the place of such a call; None where it did something else as well."""
-        allocations = [
-            _Allocation(tuple(x.shape), x.stride(), x.dtype, zeroed)
-            for x, zeroed in zip(self._made, self._zeroed, strict=True)
-        ]
-        results: list[int] = []
+        looks: dict[int, Tensor] = {}
         for x in returned if isinstance(returned, tuple) else (returned,):
             made = self._numbers.get(x.data_ptr(), -1) - self._num_given
-            if (
-                made < 0
-                or made in results
-                or (x.numel(), x.dtype) != (self._made[made].numel(), self._made[made].dtype)
-            ):
+            if made < 0 or made in looks or (x.numel(), x.dtype) != (self._made[made].numel(), self._made[made].dtype):
                 return None
             # What is returned as a view, its axes in another order, is allocated like that.
-            allocations[made] = _Allocation(tuple(x.shape), x.stride(), x.dtype, self._zeroed[made])
-            results.append(made)
+            looks[made] = x
         devices = {x.device for x in self._made}
         if not self._is_whole or len(devices) != 1:
             return None
-        takes_scratch = any(launch.compiled.metadata.global_scratch_size > 0 for launch in self._launches)
-        return _Plan(devices.pop(), allocations, self._launches, results, isinstance(returned, tuple), takes_scratch)
+        allocations: list[_Allocation] = []
+        places: dict[int, int] = {}
+        offsets: dict[int, int] = {}
+        size = 0
+        for made, (x, zeroed) in enumerate(zip(self._made, self._zeroed, strict=True)):
+            if made in looks or zeroed:
+                places[made] = len(allocations)
+                look = looks.get(made, x)
+                allocations.append(_Allocation(tuple(look.shape), look.stride(), look.dtype, zeroed))
+            else:
+                offsets[made] = size
+                size += -(-x.untyped_storage().nbytes() // _LINE) * _LINE
+        numbers = {self._num_given + made: self._num_given + place for made, place in places.items()}
+        after = self._num_given + len(allocations)
+        numbers |= {self._num_given + made: after + nth for nth, made in enumerate(offsets)}
+        launches = [
+            launch._replace(pointers=[(place, numbers.get(number, number)) for place, number in launch.pointers])
+            for launch in self._launches
+        ]
+        takes_scratch = any(launch.compiled.metadata.global_scratch_size > 0 for launch in launches)
+        results = [places[made] for made in looks]
+        is_tuple = isinstance(returned, tuple)
+        return _Plan(
+            devices.pop(), allocations, [*offsets.values()], size, launches, results, is_tuple, takes_scratch
+        )  # fmt: skip
 
     def step(self, returned: Any) -> _Step | None:
         """What to do in the place of such a call where gradients are wanted."""
@@ -243,6 +276,7 @@ class _Recording(TorchDispatchMode):
             return None
         arguments: list[Any] = []
         tensors: list[tuple[int, int, bool]] = []
+        tables: list[tuple[int, list[int]]] = []
         for place, value in enumerate(args):
             if isinstance(value, Tensor):
                 ways = [(number, _is_swapped(value, x)) for number, x in enumerate(self._given)]
@@ -252,13 +286,20 @@ class _Recording(TorchDispatchMode):
                 tensors.append(found[0])
                 value = None
             elif isinstance(value, list) and value:
-                return None
+                # A schedule's own tensors, as they are.
+                numbers = [next((n for n, x in enumerate(self._given) if x is table), -1) for table in value]
+                if -1 in numbers:
+                    return None
+                tables.append((place, numbers))
+                value = None
             arguments.append(value)
         o, *others = returned if isinstance(returned, tuple) else (returned,)
         swaps_result = _is_swapped(o, outputs[0])
         if swaps_result is None or any(x is not outputs[1] for x in others):
             return None
-        return _Step(_bare_apply(function), arguments, tensors, forward, swaps_result, isinstance(returned, tuple))
+        return _Step(
+            _bare_apply(function), arguments, tensors, tables, forward, swaps_result, isinstance(returned, tuple)
+        )
 
 
 class _Active(threading.local):
@@ -431,6 +472,14 @@ def _kind_of(
             elif of is list:
                 kind += (of, len(x))
                 pending += x
+            elif of is Schedule:
+                key, tables, places, bits = _known(x)
+                if 0 in places:
+                    return None
+                given += tables
+                pointers += places
+                low_bits |= bits
+                kind += (of, key)
             else:
                 return None
     except RuntimeError:
@@ -443,6 +492,19 @@ def _kind_of(
         # Tensors that are one and the same are told apart by nothing that is noted.
         kind += [pointers.index(pointer) for pointer in pointers]
     return tuple(kind)
+
+
+def _known(schedule: Schedule) -> tuple[Hashable, list[Tensor], list[int], int]:
+    """What decides of a schedule what a call does, its tensors, where they are, and all bits of these."""
+    found: tuple[Hashable, list[Tensor], list[int], int] | None = schedule.__dict__.get("known")
+    if found is None:
+        tables = [*schedule.tables, *schedule.sequences]
+        looks = tuple((x.dtype, x.shape, x.stride(), x.device) for x in tables)
+        key = (schedule.op, tuple(schedule.call.items()), tuple(schedule.tiles.items()), looks)
+        pointers = [x.data_ptr() for x in tables]
+        found = key, tables, pointers, reduce(or_, pointers, 0)
+        schedule.__dict__["known"] = found
+    return found
 
 
 def _is_other_integer(x: object) -> bool:

@@ -52,17 +52,17 @@ def check_packed(
         if k.shape[0] != q.shape[0]:
             got = f"None for q of {q.shape[0]} rows and k of {k.shape[0]}"
             fail(op, "cu_seqlens_k", "an integer tensor [n + 1] where q and k differ in length", got)
-        cu_seqlens_q = _begins(op, "cu_seqlens_q", cu_seqlens_q, "q", q)
+        cu_seqlens_q = begins_of(op, "cu_seqlens_q", cu_seqlens_q, "q", q)
         return cu_seqlens_q, _second(cu_seqlens_q)
-    cu_seqlens_q = _begins(op, "cu_seqlens_q", cu_seqlens_q, "q", q)
-    cu_seqlens_k = _begins(op, "cu_seqlens_k", cu_seqlens_k, "k", k)
+    cu_seqlens_q = begins_of(op, "cu_seqlens_q", cu_seqlens_q, "q", q)
+    cu_seqlens_k = begins_of(op, "cu_seqlens_k", cu_seqlens_k, "k", k)
     if cu_seqlens_k.shape != cu_seqlens_q.shape:
         expected = f"{cu_seqlens_q.shape[0]} elements, as many as cu_seqlens_q"
         fail(op, "cu_seqlens_k", expected, cu_seqlens_k.shape[0])
     return cu_seqlens_q, cu_seqlens_k
 
 
-def _begins(op: str, name: str, cu_seqlens: Any, packed: str, x: Tensor) -> Tensor:
+def begins_of(op: str, name: str, cu_seqlens: Any, packed: str, x: Tensor) -> Tensor:
     """Where the sequences of `x` begin, and its length at the end: checked."""
     expected = f"an integer tensor [n + 1] on {x.device}"
     if not isinstance(cu_seqlens, Tensor):
@@ -123,7 +123,7 @@ def check_tokens(
         same = torch.full((1, 1), int(padding_id == 0), dtype=torch.int32, device=q.device)
         q_ids, kv_ids = same.expand(batch, q.shape[2]), same.expand(batch, k.shape[2])
     if kv_lengths is not None:
-        lengths = _int32(op, "kv_lengths", kv_lengths, (batch,), q.device)
+        lengths = int32_of(op, "kv_lengths", kv_lengths, (batch,), q.device)
         inside = torch.arange(k.shape[2], dtype=torch.int32, device=q.device) < lengths[:, None]
         kv_ids = torch.where(inside, kv_ids, padding_id)
     return Tokens(q_ids, kv_ids, q_positions, kv_positions)
@@ -172,12 +172,12 @@ def _pair(
         if of_keys is not None:
             fail(op, q_name, f"an integer tensor {list(q_shape)} beside {kv_name}", None)
         return None, None
-    queries = _int32(op, q_name, of_queries, q_shape, q.device)
+    queries = int32_of(op, q_name, of_queries, q_shape, q.device)
     if of_keys is None:
         if q_shape != kv_shape:
             fail(op, kv_name, f"an integer tensor {list(kv_shape)} where q and k differ in length", None)
         return queries, _second(queries)
-    return queries, _int32(op, kv_name, of_keys, kv_shape, q.device)
+    return queries, int32_of(op, kv_name, of_keys, kv_shape, q.device)
 
 
 def _second(x: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ def _second(x: Tensor) -> Tensor:
     return x.view(x.shape) if torch.compiler.is_compiling() else x
 
 
-def _int32(op: str, name: str, x: Any, shape: tuple[int, ...], device: torch.device) -> Tensor:
+def int32_of(op: str, name: str, x: Any, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """A tensor of integers of this shape, checked, as int32, its last stride 1."""
     expected = f"an integer tensor {list(shape)} on {device}"
     if not isinstance(x, Tensor):

@@ -23,6 +23,7 @@ from ..core.checks import (
 )
 from ..core.configs import INTERPRETER, Tiles, tiles_for
 from ..core.options import CallOptions, checked_options
+from ..core.paged_tiles import PagedConfig, PagedTiles, paged_tiles
 from ..core.settings import DEBUG, require_triton
 from ..core.settings import HAS_TRITON as HAS_TRITON
 from ..core.settings import INTERPRET as INTERPRET
@@ -82,6 +83,11 @@ def aligned(x: Tensor) -> Tensor:
         return x
     padded = x.new_empty((*x.shape[:3], -(-x.shape[3] // step) * step))
     return padded[..., : x.shape[3]].copy_(x)
+
+
+def begin_alike(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors begin at one place and lie alike, as views of one tensor that differ in their last size."""
+    return x.data_ptr() == y.data_ptr() and x.stride() == y.stride() and x.dtype == y.dtype
 
 
 def check_tensor(
@@ -285,6 +291,13 @@ def call_tiles(op: str, mode: str, q: Tensor, v: Tensor, length: int, options: C
     return tiles_for(op, mode, arch_of(q), gpu, _DTYPE_NAMES[q.dtype], dims, heads, length, options)
 
 
+def paged_call_tiles(op: str, q: Tensor, k: Tensor, group: int, config: PagedConfig) -> PagedTiles:
+    """The tiles of a call on paged caches `k`."""
+    gpu = "" if q.device.type == "cpu" else _device_gpu(q.device.index)
+    dtypes = _DTYPE_NAMES.get(q.dtype, str(q.dtype)), str(k.dtype).removeprefix("torch.")
+    return paged_tiles(op, arch_of(q), gpu, *dtypes, q.shape[-1], group, config)
+
+
 def is_nvidia(x: Tensor) -> bool:
     """Whether a tensor's kernels may hold PTX."""
     return arch_of(x).startswith("sm_")
@@ -293,6 +306,12 @@ def is_nvidia(x: Tensor) -> bool:
 def has_tanh_instruction(x: Tensor) -> bool:
     """Whether tanh is one instruction, exact enough for 16-bit inputs: on NVIDIA chips."""
     return x.element_size() == 2 and is_nvidia(x)
+
+
+def overlaps(x: Tensor) -> bool:
+    """Whether a kernel can be launched before the one ahead ends, and wait there: on NVIDIA chips from Hopper on."""
+    arch = arch_of(x)
+    return arch.startswith("sm_") and int(arch[3:]) >= 90
 
 
 def empty_like_layout(x: Tensor, last: int) -> Tensor:

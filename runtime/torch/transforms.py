@@ -1,6 +1,7 @@
 """What derivatives of derivatives, derivatives in forward mode and `torch.func.vmap` make of a call."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -101,7 +102,7 @@ def batched(
     may_fold = bool(axes) and not given.get("dropout_p") and not given.get("block_tables")
     split = [name for name, axis in axes.items() if axis is None and given.get(name) is not None]
     if size == 0 or not may_fold or split or not all(name in axes for name in needed):
-        return _one_by_one(function, size, in_dims, args)
+        return one_by_one(partial(apply, function), size, in_dims, args)
     folded = {name: _folded(name, x, mapped[name], size, axes, given, mapped) for name, x in given.items()}
     found = apply(function, *folded.values())
     split_results, out_dims = [], []
@@ -134,8 +135,8 @@ def _folded(
     return x.movedim(0, axis).flatten(axis, axis + 1)
 
 
-def _one_by_one(
-    function: Any, size: int, in_dims: Sequence[Any], args: Sequence[Any]
+def one_by_one(
+    function: Callable[..., tuple[Tensor, ...]], size: int, in_dims: Sequence[Any], args: Sequence[Any]
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     """The results of one call for each index of the mapped axis."""
 
@@ -148,6 +149,6 @@ def _one_by_one(
 
     # Of none, one call tells the shapes.
     indices = range(max(size, 1))
-    calls = [apply(function, *(taken(x, dim, i) for x, dim in zip(args, in_dims, strict=True))) for i in indices]
+    calls = [function(*(taken(x, dim, i) for x, dim in zip(args, in_dims, strict=True))) for i in indices]
     results = tuple(torch.stack(each)[:size] for each in zip(*calls, strict=True))
     return results, (0,) * len(results)

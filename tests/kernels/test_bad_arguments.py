@@ -86,12 +86,12 @@ SHARED: list[tuple[str, Callable[[], Arguments], str]] = [
     (
         "head_dim_7",
         lambda: {"q": zeros(2, 4, 8, 7), "k": zeros(2, 2, 6, 7)},
-        "q: expected a head_dim from 8 to 256, got 7 in [B, H, S, D] = [2, 4, 8, 7]",
+        "q: expected a head_dim from 8 to 512, got 7 in [B, H, S, D] = [2, 4, 8, 7]",
     ),
     (
-        "head_dim_of_v_257",
-        lambda: {"v": zeros(2, 2, 6, 257)},
-        "v: expected a head_dim from 8 to 256, got 257 in [B, H, S, D] = [2, 2, 6, 257]",
+        "head_dim_of_v_513",
+        lambda: {"v": zeros(2, 2, 6, 513)},
+        "v: expected a head_dim from 8 to 512, got 513 in [B, H, S, D] = [2, 2, 6, 513]",
     ),
     (
         "layout_in_the_message",
@@ -143,7 +143,11 @@ SHARED: list[tuple[str, Callable[[], Arguments], str]] = [
         f"q_offset: expected an int, 'end' or an integer tensor [2] on {AT}, got torch.int32 [3] on {AT}",
     ),
     ("config_list", lambda: {"config": [TILE]}, f"config: expected None or a dict of pass name -> tile, got [{TILE}]"),
-    ("config_pass", lambda: {"config": {"bwd": TILE}}, "config: expected passes among fwd, dkdv, dq, got 'bwd'"),
+    (
+        "config_pass",
+        lambda: {"config": {"bwd": TILE}},
+        "config: expected passes among fwd, dkdv, dq, decode, paged_fwd, got 'bwd'",
+    ),
     (
         "config_missing_field",
         lambda: {"config": {"fwd": {"block_m": 64}}},

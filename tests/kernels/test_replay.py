@@ -15,6 +15,7 @@ from codegen.testing.calls import make_schedule
 from codegen.testing.golden import Inputs
 from generated._runtime.core.checks import ArgumentError
 from generated._runtime.torch import replay as torch_replay
+from tests.kernels.test_paged import draw_case
 from tests.support.cases import DEVICE, DTYPES, INTERPRET, Shape, assert_same, draw, tiles, with_variants
 from tests.support.packings import Packing, draw_packed
 from tests.support.replaying import kinds_of, never_replaying, replaying
@@ -85,10 +86,34 @@ def test_segments(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", ["document", "natten"])
 def test_schedule(variant: str) -> None:
-    """The call is checked against its schedule each time; its passes are replayed with the schedule's tables."""
+    """Calls with one schedule are replayed, and with another of the same size, with that one's tables."""
     inputs = draw(variant, SHAPE)
     schedule = make_schedule(golden.load_op(variant), inputs)
     check_replays(variant, lambda number: (same_kind(inputs, number), {"schedule": schedule}))
+
+
+def test_paged() -> None:
+    """Calls on caches, with a plan and without one; lengths and pages change, and the plan with them."""
+    case = draw_case("alibi", 16, (1,) * 5)
+    lengths = case.kwargs["kv_lengths"]
+    with replaying("alibi") as (op, replays), torch.no_grad():
+        for planned in (False, True):
+            before = replays.count
+            for number in range(CALLS):
+                options = case.kwargs | case.own | {"kv_lengths": torch.clamp(lengths - number, 0)}
+                plan = op.plan(case.q, case.k, **case.kwargs | {"kv_lengths": options["kv_lengths"]})
+                if planned:
+                    options["schedule"] = plan
+                k, v = case.k.clone(), case.v.clone()
+                got = op(case.q, k, v, **options)
+                with never_replaying():
+                    assert torch.equal(got, op(case.q, k, v, **options))
+            assert replays.count >= before + CALLS - 2
+
+
+def test_dense_with_split_keys() -> None:
+    inputs = draw("document", replace(SHAPE, kv_len=520, q_len=2), positions=530)
+    check_replays("document", lambda number: (same_kind(inputs, number), {"q_offset": "end"}))
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["doc", "cu_seqlens"])

@@ -56,7 +56,7 @@ def test_counted_lists_are_those_with_room_of_their_own(variant: str, monkeypatc
     roomy = _schedule(variant, inputs, config=CONFIG)
     monkeypatch.setattr(torch_schedule, "DENSE_ENTRIES", 0)
     exact = _schedule(variant, inputs, config=CONFIG)
-    assert exact.nbytes < roomy.nbytes
+    assert exact.nbytes <= roomy.nbytes, "equal where a mask skips no block of this call"
     for spans, entries, exact_spans, exact_entries in zip(
         *(x.tables[i::2] for x in (roomy, exact) for i in (0, 1)), strict=True
     ):

@@ -6,6 +6,7 @@ A packed call is compared with dense calls, one per sequence; the rest with atte
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -434,7 +435,7 @@ def test_packed_sequences_are_segments_with_positions(variant: str) -> None:
 
 def schedule_arguments(variant: str, packed: Packed) -> Call:
     own = packed.tensors | packed.numbers
-    taken = load_op(variant).schedule.__annotations__  # type: ignore[attr-defined]
+    taken = inspect.signature(load_op(variant).schedule).parameters  # type: ignore[attr-defined]
     return {name: value for name, value in own.items() if name in taken}
 
 

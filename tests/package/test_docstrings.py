@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from types import ModuleType
 
 import pytest
@@ -19,6 +20,11 @@ GENERATED = ROOT / "generated"
 def shared_modules() -> list[str]:
     """The modules that all variants share and that hold an example."""
     shared = [*GENERATED.glob("*.py"), *(GENERATED / "_runtime").rglob("*.py")]
+    # A hook is imported where the library is that its name begins with.
+    hooks = (GENERATED / "integrations").glob("[a-z]*.py")
+    own = ("variants", "flash", "sdpa")
+    hooks = (path for path in hooks if (name := path.stem.partition("_")[0]) in own or find_spec(name))
+    shared += hooks
     files = [path for path in shared if ">>> " in path.read_text(encoding="utf-8")]
     return [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in sorted(files)]
 

@@ -33,7 +33,7 @@ def test_readme_of_codegen_names_every_module() -> None:
     assert there <= named, sorted(there - named)
 
 
-CONVENTIONS = {"x_base", "x_tile", "x_offs", "x_ptr", "x_ptrs", "stride_xb", "own_span"}
+CONVENTIONS = {"x_base", "x_tile", "x_offs", "x_ptrs", "stride_xb", "own_span"}
 """Words of templates/README.md that stand for other names."""
 
 

@@ -31,6 +31,8 @@ with_variants = pytest.mark.parametrize("variant", VARIANTS)
 # A variant that takes q, k and v alone.
 SIMPLE = next(name for name, x in MANIFEST.items() if not (x["tensors"] or x["scalars"] or x["sink"] or x["decay"]))
 SOURCES = sorted(GENERATED.rglob("*.py"))
+# What plans calls over several GPUs, on the host.
+PLANNING = ("exchange.py", "key_needs.py", "shard_plans.py", "shards.py", "work.py")
 # Of portable kernels and of Hopper's.
 KERNEL_IMPORTS = ("\nimport triton\n", "\nfrom triton.experimental import gluon\n")
 KERNELS = sorted(
@@ -209,6 +211,10 @@ def test_package_imports_neither_the_generator_nor_the_other_framework() -> None
         own = {name.split(".")[0] for name in imported_by(path) if not name.startswith(".")}
         is_jax = path.name.startswith("jax") or path.parent.name == "jax"
         frameworks = {"jax", "numpy", "triton"} if is_jax else {"torch", "triton"}
+        if path.parent.name == "integrations":
+            frameworks.add(path.stem.partition("_")[0])  # the library that it hooks into
+        if path.name in PLANNING:
+            frameworks.add("numpy")
         if unknown := own - {*sys.stdlib_module_names, *frameworks}:
             others[path.relative_to(GENERATED).as_posix()] = unknown
     assert not others

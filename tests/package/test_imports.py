@@ -84,7 +84,8 @@ def test_an_import_loads_as_many_modules_whatever_the_number_of_variants(framewo
 def test_an_op_is_imported_without_launches_and_kernels(framework: str) -> None:
     found = outside_runtime(loaded_by(f"from generated.{framework} import causal"))
     own = {f"causal.{framework}_op", f"causal.{framework}_reference"}
-    assert found - own == {"", framework, "causal", "causal.packed", "causal.segmented"}
+    modes = {"causal", "causal.packed", "causal.paged", "causal.segmented"}
+    assert found - own == {"", framework, *modes}
 
 
 def test_a_module_of_torch_nn_is_imported_alone() -> None:
@@ -98,10 +99,10 @@ def test_a_call_of_the_reference_imports_no_kernel(framework: str) -> None:
     code = f"import {framework}\nfrom generated.{framework} import causal as op\n{CALLS[framework]}"
     found = loaded_by(f"{code}\n{GRADIENTS[framework]}")
     assert {name.rpartition(".")[2] for name in outside_runtime(found)} <= {
-        *("", framework, "causal", "packed", "segmented"),
+        *("", framework, "causal", "packed", "paged", "segmented"),
         *("launch", f"{framework}_op", f"{framework}_reference"),
     }
-    assert not any(name.startswith(("causal.packed.", "causal.segmented.")) for name in found)
+    assert not any(name.startswith(("causal.packed.", "causal.paged.", "causal.segmented.")) for name in found)
 
 
 @with_frameworks

@@ -104,9 +104,8 @@ def test_wheel_has_one_top_level_package(wheel: Path) -> None:
 def test_wheel_holds_all_that_ops_and_generator_read(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     data = "attention_codegen/codegen/_data"
-    assert {
-        f"{data}/{name}" for name in ("variants.yaml", "library.yaml", "templates/README.md", "runtime/core/tuned.py")
-    } <= names
+    read = ("variants.yaml", "library.yaml", "templates/README.md", "runtime/core/tuned.py", "integrations/README.md")
+    assert {f"{data}/{name}" for name in read} <= names
     assert {"attention_codegen/py.typed", "attention_codegen/codegen/py.typed"} <= names
     rendered = {path for path in (ROOT / "generated").rglob("*") if path.is_file() and path.suffix != ".pyc"}
     assert {f"attention_codegen/{path.relative_to(ROOT / 'generated').as_posix()}" for path in rendered} <= names

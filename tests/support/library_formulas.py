@@ -247,11 +247,6 @@ def selected_blocks(g: Grid) -> Result:
     return named & (g.j <= g.i), g.s
 
 
-@variant(size=19, q_offset=25)
-def chunked(g: Grid) -> Result:
-    return g.each(lambda i, j: i - i % g.own["size"] <= j <= i), g.s
-
-
 @variant(stride=8, q_offset=25)
 def sparse_strided(g: Grid) -> Result:
     stride = g.own["stride"]
@@ -414,10 +409,19 @@ def block_diffusion(g: Grid) -> Result:
     return g.each(holds), g.s
 
 
-@variant(q_len=20, kv_len=70, length=50, ancestor=lambda: torch.stack([_ancestors(3), _ancestors(2)]))
+@variant(
+    q_len=20,
+    kv_len=70,
+    length=lambda: torch.tensor([50, 45], dtype=torch.int32),
+    ancestor=lambda: torch.stack([_ancestors(3), _ancestors(2)]),
+)
 def tree_attention(g: Grid) -> Result:
-    context = torch.ones(BATCH, 20, 50, dtype=torch.bool, device=g.s.device)
-    return torch.cat([context, g.own["ancestor"]], 2)[:, None], g.s
+    keep = torch.ones(BATCH, 20, 75, dtype=torch.bool, device=g.s.device)
+    for b, length in enumerate((50, 45)):
+        keep[b, :, length : length + 20] = g.own["ancestor"][b]
+        # Behind the last drafted token: an index beyond the tensor is its last.
+        keep[b, :, length + 20 :] = g.own["ancestor"][b, :, -1:]
+    return keep[:, None, :, :70], g.s
 
 
 def _ancestors(children: int) -> Tensor:

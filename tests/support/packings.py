@@ -81,7 +81,7 @@ def draw_packed(
     def cut(x: Tensor, rows: int, cols: int) -> Tensor:
         return x.detach()[0, :, :rows, :cols].transpose(0, 1).contiguous()
 
-    tensors = {name: _packed_tensor(entry, name, x.detach(), total_k) for name, x in whole.tensors.items()}
+    tensors = {name: _packed_tensor(entry, name, x.detach(), total_q, total_k) for name, x in whole.tensors.items()}
     return replace(
         whole,
         q=cut(whole.q, total_q, dim).requires_grad_(),
@@ -93,14 +93,21 @@ def draw_packed(
     )
 
 
-def _packed_tensor(entry: plain.Entry, name: str, x: Tensor, total_k: int) -> Tensor:
+def _packed_tensor(entry: plain.Entry, name: str, x: Tensor, total_q: int, total_k: int) -> Tensor:
     """A tensor `[batch, ...]` of a dense call as a packed one takes it; integers that change inside a sequence."""
+    if _per_pair(entry, name):
+        return x[0, :, :total_q, :total_k].contiguous()
     if _per_key(entry, name):
         x = x[0, :total_k]
         return x.contiguous() if x.is_floating_point() else (torch.arange(total_k, device=DEVICE) // 37).to(x.dtype)
     if _per_sequence(entry, name) and not x.is_floating_point():
         return (23 * torch.arange(1, len(x) + 1, device=DEVICE)).to(x.dtype)
     return x.clone()
+
+
+def _per_pair(entry: plain.Entry, name: str) -> bool:
+    """Whether a tensor is `[b, h, q_idx, kv_idx]`, which is packed as `[h, total_q, total_k]`."""
+    return name in entry["tensors"] and entry["tensors"][name]["dims"] == ["b", "h", "q_idx", "kv_idx"]
 
 
 def _per_key(entry: plain.Entry, name: str) -> bool:
@@ -136,9 +143,20 @@ class _Sequence:
         """An own argument as the dense call of this sequence takes it."""
         if not isinstance(x, Tensor):
             return x
+        if _per_pair(self.entry, name):
+            return x[None, :, self.rows, self.keys]
         if _per_key(self.entry, name):
             return x[self.keys][None]
         return x[self.number : self.number + 1] if _per_sequence(self.entry, name) else x
+
+    def at_positions(self, name: str, x: Any, options: Mapping[str, Any]) -> Any:
+        """A tensor by pair has an element for each query row of a packed call; a dense call reads it by position."""
+        if not _per_pair(self.entry, name):
+            return x
+        queries, keys = x.shape[2:]
+        offset = keys - queries if options["q_offset"] == "end" else options["q_offset"]
+        positions = torch.arange(max(queries + offset, 1), device=x.device)
+        return x[:, :, (positions - offset).clamp(0, queries - 1)]
 
     def inputs(self, inputs: Inputs) -> Inputs:
         """The dense call."""
@@ -188,8 +206,9 @@ def per_sequence(entry: plain.Entry, dense: Dense) -> Dense:
             if not x[0].numel() or not x[1].numel():
                 found.append(_without_keys(x[0], v.shape[2], own.get("sink")))
                 continue
-            arguments = {name: part.own(name, value) for name, value in own.items()}
-            o, lse = dense(*x, **arguments, **part.options(q_offset, {"scale": scale}), return_lse=True)
+            options = part.options(q_offset, {"scale": scale})
+            arguments = {name: part.at_positions(name, part.own(name, value), options) for name, value in own.items()}
+            o, lse = dense(*x, **arguments, **options, return_lse=True)
             found.append((o[0].transpose(0, 1), lse[0]))
         return torch.cat([o for o, _ in found]), torch.cat([lse for _, lse in found], 1)
 
@@ -229,13 +248,17 @@ def term_sizes(
             if "dsink" in sizes:  # each of these rows has the sink for a denominator
                 sizes["dsink"] += call.dlse[0].abs().sum(1)
             continue
-        found, score = plain.term_sizes(entry, call, dtype, **part.options(q_offset, rest))
+        options = part.options(q_offset, rest)
+        tensors = {name: part.at_positions(name, x, options) for name, x in call.tensors.items()}
+        found, score = plain.term_sizes(entry, replace(call, tensors=tensors), dtype, **options)
         largest = max(largest, score)
         for name, size in found.items():
+            if name[1:] in tensors and tensors[name[1:]] is not call.tensors[name[1:]]:
+                (size,) = torch.autograd.grad(tensors[name[1:]], call.tensors[name[1:]], size)
             whole = sizes[name]
             if name in ("o", "dq", "dk", "dv"):
                 whole[part.rows if name in ("o", "dq") else part.keys] += size[0].transpose(0, 1)
-            elif _per_key(entry, name[1:]):
+            elif not _per_pair(entry, name[1:]) and _per_key(entry, name[1:]):
                 whole[part.keys] += size[0]
             else:
                 part.own(name[1:], whole).add_(size)

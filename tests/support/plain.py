@@ -25,6 +25,8 @@ MASKS: dict[str, Callable[..., Tensor]] = {
     "causal": lambda q_idx, kv_idx: kv_idx <= q_idx,
     "window": lambda q_idx, kv_idx, size: kv_idx > q_idx - size,
     "prefix": lambda q_idx, kv_idx, length: (kv_idx < length) & (q_idx == q_idx),
+    "band": lambda q_idx, kv_idx, before, after: (kv_idx >= q_idx - before) & (kv_idx <= q_idx + after),
+    "chunk": lambda q_idx, kv_idx, size: q_idx // size == kv_idx // size,
     "natten": lambda q_idx, kv_idx, width, height, kernel: (
         _near(q_idx % width, kv_idx % width, width, kernel) & _near(q_idx // width, kv_idx // width, height, kernel)
     ),
@@ -36,6 +38,7 @@ OPTIONS = (
     *("q_segment_ids", "kv_segment_ids", "q_positions", "kv_positions"),
 )
 RELATIVE_BIAS = "score + bias[h, q_idx - kv_idx]"
+PAIR_BIAS = "score + bias[b, h, q_idx, kv_idx]"
 
 
 def _near(query: Tensor, key: Tensor, size: int, kernel: int) -> Tensor:
@@ -72,7 +75,9 @@ def words(text: str) -> list[tuple[str, list[str]]]:
 def covers(entry: Entry) -> bool:
     """Whether the mathematics of a variant is written here: its named masks and scores are."""
     known = {*MASKS, *entry["tensors"], *entry["scalars"], "b", "h", "q_idx", "kv_idx", "and", "or"}
-    known_score = entry["score"] == RELATIVE_BIAS or all(name in SCORES for name, _ in words(entry["score"]))
+    known_score = entry["score"] in (RELATIVE_BIAS, PAIR_BIAS) or all(
+        name in SCORES for name, _ in words(entry["score"])
+    )
     return set(re.findall(r"[A-Za-z_]\w*", entry["mask"])) <= known and known_score
 
 
@@ -141,6 +146,7 @@ class _Call:
     kv_row: Tensor
     seen: Tensor
     batch: int
+    heads: int
     first_batch: int
     own: Mapping[str, Any]
 
@@ -184,6 +190,7 @@ class _Call:
             kv_row=kv_row,
             seen=seen,
             batch=len(q),
+            heads=q.shape[1],
             first_batch=first_batch,
             own=own,
         )
@@ -199,8 +206,9 @@ class _Call:
         dims = {name: declared["dims"] for name, declared in self.entry["tensors"].items()}
         rows = [(self.q_idx, self.q_row), (self.kv_idx, self.kv_row)]
         own = {name: _Clamped(x, dims[name], rows) if name in dims else x for name, x in self.own.items()}
-        b = torch.arange(self.batch, device=self.kv_idx.device)
-        scope = {**named, **own, "b": b.view(-1, 1, 1, 1), "q_idx": self.q_idx, "kv_idx": self.kv_idx}
+        b, h = (torch.arange(n, device=self.kv_idx.device) for n in (self.batch, self.heads))
+        indices = {"b": b.view(-1, 1, 1, 1), "h": h.view(-1, 1, 1), "q_idx": self.q_idx, "kv_idx": self.kv_idx}
+        scope = {**named, **own, **indices}
         # Python's `and` takes no tensors; a comparison binds closer than `&` only in parentheses.
         parts = re.split(r"\b(and|or)\b", self.entry["mask"])
         text = "".join({"and": " & ", "or": " | "}.get(part) or f"({_called(part.strip())})" for part in parts)
@@ -215,9 +223,15 @@ class _Call:
             distance = (self.q_idx - self.kv_idx).clamp(0, bias.shape[1] - 1)  # [B or 1, 1, Sq, Skv]
             biased: Tensor = scores + bias[:, distance[:, 0]].transpose(0, 1)
             return biased
+        if self.entry["score"] == PAIR_BIAS:
+            bias = self.own["bias"].to(scores.dtype)
+            b, h = (torch.arange(n, device=bias.device) for n in scores.shape[:2])
+            rows, keys = (x.clamp(0, n - 1) for x, n in zip((self.q_row, self.kv_row), bias.shape[2:], strict=True))
+            per_pair: Tensor = scores + bias[b.view(-1, 1, 1, 1), h.view(-1, 1, 1), rows, keys]
+            return per_pair
         for name, arguments in words(self.entry["score"]):
             if name == "softcap":
-                cap = float(arguments[0])
+                cap = float(self.own.get(arguments[0], arguments[0]))  # a scalar, or a number
                 scores = cap * torch.tanh(scores / cap)
             else:
                 distance = (self.kv_idx - self.q_idx).to(scores.dtype)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from codegen.testing import golden
+from generated._runtime.core.schedules import Schedule
 from generated._runtime.torch import replay as torch_replay
 from tests.support.cases import INTERPRET
 
@@ -36,8 +37,21 @@ class _Memory:
         for x in values:
             if isinstance(x, list):
                 self.keep(x)
+            elif type(x) is Schedule:
+                self.keep([*x.tables, *x.sequences])
             elif type(x) is Tensor:
                 self.tensors[x.data_ptr()] = x
+
+    def at(self, pointer: int, dtype: torch.dtype) -> Tensor:
+        """The tensor that begins at a pointer, or what a room of bytes holds from there on."""
+        found = self.tensors.get(pointer)
+        if found is not None and found.dtype == dtype:
+            return found
+        for begin, room in self.tensors.items():
+            if room.dtype == torch.int8 and begin <= pointer < begin + room.numel():
+                rest = room[pointer - begin :]
+                return rest[: rest.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+        raise KeyError(pointer)
 
 
 class _Interpreted:
@@ -46,15 +60,16 @@ class _Interpreted:
     function = packed_metadata = None
     metadata = SimpleNamespace(global_scratch_size=0)
 
-    def __init__(self, call: Callable[..., Any], pointers: Sequence[bool], memory: _Memory) -> None:
-        self._call, self._pointers, self._memory = call, pointers, memory
+    def __init__(self, call: Callable[..., Any], dtypes: Sequence[torch.dtype | None], memory: _Memory) -> None:
+        """`dtypes`: of each argument that is a tensor."""
+        self._call, self._dtypes, self._memory = call, dtypes, memory
 
     def run(self, *arguments: Any) -> None:
         grid, values = arguments[:3], arguments[9:]
         assert arguments[3:9] == (0, None, None, None, None, None)
-        known = self._memory.tensors
+        at = self._memory.at
         self._call(
-            *(known[x] if is_pointer else x for x, is_pointer in zip(values, self._pointers, strict=True)), grid=grid
+            *(x if dtype is None else at(x, dtype) for x, dtype in zip(values, self._dtypes, strict=True)), grid=grid
         )
 
 
@@ -66,15 +81,16 @@ def _interpreter_compiles(variant: str, memory: _Memory) -> Iterator[None]:
     # Imported before anything is patched, as they are everywhere else.
     op = importlib.import_module(f"generated.{variant}.torch_op")
     every_mode = [op.DENSE, op.PACKED, op.SEGMENTED]
-    for kernels in every_mode:
+    for kernels in [*every_mode, *([op.PAGED] if hasattr(op, "PAGED") else [])]:
         _ = kernels.modules.launch
 
     def launched(kernel: Any, *args: Any, grid: Any, warmup: bool, **constants: Any) -> _Interpreted:
         with _disable_current_modes():  # The interpreter copies tensors, which no launch does.
             run(kernel, *args, grid=grid, warmup=warmup, **constants)
         values = dict(zip(kernel.arg_names, args, strict=False)) | constants
-        pointers = [isinstance(values[name], Tensor) for name in kernel.arg_names]
-        return _Interpreted(lambda *values, grid: run(kernel, *values, grid=grid, warmup=False), pointers, memory)
+        given = [values[name] for name in kernel.arg_names]
+        dtypes = [x.dtype if isinstance(x, Tensor) else None for x in given]
+        return _Interpreted(lambda *values, grid: run(kernel, *values, grid=grid, warmup=False), dtypes, memory)
 
     def kept_kind(values: Sequence[Any], *others: Any) -> Any:
         memory.keep(values)

@@ -7,7 +7,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from examples.serving_model import OWN, Model, Size
 from generated._runtime.torch.support import INTERPRET
 from tests.support.paths import ROOT
 
@@ -18,6 +20,10 @@ EXAMPLES = {
     "from_flexattention": ("computes the same: yes", "of the largest element (bound 2e-05)"),
     "forgetting_attention": ("generated  o ", "dg "),
     "packed_documents_jax": ("segment ids ", "cu_seqlens ", "document mask "),
+    "minivllm": ("prefill 128", "decode B4 S2048"),
+    "nano_vllm": ("prefix cache", "decoding", "nano-vllm does not serve:"),
+    "serve": ("tokens/s", "first token", "between tokens"),
+    "train_parallel": ("2 ranks, 250 rows", "largest difference"),
     "plain_triton": ("Triton     error", "Not through jax-triton:"),
 }
 """Example -> what it prints when it went its whole way."""
@@ -43,6 +49,27 @@ def test_an_example_runs_on_the_cpu(example: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "All is well" in done.stdout
     assert [line for line in EXAMPLES[example] if line not in done.stdout] == []
+
+
+@pytest.mark.parametrize("variant", sorted(OWN))
+def test_any_variant_is_served(variant: str) -> None:
+    """Prompts in chunks beside decoding sequences, more requests than run at once, pages that are used again."""
+    from examples.serve import Request, Server, drawn_requests, largest_miss
+
+    torch.manual_seed(0)
+    size = Size(layers=2, heads=6, kv_heads=2, head_dim=8, width=48, inner=48, vocabulary=64, longest=64)
+    model = Model(size, variant)
+    server = Server(model, pages=20, page_size=8, longest=48, batch_tokens=24, most_running=3, graphs=False)
+    requests = drawn_requests(5, 40, 6, size.vocabulary)
+    for request in requests:
+        server.add(request)
+    assert len(server.run()) == 5
+    assert {len(request.generated) for request in requests} == {6}
+    assert server.pool.free_pages == 20
+    assert min(server.mixed_steps, server.decode_steps) > 0
+    assert largest_miss(model, requests) < 1e-3
+    with pytest.raises(MemoryError, match="expected a request of at most 6 pages, got one of 7"):
+        server.add(Request([1] * 50, 6))
 
 
 def test_a_kernel_compiles_through_jax_triton() -> None:

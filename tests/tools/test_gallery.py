@@ -56,6 +56,9 @@ def test_every_variant_has_a_card(found: list[Card]) -> None:
     assert all(card.sources for card in found)
     assert all(set(card.kinds) <= set(ALL_KINDS) for card in found)
     assert set(KINDS) <= {kind for card in found for kind in card.kinds}
+    kernels = {card.name: card.kernels for card in found}
+    assert "generated/alibi/paged/portable.py" in kernels["alibi"]
+    assert not any("/paged/" in path for path in kernels["causal_dropout"])
 
 
 def test_tables_beside_the_generator_name_variants() -> None:

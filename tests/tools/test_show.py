@@ -507,17 +507,33 @@ def test_a_bad_option_is_one_error(option: str, value: str, message: str, capsys
     assert capsys.readouterr().err.endswith(f"codegen show: error: argument {option}: {message}\n")
 
 
-@pytest.mark.parametrize(("package", "options"), [("matplotlib", ["--png", "x.png"]), ("numpy", [])])
-def test_a_missing_package_is_one_error_that_names_what_to_install(package: str, options: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("package", "arguments"),
+    [
+        ("matplotlib", ["show", "causal", "--png", "x.png"]),
+        ("numpy", ["show", "causal"]),
+        ("numpy", ["explain", "causal", "--gpu", "h100"]),
+    ],
+)
+def test_a_missing_package_is_one_error_that_names_what_to_install(package: str, arguments: list[str]) -> None:
     code = (
         f"import sys; sys.modules[{package!r}] = None; from codegen.cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
-    command = [sys.executable, "-c", code, "show", "causal", *options]
+    command = [sys.executable, "-c", code, *arguments]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     message = f"error: {package} is not installed: pip install {package}\n"
     assert (result.returncode, result.stdout, result.stderr) == (2, "", message)
 
 
-def test_numpy_is_imported_by_show_alone() -> None:
-    code = "import sys; from codegen.cli.main import main; main(['list']); sys.exit('numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False).returncode == 0
+@pytest.mark.parametrize("arguments", [["list"], ["check"]])
+def test_a_bare_installation_needs_no_numpy(arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "variants.yaml").write_text("variants: {causal: {mask: causal}}")
+    places = ["--variants", str(tmp_path / "variants.yaml")]
+    out = ["--out", str(tmp_path / "bare")]
+    if arguments == ["check"]:
+        assert main(["render", *places, *out]) == 0
+        places += out
+    code = "import sys; sys.modules['numpy'] = None; from codegen.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, *arguments, *places]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, NoReturn
 
-from ..archs import MAX_HEAD_DIM, MIN_HEAD_DIM
+from ..archs import MAX_HEAD_DIM, MAX_PAGED_HEAD_DIM, MIN_HEAD_DIM
 
 FLOAT_DTYPES = ("float16", "bfloat16", "float32")
 LAYOUTS = ("bhsd", "bshd")
@@ -112,7 +112,9 @@ def check_shapes(op: str, layout: str, q: Sequence[int], k: Sequence[int], v: Se
     for name, shape in (("q", q), ("v", v)):
         if not MIN_HEAD_DIM <= shape[-1] <= MAX_HEAD_DIM:
             expected = f"a head_dim from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}"
-            fail(op, name, expected, f"{shape[-1]} in {dims} = {list(shape)}")
+            is_wide = name == "q" and MAX_HEAD_DIM < shape[-1] <= MAX_PAGED_HEAD_DIM
+            elsewhere = f"; calls on paged caches take up to {MAX_PAGED_HEAD_DIM}" if is_wide else ""
+            fail(op, name, expected, f"{shape[-1]} in {dims} = {list(shape)}{elsewhere}")
 
 
 def sizes_text(sizes: Sequence[Size]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from typing import NamedTuple, TypeVar
 
-from ..archs import ARCHS, HOPPER_FAMILY, SAME_TILES, VARIANT_ARCHS
+from ..archs import ARCHS, HOPPER_FAMILY, MAX_HEAD_DIM, NARROW_HEAD_DIM, SAME_TILES, VARIANT_ARCHS
 from .checks import fail
 from .families import INTERPRETER as INTERPRETER
 from .families import (
@@ -46,11 +46,14 @@ def whole_columns(head_dim: int) -> int:
 def block_columns(head_dim: int) -> int:
     """Columns of a tile, a power of two. If they are fewer than `head_dim`, a second tile holds the rest.
 
-    A head_dim is split into two tiles wherever these have fewer columns together than one tile.
+    A head_dim is split into two tiles wherever these have fewer columns together than one tile, and if it is wide.
 
-    >>> [block_columns(n) for n in (8, 64, 80, 96, 112, 128, 192)]
-    [16, 64, 64, 64, 128, 128, 128]
+    >>> [block_columns(n) for n in (8, 64, 80, 96, 112, 128, 192, 512)]
+    [16, 64, 64, 64, 128, 128, 128, 256]
     """
+    if NARROW_HEAD_DIM < head_dim <= MAX_HEAD_DIM:
+        # Two halves share the registers that hold the places of their elements.
+        return NARROW_HEAD_DIM
     whole = whole_columns(head_dim)
     # Rows of whole 16 bytes: the second tile is then copied to shared memory like the first.
     splits = whole > 32 and head_dim <= whole // 2 + whole // 4 and head_dim % 8 == 0
@@ -63,7 +66,8 @@ def padded(head_dim: int) -> int:
     return head_dim if block_columns(head_dim) < head_dim else whole_columns(head_dim)
 
 
-def _arch(op: str, arch: str) -> ArchTiles:
+def arch_tiles(op: str, arch: str) -> ArchTiles:
+    """The tables of an architecture's tiles: the op's own, if it has any."""
     like = SAME_TILES.get(arch, arch)
     table = VARIANT_ARCHS.get(op, ARCHS).get(like) or ARCHS.get(like)
     if table is None:
@@ -80,9 +84,13 @@ def default_tiles(op: str, arch: str, itemsize: int, head_dim: int, length: int 
     """
     if arch == INTERPRETER:
         return dict.fromkeys(PASSES, Tile(64, 64, 4, 1))
-    table = _arch(op, arch)
+    table = arch_tiles(op, arch)
     passes = table.float32 if itemsize == 4 else table.half
     short = table.short.get(length, {}) if itemsize == 2 else {}
+    largest_of_all = min(max(tiles) for tiles in passes.values())
+    if head_dim > largest_of_all:
+        expected = f"a head_dim of at most {largest_of_all} in {'float32' if itemsize == 4 else '16 bits'} on {arch}"
+        fail(op, "q or v", f"{expected}, whose shared memory holds no tile of more columns", head_dim)
     served = {name: min(largest for largest in tiles if largest >= head_dim) for name, tiles in passes.items()}
     # A tile for short sequences replaces the one of the same head_dim only.
     return {name: short.get(name, {}).get(largest, passes[name][largest]) for name, largest in served.items()}
@@ -90,7 +98,7 @@ def default_tiles(op: str, arch: str, itemsize: int, head_dim: int, length: int 
 
 @cache
 def _short_lengths(op: str, arch: str) -> tuple[int, ...]:
-    return () if arch == INTERPRETER else tuple(sorted(_arch(op, arch).short))
+    return () if arch == INTERPRETER else tuple(sorted(arch_tiles(op, arch).short))
 
 
 def nearest(found: Sequence[_Found], pass_name: str, problem: Problem) -> _Found | None:

@@ -17,6 +17,9 @@ POSITIONS = 1024
 SEGMENTS = 8
 """A row with segment ids is taken to hold so many segments, for the choice of tiles."""
 
+PLANNED = "calls on caches"
+"""What a plan of such calls has among its sizes, and no other schedule."""
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R", covariant=True)
 
@@ -39,6 +42,11 @@ class Schedule:
     tables: tuple[Any, ...]
 
     @property
+    def is_plan(self) -> bool:
+        """True if `op.plan(...)` made it: how the keys of each sequence are split."""
+        return PLANNED in self.call
+
+    @property
     def nbytes(self) -> int:
         """Device memory of the tables."""
         return sum({id(x): x.nbytes for x in self.tables}.values())
@@ -48,15 +56,20 @@ class ScheduledOp(Protocol, Generic[_P, _R]):
     """An op whose blocks are read from tables."""
 
     schedule: Callable[..., Schedule]
+    plan: Callable[..., Schedule]
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
 
 
-def scheduled(schedule: Callable[..., Schedule]) -> Callable[[Callable[_P, _R]], ScheduledOp[_P, _R]]:
-    """Give an op its `schedule` function."""
+def scheduled(
+    schedule: Callable[..., Schedule], plan: Callable[..., Schedule] | None = None
+) -> Callable[[Callable[_P, _R]], ScheduledOp[_P, _R]]:
+    """Give an op its `schedule` function, and its `plan` of calls on paged caches where there is one."""
 
     def attach(op: Callable[_P, _R]) -> ScheduledOp[_P, _R]:
         op.__dict__["schedule"] = schedule
+        if plan is not None:
+            op.__dict__["plan"] = plan
         whole: Any = op
         attached: ScheduledOp[_P, _R] = whole
         return attached

@@ -15,10 +15,10 @@ from ..core.configs import INTERPRETER, PASSES
 from ..core.options import CallOptions
 from ..core.schedules import Schedule, schedule_tables
 from ..core.sequences import check_alone
-from .kernels import INTERPRET, compiling_for, device_arch
+from .kernels import INTERPRET, compiling_for
 from .passes import Call, Forward, Kernels
 from .primitive import attend
-from .schedule import call_sizes, check_sequences, packed_sizes
+from .schedule import call_sizes, check_sequences, launches_on, packed_sizes
 from .sequences import SequenceArguments, Tokens, check_order, check_packed, check_tokens, packed_offset
 from .support import (
     as_arrays,
@@ -38,7 +38,7 @@ __all__ = ["Arguments", "Kernels", "attention", "schedule_of"]
 class Arguments:
     """What a call gives. `q` and `k` are shapes, `[B, H, S, D]` whatever the layout, or packed `[total, H, D]`.
 
-    A variant adds its own `tensors` and `scalars`.
+    `by_length`: of its tokens it says nothing but lengths. A variant adds its own `tensors` and `scalars`.
     """
 
     op: str
@@ -53,6 +53,7 @@ class Arguments:
     cu_seqlens_k: Any
     tokens: Tokens | None
     padding_id: int
+    by_length: bool
     options: CallOptions
     tensors: Mapping[str, jax.Array] = field(default_factory=dict)
     scalars: Mapping[str, Any] = field(default_factory=dict)
@@ -105,6 +106,7 @@ class Arguments:
             cu_seqlens_k=cu_seqlens_k,
             tokens=tokens,
             padding_id=host_number(op, "padding_id", sequences.padding_id),
+            by_length=all(x is None for x in sequences.of_tokens[:-1]),
             options=options,
         )
 
@@ -152,6 +154,9 @@ def _call(kernels: Kernels, arguments: Arguments) -> tuple[Call, list[jax.Array]
         **scalar_numbers,
     }
     named = tuple((n, x) for n, x in numbers.items() if n in kernels.parameters)
+    if arguments.tokens is not None and arguments.by_length:
+        operands["kv_lengths"] = arguments.tokens.kv_lengths
+        named += (("by_length", True),)
     call = Call(operands=tuple(operands), layout=arguments.layout, numbers=named)
     return call, list(operands.values())
 
@@ -192,18 +197,11 @@ def _order(kernels: Kernels, arguments: Arguments) -> jax.Array | None:
     return check_order(arguments.op, arguments.tokens, *lengths, arguments.padding_id, kernels.by_row)
 
 
-def _launches_on() -> str | None:
-    """The architecture that kernels launched now would be compiled for; None where the reference is computed."""
-    if jax.default_backend() == "gpu":
-        return device_arch("schedule")
-    return INTERPRETER if INTERPRET else None
-
-
 def _checked_tables(
     kernels: Kernels, arguments: Arguments, schedule: Schedule, call: Call, arrays: Sequence[jax.Array]
 ) -> list[jax.Array]:
     tiles = None
-    if arch := _launches_on():
+    if arch := launches_on():
         with compiling_for(arch):
             tiles = kernels.tiles(call, arrays)
     tables = schedule_tables(arguments.op, schedule, arguments.sizes, tiles)
@@ -216,7 +214,7 @@ def schedule_of(dense: Kernels, packed: Kernels, segmented: Kernels, arguments: 
     """The schedule of a call. It holds nothing where the reference is computed."""
     kernels = _kernels(dense, packed, segmented, arguments)
     sequences = (arguments.cu_seqlens_q, arguments.cu_seqlens_k) if arguments.packed else ()
-    arch = _launches_on()
+    arch = launches_on()
     call, arrays = _call(kernels, arguments)
     with compiling_for(arch or INTERPRETER):
         tiles = kernels.tiles(call, arrays)

@@ -61,25 +61,29 @@ class _Pointer:
 
 
 def interpreted(
-    kernel: Any, grid: tuple[int], args: Sequence[Any], options: dict[str, Any], filled: Sequence[Tensor]
+    kernel: Any,
+    grid: tuple[int],
+    args: Sequence[Any],
+    options: dict[str, Any],
+    filled: Sequence[Tensor],
+    changed: Sequence[Tensor],
 ) -> Sequence[jax.Array]:
-    """The arrays of `filled` from a kernel that Triton's interpreter runs. What it does not write is NaN, or 77."""
+    """The arrays of `filled` and `changed` from a kernel that Triton's interpreter runs.
 
-    def run(*read: Any) -> list[np.ndarray]:
-        arrays = [np.ascontiguousarray(x) for x in read]
-        made = [_poisoned(x) for x in filled]
-        waiting, results = iter(arrays), iter(made)
-        bound = [
-            x if not isinstance(x, Tensor) else _Pointer(next(results if x in filled else waiting), x.element)
-            for x in args
-        ]
+    What it does not write of `filled` is NaN, or 77, and of `changed` what it was.
+    """
+    read = [x for x in args if isinstance(x, Tensor) and x not in filled]
+
+    def run(*values: Any) -> list[np.ndarray]:
+        arrays = {id(x): np.ascontiguousarray(value) for x, value in zip(read, values, strict=True)}
+        arrays |= {id(x): _poisoned(x) for x in filled} | {id(x): arrays[id(x)].copy() for x in changed}
+        bound = [_Pointer(arrays[id(x)], x.element) if isinstance(x, Tensor) else x for x in args]
         with _LOCK:
             kernel[grid](*bound, **options)
-        return made
+        return [arrays[id(x)] for x in (*filled, *changed)]
 
-    read = [x.array for x in args if isinstance(x, Tensor) and x not in filled]
-    results = [jax.ShapeDtypeStruct(x.memory, x.dtype) for x in filled]
-    called: Sequence[jax.Array] = jax.pure_callback(run, results, *read, vmap_method="sequential")
+    results = [jax.ShapeDtypeStruct(x.memory, x.dtype) for x in (*filled, *changed)]
+    called: Sequence[jax.Array] = jax.pure_callback(run, results, *(x.array for x in read), vmap_method="sequential")
     return called
 
 

@@ -34,15 +34,15 @@ RESIDUALS = "attention_outputs"
 
 @cache
 def _forward_of(kernels: Kernels) -> Primitive:
-    return _primitive(f"{kernels.name}_fwd", Forward(kernels))
+    return attention_primitive(f"{kernels.name}_fwd", Forward(kernels))
 
 
 @cache
 def _backward_of(kernels: Kernels) -> Primitive:
-    return _primitive(f"{kernels.name}_bwd", Backward(kernels))
+    return attention_primitive(f"{kernels.name}_bwd", Backward(kernels))
 
 
-def _primitive(name: str, direction: Forward | Backward) -> Primitive:
+def attention_primitive(name: str, direction: Forward | Backward) -> Primitive:
     """A primitive that maps and is partitioned, around one that lowers for each platform."""
     outer, inner = Primitive(name), Primitive(f"{name}_local")
     for primitive in (outer, inner):
@@ -140,11 +140,11 @@ def attend(kernels: Kernels, call: Call, arrays: Sequence[jax.Array]) -> tuple[j
     """o and lse of a call, differentiable."""
     # Inside shard_map JAX cannot say which gradients are wanted: there all are.
     asked = _attend_all if jax.sharding.get_abstract_mesh().manual_axes else _attend
-    found: tuple[jax.Array, jax.Array] = asked(kernels, call, tuple(_varying_alike(arrays)))
+    found: tuple[jax.Array, jax.Array] = asked(kernels, call, tuple(varying_alike(arrays)))
     return found
 
 
-def _varying_alike(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+def varying_alike(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     """Inside shard_map, arrays that all vary over the axes that any of them does; gradients are summed outside."""
     axes = [frozenset(jax.typeof(x).manual_axis_type.varying) for x in arrays]
     every = frozenset().union(*axes)
@@ -188,7 +188,7 @@ def _attend_backward(kernels: Kernels, call: Call, residuals: Any, cotangents: A
     if not isinstance(dlse, SymbolicZero):
         further["dlse"] = dlse
     own = replace(call, operands=(*call.operands, *further), wanted=wanted.names)
-    found = _backward_of(kernels).bind(*_varying_alike((*arrays, *further.values())), call=own)
+    found = _backward_of(kernels).bind(*varying_alike((*arrays, *further.values())), call=own)
     gradients = dict(zip(("q", "k", "v", *wanted.names), found, strict=True))
     return (tuple(gradients.get(name) for name in call.operands),)
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from ..core.checks import fail
-from ..core.configs import next_power_of_2
+from ..core.configs import INTERPRETER, next_power_of_2
 from ..core.schedules import Schedule
-from .kernels import launch
+from .kernels import INTERPRET, device_arch, launch
 from .sequences import Tokens
 from .support import values_are_checked
 from .tensor import INT32, Tensor
@@ -32,6 +32,13 @@ def _unflatten(static: tuple[Any, ...], children: Any) -> Schedule:
 
 # A schedule goes where arrays go: into jit, scan and checkpoint.
 jax.tree_util.register_pytree_node(Schedule, _flatten, _unflatten)
+
+
+def launches_on() -> str | None:
+    """The architecture that kernels launched now would be compiled for; None where the reference is computed."""
+    if jax.default_backend() == "gpu":
+        return device_arch("schedule")
+    return INTERPRETER if INTERPRET else None
 
 
 def call_sizes(

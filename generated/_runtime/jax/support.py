@@ -42,17 +42,32 @@ def check_qkv(op: str, q: Any, k: Any, v: Any, scale: object, layout: str) -> tu
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not is_array(x):
             fail(op, name, "a jax.Array", type(x).__name__)
-    if q.dtype.name not in _INPUT_DTYPES:
-        fail(op, "q", "dtype float16, bfloat16 or float32", q.dtype.name)
+    check_dtypes(op, q, k, v)
+    check_shapes(op, layout, q.shape, k.shape, v.shape)
+    check_known_scale(op, scale)
+    return q, k, v
+
+
+def check_dtypes(op: str, q: jax.Array, k: jax.Array, v: jax.Array) -> None:
+    """Check the dtypes of q, k and v."""
+    check_input_dtype(op, q)
     for name, x in (("k", k), ("v", v)):
         if x.dtype != q.dtype:
             fail(op, name, f"dtype {q.dtype.name}, that of q", x.dtype.name)
-    check_shapes(op, layout, q.shape, k.shape, v.shape)
+
+
+def check_input_dtype(op: str, q: jax.Array) -> None:
+    """Check the dtype of q."""
+    if q.dtype.name not in _INPUT_DTYPES:
+        fail(op, "q", "dtype float16, bfloat16 or float32", q.dtype.name)
+
+
+def check_known_scale(op: str, scale: object) -> None:
+    """Check the scale of a call, which may be None."""
     if scale is not None:
         if isinstance(scale, jax.core.Tracer):
             fail(op, "scale", "a Python number, known while tracing: multiply q by one that is not", "a traced array")
         check_scale(op, scale)
-    return q, k, v
 
 
 def check_tensor(

@@ -88,7 +88,7 @@ class Kernels:
         self.backward_parameters = ("do", "dlse", *tensors, *self.results, *numbers, *self.flags.values())
         self.folded_axes = folded_axes(mode, tensors, self.results, dims or {}) if splits_batch else {}
         self.forward, self.backward = replayed(self._forward), replayed(self._backward)
-        name = f"{_NAMESPACE}::{op}" if mode == "dense" else f"{_NAMESPACE}::{op}_{mode}"
+        name = f"{NAMESPACE}::{op}" if mode == "dense" else f"{NAMESPACE}::{op}_{mode}"
         setattr(_KERNELS, name, self)
         types = self._types | {"dlse": Tensor | None} | dict.fromkeys(self.flags.values(), bool)
         signature = _signature(self.parameters, types, len(self.results))
@@ -177,7 +177,7 @@ class Kernels:
         return (*self._of_rows(*(empty_like_layout(x, x.shape[3]) for x in inputs)), *own)
 
 
-_NAMESPACE = namespace_of(__name__.rsplit(".", 3)[0])
+NAMESPACE = namespace_of(__name__.rsplit(".", 3)[0])
 
 
 class _Registry:

@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 
-PASSES = ("fwd", "bwd")
-MODES = ("", "_packed", "_segmented")
-"""What a mode of calls adds to the name of an operator."""
+MODES = {"": ("fwd", "bwd"), "_packed": ("fwd", "bwd"), "_segmented": ("fwd", "bwd"), "_paged": ("fwd", "plan")}
+"""What a mode of calls adds to the name of an operator, and which operators it has."""
 
 
 def namespace_of(package: str) -> str:
@@ -35,8 +34,8 @@ def register_when_read(package: str, variants: Sequence[str]) -> None:
     modules = {
         f"{variant}{mode}_{name}": f"{package}.{variant}.torch_op"
         for variant in variants
-        for mode in MODES
-        for name in PASSES
+        for mode, names in MODES.items()
+        for name in names
     }
     namespace: Any = getattr(torch.ops, namespace_of(package))
     kind = type(namespace)
@@ -56,27 +55,35 @@ def register_when_read(package: str, variants: Sequence[str]) -> None:
 
 
 def register_operator(
-    name: str, launch: Callable[..., Any], fake: Callable[..., Any], signature: Signature
+    name: str,
+    launch: Callable[..., Any],
+    fake: Callable[..., Any],
+    signature: Signature,
+    vmap: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """Register a custom operator that calls `launch`, which has this signature; return a function that calls it.
 
-    `fake` allocates what `launch` returns. An operator takes no `CallOptions`: they pass as their text.
+    `fake` allocates what `launch` returns. `vmap` makes of the operator, the size of a mapped axis, its places and the
+    arguments what `torch.func.vmap` does, where no autograd function around the operator says so. An operator takes no
+    `CallOptions`: they pass as their text.
     """
     from torch.library import custom_op
 
     from ..core.options import CallOptions
 
-    place = list(signature.parameters).index("options")
+    places = [place for place, each in enumerate(signature.parameters) if each == "options"]
 
     def run(*args: Any) -> Any:
-        return launch(*args[:place], CallOptions.parsed(args[place]), *args[place + 1 :])
+        return launch(*(CallOptions.parsed(x) if place in places else x for place, x in enumerate(args)))
 
     parameters = [x.replace(annotation=str) if x.name == "options" else x for x in signature.parameters.values()]
     run.__dict__["__signature__"] = signature.replace(parameters=parameters)
     registered = custom_op(name, run, mutates_args=())
     registered.register_fake(fake)
+    if vmap is not None:
+        registered.register_vmap(lambda info, in_dims, *args: vmap(registered, info.batch_size, in_dims, args))
 
     def call(*args: Any) -> Any:
-        return registered(*args[:place], args[place].text, *args[place + 1 :])
+        return registered(*(x.text if place in places else x for place, x in enumerate(args)))
 
     return call

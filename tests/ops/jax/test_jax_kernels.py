@@ -78,6 +78,9 @@ def messages(monkeypatch: pytest.MonkeyPatch, function: Any, *given: Any) -> lis
     return found
 
 
+BY_PAIR = ("relative_bias", "band_bias")
+"""Variants whose gradient of a bias by pair keeps dq a pass of its own."""
+
 SHAPE = golden.Shape(batch=1, heads=4, kv_heads=2, seq=256, dim=64)
 
 
@@ -126,9 +129,9 @@ def test_a_kernel_of_hopper_gets_the_memory_it_works_in(monkeypatch: pytest.Monk
     made: list[Any] = []
     call = jax.ffi.ffi_call
 
-    def noted(name: str, results: Any) -> Any:
+    def noted(name: str, results: Any, **options: Any) -> Any:
         made.append(results)
-        return call(name, results)
+        return call(name, results, **options)
 
     monkeypatch.setattr(jax.ffi, "ffi_call", noted)
     (message,) = messages(monkeypatch, lambda *x: ops.causal(*x, family="hopper"), *arrays())
@@ -196,10 +199,10 @@ def test_kernels_of_hopper_are_launched(variant: str, mode: str, monkeypatch: py
     found = gradient_kernels(monkeypatch, variant, mode=mode, family="hopper", deterministic=False)
     backward = ["hopper_delta", "hopper_bwd"]
     is_fused = "bwd_dq" not in found
-    assert is_fused == (variant != "relative_bias")
+    assert is_fused == (variant not in BY_PAIR)
     backward = [*backward, "hopper_dq_rows"] if is_fused else ["bwd_dq", *backward]
     assert [name for name in found if name.startswith(("hopper", "bwd"))] == ["hopper_fwd", *backward]
-    if variant != "relative_bias":
+    if variant not in BY_PAIR:
         found = gradient_kernels(monkeypatch, variant, mode=mode, family="hopper", deterministic=True)
         backward = ["hopper_fwd", "bwd_dq", "hopper_delta", "hopper_bwd"]
         assert [name for name in found if name.startswith(("hopper", "bwd"))] == backward
@@ -252,3 +255,30 @@ def code(ptx: str) -> list[str]:
     """The instructions, without what tells where they came from."""
     lines = (line.strip() for line in ptx.splitlines())
     return [line for line in lines if line and not line.startswith(("//", ".loc", ".file", "$L__tmp", "$L__func"))]
+
+
+def test_a_call_on_pages_fills_its_results_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forward of a class and its merge write to one o and lse, which keep their memory."""
+    begins, lengths = jnp.asarray([0, 1, 2, 42]), jnp.asarray([2000, 7, 40])
+    q, cache = jnp.zeros((42, 4, 64), jnp.bfloat16), jnp.zeros((64, 64, 2, 64), jnp.bfloat16)
+    table = jnp.zeros((3, 32), jnp.int32)
+
+    def call(q: jax.Array, cache: jax.Array, lengths: jax.Array) -> Any:
+        given: dict[str, Any] = {"page_table": table, "kv_lengths": lengths, "cu_seqlens_q": begins, "max_seqlen_q": 40}
+        return ops.causal(q, cache, cache, return_lse=True, **given)
+
+    found = messages(monkeypatch, call, q, cache, lengths)
+    names = [message[4][0].decode() for message in found]
+    classes = names.count("causal_paged_plan")
+    assert classes > 1
+    assert names == ["causal_paged_plan"] * classes + ["causal_paged_fwd", "merge_splits"] * classes
+    monkeypatch.undo()
+    monkeypatch.setenv(jax_kernels.ARCH_VARIABLE, "sm_90")
+    allowed = [jax.export.DisabledSafetyCheck.custom_call(ops.HANDLER)]
+    program = jax.export.export(jax.jit(call), platforms=["cuda"], disabled_checks=allowed)(q, cache, lengths)
+    # o and lse of each class, which its merge goes on with.
+    assert program.mlir_module().count("output_operand_alias<") == 2 * classes
+    alone = messages(
+        monkeypatch, lambda q: ops.causal(q[None, :1], cache, cache, page_table=table[:1], kv_lengths=lengths[:1]), q
+    )
+    assert [message[4][0] for message in alone] == [b"causal_paged_plan", b"causal_paged_fwd", b"merge_splits"]

@@ -60,7 +60,9 @@ def test_fa3_has_16k_tokens_and_hidden_size_2048() -> None:
 def test_every_variant_is_timed_beside_causal_of_its_shape() -> None:
     cases = suites.variants(Sizes())
     for dim in (64, 128):
-        assert {case.variant for case in cases if case.shape == fa3_shape(16384, dim)} == set(load_manifest())
+        assert {case.variant for case in cases if case.shape == fa3_shape(16384, dim)} == set(load_manifest()) - set(
+            suites.OF_PAIRS
+        )
     assert not any(case.peers for case in cases)
 
 
@@ -93,6 +95,9 @@ def test_lengths_can_be_chosen() -> None:
         ("streaming_llm", {"size": 299, "sinks": 4}),
         ("gemma2_local", {}),
         ("gpt_oss", {}),
+        ("band", {"before": 70, "after": 9}),
+        ("band", {"before": 400, "after": 0}),
+        ("chunked", {"size": 70}),
     ],
 )
 def test_formulas_count_what_the_masks_keep(variant: str, scalars: dict[str, int | float]) -> None:
@@ -134,6 +139,10 @@ def test_flex_masks_keep_as_many_pairs(variant: str) -> None:
         "window": {"size": 70},
         "prefix_lm": {"length": 70},
         "streaming_llm": {"size": 70, "sinks": 4},
+        "band": {"before": 70, "after": 9},
+        "band_softcap": {"before": 70, "after": 0, "cap": 50.0},
+        "band_sink": {"before": 300, "after": 9},
+        "chunked": {"size": 70},
     }
     scalars = known.get(variant, {})
     mods = MODS[variant]
@@ -184,7 +193,7 @@ def test_peers_asked_for_join_suites_that_have_none() -> None:
     options = parser().parse_args(["--suite", "variants", "--peers", "flex", "--quick"])
     plan = speed.plan(options, absent=lambda asked: {})
     assert {each.shape.dim for each in plan.cases} == {128}
-    assert {each.variant for each in plan.cases if not each.peers} == {"causal_dropout", "forgetting"}
+    assert {each.variant for each in plan.cases if not each.peers} == {"causal_dropout", "forgetting", "band_images"}
 
 
 def test_fa4_is_called_with_what_the_variant_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,8 @@ def test_nothing_wrong_is_proven_of_the_library(name: str, data: st.DataObject) 
     check(mask_of(DEFAULT_VARIANTS[name]), data.draw(grids(library_calls(DEFAULT_VARIANTS[name]))))
 
 
-@pytest.mark.parametrize("name", MASKED)
+# Whether two tokens are of one image no bound decides: a block that none of them is in may be computed.
+@pytest.mark.parametrize("name", [name for name in MASKED if name != "band_images"])
 def test_every_block_of_the_library_is_decided(name: str) -> None:
     """The blocks that a kernel visits, and masks, are those it must."""
     variant = DEFAULT_VARIANTS[name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codegen.arch.chips import ARCHS
-from codegen.arch.tile_rules import MAX_HEAD_DIM, TILE_FIELDS, TileConfig, tile_problems
+from codegen.arch.paged import PagedPass, PagedTileConfig, default_paged_tiles
+from codegen.arch.tile_rules import MAX_HEAD_DIM, NARROW_HEAD_DIM, TILE_FIELDS, TileConfig, tile_problems
 from codegen.ir import expr
 from codegen.ir.expr import Op, ScalarType, TensorSpec, Type
 from codegen.ir.parse import Scope, parse, parse_example
@@ -163,9 +164,9 @@ def test_the_library_serves_every_arch_pass_and_dtype() -> None:
     spec = load(default_spec_path())
     assert set(spec.archs) == set(ARCHS)
     for arch in spec.archs.values():
-        for configs in (arch.half, arch.float32):
-            assert set(configs) == set(Pass)
-            assert all(max(by_head_dim) == MAX_HEAD_DIM for by_head_dim in configs.values())
+        assert set(arch.half) == set(arch.float32) == set(Pass)
+        assert all(max(by_head_dim) == MAX_HEAD_DIM for by_head_dim in arch.half.values())
+        assert all(max(by_head_dim) >= NARROW_HEAD_DIM for by_head_dim in arch.float32.values())
 
 
 @pytest.mark.parametrize("value", ["", " {}", " null"])
@@ -324,6 +325,21 @@ def test_arch_entries_override_one_by_one(tmp_path: Path) -> None:
     assert {name: arch for name, arch in archs.items() if name != "sm_90"} == {
         name: arch for name, arch in library.items() if name != "sm_90"
     }
+
+
+def test_tiles_of_kernels_on_paged_caches_override_one_by_one(tmp_path: Path) -> None:
+    text = (
+        f"archs:\n  sm_90:\n    decode:\n      128: {TILE}\n"
+        f"    float32:\n      paged_fwd:\n        64: {TILE[:-1]}, keys_per_split: 512}}\nvariants:\n  full:\n"
+    )
+    spec = written(tmp_path, text)
+    mine = PagedTileConfig(block_m=32, block_n=64, num_warps=2, num_stages=5)
+    defaults = default_paged_tiles("sm_90", PagedPass.DECODE, 2)
+    sm_90 = spec.archs["sm_90"]
+    assert sm_90.paged_tiles(PagedPass.DECODE, 2) == {**defaults, 128: mine}
+    assert sm_90.paged_tiles(PagedPass.PAGED_FWD, 4)[64] == replace(mine, keys_per_split=512)
+    assert sm_90.paged_tiles(PagedPass.PAGED_FWD, 2) == default_paged_tiles("sm_90", PagedPass.PAGED_FWD, 2)
+    assert spec.archs["sm_80"] == load(default_spec_path()).archs["sm_80"]
 
 
 def test_a_variant_changes_the_block_sizes_of_one_arch(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from codegen.analysis.call_modes import Mode
 from codegen.load.spec_file import load
+from codegen.plan.paged import paged_plan
 from codegen.render import package as render
 from codegen.util.errors import CodegenError
 
@@ -88,4 +89,33 @@ def test_segmented_calls_run_the_dense_hopper_delta_where_only_its_name_would_di
     space: dict[str, Any] = {}
     exec(files[render.KERNELS_FILE].replace("from .core.tiles import VariantTraits", "VariantTraits = dict"), space)
     hashes = space["KERNEL_HASHES"]["early"]
+    assert set(hashes["paged"]) == {"fwd", "plan", "merge"}
     assert hashes["segmented"]["hopper_delta"] == hashes["dense"]["hopper_delta"]
+
+
+def test_hashes_of_kernels_on_paged_caches_follow_their_code(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("variants:\n  early: {mask: causal}\n  dropped: {mask: causal, dropout: true}\n")
+    files = render.render(load(spec))
+    assert "dropped/paged/portable.py" not in files
+    planned = paged_plan(load(spec).variants["early"])
+    assert planned is not None
+    hashes = render._paged_hashes(files, "early", planned)
+    for path, old, changed in (
+        ("early/paged/portable.py", "row_max = max_new", {"fwd"}),
+        ("early/paged/portable.py", "entries += parts", {"plan"}),
+        ("_runtime/device/paged.py", "row_max = max_new", {"merge"}),
+        ("_runtime/device/paged.py", "// PAGE_SIZE", {"fwd"}),
+    ):
+        assert old in files[path]
+        edited = files | {path: files[path].replace(old, f"{old} + 0")}
+        others = render._paged_hashes(edited, "early", planned)
+        assert {name for name in hashes if hashes[name] != others[name]} == changed
+
+
+def test_the_manifest_names_the_modes_of_a_variant(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("variants:\n  early: {mask: causal}\n  dropped: {mask: causal, dropout: true}\n")
+    entries = render.manifest_entries(load(spec))
+    assert entries["early"]["modes"] == ["dense", "packed", "segmented", "paged"]
+    assert entries["dropped"]["modes"] == ["dense", "packed", "segmented"]

@@ -1,0 +1,68 @@
+"""The call that the options of `show` describe."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from codegen.cli.places import package_path
+from codegen.util.errors import CodegenError
+
+if TYPE_CHECKING:
+    from codegen.inspect.call import Call
+    from codegen.spec.model import Variant
+
+
+def described_calls(variant: Variant, args: argparse.Namespace) -> list[Call]:
+    """The call that `args` describe, or the sequences of a packed one."""
+    from codegen.inspect.call import make_call, make_packed_calls  # numpy
+
+    head, scalars, tensors = args.head, dict(args.set), {name: Path(file) for name, file in args.tensor}
+    if args.pages is not None and args.segments:
+        raise CodegenError("--pages shows one sequence: leave it out, or --segments")
+    if args.segments:
+        for option, value in (("--q-len", args.q_len), ("--kv-len", args.kv_len), ("--batch", args.batch)):
+            if value is not None:
+                raise CodegenError(f"{option} is no option of a packed call: leave it out, or --segments")
+        lengths, q_offset = args.segments, 0 if args.q_offset == "end" else args.q_offset
+        return make_packed_calls(variant, lengths=lengths, q_offset=q_offset, head=head, scalars=scalars, files=tensors)
+    q_len = args.q_len or (1024 if args.pages is None else 1)
+    kv_len = args.kv_len or (q_len if args.pages is None else max(q_len, 1024))
+    if args.pages is not None and q_len > kv_len:
+        raise CodegenError(f"--q-len: expected at most the {kv_len} keys of the sequence, got {q_len}")
+    call = make_call(
+        variant,
+        q_len=q_len,
+        kv_len=kv_len,
+        q_offset=kv_len - q_len if args.q_offset == "end" or args.pages is not None else args.q_offset,
+        batch=args.batch or 0,
+        head=head,
+        scalars=scalars,
+        files=tensors,
+    )
+    return [call]
+
+
+SPLIT_SEQ = 131072
+"""Queries and keys of a call over several GPUs, if no option says how many."""
+
+
+def split_report(variant: Variant, args: argparse.Namespace) -> str:
+    """What `show --ranks` prints of the call that `args` describe."""
+    from codegen.inspect.ranks import Split, report
+
+    others = {"--q-len": args.q_len, "--kv-len": args.kv_len, "--q-offset": args.q_offset or None}
+    others |= {"--pages": args.pages, "--block": args.block, "--png": args.png}
+    if args.segments:
+        others["--seq"] = args.seq
+    for option, value in others.items():
+        if value is not None:
+            instead = "the lengths of --segments add up to it" if option == "--seq" else "--seq says how many rows"
+            raise CodegenError(f"{option} is no option of a call over several ranks: leave it out; {instead}")
+    if not args.segments:
+        args.q_len = args.kv_len = args.seq or SPLIT_SEQ
+    split = Split(ranks=args.ranks, heads=args.heads, head_dim=args.head_dim, strategy=args.strategy)
+    text = report(package_path(args), variant, described_calls(variant, args), args.segments or (), split)
+    return text.encode(sys.stdout.encoding, "replace").decode(sys.stdout.encoding)

@@ -1,0 +1,39 @@
+"""`render --from-config`: the spec of a model of transformers, written into a file of the user's."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+
+from codegen import PACKAGE
+from codegen.compile.packages import find_package, installed
+from codegen.load.spec_file import load_text
+from codegen.util.errors import CodegenError
+
+
+def write_spec(args: argparse.Namespace) -> Path:
+    """Write the spec of the model of `--from-config` and return where: `--variants`, or beside `--out` by its name.
+
+    Raises `CodegenError` if that file is there already, or if no spec can be made of the model.
+    """
+    config: Path = args.from_config
+    if args.out is None:
+        raise CodegenError("--from-config: expected --out DIR, the package of the model, got none")
+    spec: Path = args.variants or args.out.with_name(f"{args.out.name}.yaml")
+    if spec.exists():
+        raise CodegenError(f"--from-config: {spec} is there: render that with --variants {spec}, or delete it")
+    if not spec.absolute().parent.is_dir():
+        raise CodegenError(f"--from-config: expected the spec {spec} in a folder that is there")
+    if not (config.is_file() or (config / "config.json").is_file()):
+        raise CodegenError(f"--from-config: expected a config.json, or a folder that holds one, got {config}")
+    package = find_package(installed(PACKAGE, default=Path(PACKAGE))).name
+    try:
+        text = importlib.import_module(f"{package}.integrations.transformers_spec").spec_of(config)
+    except ModuleNotFoundError:
+        raise
+    except (ImportError, NotImplementedError, OSError, TypeError, ValueError) as error:
+        raise CodegenError(f"--from-config {config}: {error}") from None
+    load_text(text, spec.name)
+    spec.write_text(text, encoding="utf-8")
+    return spec

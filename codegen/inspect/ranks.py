@@ -1,0 +1,290 @@
+"""`show --ranks`: which of several GPUs computes which blocks of a call, and what the planner predicts of each.
+
+The planner is that of a generated package, which need not have the variant: its work is printed as rendering prints it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import numpy as np
+
+from codegen.analysis.call_modes import POSITIONAL
+from codegen.compile.packages import find_package
+from codegen.inspect.block_status import Grid, Status, proven
+from codegen.inspect.call import Call
+from codegen.inspect.show import facts, mask_of
+from codegen.ir.evaluate import Array
+from codegen.plan.variant import plan
+from codegen.plan.work import work_source
+from codegen.spec.model import Variant
+from codegen.util.errors import CodegenError
+from codegen.util.text import aligned
+
+FINE = 512
+"""Blocks along either side of the table that the picture and the needed keys are read from, at most."""
+
+MOST_COLUMNS = 64
+MOST_LINES = 64
+"""Size of a picture on the terminal."""
+
+LISTED_RUNS = 4
+"""Runs of rows of a rank that are written out."""
+
+SEVERAL, EMPTY = "*", "."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """How a call is to be split: over how many ranks, with how many query and key heads of which size, and how."""
+
+    ranks: int
+    heads: tuple[int, int]
+    head_dim: int
+    strategy: str
+
+
+def report(out: Path, variant: Variant, calls: Sequence[Call], segments: Sequence[int], split: Split) -> str:
+    """The text of `show --ranks`.
+
+    Args:
+        out: the package whose planner is asked. calls: the call, or each sequence of a packed one that is not empty.
+        segments: the lengths of the sequences of a packed call.
+
+    Raises:
+        CodegenError: the planner refuses the call, or there is no package.
+    """
+    layout, machine = planned(out, variant, calls, segments, split)
+    table = Visits.of(variant, calls)
+    by_heads = layout.strategy == "heads"
+    lines = [
+        ": ".join(filter(None, (variant.name, " ".join(variant.doc.split())))),
+        "",
+        *facts(variant, calls[0]),
+        "",
+        f"{layout.seq} queries (down) by {layout.seq} keys (across); each number is the rank that computes there",
+        "",
+        *_picture(layout, table, by_heads=by_heads),
+        "",
+        *_table(layout, table, by_heads=by_heads),
+        "",
+        layout.report(),
+        f"assumed: {machine.forward / 1e12:g} TFLOP/s forward and {machine.backward / 1e12:g} backward of visited "
+        f"blocks, {machine.link / 1e9:g} GB/s between GPUs; one batch row of {split.heads[0]} query and "
+        f"{split.heads[1]} key heads of {split.head_dim}",
+    ]
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------------------------------------------------- the planner
+
+
+def planned(
+    out: Path, variant: Variant, calls: Sequence[Call], segments: Sequence[int], split: Split
+) -> tuple[Any, Any]:
+    """The layout of a call by the planner of the package in `out`, and the machine that it assumes."""
+    core = f"{find_package(out).name}._runtime.core"
+    plans, work, checks, costs = (
+        importlib.import_module(f"{core}.{name}") for name in ("shard_plans", "work", "checks", "costs")
+    )
+    machine = costs.Machine()
+    is_packed = bool(segments)
+    try:
+        layout = plans.make_layout(
+            variant_work(work.VariantWork, variant),
+            split.ranks,
+            seq=sum(segments) if is_packed else calls[0].q_len,
+            heads=split.heads,
+            head_dim=split.head_dim,
+            cu_seqlens=[0, *accumulate(segments)] if is_packed else None,
+            strategy=split.strategy,
+            machine=machine,
+            own=_own(variant, calls, is_packed=is_packed),
+        )
+    except checks.ArgumentError as error:
+        raise CodegenError(str(error)) from None
+    return layout, machine
+
+
+def variant_work(make: Callable[..., Any], variant: Variant) -> Any:
+    """The work of a variant as `make`, a package's `VariantWork`, from the source that its `work.py` would have."""
+    source = work_source(plan(variant))
+
+    def ranges(at: Any) -> list[tuple[Any, Any]]:
+        return [(_value(first, at), _value(end, at)) for first, end in bounds]
+
+    def values(at: Any) -> list[tuple[Any, bool]]:
+        return [(_value(code, at), of_queries) for code, of_queries in extremes]
+
+    def may_visit(at: Any) -> Any:
+        return _value(decision, at)
+
+    bounds = [(_code(first), _code(end)) for first, end in source.ranges]
+    extremes = [(_code(text), of_queries) for text, of_queries in source.values]
+    decision = _code(source.may_visit or "True")
+    return make(
+        op=variant.name,
+        tensors=source.tensors,
+        ranges=ranges if bounds else None,
+        values=values if extremes else None,
+        may_visit=may_visit if source.may_visit else None,
+        needs=source.needs,
+        keywords=source.keywords,
+        dropout=source.dropout,
+        by_heads=source.by_heads,
+        by_row=source.by_row,
+    )
+
+
+def _code(text: str) -> CodeType:
+    return compile(text, "<work>", "eval")
+
+
+def _value(code: CodeType, at: Any) -> Any:
+    return eval(code, {"np": np, "at": at})
+
+
+def _own(variant: Variant, calls: Sequence[Call], *, is_packed: bool) -> dict[str, Any]:
+    """The scalars and tensors of a call, by the keywords of the op."""
+    found: dict[str, Any] = dict(calls[0].scalars)
+    for name, spec in variant.tensors.items():
+        found[name] = _joined(spec.dims, [(call.b, call.tensors[name]) for call in calls]) if is_packed else None
+        if found[name] is None:
+            found[name] = calls[0].tensors[name]
+    return {variant.keywords.get(name, name): x for name, x in found.items()}
+
+
+def _joined(dims: Sequence[str | int], parts: Sequence[tuple[int, Array]]) -> Array | None:
+    """A tensor of a packed call from those of its sequences; None if it has not one axis of tokens."""
+    if sum(dim in POSITIONAL for dim in dims) != 1:
+        return None
+    kept = [dim for dim in dims if dim != "b"]
+    axis = next(i for i, dim in enumerate(kept) if dim in POSITIONAL)
+    own = [x.take(b, dims.index("b")) if "b" in dims else x for b, x in parts]
+    joined: Array = np.concatenate(own, axis)
+    return joined
+
+
+# ----------------------------------------------------------------------------------------------------------- the blocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visits:
+    """Which blocks are visited by block analysis: bool `[rows, keys]`, and the rows and keys at which blocks begin."""
+
+    visited: Array
+    rows: Array
+    keys: Array
+
+    @classmethod
+    def of(cls, variant: Variant, calls: Sequence[Call]) -> Visits:
+        """The blocks of a call, those between two sequences of a packed one empty."""
+        total = sum(call.q_len for call in calls)
+        block = 1
+        while total > block * FINE:
+            block *= 2
+        grids = [Grid(call=call, block_m=block, block_n=block) for call in calls]
+        statuses = [proven(mask_of(variant), grid) != Status.EMPTY for grid in grids]
+        starts = list(accumulate((call.q_len for call in calls), initial=0))
+        whole = np.zeros(np.sum([each.shape for each in statuses], axis=0), bool)
+        row = column = 0
+        for each in statuses:
+            whole[row : row + each.shape[0], column : column + each.shape[1]] = each
+            row, column = row + each.shape[0], column + each.shape[1]
+        return cls(
+            visited=whole,
+            rows=np.concatenate([start + grid.q_starts for start, grid in zip(starts, grids, strict=False)]),
+            keys=np.concatenate([start + grid.kv_starts for start, grid in zip(starts, grids, strict=False)]),
+        )
+
+    def cells(self, height: int, width: int) -> Array:
+        """Whether something is visited in each cell of so many rows by so many keys."""
+        lines, columns = self.rows // height, self.keys // width
+        found = np.zeros((int(lines[-1]) + 1, int(columns[-1]) + 1), bool)
+        row, column = np.nonzero(self.visited)
+        found[lines[row], columns[column]] = True
+        return found
+
+    def keys_of(self, runs: Sequence[tuple[int, int]], seq: int) -> float:
+        """The share of all keys that some of these rows visit."""
+        ends = np.append(self.rows[1:], seq)
+        mine = np.zeros(len(self.rows), bool)
+        for begin, length in runs:
+            mine |= (self.rows < begin + length) & (ends > begin)
+        sizes = np.diff(np.append(self.keys, seq))
+        return float(sizes[self.visited[mine].any(axis=0)].sum()) / seq
+
+
+# ----------------------------------------------------------------------------------------------------------- the report
+
+
+def _picture(layout: Any, table: Visits, *, by_heads: bool) -> list[str]:
+    """A line for some rows each, and at each visited cell the rank that has these rows."""
+    height = _power(layout.seq, MOST_LINES // 2)
+    if not by_heads and any(begin % height for own in layout.chunks for begin, _ in own):
+        height = _power(layout.seq, MOST_LINES)
+    size = len(str(layout.ranks - 1)) + 1
+    cells = table.cells(height, _power(layout.seq, MOST_COLUMNS // size))
+    owners = np.full(layout.seq, -1)
+    for rank in range(layout.ranks):
+        for begin, length in layout.runs(rank):
+            owners[begin : begin + length] = rank
+    lines, is_shared = [], by_heads
+    for number, line in enumerate(cells):
+        own = np.unique(owners[number * height : (number + 1) * height])
+        is_shared |= len(own) > 1
+        symbol = SEVERAL if by_heads or len(own) > 1 else str(own[0])
+        lines.append("".join(f"{symbol if visited else EMPTY:>{size}}" for visited in line).rstrip())
+    what = "every rank, for its own heads" if by_heads else "rows of several ranks"
+    legend = f"{EMPTY} no rank" + (f"  {SEVERAL} {what}" if is_shared else "")
+    return [*lines, "", f"{legend}  ({height} queries a line)"]
+
+
+def _power(seq: int, cells: int) -> int:
+    """The smallest power of two of which so many have all rows."""
+    size = 1
+    while size * cells < seq:
+        size *= 2
+    return size
+
+
+def _table(layout: Any, table: Visits, *, by_heads: bool) -> list[str]:
+    """A line for each rank: what it has, its work, and what it takes."""
+    mean = sum(layout.loads) / layout.ranks
+    rows: list[Mapping[str, str]] = []
+    for rank in range(layout.ranks):
+        runs, cost = layout.runs(rank), layout.cost_of(rank)
+        needed = 1.0 if by_heads else table.keys_of(runs, layout.seq)
+        rows.append(
+            {
+                "rank": str(rank),
+                "has": _heads(layout, rank) if by_heads else _runs(runs),
+                "blocks": f"{layout.loads[rank]:.{0 if mean >= 100 else 2}f}",
+                "of mean": f"{100 * layout.loads[rank] / mean:.1f}%" if mean else "-",
+                "keys needed": f"{100 * needed:.0f}%",
+                "received": f"{layout.bytes_moved / 1e6:.1f} MB",
+                "kernels": f"{1e3 * cost.compute:.3f} ms",
+                "exchange": f"{1e3 * cost.exchange:.3f} ms",
+                "total": f"{1e3 * cost.total:.3f} ms",
+            }
+        )
+    return aligned([list(rows[0]), *(list(row.values()) for row in rows)])
+
+
+def _runs(runs: Sequence[tuple[int, int]]) -> str:
+    """Rows of a rank, first to last of each run."""
+    texts = [f"{begin}-{begin + length - 1}" for begin, length in runs[:LISTED_RUNS]]
+    more = len(runs) - len(texts)
+    return "rows " + ", ".join(texts) + (f" and {more} runs more" if more else "") if runs else "padding"
+
+
+def _heads(layout: Any, rank: int) -> str:
+    count = layout.heads[0] // layout.ranks
+    first = rank * count
+    return f"heads {first}-{first + count - 1}" if count > 1 else f"head {first}"

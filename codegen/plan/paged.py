@@ -1,0 +1,422 @@
+"""The kernels of a variant on paged caches: one that plans the splits of a step, and the forward of one split.
+
+A tile holds the rows of all query heads that share a key head, token by token, so that the few queries of a decoding
+step fill it. A program's keys are a part of those that the mask lets its rows see; `_runtime/device/paged.py` merges
+the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from codegen.analysis import schedule as blocks
+from codegen.analysis.call_modes import Mode
+from codegen.analysis.indexing import exact_index
+from codegen.analysis.paged_calls import HEAD, PAGE, SLOT, log_decay, paged
+from codegen.analysis.schedule import Range, Schedule, Union
+from codegen.ir import expr
+from codegen.ir.expr import Expr, Load, int_var
+from codegen.plan.code import ZERO, Broadcast, Code, Infix, Name, builtin, call, total
+from codegen.plan.device import HELPER_FUNCTIONS, device_functions
+from codegen.plan.host_code import host, listed
+from codegen.plan.kernel import ArgGroup, Block, KernelPlan, numbers, pointers
+from codegen.plan.kernel_builder import KernelBuilder
+from codegen.plan.legend import paged_legend
+from codegen.plan.logits import LOG2E, Logits, logits
+from codegen.plan.loop_bounds import LoopBounds, full_bounds, split_bounds
+from codegen.plan.lower import Lowering
+from codegen.plan.statements import Part, Statement, calls, needed, uses, without
+from codegen.plan.variant_reads import reads_pairs, reads_query_position, tensor_reads, uses_tanh
+from codegen.spec.model import Variant
+from codegen.spec.symbols import symbolised
+
+_KEY = int_var("kv_idx")
+
+FULL_BLOCKS = "FULL_BLOCKS"
+"""The constant that says whether blocks without a mask have a loop of their own."""
+
+
+class PagedLowering(Lowering):
+    """Lowers expressions for tiles of rows of several heads, and tensors that lie in pages."""
+
+    def _exact(self, tensor: str, axis: int, index: Expr, *, tile: bool) -> Code | None:
+        dim = self.tensors[tensor].dims[axis]
+        if dim == "h" and index == HEAD:
+            return Broadcast(Name(HEAD.name), 0) if tile else Name(HEAD.name)
+        if dim in (PAGE, SLOT):
+            if index == _KEY:
+                return Broadcast(Name(str(dim)), 1) if tile else Name(str(dim))
+            own, length, page_size = self._code(index, tile=tile), Name("kv_len"), Name("PAGE_SIZE")
+            if dim == PAGE:
+                return call("page_of", Name("pages"), own, length, page_size)
+            return call("slot_of", own, length, Name(f"{tensor}_size_{axis}"), page_size)
+        if dim == "q_idx":
+            row = Infix("-", builtin("maximum", self._code(index, tile=tile), ZERO), Name("q_shift"))
+            return total([Name("q_start"), call("clamp_index", row, Name("q_len"))])
+        return super()._exact(tensor, axis, index, tile=tile)
+
+
+class PagedBuilder(KernelBuilder):
+    """Builds the variant-dependent code of the forward."""
+
+    def __init__(self, variant: Variant, of_pair: Logits) -> None:
+        super().__init__(variant, Mode.DENSE, of_pair, query_axis=0)
+        self.lowering = PagedLowering(tensors=variant.tensors, query_axis=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagedPlan:
+    """The kernels of paged calls.
+
+    `block` is the body of the forward's loop, `full` that of blocks which need no mask and lie in one run, inside
+    `full_bounds`; both are None where there is no such run. `inside` says of each key whether some row may see it; None
+    where the length alone says so. `legend` has the symbols of both kernels, `bound_names` the names that the plan
+    reads.
+    """
+
+    written: Variant
+    variant: Variant
+    forward: KernelPlan
+    plan: KernelPlan
+    block: Block
+    full: Block | None
+    bounds: LoopBounds
+    full_bounds: LoopBounds | None
+    plan_bounds: LoopBounds
+    inside: Code | None
+    legend: str
+    bound_names: frozenset[str]
+
+    @property
+    def decays(self) -> bool:
+        """True if the score reads the caches of a log-decay's running sum."""
+        return self.written.decay
+
+    @property
+    def span(self) -> Code:
+        """The end of the visited keys once the gaps between them are taken out."""
+        found = self.bounds.end
+        for number in range(1, len(self.bounds.jumps) + 1):
+            found = Infix("-", found, Name(f"gap_{number}"))
+        return found
+
+    @property
+    def looks(self) -> bool:
+        """True if a program looks for the keys that its rows may see: bounds say nothing of them, and the mask reads no
+        tensor that lies in pages, which would cost as much as it saves where every key is seen."""
+        read = uses(self.mask_statements, self.block.keep)
+        return self.block.keep is not None and not self.bounds.statements and not read & {str(PAGE), str(SLOT), "pages"}
+
+    @property
+    def mask_statements(self) -> list[Statement]:
+        """What the mask of a block is computed from."""
+        return needed(self.block.statements, uses(self.block.keep))
+
+    @property
+    def plan_reads_offset(self) -> bool:
+        """True if the bounds depend on the positions of the queries."""
+        return "Q_OFFSET_PER_BATCH" in self.plan.constants
+
+    @property
+    def gap_statements(self) -> list[Statement]:
+        """What the forward computes of the bounds: where the gaps between visited keys are."""
+        gaps = uses(*(part for jump in self.bounds.jumps for part in (jump.at, jump.by)))
+        return needed(self.bounds.statements, gaps)
+
+    @property
+    def full_statements(self) -> list[Statement]:
+        """What finds the run of blocks that need no mask."""
+        if self.full_bounds is None:
+            return []
+        return needed(self.full_bounds.statements, uses(self.full_bounds.full_begin, self.full_bounds.full_end))
+
+    @property
+    def forward_reads(self) -> frozenset[str]:
+        """The ends of a tile's positions, as far as the forward reads them."""
+        return uses(self.gap_statements, self.full_statements, self.inside)
+
+    @property
+    def plan_reads(self) -> frozenset[str]:
+        """The same of the plan of the splits."""
+        return uses(self.plan_bounds.statements)
+
+    @property
+    def names_in_block(self) -> frozenset[str]:
+        """The names that the forward reads besides the bounds."""
+        return uses(self.forward.prologue, self.block.parts, self._full_parts)
+
+    @property
+    def _full_parts(self) -> list[Part]:
+        return [] if self.full is None else self.full.parts
+
+    @property
+    def called(self) -> frozenset[str]:
+        """The functions that the expressions of both kernels call."""
+        prologues = [*self.forward.prologue, *self.plan.prologue]
+        statements = [*prologues, *self.bounds.statements, *self.full_statements, *self.plan_bounds.statements]
+        return calls(statements, self.block.parts, self._full_parts, self.inside)
+
+    @property
+    def cache_functions(self) -> list[str]:
+        """What the kernels import of `device/paged.py`."""
+        own = [
+            *("FOLDED", "WAVES", "first_columns", "head_scale", "join_parts", "load_cache", "load_heads", "load_pages"),
+            *("store_heads", "token_scales", "value_unit"),
+        ]
+        return sorted([*own, *(self.called & {"page_of", "slot_of"})])
+
+    @property
+    def tile_functions(self) -> list[str]:
+        """What they import of `device/tl.py`."""
+        base_two = ["LOG2E"] if self.forward.linear or self.variant.sink else []
+        own = ["LN2", "add_dot", "dot_rows", "zero_tile", *base_two]
+        return sorted([*own, *(self.called & frozenset(device_functions(HELPER_FUNCTIONS)))])
+
+
+def is_legal(variant: Variant) -> bool:
+    """Whether a variant can be computed on paged caches: there is no dropout at inference."""
+    return not variant.dropout
+
+
+def _logits(written: Variant) -> Logits:
+    """The logits of a variant as it is written: a log-decay's differences are taken before they are scaled, which would
+    round each sum."""
+    found = logits(paged(replace(written, decay=False)), Mode.DENSE)
+    if not written.decay:
+        return found
+    return replace(found, logit=expr.add(found.logit, expr.mul(LOG2E, log_decay())), linear=False)
+
+
+def paged_plan(written: Variant) -> PagedPlan | None:
+    """Decide everything about a variant's kernels on paged caches; None where it has none."""
+    if not is_legal(written):
+        return None
+    variant = paged(symbolised(written))
+    union = visited(variant)
+    builder = PagedBuilder(variant, _logits(symbolised(written)))
+    block = builder.block(partial=True, terms=(), backward=False)
+    inside = _within(union)
+    (inside_code,) = builder.lowering.own_shape([inside]) if inside is not None else (None,)
+    bounds = split_bounds(union, builder.lowering)
+    # A program that looks for its keys knows of no run.
+    whole = full_bounds(union, builder.lowering) if bounds.statements or block.keep is None else None
+    full = None if whole is None else builder.block(partial=False, terms=(), backward=False)
+    of_bounds = [*bounds.statements, *([] if whole is None else whole.statements)]
+    reads = builder.reads | uses(builder.lowering.prologue, of_bounds, inside_code)
+    roots = [e for e in (variant.mask, variant.score) if e is not None]
+    bound_roots = [e for r in _ranges(union) for e in (r.first, r.end) if e is not None]
+    planner = PagedLowering(tensors=variant.tensors, query_axis=0)
+    plan_bounds = split_bounds(union, planner)
+    symbol = f"{variant.name}_paged"
+    # A tensor with an element for each query is read by row, which is the position less the first.
+    by_row = "q_shift" in reads | uses(block.parts)
+    offset = reads_query_position(variant, Mode.DENSE) or by_row
+    shift = "q_shift" in uses(planner.prologue) or any(expr.names(e) & {"q_first", "q_last"} for e in bound_roots)
+    args = _forward_arguments(variant, roots, offset=offset)
+    plan_args = _plan_arguments(variant, bound_roots, shift=shift)
+    return PagedPlan(
+        written=written,
+        variant=variant,
+        forward=KernelPlan(
+            name=f"{symbol}_fwd",
+            args=args,
+            constants=[*_constants(variant, offset=offset), *([] if full is None else [FULL_BLOCKS])],
+            linear=builder.logits.linear,
+            helpers=frozenset(builder.lowering.helpers),
+            prologue=[*builder.index_statements("q", reads), *builder.lowering.prologue],
+        ),
+        plan=KernelPlan(
+            name=f"{symbol}_plan",
+            args=plan_args,
+            constants=_plan_constants(variant, bound_roots, shift=shift),
+            prologue=planner.prologue,
+            helpers=frozenset(planner.helpers),
+        ),
+        block=_body(block),
+        full=None if full is None else _body(full),
+        bounds=bounds,
+        full_bounds=whole,
+        plan_bounds=plan_bounds,
+        inside=inside_code,
+        legend=paged_legend(symbolised(written), variant.tensors, [*args, *plan_args]),
+        bound_names=frozenset(load.tensor for load in expr.loads(*bound_roots)).union(*map(expr.names, bound_roots)),
+    )
+
+
+def _body(block: Block) -> Block:
+    """A block's body, to which the template gives `kv_idx`."""
+    return replace(block, statements=without(block.statements, {"kv_idx"}))
+
+
+def visited(variant: Variant) -> Union:
+    """The keys that a tile of rows visits: those that closed-form bounds leave, else every key."""
+    found = blocks.analyse(variant.mask)
+    bounds = [e for r in _ranges(found.keys) for e in (r.first, r.end) if e is not None]
+    # Bounds are computed before a program knows its head or its pages.
+    of_rows = any(HEAD.name in expr.names(e) for e in bounds)
+    of_pages = any(PAGE in variant.tensors[load.tensor].dims for load in expr.loads(*bounds))
+    closed = found.schedule in (Schedule.DENSE, Schedule.CLOSED_FORM) and not of_rows and not of_pages
+    return found.keys if closed else Union(main=Range(has_full=False))
+
+
+def _ranges(union: Union) -> list[Range]:
+    return [union.main] if union.other is None else [union.main, union.other]
+
+
+def _within(union: Union) -> Expr | None:
+    """Whether a key lies in one of the ranges; None if every key does."""
+    found: list[Expr] = []
+    for r in _ranges(union):
+        first = [] if r.first is None else [expr.compare("ge", _KEY, r.first)]
+        end = [] if r.end is None else [expr.compare("lt", _KEY, r.end)]
+        found.append(expr.logical_and(*first, *end))
+    either = expr.logical_or(*found)
+    return None if either == expr.TRUE else either
+
+
+# ----------------------------------------------------------------------------------------------------------- arguments
+
+
+def _strides(x: str, axes: str, of: str, compiled: str = "") -> ArgGroup:
+    """The strides of a tensor, a letter each, as the method `of` of the call gives them; `compiled` are literals of the
+    kernel."""
+    names = tuple(f"stride_{x}{axis}" for axis in axes)
+    rows = tuple(f"stride_{x}{axis}" for axis in compiled)
+    return ArgGroup(names=names, host=host(f"*{{}}.{of}({{}})", "call", x), row_strides=rows)
+
+
+def _of_call(*tensors: str) -> ArgGroup:
+    """The pointers to tensors that the call holds."""
+    names = tuple(f"{name}_ptr" for name in tensors)
+    return ArgGroup(names=names, host=listed(host(f"{{}}.{name}", "call") for name in tensors))
+
+
+def _number(name: str, owner: str) -> ArgGroup:
+    """A number that the call, or the class of rows, holds."""
+    return ArgGroup(names=(name,), host=host(f"{{}}.{name}", owner), varies=True)
+
+
+def _own_strides(variant: Variant, names: Sequence[str]) -> list[ArgGroup]:
+    return [
+        ArgGroup(
+            names=tuple(f"stride_{name}_{axis}" for axis in range(len(variant.tensors[name].dims))),
+            host=host("*{}.stride()", name),
+        )
+        for name in names
+        if variant.tensors[name].dims
+    ]
+
+
+def _own_sizes(variant: Variant, loads: Sequence[Load]) -> list[ArgGroup]:
+    """The sizes of the axes whose index is clamped to them."""
+    found: dict[str, set[int]] = {}
+    for load in loads:
+        dims = variant.tensors[load.tensor].dims
+        for axis, index in enumerate(load.indices):
+            if not _has_element(dims[axis], index) and not exact_index(variant.tensors, load.tensor, axis, index):
+                found.setdefault(load.tensor, set()).add(axis)
+    return [
+        ArgGroup(
+            names=tuple(f"{name}_size_{axis}" for axis in sorted(axes)),
+            host=listed(host(f"{{}}.shape[{axis}]", name) for axis in sorted(axes)),
+            varies=True,
+        )
+        for name, axes in found.items()
+    ]
+
+
+def _has_element(dim: str | int, index: Expr) -> bool:
+    """True if an axis has an element for such an index, whatever its size."""
+    by_kind = dim in (PAGE, "q_idx") or (dim == "h" and index == HEAD)
+    return by_kind or (dim == SLOT and index == _KEY)
+
+
+def _scalars(variant: Variant, roots: Sequence[Expr]) -> list[ArgGroup]:
+    read = frozenset().union(*map(expr.names, roots))
+    return [numbers(name, loadable=True) for name in variant.scalars if name in read]
+
+
+def _forward_arguments(variant: Variant, roots: Sequence[Expr], *, offset: bool) -> list[ArgGroup]:
+    loads = tensor_reads(variant)
+    own = [name for name in variant.tensors if name in {load.tensor for load in loads}]
+    return [
+        pointers("q", "k", "v"),
+        ArgGroup(names=("k_scale", "v_scale"), host=host("{}.k_scale, {}.value_scale", "call", "call")),
+        *([pointers("sink")] if variant.sink else []),
+        *(pointers(name) for name in own),
+        _of_call("page_table", "page_starts"),
+        pointers("records", "counts"),
+        *([ArgGroup(names=("q_offset",), host=host("{}.offset", "call"), varies=True)] if offset else []),
+        *_scalars(variant, roots),
+        pointers("o", "lse", "partial_o", "partial_sums"),
+        _strides("q", "bhs", "query_strides"),
+        _strides("k", "phs", "cache_strides", compiled="s"),
+        _strides("v", "phs", "cache_strides", compiled="s"),
+        _strides("o", "bhs", "query_strides"),
+        _strides("lse", "bh", "lse_strides"),
+        *_own_strides(variant, own),
+        *_own_sizes(variant, loads),
+        _number("table_stride", "call"),
+        _number("num_kv_heads", "call"),
+        _number("partial_rows", "rows"),
+        ArgGroup(names=("softmax_scale",), host=host("{}.scale", "call")),
+    ]
+
+
+def _constants(variant: Variant, *, offset: bool) -> list[str]:
+    return [
+        *(["Q_AT_END", "Q_OFFSET_PER_BATCH"] if offset else []),
+        *(["SCALARS_LOADED"] if variant.scalars else []),
+        *(["PTX"] if reads_pairs(variant) else []),
+        *(["HARDWARE_TANH"] if uses_tanh(variant) else []),
+        "K_SCALE",
+        "V_SCALE",
+        "SHARED_KV",
+        "FLAT_TABLE",
+        "PAGE_SIZE",
+        "GROUP",
+        "FOLDS",
+        "OVERLAPS",
+        "HEAD_DIM",
+        "HEAD_DIM_V",
+        "BLOCK_D",
+        "BLOCK_DV",
+        "BLOCK_M",
+        "BLOCK_N",
+    ]
+
+
+def _plan_arguments(variant: Variant, roots: Sequence[Expr], *, shift: bool) -> list[ArgGroup]:
+    loads = expr.loads(*roots)
+    own = [name for name in variant.tensors if name in {load.tensor for load in loads}]
+    return [
+        *(pointers(name) for name in own),
+        _of_call("cu_seqlens_q", "kv_lengths"),
+        *([ArgGroup(names=("q_offset",), host=host("{}.offset", "call"), varies=True)] if shift else []),
+        *_scalars(variant, roots),
+        pointers("records", "tiles", "counts"),
+        *_own_strides(variant, own),
+        *_own_sizes(variant, loads),
+        _number("q_rows", "call"),
+        _number("num_seqs", "call"),
+        _number("most_keys", "call"),
+        _number("most_splits", "rows"),
+        _number("least_keys", "rows"),
+    ]
+
+
+def _plan_constants(variant: Variant, roots: Sequence[Expr], *, shift: bool) -> list[str]:
+    read = frozenset().union(*map(expr.names, roots))
+    return [
+        *(["Q_AT_END", "Q_OFFSET_PER_BATCH"] if shift else []),
+        *(["SCALARS_LOADED"] if any(name in read for name in variant.scalars) else []),
+        "PACKED",
+        "BALANCED",
+        "FIRST_ROWS",
+        "LAST_ROWS",
+        "GROUP",
+        "FOLDS",
+        "BLOCK_M",
+        "BLOCK_N",
+    ]

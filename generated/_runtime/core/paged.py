@@ -1,0 +1,402 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls on paged caches: how the keys of each sequence are split, and the tiles. No framework is imported.
+
+How a sequence is split follows from its own lengths, the chip and the heads alone, unless a call asks for another rule:
+so a sequence's results have the same bits in any batch, on any pages.
+"""
+
+from typing import Any, NamedTuple
+
+from ..archs import NARROW_HEAD_DIM
+from .checks import fail
+from .configs import block_columns, cdiv, next_power_of_2
+from .launches import Backend, Tensor
+from .paged_tiles import PagedConfig, PagedTiles
+from .tiles import HOPPER, HopperTile, PagedTile, Tile
+
+CLASSES = (16, 64, 2**26)
+"""The most rows of a sequence, query heads times tokens, that counts as decoding, as having a few queries, or as a
+prompt."""
+
+LIMITED_REGISTERS = 128
+"""Registers of a thread where `CacheCall.limits` limits them."""
+
+FEW_ROWS = CLASSES[-2]
+"""Rows of a sequence up to which it is no prompt."""
+
+PROGRAMS_PER_PROCESSOR = 64
+"""Programs, at most, that take splits in turn: so many that the chip balances them, and so few that those without any
+cost little."""
+
+SPLITS_PER_PROCESSOR = 2
+"""Splits into which a sequence alone is cut, so that it occupies the chip."""
+
+WHOLE_ROW = 2**30
+"""The page size of dense keys: a page holds a whole batch row."""
+
+LEAST_DENSE_KEYS = 512
+"""Keys from which dense calls with few queries split them: with fewer, plan and merge cost more than they gain."""
+
+FOLDED = 8
+"""Splits that are folded in their order: of `runtime/device/paged.py`."""
+
+NO_LIMIT = 2**20
+
+NUM_TABLES = 3
+"""Tables of each class of rows."""
+
+BALANCED = "balanced"
+Splits = int | str | None
+
+FP8 = ("float8_e4m3fn", "float8_e5m2")
+"""Dtypes of caches that come with scales."""
+
+
+class RowClass(NamedTuple):
+    """Sequences of a call that run with one tile: those of `first_rows` to `last_rows` rows.
+
+    `most_splits` and `least_keys` are the rule for splits; `num_tiles` and `num_entries` bound how many tiles and
+    splits there can be, `partial_rows` the rows of a tile. `is_wide`: of head dims that only paged calls have.
+    """
+
+    first_rows: int
+    last_rows: int
+    tile: Tile
+    most_splits: int
+    least_keys: int
+    num_tiles: int
+    num_entries: int
+    partial_rows: int
+    is_wide: bool
+
+    @property
+    def record_size(self) -> int:
+        """Numbers of a record in the first of its tables: of a split, or of a block of Hopper's family."""
+        return 8 if self.tile.family == HOPPER else 16
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether its sequences are prompts: all rows of a tile see most blocks of keys, which need no mask and have a
+        loop of their own."""
+        return self.last_rows > FEW_ROWS
+
+    @property
+    def splits(self) -> bool:
+        """Whether some tile may have more than one split."""
+        return self.num_entries > self.num_tiles
+
+    @property
+    def folds(self) -> bool:
+        """Whether a program may take several splits: it needs registers for the sums of all and of the last."""
+        return not self.has_prompts and not (self.is_wide and self.tile.block_m > 16)
+
+
+class PagedSizes(NamedTuple):
+    """The sizes of a call that decide its classes: `most_keys` of a sequence's pages, `itemsize` of q, `kv_itemsize` of
+    the caches. `are_alike`: each sequence has the most queries. From `hopper_rows` rows on they have `hopper_tile`.
+    """
+
+    packed: bool
+    num_seqs: int
+    most_queries: int
+    total_queries: int
+    group: int
+    num_kv_heads: int
+    most_keys: int
+    itemsize: int
+    kv_itemsize: int
+    head_dim: int
+    processors: int
+    tiles: PagedTiles
+    are_alike: bool = False
+    hopper_tile: HopperTile | None = None
+    hopper_rows: int = 0
+
+    @property
+    def is_wide(self) -> bool:
+        """True for head dims whose tiles take the registers of eight warps, such as those of latent attention."""
+        return self.head_dim > NARROW_HEAD_DIM
+
+
+def check_splits(op: str, splits: object) -> Splits:
+    """The rule for splits of a call, checked."""
+    whole = isinstance(splits, int) and not isinstance(splits, bool) and splits >= 1
+    if splits is not None and splits != BALANCED and not whole:
+        fail(op, "splits", "None, 'balanced', 1 for no split, or an int of keys a split", repr(splits))
+    found: Splits = splits  # type: ignore[assignment]
+    return found
+
+
+def row_classes(sizes: PagedSizes, splits: Splits) -> list[RowClass]:
+    """The classes that a call's sequences may be of: where queries are packed, each may have fewer than the most, if
+    they are not alike."""
+    most_rows = sizes.group * sizes.most_queries
+    least_rows = sizes.group if sizes.packed and not sizes.are_alike else most_rows
+    hopper_rows = CLASSES[-1] + 1 if sizes.hopper_tile is None else max(sizes.hopper_rows, FEW_ROWS + 1)
+    found = []
+    first_rows = 1
+    for most in CLASSES:
+        last_rows = min(most, hopper_rows - 1)
+        if first_rows <= most_rows and least_rows <= last_rows and first_rows <= last_rows:
+            found.append(_row_class(sizes, splits, first_rows, last_rows, _tile(sizes, last_rows)))
+        first_rows = last_rows + 1
+    if sizes.hopper_tile is not None and hopper_rows <= most_rows:
+        found.append(_hopper_class(sizes, sizes.hopper_tile, hopper_rows))
+    # A sequence with fewer rows than a call says has results all the same.
+    return [each._replace(first_rows=1) if number == 0 else each for number, each in enumerate(found)]
+
+
+def _hopper_class(sizes: PagedSizes, tile: HopperTile, first_rows: int) -> RowClass:
+    """Prompts whose programs compute tokens of one query head, and all their keys."""
+    of_one, of_all = cdiv(sizes.most_queries, tile.block_m), sizes.total_queries // tile.block_m + sizes.num_seqs
+    num_tiles = max(min(sizes.num_seqs * of_one, of_all), 1)
+    return RowClass(
+        first_rows=first_rows,
+        last_rows=CLASSES[-1],
+        tile=tile,
+        most_splits=1,
+        least_keys=0,
+        num_tiles=num_tiles,
+        num_entries=num_tiles,
+        partial_rows=0,
+        is_wide=False,
+    )
+
+
+def _most_rows(sizes: PagedSizes) -> int:
+    """The rows of the largest tile that works."""
+    if sizes.kv_itemsize == 1:
+        # With 64 rows Triton 3.6 multiplies by `wgmma` on Hopper, and then reads converted 8-bit floats wrongly.
+        return 32
+    # Accumulators of wide float32 rows fill the registers.
+    return 16 if sizes.is_wide and sizes.itemsize == 4 else CLASSES[-1]
+
+
+def _tile(sizes: PagedSizes, last_rows: int) -> PagedTile:
+    """The tile of sequences with so many rows at most."""
+    tile, most = sizes.tiles.prompts, _most_rows(sizes)
+    if last_rows <= FEW_ROWS:
+        # One tile holds all rows of such a sequence, so that its keys are read once.
+        tile = sizes.tiles.decode
+        tile = tile._replace(block_m=max(tile.block_m, last_rows))
+    elif most < FEW_ROWS < tile.block_m:
+        # Its warps are those of as many rows as it loses.
+        tile = tile._replace(num_warps=min(tile.num_warps, 4))
+    return tile._replace(block_m=min(tile.block_m, most))
+
+
+def _row_class(sizes: PagedSizes, splits: Splits, first_rows: int, last_rows: int, tile: PagedTile) -> RowClass:
+    block_m, block_n = tile.block_m, tile.block_n
+    least = tile.keys_per_split
+    most = cdiv(SPLITS_PER_PROCESSOR * sizes.processors, sizes.num_kv_heads)
+    # Splits are folded by FOLDED.
+    most = most // FOLDED * FOLDED or most
+    if isinstance(splits, int):
+        most, least = (1, least) if splits == 1 else (NO_LIMIT, splits)
+    # A split begins where a block does.
+    least = cdiv(least, block_n) * block_n
+    rows = min(sizes.group * sizes.most_queries, last_rows)
+    # Each sequence ends in a tile of its own.
+    of_one, of_all = cdiv(max(rows, 1), block_m), sizes.group * sizes.total_queries // block_m + sizes.num_seqs
+    num_tiles = max(min(sizes.num_seqs * of_one, of_all), 1)
+    of_tile = cdiv(max(sizes.most_keys, 1), least)
+    if splits == BALANCED:
+        num_entries = num_tiles * of_tile
+    else:
+        num_entries = num_tiles + min(num_tiles * (min(of_tile, most) - 1), sizes.num_seqs * most)
+    return RowClass(
+        first_rows=first_rows,
+        last_rows=last_rows,
+        tile=tile.tile,
+        most_splits=most,
+        least_keys=least,
+        num_tiles=num_tiles,
+        num_entries=num_entries,
+        partial_rows=min(block_m, rows),
+        is_wide=sizes.is_wide,
+    )
+
+
+def check_scale_given(op: str, name: str, scale: object, dtype: str) -> None:
+    """Refuse a cache of 8-bit floats, of this dtype, without a scale."""
+    if scale is None and dtype in FP8:
+        fail(op, name, f"a number, floats [Hkv] or [pages, page size, Hkv] for a cache of {dtype}", "None")
+
+
+def check_token_scale(name: str, shape: tuple[int, ...], cache: tuple[int, ...], itemsize: int) -> None:
+    """Check the scales of tokens that `append` writes beside a cache of this shape."""
+    if shape != cache[:3]:
+        fail("append", name, f"scales {list(cache[:3])} of the tokens of a cache {list(cache)}", list(shape))
+    if itemsize != 1:
+        fail("append", name, "scales of tokens for a cache of 8-bit floats alone", f"a cache of {8 * itemsize} bits")
+
+
+class CacheCall(NamedTuple):
+    """A call on paged caches, checked, as its kernels take it.
+
+    q is `[B, Hq, Sq, D]`, or `[total_q, Hq, D]` of packed queries. `q_rows` are the queries of a batch row, 0 where
+    they are packed. Dense keys have no table, and `page_size` WHOLE_ROW: k is `[B, Skv, Hkv, D]`. Without lengths each
+    sequence has `most_keys`, and none has more. A `row_offset` of None: queries are the last of their sequence.
+
+    `k_scale`, `v_scale`: what a cache's values are times, dense floats `[Hkv]`, or `[pages, page size, Hkv]` for each
+    token. A number that keys are times is a factor of `scale`; one that values are times is `v_factor`.
+
+    `family`: of the kernels of prompts, where the call asks for one.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    page_table: Tensor | None
+    page_starts: Tensor | None
+    kv_lengths: Tensor | None
+    cu_seqlens_q: Tensor | None
+    row_offset: int | None
+    row_offsets: Tensor | None
+    scale: float
+    page_size: int
+    classes: tuple[RowClass, ...]
+    balanced: bool
+    most_keys: int = WHOLE_ROW
+    most_queries: int = 0
+    splits: Splits = None
+    config: PagedConfig = ()
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+    v_factor: float = 1.0
+    family: str | None = None
+
+    @property
+    def packed(self) -> bool:
+        return self.cu_seqlens_q is not None
+
+    @property
+    def num_seqs(self) -> int:
+        found: int = self.q.shape[0] if self.kv_lengths is None else self.kv_lengths.shape[0]
+        return found
+
+    @property
+    def q_rows(self) -> int:
+        found: int = 0 if self.packed else self.q.shape[2]
+        return found
+
+    @property
+    def num_kv_heads(self) -> int:
+        found: int = self.k.shape[2]
+        return found
+
+    @property
+    def group(self) -> int:
+        found: int = self.q.shape[1] // self.num_kv_heads
+        return found
+
+    @property
+    def at_end(self) -> bool:
+        """Whether queries are the last of their sequences."""
+        return self.row_offset is None and self.row_offsets is None
+
+    @property
+    def offset(self) -> int | Tensor:
+        """The position of the first query: one for all sequences, or one for each. 0 where it follows from lengths."""
+        return (self.row_offset or 0) if self.row_offsets is None else self.row_offsets
+
+    @property
+    def table_stride(self) -> int:
+        if self.page_table is None or self.page_starts is not None:
+            return 0
+        found: int = self.page_table.stride(0)
+        return found
+
+    def query_strides(self, x: Tensor) -> tuple[int, ...]:
+        """The strides of batch row, head and token of q or o."""
+        return (0, x.stride(1), x.stride(0)) if self.packed else tuple(x.stride()[:3])
+
+    @staticmethod
+    def cache_strides(x: Tensor) -> tuple[int, ...]:
+        """Those of page, head and slot of a cache."""
+        return x.stride(0), x.stride(2), x.stride(1)
+
+    def limits(self, backend: Backend, rows: RowClass) -> dict[str, int]:
+        """Options of the forward: of registers, so that more programs run at once where each key has a page of its own
+        to look up. Sums of rows that take most of these registers do not compile, or spill."""
+        looks_up = self.page_size % rows.tile.block_n != 0
+        sums = rows.tile.block_m * block_columns(self.v.shape[-1]) // (32 * rows.tile.num_warps)
+        fits = rows.folds and not rows.is_wide and sums <= LIMITED_REGISTERS // 2
+        return {"maxnreg": LIMITED_REGISTERS} if looks_up and fits and backend.is_nvidia(self.q) else {}
+
+    @property
+    def value_scale(self) -> Tensor | float | None:
+        """What values are times, as kernels take it."""
+        return self.v_factor if self.v_scale is None and self.v_factor != 1.0 else self.v_scale
+
+    @staticmethod
+    def scale_kind(scale: Tensor | float | None) -> str:
+        """How kernels read a cache's scale: "none", "number", "head" or "token"."""
+        if scale is None or isinstance(scale, float):
+            return "none" if scale is None else "number"
+        return "token" if scale.dim() == 3 else "head"
+
+    def shares_values(self, backend: Backend) -> bool:
+        """Whether values are the first columns of keys, and a part of the tile of these: one load then serves both.
+
+        Of 8-bit floats it does not: Triton copies no tile of them ahead that both products read.
+        """
+        is_part = self.v.shape[3] in (self.k.shape[3], block_columns(self.k.shape[3]))
+        return is_part and self.k.element_size() > 1 and backend.begin_alike(self.k, self.v)
+
+    def tile_of(self, rows: RowClass, *, shares_values: bool) -> Tile:
+        """The tile of the forward: shared memory has a stage less where it holds wide values beside the keys."""
+        is_full = self.q.shape[-1] > NARROW_HEAD_DIM and self.k.element_size() > 1 and not shares_values
+        return rows.tile._replace(num_stages=min(rows.tile.num_stages, 2)) if is_full else rows.tile
+
+    def results(self, backend: Backend) -> tuple[Tensor, Tensor]:
+        """Room for o and lse."""
+        dim = self.v.shape[3]
+        if self.packed:
+            total, heads = self.q.shape[:2]
+            return self.q.new_empty((total, heads, dim)), self.q.new_empty((heads, total), dtype=backend.FP32)
+        return backend.empty_like_layout(self.q, dim), self.q.new_empty(self.q.shape[:3], dtype=backend.FP32)
+
+    def lse_strides(self, lse: Tensor) -> tuple[int, int]:
+        """The strides of batch row and head of lse."""
+        return (0, lse.stride(0)) if self.packed else (lse.stride(0), lse.stride(1))
+
+    def programs(self, backend: Backend, items: int) -> int:
+        """Programs that take so many items in turn."""
+        return max(min(items, PROGRAMS_PER_PROCESSOR * backend.multiprocessors(self.q)), 1)
+
+    def tables(self, backend: Backend, rows: RowClass) -> tuple[Tensor, Tensor, Tensor]:
+        """Room for the records of splits and of tiles, and their numbers, zero at first. Hopper's family has records of
+        its blocks alone; nobody reads the others."""
+        new, dtype = self.q, backend.INT32
+        num_tiles = 1 if rows.tile.family == HOPPER else rows.num_tiles
+        records = new.new_empty((rows.num_entries, rows.record_size), dtype=dtype)
+        return records, new.new_empty((num_tiles, 8), dtype=dtype), new.new_zeros((2,), dtype=dtype)
+
+    def partials(self, backend: Backend, rows: RowClass) -> tuple[Tensor, Tensor]:
+        """Room for what each part sums: its values, and the maximum and the sum of its logits."""
+        shape = (rows.num_entries if rows.splits else 0, self.num_kv_heads, rows.partial_rows)
+        o_shape, sums_shape = (*shape, self.v.shape[3]), (*shape, 2)
+        return self.q.new_empty(o_shape, dtype=backend.FP32), self.q.new_empty(sums_shape, dtype=backend.FP32)
+
+
+def merge(backend: Backend, merge_splits: Any, call: CacheCall, rows: RowClass, tensors: tuple[Tensor, ...]) -> None:
+    """Join the parts of each tile. `tensors`: what the parts sum, the records of tiles and their numbers, o, lse."""
+    o, lse = tensors[-2:]
+    columns, overlaps = next_power_of_2(o.shape[-1]), backend.overlaps(call.q)
+    # Its programs are launched while the last of the forward run, and wait for them.
+    options = {"launch_pdl": True} if overlaps else {}
+    backend.launch(
+        merge_splits,
+        (call.programs(backend, rows.num_tiles * call.num_kv_heads * rows.partial_rows),),
+        tensors,
+        (*call.query_strides(o), *call.lse_strides(lse), call.num_kv_heads, rows.partial_rows),
+        GROUP=call.group,
+        HEAD_DIM_V=o.shape[-1],
+        COLUMNS=columns,
+        # A function of chip and heads alone: with it the order of sums would change.
+        BLOCK_P=min(next_power_of_2(cdiv(rows.most_splits, FOLDED)), FOLDED),
+        OVERLAPS=overlaps,
+        num_warps=8,
+        **options,
+    )

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of a call over several ranks, before anything is sent. No framework is imported."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .checks import LAYOUTS, PACKED, fail
+from .costs import repeats_of_keys
+from .shards import Layout
+from .work import VariantWork
+
+TOKENS = ("q_segment_ids", "kv_segment_ids", "q_positions", "kv_positions")
+"""Arguments with an element per row, of which each rank gives those of its own."""
+
+_OF_LAYOUT = {
+    "q_offset": "the layout says where rows are",
+    "cu_seqlens_q": "give cu_seqlens= to plan(...)",
+    "cu_seqlens_k": "give cu_seqlens= to plan(...)",
+    "schedule": "each rank has rows of its own",
+    "page_table": "a call on paged caches is not split over ranks",
+    "page_starts": "a call on paged caches is not split over ranks",
+    "splits": "a call on paged caches is not split over ranks",
+}
+"""Keywords of an op that a call over several ranks has none of, and why."""
+
+_FORMS = {PACKED: ("[rows, H, D]", 0, 1), "bhsd": ("[B, H, rows, D]", 2, 1), "bshd": ("[B, rows, H, D]", 1, 2)}
+"""Dims of q, k and v, and their axes of rows and of heads."""
+
+
+def row_axis(form: str) -> int:
+    """The axis of rows of q, k, v and o."""
+    return _FORMS[form][1]
+
+
+def head_axis(form: str) -> int:
+    """Their axis of heads."""
+    return _FORMS[form][2]
+
+
+def form_of(layout: Layout, given: Mapping[str, Any], default: str) -> str:
+    """How q, k and v lie: "packed", "bhsd" or "bshd"."""
+    return PACKED if layout.cu_seqlens is not None else given.get("layout", default)
+
+
+def check_call(work: VariantWork, layout: Layout, known: Sequence[str], given: Mapping[str, Any], default: str) -> None:
+    """Raise an error of arguments that no rank can compute with.
+
+    Args:
+        known: the op's parameters. given: q, k, v and keywords. default: how q, k and v lie by default.
+    """
+    op = work.op
+    for name, value in given.items():
+        if name not in known:
+            fail(op, name, f"one of {', '.join(known)}", "an argument of that name")
+        is_zero = name == "q_offset" and isinstance(value, int) and value == 0
+        if name in _OF_LAYOUT and value is not None and not is_zero:
+            fail(op, name, f"None over several ranks: {_OF_LAYOUT[name]}", type(value).__name__)
+    if given.get("layout", default) not in LAYOUTS:
+        fail(op, "layout", " or ".join(map(repr, LAYOUTS)), repr(given["layout"]))
+    form = form_of(layout, given, default)
+    dims, rows, head = _FORMS[form]
+    for name in ("q", "k", "v"):
+        shape = list(getattr(given[name], "shape", []))
+        if len(shape) != dims.count(",") + 1:
+            fail(op, name, f"a tensor {dims}", f"{type(given[name]).__name__} {shape}")
+        if shape[rows] != layout.local:
+            expected = f"{layout.local} rows in {dims}, those of one of {layout.ranks} ranks"
+            fail(op, name, expected, f"{shape[rows]} in {shape}")
+    heads = given["q"].shape[head], given["k"].shape[head]
+    if heads[1] == 0 or heads[0] % heads[1]:
+        fail(op, "q", f"a head count that is a multiple of k's {heads[1]}", heads[0])
+    if layout.strategy == "heads" and not (work.by_heads and repeats_of_keys(heads, layout.ranks)):
+        why = f"{heads[0]} query and {heads[1]} key heads" if work.by_heads else "a mask or score that counts heads"
+        fail(op, "q", f"heads that split over {layout.ranks} ranks, or a layout with strategy='gather'", why)
+    if given.get("dropout_p") and layout.ranks > 1:
+        expected = "0 over several ranks: which probabilities are dropped depends on the rows of the whole call"
+        fail(op, "dropout_p", expected, given["dropout_p"])
+    _check_tokens(work, layout, given, is_packed=form == PACKED)
+
+
+def _check_tokens(work: VariantWork, layout: Layout, given: Mapping[str, Any], *, is_packed: bool) -> None:
+    op, there = work.op, [name for name in (*TOKENS, "kv_lengths") if given.get(name) is not None]
+    if is_packed and there:
+        fail(op, there[0], "None beside the layout's cu_seqlens", type(given[there[0]]).__name__)
+    if layout.strategy != "heads" and layout.ranks > 1 and work.by_row and "q_positions" in there:
+        expected = f"None: {op} reads a tensor by row. Give cu_seqlens= to plan(...), or strategy='heads'"
+        fail(op, "q_positions", expected, "positions")
+
+
+def own_dims(work: VariantWork, layout: Layout, name: str, rank: int) -> tuple[str | int, ...]:
+    """The dims of one of the variant's own tensors in a call: packed rows have no batch rows beside them."""
+    dims = tuple(work.tensors[name])
+    if layout.cu_seqlens is not None and rank == len(dims) - 1:
+        return tuple(dim for dim in dims if dim != "b")
+    return dims
+
+
+def local_axes(work: VariantWork, layout: Layout, name: str, shape: Sequence[int]) -> list[int]:
+    """The axes along which one of the variant's own tensors has the rows of this rank alone."""
+    if layout.ranks == 1:
+        return []
+    dims = own_dims(work, layout, name, len(shape))
+    rows = [axis for axis, dim in enumerate(dims) if dim in ("q_idx", "kv_idx")]
+    return [axis for axis in rows if axis < len(shape) and shape[axis] == layout.local]

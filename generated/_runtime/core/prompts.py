@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts on paged caches in Hopper's family: which calls they are, their blocks, and how their tensors are copied.
+
+No framework is imported.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..archs import HOPPER_FAMILY
+from ..kernels import TRAITS
+from .checks import fail
+from .configs import next_power_of_2
+from .families import FAMILIES, refusal, tile_columns
+from .launches import Backend, Tensor
+from .paged import FEW_ROWS, CacheCall, RowClass
+from .paged_tiles import PROMPTS
+from .tiles import HOPPER, PORTABLE, HopperTile, Tile
+
+LEAST_PAGE = 16
+"""Slots of a page from which on copies by TMA, of which each takes one page at most, keep up with the products."""
+
+PAGE_FACTOR = 8
+"""What page sizes are a multiple of: TMA swizzles 8 rows at a time."""
+
+MOST_ROWS = 2**30
+"""Rows that a descriptor of a packed tensor counts."""
+
+_ROWS = max(tile.block_m for tile in HOPPER_FAMILY.forward_tiles.values())
+"""Rows of a block."""
+
+Strides = Sequence[int]
+"""Of a tensor's batch rows or pages, heads, and rows."""
+
+
+def copied_strides(strides: Strides, x: Tensor) -> tuple[int, int]:
+    """The strides of heads, in units of 16 bytes, and of rows, as kernels of Hopper's family take them."""
+    _, head, row = strides
+    return head // (16 // x.element_size()), row
+
+
+def rows_apart(strides: Strides) -> int:
+    """How many rows lie between two batch rows, or pages."""
+    return strides[0] // strides[2]
+
+
+def is_copied(strides: Strides, count: int, itemsize: int) -> bool:
+    """Whether TMA can copy rows of a tensor with so many batch rows or pages, as if it were one packed sequence."""
+    units = all(stride * itemsize % 16 == 0 for stride in strides)
+    outer, _, row = strides
+    return units and row > 0 and outer % row == 0 and 0 <= outer // row * count < MOST_ROWS
+
+
+def check_family(op: str, family: object) -> str | None:
+    """The family that a call on paged caches asks for, checked."""
+    if family is not None and family not in FAMILIES:
+        fail(op, "family", f"None or one of {', '.join(map(repr, FAMILIES))}", repr(family))
+    return family
+
+
+def hopper_tile(op: str, call: CacheCall, arch: str, dtypes: Sequence[str], *, copied: bool) -> HopperTile | None:
+    """The tile of a call's prompts in Hopper's family, None where they run the portable one.
+
+    Args:
+        dtypes: of q, k and v. copied: whether TMA can copy them.
+    """
+    asked, own = call.family == HOPPER, dict(call.config).get(PROMPTS)
+    # A tile that a call asks for is one of the portable kernels, unless it asks for this family too.
+    if call.page_table is None or call.family == PORTABLE or (own is not None and not asked):
+        return None
+    head_dims = call.q.shape[-1], call.v.shape[-1]
+    reason = _refusal(op, call, arch, dtypes, head_dims, copied=copied)
+    if reason and asked:
+        fail(op, "family", f"None or {PORTABLE!r} in this call on paged caches: {reason}", repr(call.family))
+    if reason or not (asked or suits_hopper(op, arch, dtypes[0], head_dims)):
+        return None
+    return HOPPER_FAMILY.forward_tiles[max(map(tile_columns, head_dims))] if own is None else _own_tile(op, own.tile)
+
+
+def suits_hopper(op: str, arch: str, dtype: str, head_dims: tuple[int, int]) -> bool:
+    """Whether long prompts run Hopper's family as a rule, on pages that its copies take.
+
+    As measured on an H200 at head dims 64, 128 and 256, it is the faster one for every variant that it has there: the
+    portable kernel finds the page of each row in a table before it loads it.
+    """
+    return TRAITS[op].hopper_reads_pages and not refusal(arch, dtype, head_dims, 1)
+
+
+def _own_tile(op: str, tile: Tile) -> HopperTile:
+    if (tile.block_m, tile.num_warps) != (_ROWS, 8):
+        expected = f"block_m {_ROWS} and num_warps 8 in the family '{HOPPER}'"
+        fail(op, f"config[{PROMPTS!r}]", expected, f"{tile.block_m} and {tile.num_warps}")
+    return HopperTile(*tile)
+
+
+def _refusal(
+    op: str, call: CacheCall, arch: str, dtypes: Sequence[str], head_dims: tuple[int, int], *, copied: bool
+) -> str:
+    """Why prompts of a call cannot run Hopper's family; empty if they can."""
+    if not TRAITS[op].hopper_reads_pages:
+        return "the mask or a tensor of this variant has no kernel of that family on pages"
+    if len(set(dtypes)) > 1:
+        return f"its caches have the dtype of q, {dtypes[0]}, not {' and '.join(dict.fromkeys(dtypes[1:]))}"
+    if call.k_scale is not None or call.value_scale is not None:
+        return "its caches have no scales"
+    if call.page_size < LEAST_PAGE or call.page_size % PAGE_FACTOR:
+        sizes = f"{LEAST_PAGE} keys and more, a multiple of {PAGE_FACTOR}"
+        return f"its copies take pages of {sizes}, not of {call.page_size}"
+    if not copied:
+        return "its copies take strides and pointers of 16 bytes, and batch rows and pages a whole number of rows apart"
+    return refusal(arch, dtypes[0], head_dims, 1)
+
+
+def hopper_rows(family: object, group: int, num_heads: int, processors: int) -> int:
+    """Rows from which on a sequence runs Hopper's family: so many that its blocks alone occupy half of the chip. Of
+    fewer, the portable family splits the keys. A call may ask for all prompts."""
+    if family == HOPPER:
+        return FEW_ROWS + 1
+    return group * max(processors * _ROWS // (2 * num_heads), _ROWS)
+
+
+def place_prompts(backend: Backend, prompt_blocks: Any, call: CacheCall, rows: RowClass, block_seqs: Tensor) -> None:
+    """Lay out the blocks of the prompts of a class, by the kernel `prompt_blocks`."""
+    backend.launch(
+        prompt_blocks,
+        (call.num_seqs,),
+        (call.cu_seqlens_q, call.kv_lengths, block_seqs, call.q_rows, call.num_seqs, call.most_keys),
+        PACKED=call.packed,
+        FIRST_ROWS=rows.first_rows,
+        GROUP=call.group,
+        BLOCK_M=rows.tile.block_m,
+        CHUNK=min(1024, next_power_of_2(max(call.num_seqs, 16))),
+        num_warps=4,
+    )

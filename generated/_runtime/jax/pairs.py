@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays with an element per pair of a query and a key, as `jax.nn` takes them: checked, and laid out for an op."""
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from ..core.checks import fail
+
+
+def checked_mask(title: str, x: Any, sizes: tuple[int, int, int, int]) -> Array:
+    """A boolean mask of four axes, each 1 or that of `sizes`, which are [B, N, T, S]."""
+    mask: Array = jnp.asarray(x)
+    if mask.dtype != jnp.bool_:
+        fail(title, "mask", "a bool array, with True where a query sees a key", f"{mask.dtype.name} {list(mask.shape)}")
+    return _four_axes(title, "mask", mask, sizes)
+
+
+def checked_bias(title: str, x: Any, sizes: tuple[int, int, int, int]) -> Array:
+    """A bias of four axes, each 1 or that of `sizes`, in a floating-point dtype of at most 32 bits."""
+    bias: Array = jnp.asarray(x)
+    if jnp.issubdtype(bias.dtype, jnp.complexfloating):
+        fail(title, "bias", "an array of real numbers", f"{bias.dtype.name} {list(bias.shape)}")
+    if not jnp.issubdtype(bias.dtype, jnp.floating) or bias.dtype.itemsize > 4:
+        bias = bias.astype(jnp.float32)
+    return _four_axes(title, "bias", bias, sizes)
+
+
+def _four_axes(title: str, name: str, x: Array, sizes: tuple[int, int, int, int]) -> Array:
+    shape = (*([1] * (4 - x.ndim)), *x.shape)
+    if len(shape) != 4 or any(size not in (1, full) for size, full in zip(shape, sizes, strict=True)):
+        fail(title, name, f"a shape that broadcasts to [B, N, T, S] = {list(sizes)}", list(x.shape))
+    return x.reshape(shape)
+
+
+def masked_bias(bias: Array, mask: Array | None) -> Array:
+    """A bias that is -inf where the mask is False. The ops give such a pair a probability of 0."""
+    return bias if mask is None else jnp.where(mask, bias, jnp.asarray(-math.inf, bias.dtype))

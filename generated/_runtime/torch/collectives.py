@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives among ranks. They start at once; `wait` says when their results may be read."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..core.checks import fail
+
+
+class Collectives(Protocol):
+    """Collectives among `size` ranks, of which this is number `rank`. All but `wait` and `gather_objects` return what
+    may be read only behind `wait`. Axis 0 is gathered, scattered and exchanged; parts are equally long."""
+
+    size: int
+    rank: int
+    device_type: str
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """`[n, ...]` of every rank -> `[size * n, ...]`."""
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        """`[size * n, ...]` -> `[n, ...]`, the sum of this rank's part over all ranks."""
+
+    def all_to_all(self, x: Tensor) -> Tensor:
+        """`[size * n, ...]` -> the same shape: part i is that which rank i has for this one."""
+
+    def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int]) -> Tensor:
+        """`[sum(sent), ...]` -> `[sum(received), ...]`: as `all_to_all`, with parts of these lengths."""
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum over all ranks."""
+
+    def wait(self, x: Tensor) -> Tensor:
+        """`x`, to be read from here on."""
+
+    def gather_objects(self, x: Any) -> list[Any]:
+        """What every rank gave: small Python objects. Waits for all ranks."""
+
+
+class GroupCollectives:
+    """The collectives of a process group of torch.distributed, as operators that torch.compile knows."""
+
+    def __init__(self, group: Any, device_type: str) -> None:
+        import torch.distributed as dist
+
+        self.group, self.device_type = group, device_type
+        self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        self._name: str = group.group_name
+        # Registers the operators.
+        import torch.distributed._functional_collectives  # noqa: F401
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return self._started("all_gather_into_tensor", x, self.size)
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        return self._started("reduce_scatter_tensor", x, "sum", self.size)
+
+    def all_to_all(self, x: Tensor) -> Tensor:
+        parts = [x.shape[0] // self.size] * self.size
+        return self._started("all_to_all_single", x, parts, parts)
+
+    def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int]) -> Tensor:
+        return self._started("all_to_all_single", x, list(received), list(sent))
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return self._started("all_reduce", x, "sum")
+
+    def wait(self, x: Tensor) -> Tensor:
+        found: Tensor = torch.ops._c10d_functional.wait_tensor(x)
+        return found
+
+    def _started(self, operator: str, x: Tensor, *arguments: Any) -> Tensor:
+        found: Tensor = getattr(torch.ops._c10d_functional, operator)(x.contiguous(), *arguments, self._name)
+        return found
+
+    def gather_objects(self, x: Any) -> list[Any]:
+        import torch.distributed as dist
+
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, x, group=self.group)
+        return found
+
+
+class Alone:
+    """The collectives of a single rank."""
+
+    size, rank, device_type = 1, 0, "cpu"
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return x
+
+    reduce_scatter = all_to_all = all_reduce = wait = all_gather
+
+    def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int]) -> Tensor:  # noqa: ARG002  # of Collectives
+        return x
+
+    def gather_objects(self, x: Any) -> list[Any]:
+        return [x]
+
+
+def collectives_of(mesh: Any) -> Collectives | None:
+    """The collectives of a mesh of one dim or of a process group; None for a number of ranks, which have none."""
+    if isinstance(mesh, int) and not isinstance(mesh, bool):
+        return Alone() if mesh == 1 else None
+    if all(hasattr(mesh, name) for name in ("all_gather", "all_to_all", "gather_objects")):
+        found: Collectives = mesh
+        return found
+    import torch.distributed as dist
+
+    if dist.is_available():
+        from torch.distributed.device_mesh import DeviceMesh
+
+        if isinstance(mesh, DeviceMesh):
+            if mesh.ndim != 1:
+                expected = 'a mesh of one dim, such as `mesh["cp"]`'
+                fail("plan", "mesh", expected, f"one of {mesh.ndim} dims, {mesh.mesh_dim_names}")
+            return GroupCollectives(mesh.get_group(), mesh.device_type)
+        if isinstance(mesh, dist.ProcessGroup):
+            backend = str(dist.get_backend(mesh))
+            return GroupCollectives(mesh, "cuda" if "nccl" in backend else "cpu")
+    expected = "a DeviceMesh of one dim, a process group, or a number of ranks"
+    fail("plan", "mesh", expected, type(mesh).__name__)

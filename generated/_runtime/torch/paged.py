@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls on paged caches: their checks, what their kernels take, and the reference."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core import paged_calls
+from ..core.checks import check_int, check_layout, check_scale, fail
+from ..core.paged import CacheCall
+from ..core.paged_calls import check_beside_pages as check_beside_pages
+from ..core.paged_calls import (
+    check_cache_dtype,
+    check_cache_shapes,
+    check_lengths,
+    check_sequences,
+    is_empty,
+    lies_in_pages,
+    most_keys,
+    own_shape,
+)
+from ..core.paged_calls import check_without_pages as check_without_pages
+from ..core.paged_calls import paged_schedule as paged_schedule
+from ..core.paged_calls import plan_tables as plan_tables
+from ..core.paged_calls import refuse_pages as refuse_pages
+from ..core.paged_tiles import checked_paged_config
+from ..core.prompts import check_family
+from .cache_values import FP8_DTYPES, dequantised
+from .prompts import tile_of_prompts
+from .sequences import begins_of, values_are_checked
+from .support import (
+    INTERPRET,
+    as_integers,
+    check_offset_word,
+    check_tensor,
+    has_values,
+    is_integer,
+    multiprocessors,
+    offset_tensor,
+    paged_call_tiles,
+    positive_scale,
+    runs_reference,
+)
+
+
+def check_caches(
+    op: str,
+    q: Any,
+    k: Any,
+    v: Any,
+    scale: object,
+    layout: str,
+    q_offset: Any,
+    page_table: Any,
+    page_starts: Any,
+    kv_lengths: Any,
+    cu_seqlens_q: Any,
+    max_seqlen_q: Any,
+    splits: object,
+    config: object = None,
+    family: object = None,
+) -> CacheCall:
+    """Check the arguments of a call on paged caches."""
+    check_layout(op, layout)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            fail(op, name, "a torch.Tensor", type(x).__name__)
+        if torch.is_grad_enabled() and x.requires_grad:
+            fail(op, name, "a tensor without gradient in a paged call; packed calls have one", "one that requires grad")
+    packed = cu_seqlens_q is not None
+    check_cache_shapes(op, q.shape, k.shape, v.shape, packed=packed, layout=layout)
+    _check_caches(op, q, k, v)
+    if layout == "bshd" and not packed:
+        q = q.transpose(1, 2)
+    if scale is not None:
+        check_scale(op, scale)
+    if kv_lengths is None:
+        fail(op, "kv_lengths", "an integer tensor [B] beside page_table", None)
+    kv_lengths = _integers(op, "kv_lengths", kv_lengths, 1, k.device, "[B]")
+    num_seqs = kv_lengths.shape[0]
+    if packed:
+        cu_seqlens_q = begins_of(op, "cu_seqlens_q", cu_seqlens_q, "q", q)
+        check_sequences(op, num_seqs, None, cu_seqlens_q.shape[0])
+    else:
+        check_sequences(op, num_seqs, q.shape[0], None)
+    page_table, page_starts, capacity = _check_pages(op, k, page_table, page_starts, num_seqs)
+    most = q.shape[0] if packed else q.shape[2]
+    if max_seqlen_q is not None:
+        longest = check_int(op, "max_seqlen_q", max_seqlen_q, 1)
+        most = min(most, longest) if packed else most
+    if has_values(kv_lengths) and values_are_checked(kv_lengths):
+        check_lengths(op, kv_lengths.tolist(), capacity)
+    row_offset, row_offsets = _offset(op, q_offset, q, num_seqs)
+    q, factor = positive_scale(q, scale)  # type: ignore[arg-type]
+    if INTERPRET and q.dtype == torch.bfloat16:
+        q, k, v = q.float(), *(x if x.element_size() == 1 else x.float() for x in (k, v))
+    return cache_call(
+        op, q, k, v, page_table, page_starts, kv_lengths, cu_seqlens_q, row_offset, row_offsets, factor,
+        page_size=k.shape[1], most_keys=capacity, most_queries=most, splits=splits, config=config,
+        family=check_family(op, family),
+    )  # fmt: skip
+
+
+def cache_call(op: str, *tensors: Any, config: object = None, **sizes: Any) -> CacheCall:
+    """`paged_calls.cache_call`, without the classes of its sequences: what launches makes them."""
+    return paged_calls.cache_call(op, *tensors, config=checked_paged_config(op, config), **sizes)
+
+
+def with_classes(op: str, call: CacheCall) -> CacheCall:
+    """A call with the classes of its sequences."""
+    tiles = paged_call_tiles(op, call.q, call.k, call.group, call.config)
+    hopper = tile_of_prompts(op, call)
+    return paged_calls.with_classes(call, multiprocessors(call.q), tiles, are_full=True, hopper_tile=hopper)
+
+
+# -------------------------------------------------------------------------------------------------------------- checks
+
+
+def _check_caches(op: str, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Check what does not follow from shapes."""
+    if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        fail(op, "q", "dtype float16, bfloat16 or float32", q.dtype)
+    for name, x in (("k", k), ("v", v)):
+        check_cache_dtype(op, name, x.dtype, q.dtype, FP8_DTYPES)
+        if x.device != q.device:
+            fail(op, name, f"device {q.device}, that of q", x.device)
+        if x.stride(3) != 1:
+            fail(op, name, "a last stride of 1: a cache is read in place", f"strides {list(x.stride())}")
+
+
+def _integers(op: str, name: str, x: Any, rank: int, device: torch.device, shape: str) -> Tensor:
+    if not isinstance(x, Tensor):
+        fail(op, name, f"an integer tensor {shape} on {device}", type(x).__name__)
+    if not is_integer(x.dtype) or x.dim() != rank or x.device != device:
+        got = f"{x.dtype} {list(x.shape)} on {x.device}"
+        fail(op, name, f"an integer tensor {shape} on {device}", got)
+    return as_integers(op, name, x).contiguous()
+
+
+def _check_pages(
+    op: str, k: Tensor, page_table: Any, page_starts: Any, num_seqs: int
+) -> tuple[Tensor, Tensor | None, int]:
+    """The table and where each sequence's pages begin in it, checked, and the most keys that a sequence may have."""
+    if page_starts is None:
+        table = _integers(op, "page_table", page_table, 2, k.device, "[B, most pages]")
+        return table, None, most_keys(op, num_seqs, k.shape[1], table.shape, None)
+    table = _integers(op, "page_table", page_table, 1, k.device, "[all pages] beside page_starts")
+    starts = _integers(op, "page_starts", page_starts, 1, k.device, "[B + 1]")
+    return table, starts, most_keys(op, num_seqs, k.shape[1], table.shape, starts.shape)
+
+
+def _offset(op: str, q_offset: Any, q: Tensor, num_seqs: int) -> tuple[int | None, Tensor | None]:
+    """The position of the first query, of all sequences or of each; None and None where it follows from lengths."""
+    if q_offset is None or isinstance(q_offset, str):
+        if q_offset is not None:
+            check_offset_word(op, q_offset)
+        return None, None
+    if isinstance(q_offset, Tensor) and q_offset.dim() > 0:
+        return 0, offset_tensor(op, q_offset, num_seqs, q.device)
+    return check_int(op, "q_offset", q_offset), None
+
+
+def own_tensor(
+    op: str, call: CacheCall, name: str, x: Any, dims: tuple[str | int, ...], dtypes: tuple[str, ...]
+) -> Tensor:
+    """One of the variant's own tensors, of these dims in a dense call, checked, with the axes that kernels read."""
+    shape = own_shape(call, dims)
+    checked = check_tensor(op, name, x, shape.sizes, dtypes, call.q)
+    if torch.is_grad_enabled() and checked.requires_grad:
+        fail(op, name, "a tensor without gradient in a paged call; packed calls have one", "one that requires grad")
+    if shape.batch_axis is not None:
+        sizes = [-1] * len(dims)
+        sizes[shape.batch_axis] = call.num_seqs
+        return checked.unsqueeze(shape.batch_axis).expand(sizes)
+    return checked
+
+
+# ----------------------------------------------------------------------------------------------------------- reference
+
+
+def computes_reference(call: CacheCall) -> bool:
+    """Whether a call computes the plain reference, or has nothing for kernels to read."""
+    return runs_reference(call.q) or is_empty(call)
+
+
+class Gathered(NamedTuple):
+    """A call's sequences as a packed call has them."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    cu_seqlens_q: Tensor
+    cu_seqlens_k: Tensor
+    q_offset: int | Tensor
+    page: Tensor
+    slot: Tensor
+    packed: bool
+
+    def own(self, x: Tensor, *dims: str | int) -> Tensor:
+        """One of the variant's own tensors, of these dims in a dense call, as the packed reference takes it."""
+        if lies_in_pages(dims):
+            axis = [d for d in dims if d != "b"].index("kv_idx")
+            found = x.movedim((axis, axis + 1), (0, 1))[self.page, self.slot]
+            return found.movedim(0, axis)
+        if "q_idx" not in dims:
+            return x
+        rows = self._by_row(x, dims)
+        return self._pairs(rows, dims) if "kv_idx" in dims else rows
+
+    def _by_row(self, x: Tensor, dims: Sequence[str | int]) -> Tensor:
+        """Batch rows of queries one behind the other, where the tensor has an axis of them."""
+        if self.packed:
+            return x.select(dims.index("b"), 0) if "b" in dims else x
+        if "b" not in dims:
+            return torch.cat([x] * (len(self.cu_seqlens_q) - 1), dims.index("q_idx"))
+        batch, queries = dims.index("b"), dims.index("q_idx")
+        first = x.movedim((batch, queries), (0, 1)).flatten(0, 1)
+        return first.movedim(0, queries - (batch < queries))
+
+    def _pairs(self, x: Tensor, dims: Sequence[str | int]) -> Tensor:
+        """Each sequence's columns at its keys."""
+        kept = [d for d in dims if d != "b"]
+        rows, cols = kept.index("q_idx"), kept.index("kv_idx")
+        x = x.movedim((rows, cols), (0, 1))
+        found = x.new_zeros((x.shape[0], int(self.cu_seqlens_k[-1]), *x.shape[2:]))
+        begins, ends = self.cu_seqlens_q.tolist(), self.cu_seqlens_k.tolist()
+        for n in range(len(begins) - 1):
+            keys = ends[n + 1] - ends[n]
+            found[begins[n] : begins[n + 1], ends[n] : ends[n + 1]] = x[begins[n] : begins[n + 1], :keys]
+        return found.movedim((0, 1), (rows, cols))
+
+
+def gathered(call: CacheCall) -> Gathered:
+    """The keys of each sequence, one behind the other, for the reference. It waits for the lengths."""
+    lengths = torch.full((call.num_seqs,), call.most_keys, device=call.q.device)
+    if call.kv_lengths is not None:
+        lengths = call.kv_lengths.long().clamp(0, call.most_keys)
+    ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+    seq = torch.repeat_interleave(torch.arange(call.num_seqs, device=lengths.device), lengths)
+    place = torch.arange(len(seq), device=lengths.device) - ends[seq]
+    if call.page_table is None:
+        page = seq
+    elif call.page_starts is None:
+        page = call.page_table.long()[seq, place // call.page_size]
+    else:
+        page = call.page_table.long()[call.page_starts.long()[seq] + place // call.page_size]
+    # Entries of pages that no query sees may be anything.
+    page = page.clamp(0, call.k.shape[0] - 1)
+    slot = place % call.page_size
+    q, cu_seqlens_q = call.q, call.cu_seqlens_q
+    if cu_seqlens_q is None:
+        q = q.transpose(1, 2).flatten(0, 1)
+        cu_seqlens_q = torch.arange(call.num_seqs + 1, device=q.device, dtype=torch.int32) * call.q.shape[2]
+    keys = dequantised(call.k, call.k_scale, 1.0, page, slot)
+    values = dequantised(call.v, call.v_scale, call.v_factor, page, slot)
+    offset = lengths.int() - cu_seqlens_q.diff() if call.at_end else call.offset
+    return Gathered(q, keys, values, cu_seqlens_q, ends.int(), offset, page, slot, call.packed)
+
+
+def reference_results(call: CacheCall, o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """The results of a packed reference in the shape of the call."""
+    if call.packed:
+        return o, lse
+    batch, heads, queries = call.q.shape[:3]
+    return o.view(batch, queries, heads, -1).transpose(1, 2), lse.view(heads, batch, queries).transpose(0, 1)

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which prompts of a call on paged caches run Hopper's family."""
+
+from torch import Tensor
+
+from ..core.checks import fail
+from ..core.paged import CacheCall
+from ..core.prompts import hopper_tile, is_copied
+from ..core.tiles import HOPPER, PORTABLE, HopperTile
+from .support import arch_of
+
+
+def tile_of_prompts(op: str, call: CacheCall) -> HopperTile | None:
+    """The tile of the call's long prompts in Hopper's family, None where they run the portable one.
+
+    It follows from what is known of fake tensors, too, so that a traced plan has the tables of its call.
+    """
+    q, caches = call.q, (call.k, call.v)
+    copied = _is_copied(q, call.query_strides(q), 1 if call.packed else q.shape[0])
+    copied = copied and all(_is_copied(x, call.cache_strides(x), x.shape[0]) for x in caches)
+    dtypes = [str(x.dtype).removeprefix("torch.") for x in (q, *caches)]
+    return hopper_tile(op, call, arch_of(q), dtypes, copied=copied)
+
+
+def check_pointers(op: str, call: CacheCall) -> None:
+    """Check that memory which torch did not allocate begins where TMA can read it."""
+    if not any(rows.tile.family == HOPPER for rows in call.classes):
+        return
+    for name, x in (("q", call.q), ("k", call.k), ("v", call.v)):
+        if x.data_ptr() % 16:
+            fail(op, name, f"memory at a multiple of 16 bytes, or family={PORTABLE!r}", hex(x.data_ptr()))
+
+
+def _is_copied(x: Tensor, strides: tuple[int, ...], count: int) -> bool:
+    itemsize = x.element_size()
+    starts = x.storage_offset() * itemsize % 16 == 0
+    return starts and x.stride(-1) == 1 and is_copied(strides, count, itemsize)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
+# variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
+# template: host/paged_launch.py.jinja
+# hash: 916ba9b124b304e0
+"""Launches of the kernels of `alibi` on paged caches."""
+
+from ..._runtime.core.launches import Backend, Tensor, tile_constants
+from ..._runtime.core.paged import CacheCall, merge
+from ..._runtime.core.prompts import copied_strides, place_prompts, rows_apart
+from ..._runtime.core.tiles import HOPPER
+from ..._runtime.device.paged import merge_splits
+from ..._runtime.device.prompts import prompt_blocks
+from .. import paged as kernels
+from .portable import alibi_paged_fwd, alibi_paged_plan
+
+
+def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
+    """Split the keys of each sequence: the tables of each class of rows."""
+    found: list[Tensor] = []
+    for rows in call.classes:
+        records, tiles, counts = tables = call.tables(backend, rows)
+        if rows.tile.family == HOPPER:
+            place_prompts(backend, prompt_blocks, call, rows, records)
+            found += tables
+            continue
+        backend.launch(
+            alibi_paged_plan,
+            (call.num_seqs,),
+            (
+                call.cu_seqlens_q,
+                call.kv_lengths,
+                call.offset,
+                records,
+                tiles,
+                counts,
+                call.q_rows,
+                call.num_seqs,
+                call.most_keys,
+                rows.most_splits,
+                rows.least_keys,
+            ),
+            Q_AT_END=call.at_end,
+            Q_OFFSET_PER_BATCH=call.row_offsets is not None,
+            PACKED=call.packed,
+            BALANCED=call.balanced,
+            FIRST_ROWS=rows.first_rows,
+            LAST_ROWS=rows.last_rows,
+            GROUP=call.group,
+            FOLDS=rows.folds,
+            BLOCK_M=rows.tile.block_m,
+            BLOCK_N=rows.tile.block_n,
+            num_warps=1,
+        )
+        found += tables
+    return found
+
+
+def forward(backend: Backend, call: CacheCall, tables: list[Tensor], slope: Tensor) -> tuple[Tensor, Tensor]:
+    """o and lse of a call, by the tables of `plan`."""
+    q, k, v = call.q, call.k, call.v
+    o, lse = call.results(backend)
+    shares_values = call.shares_values(backend)
+    for number, rows in enumerate(call.classes):
+        records, tiles, counts = tables[3 * number : 3 * number + 3]
+        if rows.tile.family == HOPPER:
+            backend.launch_hopper(
+                kernels.hopper_fwd.alibi_paged_hopper_fwd,
+                (min(records.shape[0] * q.shape[1], backend.multiprocessors(q)),),
+                (
+                    q,
+                    k,
+                    v,
+                    slope,
+                    call.page_table,
+                    call.page_starts,
+                    records,
+                    call.offset,
+                    o,
+                    lse,
+                    *copied_strides(call.query_strides(q), q),
+                    *copied_strides(call.cache_strides(k), k),
+                    *copied_strides(call.cache_strides(v), v),
+                    *call.query_strides(o),
+                    *call.lse_strides(lse),
+                    *slope.stride(),
+                    rows_apart(call.query_strides(q)),
+                    rows_apart(call.cache_strides(k)),
+                    rows_apart(call.cache_strides(v)),
+                    call.table_stride,
+                    call.q.shape[1],
+                    call.group,
+                    call.scale,
+                    backend.work_counter(q),
+                ),
+                Q_AT_END=call.at_end,
+                Q_OFFSET_PER_BATCH=call.row_offsets is not None,
+                FLAT_TABLE=call.page_starts is not None,
+                PAGE_SIZE=call.page_size,
+                **tile_constants(rows.tile, q.shape[-1], v.shape[-1]),
+            )
+            continue
+        partial_o, partial_sums = call.partials(backend, rows)
+        backend.launch(
+            alibi_paged_fwd,
+            (call.programs(backend, rows.num_entries * call.num_kv_heads),),
+            (
+                q,
+                k,
+                v,
+                call.k_scale,
+                call.value_scale,
+                slope,
+                call.page_table,
+                call.page_starts,
+                records,
+                counts,
+                call.offset,
+                o,
+                lse,
+                partial_o,
+                partial_sums,
+                *call.query_strides(q),
+                *call.cache_strides(k),
+                *call.cache_strides(v),
+                *call.query_strides(o),
+                *call.lse_strides(lse),
+                *slope.stride(),
+                call.table_stride,
+                call.num_kv_heads,
+                rows.partial_rows,
+                call.scale,
+            ),
+            Q_AT_END=call.at_end,
+            Q_OFFSET_PER_BATCH=call.row_offsets is not None,
+            K_SCALE=call.scale_kind(call.k_scale),
+            V_SCALE=call.scale_kind(call.value_scale),
+            SHARED_KV=shares_values,
+            FLAT_TABLE=call.page_starts is not None,
+            PAGE_SIZE=call.page_size,
+            GROUP=call.group,
+            FOLDS=rows.folds,
+            OVERLAPS=rows.splits and backend.overlaps(q),
+            FULL_BLOCKS=rows.has_prompts,
+            **tile_constants(call.tile_of(rows, shares_values=shares_values), q.shape[-1], v.shape[-1]),
+            **call.limits(backend, rows),
+        )
+        if rows.splits:
+            merge(backend, merge_splits, call, rows, (partial_o, partial_sums, tiles, counts, o, lse))
+    return o, lse

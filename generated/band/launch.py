@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
+# variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
+#     min: 0, example: 32}}}
+# template: host/launch.py.jinja
+# hash: 04ead8742c506396
+"""The launches of `band`, for every framework: which kernels run, and with what."""
+
+from .. import band as kernels
+from .._runtime.core.configs import cdiv
+from .._runtime.core.families import WIDE_KEYS, tile_columns
+from .._runtime.core.launches import (
+    Backend,
+    Tensor,
+    delta_constants,
+    dq_rows_constants,
+    strides,
+    tile_constants,
+    tiles_of,
+    unit_strides,
+)
+from .._runtime.core.options import CallOptions
+
+
+def forward(
+    backend: Backend,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    row_offsets: Tensor | None,
+    before: int | Tensor,
+    after: int | Tensor,
+    row_offset: int,
+    scale: float,
+    options: CallOptions,
+) -> tuple[Tensor, Tensor]:
+    """Launch the forward."""
+    batch, num_heads, q_len, head_dim = q.shape
+    kv_len, head_dim_v = k.shape[2], v.shape[3]
+    group_size = num_heads // k.shape[1]
+    tile = tiles_of(backend, "band", "dense", q, v, options)["fwd"]
+    o = backend.empty_like_layout(q, head_dim_v)
+    lse = q.new_empty((batch, num_heads, q_len), dtype=backend.FP32)
+    if o.numel() == 0:
+        return o, lse
+    q_offset = row_offset if row_offsets is None else row_offsets
+    q, k, v = map(backend.aligned, (q, k, v))
+    programs = cdiv(q_len, tile.block_m) * num_heads * batch
+    arguments = (
+        (q, k, v, q_offset, before, after, o, lse),
+        (*unit_strides(q, k, v), *strides(o)),
+        (q_len, kv_len, num_heads, group_size, scale),
+    )
+    constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "SCALARS_LOADED": backend.is_loaded(before, after)}
+    if tile.family == "hopper":
+        backend.launch_hopper(
+            kernels.hopper_fwd.band_hopper_fwd,
+            (min(programs, backend.multiprocessors(q)),),
+            *arguments,
+            (batch,),
+            RAGGED=kv_len % tile.block_n != 0,
+            **constants,
+            **tile_constants(tile, head_dim, head_dim_v),
+        )
+    else:
+        backend.launch(
+            kernels.portable.band_fwd,
+            (programs,),
+            *arguments,
+            RAGGED=kv_len % tile.block_n != 0,
+            **constants,
+            **tile_constants(tile, head_dim, head_dim_v),
+        )
+    return o, lse
+
+
+def backward(
+    backend: Backend,
+    do: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    row_offsets: Tensor | None,
+    o: Tensor,
+    lse: Tensor,
+    before: int | Tensor,
+    after: int | Tensor,
+    row_offset: int,
+    scale: float,
+    options: CallOptions,
+) -> tuple[Tensor, ...]:
+    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
+    batch, num_heads, q_len, head_dim = q.shape
+    num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
+    group_size = num_heads // num_kv_heads
+    tiles = tiles_of(backend, "band", "dense", q, v, options)
+    tile = tiles["dkdv"]
+    fused = tiles["dq"].family == "hopper"
+    delta = lse.new_empty(lse.shape)
+    dq, dk = backend.empty_like_layout(q, head_dim), backend.empty_like_layout(k, head_dim)
+    dv = backend.empty_like_layout(v, head_dim_v)
+    q_offset = row_offset if row_offsets is None else row_offsets
+    q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
+    constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "SCALARS_LOADED": backend.is_loaded(before, after)}
+    if dq.numel() > 0 and not fused:
+        backend.launch(
+            kernels.portable.band_bwd_dq,
+            (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
+            (o, dlse, q, k, v, do, lse, q_offset, before, after, delta, dq),
+            (*unit_strides(q, k, v, do, o), *strides(dq)),
+            (q_len, kv_len, num_heads, group_size, scale),
+            HAS_DLSE=dlse is not None,
+            RAGGED=kv_len % tiles["dq"].block_n != 0,
+            **constants,
+            **tile_constants(tiles["dq"], head_dim, head_dim_v),
+        )
+    if tile.family == "hopper":
+        num_blocks = cdiv(q_len, tile.block_m)
+        row_lse = q.new_empty((batch, num_heads, num_blocks * tile.block_m), dtype=backend.FP32)
+        row_delta = q.new_empty(row_lse.shape, dtype=backend.FP32)
+        sums_shape = (batch, num_heads, num_blocks, tile.block_m * tile_columns(head_dim)) if fused else (0,)
+        dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
+        if dq.numel() > 0:
+            backend.launch(
+                kernels.portable.band_hopper_delta,
+                (num_blocks * num_heads * batch,),
+                (o, do, lse, dlse, delta, row_lse, row_delta),
+                (*unit_strides(o, do), q_len, num_heads, scale),
+                HAS_DLSE=dlse is not None,
+                WITH_DQ=fused,
+                **delta_constants(tile, head_dim_v),
+            )
+        if dk.numel() > 0:
+            is_wide = tile.block_n == WIDE_KEYS
+            backend.launch_hopper(
+                kernels.hopper_bwd.band_hopper_bwd_wide if is_wide else kernels.hopper_bwd.band_hopper_bwd,
+                (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
+                (q, k, v, do, row_lse, row_delta, q_offset, before, after, dk, dv),
+                (*unit_strides(q, k, v, do), *strides(dk, dv)),
+                (q_len, kv_len, num_heads, group_size, scale),
+                (dq_sums, batch),
+                WITH_DQ=fused,
+                RAGGED=kv_len % tile.block_n != 0,
+                **constants,
+                **tile_constants(tile, head_dim, head_dim_v),
+            )
+        if fused and dq.numel() > 0:
+            backend.launch(
+                kernels.portable.band_hopper_dq_rows,
+                (2 * num_blocks * num_heads * batch,),
+                (dq_sums, dq, *strides(dq), q_len, num_heads, scale),
+                **dq_rows_constants(tile, head_dim),
+            )
+    elif dk.numel() > 0:
+        backend.launch(
+            kernels.portable.band_bwd_dkdv,
+            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
+            (q, k, v, do, lse, delta, q_offset, before, after, dk, dv),
+            (*unit_strides(q, k, v, do), *strides(dk, dv)),
+            (q_len, kv_len, num_heads, group_size, scale),
+            RAGGED=q_len % tile.block_m != 0,
+            **constants,
+            **tile_constants(tile, head_dim, head_dim_v),
+        )
+    return dq, dk, dv

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
+# variant: band_bias: {mask: 'band(before, after)', score: 'score + bias[b, h, q_idx, kv_idx]', scalars: {before: {type:
+#     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
+#     kv_idx], grad: true}}}
+# template: host/launch.py.jinja
+# hash: 83d9d5b47845ef77
+"""The launches of `band_bias`, packed sequences, for every framework: which kernels run, and with what."""
+
+from collections.abc import Sequence
+
+from ..._runtime.core.configs import Tile
+from ..._runtime.core.families import WIDE_KEYS
+from ..._runtime.core.launches import (
+    Backend,
+    Tensor,
+    delta_constants,
+    packed_strides,
+    packed_unit_strides,
+    tables_of,
+    tile_constants,
+    tiles_of,
+)
+from ..._runtime.core.options import CallOptions
+from .. import packed as kernels
+
+
+def make_tables(
+    backend: Backend,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    options: CallOptions,
+    passes: Sequence[str],
+) -> list[Tensor]:
+    """The tables of some passes, one after the other. Of each: block_seqs."""
+    tiles = tiles_of(backend, "band_bias", "packed", q, v, options, cu_seqlens_q)
+
+    def make(tile: Tile, by_keys: bool) -> list[Tensor]:
+        block = tile.block_n if by_keys else tile.block_m
+        block_seqs = backend.block_sequences(cu_seqlens_q, cu_seqlens_k, q.shape[2], k.shape[2], block, by_keys)
+        return [block_seqs]
+
+    return tables_of(tiles, passes, make)
+
+
+def forward(
+    backend: Backend,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    row_offsets: Tensor | None,
+    before: int | Tensor,
+    after: int | Tensor,
+    row_offset: int,
+    scale: float,
+    options: CallOptions,
+    block_tables: list[Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Launch the forward."""
+    num_heads, q_len, head_dim = q.shape[1:]
+    head_dim_v = v.shape[3]
+    group_size = num_heads // k.shape[1]
+    tile = tiles_of(backend, "band_bias", "packed", q, v, options, cu_seqlens_q)["fwd"]
+    o = backend.empty_like_layout(q, head_dim_v)
+    lse = q.new_empty((num_heads, q_len), dtype=backend.FP32)
+    if o.numel() == 0:
+        return o, lse
+    q_offset = row_offset if row_offsets is None else row_offsets
+    q, k, v = map(backend.aligned, (q, k, v))
+    (block_seqs,) = block_tables[:1] or make_tables(backend, q, k, v, cu_seqlens_q, cu_seqlens_k, options, ("fwd",))
+    programs = block_seqs.shape[0] * num_heads
+    arguments = (
+        (q, k, v, bias, block_seqs, q_offset, before, after, o, lse),
+        (*packed_unit_strides(q, k, v), *packed_strides(o), *bias.stride()),
+        (q_len, num_heads, group_size, scale),
+    )
+    constants = {
+        "Q_OFFSET_PER_BATCH": row_offsets is not None,
+        "SCALARS_LOADED": backend.is_loaded(before, after),
+        "PTX": backend.is_nvidia(q),
+    }
+    if tile.family == "hopper":
+        backend.launch_hopper(
+            kernels.hopper_fwd.band_bias_packed_hopper_fwd,
+            (min(programs, backend.multiprocessors(q)),),
+            *arguments,
+            (backend.work_counter(q),),
+            **constants,
+            **tile_constants(tile, head_dim, head_dim_v),
+        )
+    else:
+        backend.launch(
+            kernels.portable.band_bias_packed_fwd,
+            (programs,),
+            *arguments,
+            **constants,
+            **tile_constants(tile, head_dim, head_dim_v),
+        )
+    return o, lse
+
+
+def backward(
+    backend: Backend,
+    do: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    row_offsets: Tensor | None,
+    o: Tensor,
+    lse: Tensor,
+    before: int | Tensor,
+    after: int | Tensor,
+    row_offset: int,
+    scale: float,
+    options: CallOptions,
+    block_tables: list[Tensor],
+    grad_bias: bool,
+) -> tuple[Tensor, ...]:
+    """Launch the backward: dq, which finds delta, then dk and dv.
+
+    Behind dq, dk and dv it returns what the gradients of bias are made of: dbias_atomic.
+    """
+    num_heads, q_len, head_dim = q.shape[1:]
+    num_kv_heads, head_dim_v = k.shape[1], v.shape[3]
+    group_size = num_heads // num_kv_heads
+    tiles = tiles_of(backend, "band_bias", "packed", q, v, options, cu_seqlens_q)
+    tile = tiles["dkdv"]
+    delta = lse.new_empty(lse.shape)
+    dq, dk = backend.empty_like_layout(q, head_dim), backend.empty_like_layout(k, head_dim)
+    dv = backend.empty_like_layout(v, head_dim_v)
+    tables = block_tables[1:] or make_tables(backend, q, k, v, cu_seqlens_q, cu_seqlens_k, options, ("dkdv", "dq"))
+    (key_block_seqs,) = tables[:1]
+    (block_seqs,) = tables[1:]
+    if tile.family == "hopper":
+        row_seqs = backend.block_sequences(cu_seqlens_q, cu_seqlens_k, q_len, k.shape[2], tile.block_m, False)
+    dbias_atomic = q.new_zeros(bias.shape if grad_bias else (0,) * bias.dim(), dtype=backend.FP32)
+    q_offset = row_offset if row_offsets is None else row_offsets
+    q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
+    constants = {
+        "Q_OFFSET_PER_BATCH": row_offsets is not None,
+        "SCALARS_LOADED": backend.is_loaded(before, after),
+        "PTX": backend.is_nvidia(q),
+    }
+    if dq.numel() > 0:
+        backend.launch(
+            kernels.portable.band_bias_packed_bwd_dq,
+            (block_seqs.shape[0] * num_heads,),
+            (o, dlse, q, k, v, do, lse, bias, block_seqs, q_offset, before, after, delta, dq, dbias_atomic),
+            (*packed_unit_strides(q, k, v, do, o), *packed_strides(dq), *bias.stride(), *dbias_atomic.stride()),
+            (q_len, num_heads, group_size, scale),
+            HAS_DLSE=dlse is not None,
+            GRAD_BIAS=grad_bias,
+            **constants,
+            **tile_constants(tiles["dq"], head_dim, head_dim_v),
+        )
+    if tile.family == "hopper":
+        # Each sequence has whole blocks of rows: so many at most.
+        num_row_blocks = q_len // tile.block_m + cu_seqlens_q.shape[0] - 1
+        row_lse = q.new_empty((num_heads, num_row_blocks * tile.block_m), dtype=backend.FP32)
+        row_delta = q.new_empty(row_lse.shape, dtype=backend.FP32)
+        dq_sums = q.new_empty((0,), dtype=backend.FP32)
+        if dq.numel() > 0:
+            backend.launch(
+                kernels.portable.band_bias_packed_hopper_delta,
+                (row_seqs.shape[0] * num_heads,),
+                (o, do, lse, dlse, row_seqs, delta, row_lse, row_delta),
+                (*packed_unit_strides(o, do), q_len, num_row_blocks, row_seqs.shape[0]),
+                HAS_DLSE=dlse is not None,
+                WITH_DQ=False,
+                **delta_constants(tile, head_dim_v),
+            )
+        if dk.numel() > 0:
+            is_wide = tile.block_n == WIDE_KEYS
+            backend.launch_hopper(
+                kernels.hopper_bwd.band_bias_packed_hopper_bwd_wide
+                if is_wide
+                else kernels.hopper_bwd.band_bias_packed_hopper_bwd,
+                (min(key_block_seqs.shape[0] * num_kv_heads, backend.multiprocessors(q)),),
+                (q, k, v, do, row_lse, row_delta, bias, key_block_seqs, q_offset, before, after, dk, dv),
+                (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv), *bias.stride()),
+                (q_len, num_heads, group_size, scale),
+                (dq_sums, cu_seqlens_q.shape[0] - 1, backend.work_counter(q)),
+                WITH_DQ=False,
+                **constants,
+                **tile_constants(tile, head_dim, head_dim_v),
+            )
+    elif dk.numel() > 0:
+        backend.launch(
+            kernels.portable.band_bias_packed_bwd_dkdv,
+            (key_block_seqs.shape[0] * num_kv_heads,),
+            (q, k, v, do, lse, delta, bias, key_block_seqs, q_offset, before, after, dk, dv),
+            (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv), *bias.stride()),
+            (q_len, num_heads, group_size, scale),
+            **constants,
+            **tile_constants(tile, head_dim, head_dim_v),
+        )
+    return dq, dk, dv, dbias_atomic

@@ -1,0 +1,587 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
+# variant: band_bias: {mask: 'band(before, after)', score: 'score + bias[b, h, q_idx, kv_idx]', scalars: {before: {type:
+#     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
+#     kv_idx], grad: true}}}
+# template: portable/portable.py.jinja
+# hash: ee70d86e52656f9c
+"""Triton kernels of `band_bias`, packed sequences: forward and gradients, and what runs before and after Hopper's
+backward.
+
+    keep          q_idx - kv_idx <= before and kv_idx - q_idx <= after
+    score         score + bias[h, q_idx, kv_idx]
+    q             [total_q, Hq, D]
+    k             [total_k, Hkv, D]
+    v             [total_k, Hkv, Dv]
+    bias          [h, q_idx, kv_idx]  float32
+    block_seqs    [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
+                  its queries, and of its keys; how many blocks there are
+    o             [total_q, Hq, Dv]
+    lse           [Hq, total_q]  fp32, log of the softmax denominator
+    dlse          [Hq, total_q]  fp32, gradient of lse
+    do            [total_q, Hq, Dv]
+    delta         [Hq, total_q]  fp32, sum(o * do) - dlse
+    dq            [total_q, Hq, D]
+    dbias_atomic  [h, q_idx, kv_idx]  fp32, added to with atomics
+    dk            [total_k, Hkv, D]
+    dv            [total_k, Hkv, Dv]
+"""
+
+import triton
+import triton.language as tl
+
+from ..._runtime.device.tl import (
+    LN2,
+    LOG2E,
+    add_dot,
+    clamp_index,
+    dot_rows,
+    load_pairs,
+    load_tile,
+    load_vector,
+    row_products,
+    store_tile,
+    zero_tile,
+)
+from ..._runtime.device.tl_rows import load_sequence, row_delta
+
+
+@triton.jit(do_not_specialize=["q_offset", "before", "after", "q_total", "num_heads", "group_size"])
+def band_bias_packed_fwd(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    bias_ptr,
+    block_seqs_ptr,
+    q_offset,
+    before,
+    after,
+    o_ptr,
+    lse_ptr,
+    stride_qh,
+    stride_qs: tl.constexpr,
+    stride_kh,
+    stride_ks: tl.constexpr,
+    stride_vh,
+    stride_vs: tl.constexpr,
+    stride_oh,
+    stride_os: tl.constexpr,
+    stride_bias_0,
+    stride_bias_1,
+    stride_bias_2,
+    q_total,
+    num_heads,
+    group_size,
+    scale,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
+    PTX: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    before = tl.load(before) if SCALARS_LOADED else before
+    after = tl.load(after) if SCALARS_LOADED else after
+    """`o = softmax(score) v`.
+
+    One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
+    softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
+    Scores are kept times log2(e), so that each exponential is one `exp2`.
+    """
+    # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
+    q_start = tl.load(record + 2).to(tl.int64)
+    kv_start = tl.load(record + 4).to(tl.int64)
+    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    if b < 0:
+        return
+    program = tl.program_id(0) - first_entry * num_heads
+    num_blocks = tl.cdiv(q_len, BLOCK_M)
+    block = program % num_blocks
+    h = (program // num_blocks).to(tl.int64)
+    hkv = h // group_size
+    start_m = block * BLOCK_M
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    rows = start_m + tl.arange(0, BLOCK_M)
+    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
+    q_base = q_ptr + q_start * stride_qs + h * stride_qh * UNIT
+    k_base = k_ptr + kv_start * stride_ks + hkv * stride_kh * UNIT
+    v_base = v_ptr + kv_start * stride_vs + hkv * stride_vh * UNIT
+    q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    q_idx = rows + q_shift
+
+    q_first = start_m + q_shift
+    q_last = tl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
+    kv_begin = tl.maximum(q_first - before, 0) // BLOCK_N * BLOCK_N
+    kv_end = tl.minimum(q_last + after + 1, kv_len)
+    # Blocks from full_begin to full_end need no mask.
+    full_begin = tl.cdiv(tl.maximum(q_last - before, kv_begin), BLOCK_N) * BLOCK_N
+    full_begin = tl.minimum(full_begin, tl.cdiv(tl.maximum(kv_end, kv_begin), BLOCK_N) * BLOCK_N)
+    full_end = tl.minimum(q_first + after + 1, kv_len) // BLOCK_N * BLOCK_N
+    full_end = tl.maximum(full_end, full_begin)
+
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    acc = zero_tile(BLOCK_M, HEAD_DIM_V, BLOCK_DV)
+    # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
+    gap = full_end - full_begin
+    for step in range(kv_begin, kv_end - gap, BLOCK_N):
+        start_n = tl.where(step < full_begin, step, step + gap)
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+        qk = dot_rows(q_tile, k_tile)  # [M, N]
+        kv_idx = start_n + tl.arange(0, BLOCK_N)
+        bias_qk = load_pairs(
+            bias_ptr
+            + h * stride_bias_0
+            + q_start * stride_bias_1
+            + clamp_index(tl.maximum(q_idx[:, None], 0) - q_shift, q_len).to(tl.int64) * stride_bias_1
+            + kv_start * stride_bias_2
+            + clamp_index(kv_idx[None, :], kv_len).to(tl.int64) * stride_bias_2,
+            PTX,
+        )
+        logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
+        keep = (q_idx[:, None] - kv_idx[None, :] <= before) & (kv_idx[None, :] - q_idx[:, None] <= after)
+        keep = keep & (kv_idx < kv_len)[None, :]
+        logit = tl.where(keep, logit, float("-inf"))
+        max_new = tl.maximum(row_max, tl.max(logit, 1))
+        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+        max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
+        p = tl.exp2(logit - max_ref[:, None])
+        alpha = tl.exp2(row_max - max_ref)
+        row_sum = row_sum * alpha + tl.sum(p, 1)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
+        acc = add_dot(acc, p, v_tile, alpha)
+        row_max = max_new
+
+    for start_n in range(full_begin, full_end, BLOCK_N):
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
+        qk = dot_rows(q_tile, k_tile)  # [M, N]
+        kv_idx = start_n + tl.arange(0, BLOCK_N)
+        bias_qk = load_pairs(
+            bias_ptr
+            + h * stride_bias_0
+            + q_start * stride_bias_1
+            + clamp_index(tl.maximum(q_idx[:, None], 0) - q_shift, q_len).to(tl.int64) * stride_bias_1
+            + kv_start * stride_bias_2
+            + kv_idx[None, :].to(tl.int64) * stride_bias_2,
+            PTX,
+        )
+        logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
+        max_new = tl.maximum(row_max, tl.max(logit, 1))
+        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+        max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
+        p = tl.exp2(logit - max_ref[:, None])
+        alpha = tl.exp2(row_max - max_ref)
+        row_sum = row_sum * alpha + tl.sum(p, 1)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
+        acc = add_dot(acc, p, v_tile, alpha)
+        row_max = max_new
+
+    # A row without any key gives o = 0 and lse = -inf.
+    row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
+    o_tile = [part / row_sum[:, None] for part in acc]
+    lse = (row_max + tl.log2(row_sum)) * LN2
+    o_base = o_ptr + q_start * stride_os + h * stride_oh
+    store_tile(o_base, o_tile, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
+    lse_base = lse_ptr + h * q_total + q_start
+    tl.store(lse_base + rows, lse, mask=rows < q_len)
+
+
+@triton.jit(do_not_specialize=["q_offset", "before", "after", "q_total", "num_heads", "group_size"])
+def band_bias_packed_bwd_dq(
+    o_ptr,
+    dlse_ptr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    do_ptr,
+    lse_ptr,
+    bias_ptr,
+    block_seqs_ptr,
+    q_offset,
+    before,
+    after,
+    delta_ptr,
+    dq_ptr,
+    dbias_atomic_ptr,
+    stride_qh,
+    stride_qs: tl.constexpr,
+    stride_kh,
+    stride_ks: tl.constexpr,
+    stride_vh,
+    stride_vs: tl.constexpr,
+    stride_doh,
+    stride_dos: tl.constexpr,
+    stride_oh,
+    stride_os: tl.constexpr,
+    stride_dqh,
+    stride_dqs: tl.constexpr,
+    stride_bias_0,
+    stride_bias_1,
+    stride_bias_2,
+    stride_dbias_atomic_0,
+    stride_dbias_atomic_1,
+    stride_dbias_atomic_2,
+    q_total,
+    num_heads,
+    group_size,
+    scale,
+    HAS_DLSE: tl.constexpr,
+    GRAD_BIAS: tl.constexpr,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
+    PTX: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    before = tl.load(before) if SCALARS_LOADED else before
+    after = tl.load(after) if SCALARS_LOADED else after
+    """Gradient with respect to q and bias.
+
+    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
+    `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
+    stored for the kernel of dk and dv.
+
+    Not deterministic: the gradient of bias is added with fp32 atomics, in any order, so that equal inputs may
+    give other last bits.
+    """
+    # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
+    q_start = tl.load(record + 2).to(tl.int64)
+    kv_start = tl.load(record + 4).to(tl.int64)
+    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    if b < 0:
+        return
+    program = tl.program_id(0) - first_entry * num_heads
+    num_blocks = tl.cdiv(q_len, BLOCK_M)
+    block = program % num_blocks
+    h = (program // num_blocks).to(tl.int64)
+    hkv = h // group_size
+    start_m = block * BLOCK_M
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    rows = start_m + tl.arange(0, BLOCK_M)
+    in_rows = rows < q_len
+    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
+    q_base = q_ptr + q_start * stride_qs + h * stride_qh * UNIT
+    k_base = k_ptr + kv_start * stride_ks + hkv * stride_kh * UNIT
+    v_base = v_ptr + kv_start * stride_vs + hkv * stride_vh * UNIT
+    do_base = do_ptr + q_start * stride_dos + h * stride_doh * UNIT
+    o_base = o_ptr + q_start * stride_os + h * stride_oh * UNIT
+    q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+    row_offs = h * q_total + q_start + rows
+    lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
+    # The part of ds that a whole row shares.
+    o_tile = load_tile(o_base, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+    delta = row_products(o_tile, do_tile)
+    if HAS_DLSE:
+        delta -= tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0)
+    tl.store(delta_ptr + row_offs, delta, mask=in_rows)
+    # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+    lse = tl.where(lse == float("-inf"), 0.0, lse)
+    q_idx = rows + q_shift
+
+    q_first = start_m + q_shift
+    q_last = tl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
+    kv_begin = tl.maximum(q_first - before, 0) // BLOCK_N * BLOCK_N
+    kv_end = tl.minimum(q_last + after + 1, kv_len)
+    # Blocks from full_begin to full_end need no mask.
+    full_begin = tl.cdiv(tl.maximum(q_last - before, kv_begin), BLOCK_N) * BLOCK_N
+    full_begin = tl.minimum(full_begin, tl.cdiv(tl.maximum(kv_end, kv_begin), BLOCK_N) * BLOCK_N)
+    full_end = tl.minimum(q_first + after + 1, kv_len) // BLOCK_N * BLOCK_N
+    full_end = tl.maximum(full_end, full_begin)
+
+    dq = zero_tile(BLOCK_M, HEAD_DIM, BLOCK_D)
+    # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
+    gap = full_end - full_begin
+    for step in range(kv_begin, kv_end - gap, BLOCK_N):
+        start_n = tl.where(step < full_begin, step, step + gap)
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
+        qk = dot_rows(q_tile, k_tile)  # [M, N]
+        kv_idx = start_n + tl.arange(0, BLOCK_N)
+        bias_qk = load_pairs(
+            bias_ptr
+            + h * stride_bias_0
+            + q_start * stride_bias_1
+            + clamp_index(tl.maximum(q_idx[:, None], 0) - q_shift, q_len).to(tl.int64) * stride_bias_1
+            + kv_start * stride_bias_2
+            + clamp_index(kv_idx[None, :], kv_len).to(tl.int64) * stride_bias_2,
+            PTX,
+        )
+        p = tl.exp2(1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk - lse[:, None])
+        keep = (q_idx[:, None] - kv_idx[None, :] <= before) & (kv_idx[None, :] - q_idx[:, None] <= after)
+        keep = keep & (kv_idx < kv_len)[None, :]
+        p = tl.where(keep, p, 0.0)
+        dp = dot_rows(do_tile, v_tile)
+        ds = p * (dp - delta[:, None])
+        if GRAD_BIAS:
+            dbias_atomic_ptrs = (
+                dbias_atomic_ptr
+                + h * stride_dbias_atomic_0
+                + q_start * stride_dbias_atomic_1
+                + clamp_index(tl.maximum(q_idx[:, None], 0) - q_shift, q_len).to(tl.int64) * stride_dbias_atomic_1
+                + kv_start * stride_dbias_atomic_2
+                + clamp_index(kv_idx[None, :], kv_len).to(tl.int64) * stride_dbias_atomic_2
+            )
+            tl.atomic_add(dbias_atomic_ptrs, ds, mask=keep & in_rows[:, None], sem="relaxed")
+        dq = add_dot(dq, ds, k_tile)
+
+    for start_n in range(full_begin, full_end, BLOCK_N):
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
+        qk = dot_rows(q_tile, k_tile)  # [M, N]
+        kv_idx = start_n + tl.arange(0, BLOCK_N)
+        bias_qk = load_pairs(
+            bias_ptr
+            + h * stride_bias_0
+            + q_start * stride_bias_1
+            + clamp_index(tl.maximum(q_idx[:, None], 0) - q_shift, q_len).to(tl.int64) * stride_bias_1
+            + kv_start * stride_bias_2
+            + kv_idx[None, :].to(tl.int64) * stride_bias_2,
+            PTX,
+        )
+        p = tl.exp2(1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk - lse[:, None])
+        dp = dot_rows(do_tile, v_tile)
+        ds = p * (dp - delta[:, None])
+        if GRAD_BIAS:
+            dbias_atomic_ptrs = (
+                dbias_atomic_ptr
+                + h * stride_dbias_atomic_0
+                + q_start * stride_dbias_atomic_1
+                + clamp_index(tl.maximum(q_idx[:, None], 0) - q_shift, q_len).to(tl.int64) * stride_dbias_atomic_1
+                + kv_start * stride_dbias_atomic_2
+                + kv_idx[None, :].to(tl.int64) * stride_dbias_atomic_2
+            )
+            tl.atomic_add(dbias_atomic_ptrs, ds, mask=in_rows[:, None], sem="relaxed")
+        dq = add_dot(dq, ds, k_tile)
+
+    dq_base = dq_ptr + q_start * stride_dqs + h * stride_dqh
+    store_tile(dq_base, [part * scale for part in dq], start_m, q_len, stride_dqs, BLOCK_M, HEAD_DIM, BLOCK_D)
+
+
+@triton.jit(do_not_specialize=["q_offset", "before", "after", "q_total", "num_heads", "group_size"])
+def band_bias_packed_bwd_dkdv(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    do_ptr,
+    lse_ptr,
+    delta_ptr,
+    bias_ptr,
+    block_seqs_ptr,
+    q_offset,
+    before,
+    after,
+    dk_ptr,
+    dv_ptr,
+    stride_qh,
+    stride_qs: tl.constexpr,
+    stride_kh,
+    stride_ks: tl.constexpr,
+    stride_vh,
+    stride_vs: tl.constexpr,
+    stride_doh,
+    stride_dos: tl.constexpr,
+    stride_dkh,
+    stride_dks: tl.constexpr,
+    stride_dvh,
+    stride_dvs: tl.constexpr,
+    stride_bias_0,
+    stride_bias_1,
+    stride_bias_2,
+    q_total,
+    num_heads,
+    group_size,
+    scale,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
+    PTX: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    before = tl.load(before) if SCALARS_LOADED else before
+    after = tl.load(after) if SCALARS_LOADED else after
+    """Gradients with respect to k and v.
+
+    One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
+    order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product
+    as they are.
+    """
+    num_kv_heads = num_heads // group_size
+    # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
+    record = block_seqs_ptr + tl.program_id(0) // num_kv_heads * 8
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
+    q_start = tl.load(record + 2).to(tl.int64)
+    kv_start = tl.load(record + 4).to(tl.int64)
+    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    if b < 0:
+        return
+    program = tl.program_id(0) - first_entry * num_kv_heads
+    num_blocks = tl.cdiv(kv_len, BLOCK_N)
+    hkv = (program // num_blocks).to(tl.int64)
+    start_n = (program % num_blocks) * BLOCK_N
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
+    k_base = k_ptr + kv_start * stride_ks + hkv * stride_kh * UNIT
+    v_base = v_ptr + kv_start * stride_vs + hkv * stride_vh * UNIT
+    k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+    v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
+    kv_idx = start_n + tl.arange(0, BLOCK_N)
+
+    kv_first = start_n
+    kv_last = tl.minimum(start_n + BLOCK_N, kv_len) - 1
+    row_begin = tl.maximum(kv_first - after - q_shift, 0) // BLOCK_M * BLOCK_M
+    row_end = tl.minimum(kv_last + before - q_shift + 1, q_len)
+    # Blocks from full_begin to full_end need no mask.
+    full_begin = tl.cdiv(tl.maximum(kv_last - after - q_shift, row_begin), BLOCK_M) * BLOCK_M
+    full_begin = tl.minimum(full_begin, tl.cdiv(tl.maximum(row_end, row_begin), BLOCK_M) * BLOCK_M)
+    full_end = tl.minimum(kv_first + before - q_shift + 1, q_len) // BLOCK_M * BLOCK_M
+    full_end = tl.maximum(full_end, full_begin)
+
+    dk = zero_tile(BLOCK_N, HEAD_DIM, BLOCK_D)
+    dv = zero_tile(BLOCK_N, HEAD_DIM_V, BLOCK_DV)
+    for member in range(group_size):
+        h = hkv * group_size + member
+        q_base = q_ptr + q_start * stride_qs + h * stride_qh * UNIT
+        do_base = do_ptr + q_start * stride_dos + h * stride_doh * UNIT
+        row_base = h * q_total + q_start
+        # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
+        gap = full_end - full_begin
+        for step in range(row_begin, row_end - gap, BLOCK_M):
+            start_m = tl.where(step < full_begin, step, step + gap)
+            q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+            do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+            rows = start_m + tl.arange(0, BLOCK_M)
+            lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), True) * LOG2E
+            delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, True)
+            # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+            lse = tl.where(lse == float("-inf"), 0.0, lse)
+            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            qk = dot_rows(k_tile, q_tile)  # [N, M]
+            # Starting at -delta leaves one vector less to keep beside the masks.
+            dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
+            dp = dot_rows(v_tile, do_tile, dp)
+            q_idx = rows + q_shift
+            bias_qk = load_pairs(
+                bias_ptr
+                + h * stride_bias_0
+                + q_start * stride_bias_1
+                + clamp_index(tl.maximum(q_idx[None, :], 0) - q_shift, q_len).to(tl.int64) * stride_bias_1
+                + kv_start * stride_bias_2
+                + clamp_index(kv_idx[:, None], kv_len).to(tl.int64) * stride_bias_2,
+                PTX,
+            )
+            p = tl.exp2(1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk - lse[None, :])
+            keep = (q_idx[None, :] - kv_idx[:, None] <= before) & (kv_idx[:, None] - q_idx[None, :] <= after)
+            keep = keep & (rows < q_len)[None, :]
+            p = tl.where(keep, p, 0.0)
+            dv = add_dot(dv, p, do_tile)
+            ds = p * dp
+            dk = add_dot(dk, ds, q_tile)
+
+        for start_m in range(full_begin, full_end, BLOCK_M):
+            q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, False)
+            do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, False)
+            rows = start_m + tl.arange(0, BLOCK_M)
+            lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), False) * LOG2E
+            delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, False)
+            # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+            lse = tl.where(lse == float("-inf"), 0.0, lse)
+            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            qk = dot_rows(k_tile, q_tile)  # [N, M]
+            dp = dot_rows(v_tile, do_tile)
+            q_idx = rows + q_shift
+            bias_qk = load_pairs(
+                bias_ptr
+                + h * stride_bias_0
+                + q_start * stride_bias_1
+                + clamp_index(tl.maximum(q_idx[None, :], 0) - q_shift, q_len).to(tl.int64) * stride_bias_1
+                + kv_start * stride_bias_2
+                + clamp_index(kv_idx[:, None], kv_len).to(tl.int64) * stride_bias_2,
+                PTX,
+            )
+            p = tl.exp2(1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk - lse[None, :])
+            dv = add_dot(dv, p, do_tile)
+            ds = p * (dp - delta[None, :])
+            dk = add_dot(dk, ds, q_tile)
+
+    dk_base = dk_ptr + kv_start * stride_dks + hkv * stride_dkh
+    dv_base = dv_ptr + kv_start * stride_dvs + hkv * stride_dvh
+    store_tile(dk_base, [part * scale for part in dk], start_n, kv_len, stride_dks, BLOCK_N, HEAD_DIM, BLOCK_D)
+    store_tile(dv_base, dv, start_n, kv_len, stride_dvs, BLOCK_N, HEAD_DIM_V, BLOCK_DV)
+
+
+@triton.jit(do_not_specialize=["q_total", "num_row_blocks", "num_entries"])
+def band_bias_packed_hopper_delta(
+    o_ptr,
+    do_ptr,
+    lse_ptr,
+    dlse_ptr,
+    row_seqs_ptr,
+    delta_ptr,
+    row_lse_ptr,
+    row_delta_ptr,
+    stride_oh,
+    stride_os: tl.constexpr,
+    stride_doh,
+    stride_dos: tl.constexpr,
+    q_total,
+    num_row_blocks,
+    num_entries,
+    HAS_DLSE: tl.constexpr,
+    WITH_DQ: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """What Hopper's backward reads of each row: lse and delta, padded to whole blocks of rows.
+
+    Without WITH_DQ the kernel of dq ran before, and left delta.
+
+        row_seqs   [entries, 8]  int32, the sequence of each block of rows, as `block_seqs`
+        row_lse    [Hq, blocks * BLOCK_M]  fp32, lse times log2(e), inf where no probability is above 0
+        row_delta  [Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
+    """
+    h, entry = (tl.program_id(0) // num_entries).to(tl.int64), tl.program_id(0) % num_entries
+    b, first_entry, q_start, q_len = load_sequence(row_seqs_ptr, entry)
+    # There may be more entries than blocks.
+    if b < 0:
+        return
+    block = entry - first_entry
+    # Each sequence has whole blocks of rows, and none begins where the one before may end.
+    row_block = h * num_row_blocks + q_start // BLOCK_M + b + block
+    rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    in_rows = rows < q_len
+    row_offs = h * q_total + q_start + rows
+    lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
+    if WITH_DQ:
+        UNIT: tl.constexpr = 128 // o_ptr.dtype.element_ty.primitive_bitwidth
+        o_base = o_ptr + q_start * stride_os + h * stride_oh * UNIT
+        do_base = do_ptr + q_start * stride_dos + h * stride_doh * UNIT
+        delta = row_delta(
+            o_base, do_base, dlse_ptr, row_offs, rows, q_len, stride_os, stride_dos, HAS_DLSE, HEAD_DIM_V, BLOCK_DV
+        )
+    else:
+        delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
+    padded_offs = row_block * BLOCK_M + tl.arange(0, BLOCK_M)
+    # A row without any key has none of positive probability either; -inf minus -inf would be NaN.
+    lse = tl.where(lse == float("-inf"), float("inf"), lse)
+    tl.store(row_lse_ptr + padded_offs, lse)
+    tl.store(row_delta_ptr + padded_offs, -delta)

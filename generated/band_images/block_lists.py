@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
+# variant: band_images: {mask: 'band(before, after) or (image[b, q_idx] == image[b, kv_idx] and image[b, q_idx] >= 0)',
+#     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
+#     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
+# template: portable/block_lists.py.jinja
+# hash: 846f444fb1595850
+"""Which blocks of keys a block of queries visits under `band_images`, and the other way round.
+
+    keep           q_idx - kv_idx <= before and kv_idx - q_idx <= after or image[b, q_idx] == image[b, kv_idx] and
+                   image[b, q_idx] >= 0
+    image_q_min    [B, H, parts]  int32, smallest image[b, q_idx] of each part
+    image_q_max    [B, H, parts]  int32, largest
+    image_kv_min   [B, H, parts]  int32, smallest image[b, kv_idx] of each part
+    image_kv_max   [B, H, parts]  int32, largest
+    image_q_2_min  [B, H, parts]  int32, smallest image[b, q_idx] >= 0 of each part
+    image_q_2_max  [B, H, parts]  int32, largest
+    spans          [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
+    block_list     [entries]  int16 or int32, lists of the blocks to visit
+
+A block is decided by interval arithmetic, at a cost that does not depend on its size: empty where no pair can be kept,
+full where every pair is, else partial. Each program lists one row of blocks in its own room of `block_list`: the
+partial ones from the left, ascending, the full ones from the right.
+"""
+
+import triton
+import triton.language as tl
+
+from .._runtime.device.tl import clamp_index
+
+
+@triton.jit(do_not_specialize=["q_offset", "image_size_1", "q_len", "kv_len", "num_heads"])
+def band_images_extremes(
+    image_ptr,
+    q_offset,
+    image_q_min_ptr,
+    image_q_max_ptr,
+    image_q_2_min_ptr,
+    image_q_2_max_ptr,
+    image_kv_min_ptr,
+    image_kv_max_ptr,
+    stride_image_0,
+    stride_image_1,
+    image_size_1,
+    q_len,
+    kv_len,
+    num_heads,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    # One program reduces PARTS parts of PART positions each, of the queries or of the keys.
+    num_q = tl.cdiv(q_len, PART)
+    query_programs = tl.cdiv(num_q, PARTS)
+    num_kv = tl.cdiv(kv_len, PART)
+    programs = query_programs + tl.cdiv(num_kv, PARTS)
+    head = tl.program_id(0) // programs
+    program = tl.program_id(0) % programs
+    b = (head // num_heads).to(tl.int64)
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    if program < query_programs:
+        part_idx = program * PARTS + tl.arange(0, PARTS)[:, None]
+        # Beyond the end the last position stands in for itself once more.
+        q_idx = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], q_len - 1) + q_shift
+        image_q = tl.load(
+            image_ptr + b * stride_image_0 + clamp_index(q_idx, image_size_1).to(tl.int64) * stride_image_1
+        )
+        part_offs = head * num_q + part_idx
+        in_parts = part_idx < num_q
+        q_values = image_q.to(tl.int32)
+        tl.store(image_q_min_ptr + part_offs, tl.min(q_values, 1, keep_dims=True), mask=in_parts)
+        tl.store(image_q_max_ptr + part_offs, tl.max(q_values, 1, keep_dims=True), mask=in_parts)
+        q_values = (image_q >= 0).to(tl.int32)
+        tl.store(image_q_2_min_ptr + part_offs, tl.min(q_values, 1, keep_dims=True), mask=in_parts)
+        tl.store(image_q_2_max_ptr + part_offs, tl.max(q_values, 1, keep_dims=True), mask=in_parts)
+
+    else:
+        part_idx = (program - query_programs) * PARTS + tl.arange(0, PARTS)[:, None]
+        # Beyond the end the last position stands in for itself once more.
+        kv_idx = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], kv_len - 1)
+        image_kv = tl.load(
+            image_ptr + b * stride_image_0 + clamp_index(kv_idx, image_size_1).to(tl.int64) * stride_image_1
+        )
+        part_offs = head * num_kv + part_idx
+        in_parts = part_idx < num_kv
+        kv_values = image_kv.to(tl.int32)
+        tl.store(image_kv_min_ptr + part_offs, tl.min(kv_values, 1, keep_dims=True), mask=in_parts)
+        tl.store(image_kv_max_ptr + part_offs, tl.max(kv_values, 1, keep_dims=True), mask=in_parts)
+
+
+@triton.jit(do_not_specialize=["q_offset", "before", "after", "q_len", "kv_len", "num_heads"])
+def band_images_query_lists(
+    image_q_min_ptr,
+    image_q_max_ptr,
+    image_q_2_min_ptr,
+    image_q_2_max_ptr,
+    image_kv_min_ptr,
+    image_kv_max_ptr,
+    q_offset,
+    before,
+    after,
+    spans_ptr,
+    block_list_ptr,
+    q_len,
+    kv_len,
+    num_heads,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
+    OWN_ROOM: tl.constexpr,
+    FILL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PART: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    before = tl.load(before) if SCALARS_LOADED else before
+    after = tl.load(after) if SCALARS_LOADED else after
+    num_blocks = tl.cdiv(q_len, BLOCK_M)
+    block = tl.program_id(0) % num_blocks
+    head = tl.program_id(0) // num_blocks
+    table_row = tl.program_id(0).to(tl.int64)
+    b = (head // num_heads).to(tl.int64)
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    num_q = tl.cdiv(q_len, PART)
+    # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
+    part_idx = block * (BLOCK_M // PART) + tl.arange(0, BLOCK_M // PART)[None, :]
+    part_offs = head * num_q + tl.minimum(part_idx, num_q - 1)
+    image_q_min = tl.min(tl.load(image_q_min_ptr + part_offs), 1).to(tl.int64)
+    image_q_max = tl.max(tl.load(image_q_max_ptr + part_offs), 1).to(tl.int64)
+    image_q_2_min = tl.min(tl.load(image_q_2_min_ptr + part_offs), 1).to(tl.int64)
+    image_q_2_max = tl.max(tl.load(image_q_2_max_ptr + part_offs), 1).to(tl.int64)
+    q_first = block * BLOCK_M + q_shift
+    q_last = tl.minimum(block * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
+    num_kv = tl.cdiv(kv_len, PART)
+    num_others = tl.cdiv(kv_len, BLOCK_N)
+    span = spans_ptr + table_row * 4
+    list_begin = table_row.to(tl.int32) * num_others if OWN_ROOM else 0
+    list_end = list_begin + num_others
+    if FILL and not OWN_ROOM:
+        list_begin, list_end = tl.load(span), tl.load(span + 3)
+    partial_end, full_begin = list_begin, list_end
+    for chunk_first in range(0, num_others, CHUNK):
+        other_blocks = chunk_first + tl.arange(0, CHUNK)
+        visits = other_blocks < num_others
+        their_part_idx = other_blocks[:, None] * (BLOCK_N // PART) + tl.arange(0, BLOCK_N // PART)[None, :]
+        their_part_offs = head * num_kv + tl.minimum(their_part_idx, num_kv - 1)
+        image_kv_min = tl.min(tl.load(image_kv_min_ptr + their_part_offs), 1).to(tl.int64)
+        image_kv_max = tl.max(tl.load(image_kv_max_ptr + their_part_offs), 1).to(tl.int64)
+        kv_first = other_blocks * BLOCK_N
+        kv_last = tl.minimum(other_blocks * BLOCK_N + BLOCK_N, kv_len) - 1
+        visits = visits & (
+            (q_first - kv_last <= before) & (kv_first - q_last <= after)
+            | (image_q_min <= image_kv_max) & (image_q_max >= image_kv_min) & (image_q_2_max > 0)
+        )
+        # A cut last block is never full: full blocks are read without bounds.
+        is_full = (
+            visits
+            & (
+                (q_last - kv_first <= before) & (kv_last - q_first <= after)
+                | (image_q_min >= image_kv_max) & (image_q_max <= image_kv_min) & (image_q_2_min > 0)
+            )
+            & (other_blocks * BLOCK_N + BLOCK_N <= kv_len)
+        )
+        visits, is_full = visits.to(tl.int32), is_full.to(tl.int32)
+        is_partial = visits - is_full
+        if FILL:
+            list_entries = other_blocks.to(block_list_ptr.dtype.element_ty)
+            tl.store(block_list_ptr + partial_end + tl.cumsum(is_partial, 0) - 1, list_entries, mask=is_partial > 0)
+            tl.store(block_list_ptr + full_begin - tl.cumsum(is_full, 0), list_entries, mask=is_full > 0)
+        partial_end += tl.sum(is_partial, 0)
+        full_begin -= tl.sum(is_full, 0)
+    if FILL:
+        if OWN_ROOM:
+            tl.store(span, list_begin)
+            tl.store(span + 3, list_end)
+        tl.store(span + 1, partial_end)
+        tl.store(span + 2, full_begin)
+    else:
+        # How many there are, for the host to give each list its room.
+        tl.store(span, partial_end - full_begin + num_others)
+
+
+@triton.jit(do_not_specialize=["q_offset", "before", "after", "q_len", "kv_len", "num_heads"])
+def band_images_key_lists(
+    image_q_min_ptr,
+    image_q_max_ptr,
+    image_q_2_min_ptr,
+    image_q_2_max_ptr,
+    image_kv_min_ptr,
+    image_kv_max_ptr,
+    q_offset,
+    before,
+    after,
+    spans_ptr,
+    block_list_ptr,
+    q_len,
+    kv_len,
+    num_heads,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
+    OWN_ROOM: tl.constexpr,
+    FILL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PART: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    before = tl.load(before) if SCALARS_LOADED else before
+    after = tl.load(after) if SCALARS_LOADED else after
+    num_blocks = tl.cdiv(kv_len, BLOCK_N)
+    block = tl.program_id(0) % num_blocks
+    head = tl.program_id(0) // num_blocks
+    table_row = tl.program_id(0).to(tl.int64)
+    b = (head // num_heads).to(tl.int64)
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    num_kv = tl.cdiv(kv_len, PART)
+    # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
+    part_idx = block * (BLOCK_N // PART) + tl.arange(0, BLOCK_N // PART)[None, :]
+    part_offs = head * num_kv + tl.minimum(part_idx, num_kv - 1)
+    image_kv_min = tl.min(tl.load(image_kv_min_ptr + part_offs), 1).to(tl.int64)
+    image_kv_max = tl.max(tl.load(image_kv_max_ptr + part_offs), 1).to(tl.int64)
+    kv_first = block * BLOCK_N
+    kv_last = tl.minimum(block * BLOCK_N + BLOCK_N, kv_len) - 1
+    num_q = tl.cdiv(q_len, PART)
+    num_others = tl.cdiv(q_len, BLOCK_M)
+    span = spans_ptr + table_row * 4
+    list_begin = table_row.to(tl.int32) * num_others if OWN_ROOM else 0
+    list_end = list_begin + num_others
+    if FILL and not OWN_ROOM:
+        list_begin, list_end = tl.load(span), tl.load(span + 3)
+    partial_end, full_begin = list_begin, list_end
+    for chunk_first in range(0, num_others, CHUNK):
+        other_blocks = chunk_first + tl.arange(0, CHUNK)
+        visits = other_blocks < num_others
+        their_part_idx = other_blocks[:, None] * (BLOCK_M // PART) + tl.arange(0, BLOCK_M // PART)[None, :]
+        their_part_offs = head * num_q + tl.minimum(their_part_idx, num_q - 1)
+        image_q_min = tl.min(tl.load(image_q_min_ptr + their_part_offs), 1).to(tl.int64)
+        image_q_max = tl.max(tl.load(image_q_max_ptr + their_part_offs), 1).to(tl.int64)
+        image_q_2_min = tl.min(tl.load(image_q_2_min_ptr + their_part_offs), 1).to(tl.int64)
+        image_q_2_max = tl.max(tl.load(image_q_2_max_ptr + their_part_offs), 1).to(tl.int64)
+        q_first = other_blocks * BLOCK_M + q_shift
+        q_last = tl.minimum(other_blocks * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
+        visits = visits & (
+            (q_first - kv_last <= before) & (kv_first - q_last <= after)
+            | (image_q_min <= image_kv_max) & (image_q_max >= image_kv_min) & (image_q_2_max > 0)
+        )
+        # A cut last block is never full: full blocks are read without bounds.
+        is_full = (
+            visits
+            & (
+                (q_last - kv_first <= before) & (kv_last - q_first <= after)
+                | (image_q_min >= image_kv_max) & (image_q_max <= image_kv_min) & (image_q_2_min > 0)
+            )
+            & (other_blocks * BLOCK_M + BLOCK_M <= q_len)
+        )
+        visits, is_full = visits.to(tl.int32), is_full.to(tl.int32)
+        is_partial = visits - is_full
+        if FILL:
+            list_entries = other_blocks.to(block_list_ptr.dtype.element_ty)
+            tl.store(block_list_ptr + partial_end + tl.cumsum(is_partial, 0) - 1, list_entries, mask=is_partial > 0)
+            tl.store(block_list_ptr + full_begin - tl.cumsum(is_full, 0), list_entries, mask=is_full > 0)
+        partial_end += tl.sum(is_partial, 0)
+        full_begin -= tl.sum(is_full, 0)
+    if FILL:
+        if OWN_ROOM:
+            tl.store(span, list_begin)
+            tl.store(span + 3, list_end)
+        tl.store(span + 1, partial_end)
+        tl.store(span + 2, full_begin)
+    else:
+        # How many there are, for the host to give each list its room.
+        tl.store(span, partial_end - full_begin + num_others)

@@ -1,0 +1,560 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
+# variant: band_images: {mask: 'band(before, after) or (image[b, q_idx] == image[b, kv_idx] and image[b, q_idx] >= 0)',
+#     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
+#     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
+# template: portable/portable.py.jinja
+# hash: 3cb7981a59e78ad7
+"""Triton kernels of `band_images`: forward and gradients, and what runs before and after Hopper's backward.
+
+keep        q_idx - kv_idx <= before and kv_idx - q_idx <= after or image[b, q_idx] == image[b, kv_idx] and image[b,
+            q_idx] >= 0
+q           [B, Hq, Sq, D]
+k           [B, Hkv, Skv, D]
+v           [B, Hkv, Skv, Dv]
+image       [b, kv_idx]  int32
+spans       [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
+block_list  [entries]  int16 or int32, lists of the blocks to visit
+o           [B, Hq, Sq, Dv]
+lse         [B, Hq, Sq]  fp32, log of the softmax denominator
+dlse        [B, Hq, Sq]  fp32, gradient of lse
+do          [B, Hq, Sq, Dv]
+delta       [B, Hq, Sq]  fp32, sum(o * do) - dlse
+dq          [B, Hq, Sq, D]
+dk          [B, Hkv, Skv, D]
+dv          [B, Hkv, Skv, Dv]
+"""
+
+import triton
+import triton.language as tl
+
+from .._runtime.device.tl import (
+    LN2,
+    LOG2E,
+    add_dot,
+    clamp_index,
+    dot_rows,
+    load_tile,
+    load_vector,
+    row_products,
+    store_tile,
+    zero_tile,
+)
+from .._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_offset",
+        "before",
+        "after",
+        "image_size_1",
+        "stride_spans_b",
+        "q_len",
+        "kv_len",
+        "num_heads",
+        "group_size",
+    ]
+)
+def band_images_fwd(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    image_ptr,
+    spans_ptr,
+    block_list_ptr,
+    q_offset,
+    before,
+    after,
+    o_ptr,
+    lse_ptr,
+    stride_qb,
+    stride_qh,
+    stride_qs: tl.constexpr,
+    stride_kb,
+    stride_kh,
+    stride_ks: tl.constexpr,
+    stride_vb,
+    stride_vh,
+    stride_vs: tl.constexpr,
+    stride_ob,
+    stride_oh,
+    stride_os: tl.constexpr,
+    stride_image_0,
+    stride_image_1,
+    image_size_1,
+    stride_spans_b,
+    q_len,
+    kv_len,
+    num_heads,
+    group_size,
+    scale,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
+    RAGGED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    before = tl.load(before) if SCALARS_LOADED else before
+    after = tl.load(after) if SCALARS_LOADED else after
+    """`o = softmax(score) v`.
+
+    One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
+    softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
+    Scores are kept times log2(e), so that each exponential is one `exp2`.
+    """
+    num_blocks = tl.cdiv(q_len, BLOCK_M)
+    block = tl.program_id(0) % num_blocks
+    head = tl.program_id(0) // num_blocks
+    b = (head // num_heads).to(tl.int64)
+    h = (head % num_heads).to(tl.int64)
+    hkv = h // group_size
+    start_m = block * BLOCK_M
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    rows = start_m + tl.arange(0, BLOCK_M)
+    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
+    q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
+    k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
+    v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
+    q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    qk_scale = scale * LOG2E
+    q_idx = rows + q_shift
+    image_q = tl.load(image_ptr + b * stride_image_0 + clamp_index(q_idx, image_size_1).to(tl.int64) * stride_image_1)
+
+    # The list of this block: partial blocks from the left, full ones from the right.
+    span = spans_ptr + b * stride_spans_b + start_m // BLOCK_M * 4
+    list_begin, partial_end = tl.load(span), tl.load(span + 1)
+    full_begin, list_end = tl.load(span + 2), tl.load(span + 3)
+
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    acc = zero_tile(BLOCK_M, HEAD_DIM_V, BLOCK_DV)
+    for list_entry in range(list_begin, partial_end):
+        start_n = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_N
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
+        qk = dot_rows(q_tile, k_tile)  # [M, N]
+        kv_idx = start_n + tl.arange(0, BLOCK_N)
+        image_kv = tl.load(
+            image_ptr + b * stride_image_0 + clamp_index(kv_idx, image_size_1).to(tl.int64) * stride_image_1
+        )
+        keep = (q_idx[:, None] - kv_idx[None, :] <= before) & (kv_idx[None, :] - q_idx[:, None] <= after) | (
+            image_q[:, None] == image_kv[None, :]
+        ) & (image_q >= 0)[:, None]
+        if RAGGED:
+            keep = keep & (kv_idx < kv_len)[None, :]
+        qk = tl.where(keep, qk, float("-inf"))
+        max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
+        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+        max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
+        p = tl.exp2(qk * qk_scale - max_ref[:, None])
+        alpha = tl.exp2(row_max - max_ref)
+        row_sum = row_sum * alpha + tl.sum(p, 1)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
+        acc = add_dot(acc, p, v_tile, alpha)
+        row_max = max_new
+
+    for list_entry in range(full_begin, list_end):
+        start_n = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_N
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
+        qk = dot_rows(q_tile, k_tile)  # [M, N]
+        max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
+        p = tl.exp2(qk * qk_scale - max_new[:, None])
+        alpha = tl.exp2(row_max - max_new)
+        row_sum = row_sum * alpha + tl.sum(p, 1)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
+        acc = add_dot(acc, p, v_tile, alpha)
+        row_max = max_new
+
+    # A row without any key gives o = 0 and lse = -inf.
+    row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
+    o_tile = [part / row_sum[:, None] for part in acc]
+    lse = (row_max + tl.log2(row_sum)) * LN2
+    o_base = o_ptr + b * stride_ob + h * stride_oh
+    store_tile(o_base, o_tile, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
+    lse_base = lse_ptr + (b * num_heads + h) * q_len
+    tl.store(lse_base + rows, lse, mask=rows < q_len)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_offset",
+        "before",
+        "after",
+        "image_size_1",
+        "stride_spans_b",
+        "q_len",
+        "kv_len",
+        "num_heads",
+        "group_size",
+    ]
+)
+def band_images_bwd_dq(
+    o_ptr,
+    dlse_ptr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    do_ptr,
+    lse_ptr,
+    image_ptr,
+    spans_ptr,
+    block_list_ptr,
+    q_offset,
+    before,
+    after,
+    delta_ptr,
+    dq_ptr,
+    stride_qb,
+    stride_qh,
+    stride_qs: tl.constexpr,
+    stride_kb,
+    stride_kh,
+    stride_ks: tl.constexpr,
+    stride_vb,
+    stride_vh,
+    stride_vs: tl.constexpr,
+    stride_dob,
+    stride_doh,
+    stride_dos: tl.constexpr,
+    stride_ob,
+    stride_oh,
+    stride_os: tl.constexpr,
+    stride_dqb,
+    stride_dqh,
+    stride_dqs: tl.constexpr,
+    stride_image_0,
+    stride_image_1,
+    image_size_1,
+    stride_spans_b,
+    q_len,
+    kv_len,
+    num_heads,
+    group_size,
+    scale,
+    HAS_DLSE: tl.constexpr,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
+    RAGGED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    before = tl.load(before) if SCALARS_LOADED else before
+    after = tl.load(after) if SCALARS_LOADED else after
+    """Gradient with respect to q.
+
+    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
+    `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
+    stored for the kernel of dk and dv.
+    """
+    num_blocks = tl.cdiv(q_len, BLOCK_M)
+    block = tl.program_id(0) % num_blocks
+    head = tl.program_id(0) // num_blocks
+    b = (head // num_heads).to(tl.int64)
+    h = (head % num_heads).to(tl.int64)
+    hkv = h // group_size
+    start_m = block * BLOCK_M
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    rows = start_m + tl.arange(0, BLOCK_M)
+    in_rows = rows < q_len
+    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
+    q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
+    k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
+    v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
+    do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
+    o_base = o_ptr + (b * stride_ob + h * stride_oh) * UNIT
+    q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+    row_offs = (b * num_heads + h) * q_len + rows
+    lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
+    # The part of ds that a whole row shares.
+    o_tile = load_tile(o_base, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+    delta = row_products(o_tile, do_tile)
+    if HAS_DLSE:
+        delta -= tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0)
+    tl.store(delta_ptr + row_offs, delta, mask=in_rows)
+    qk_scale = scale * LOG2E
+    q_idx = rows + q_shift
+    image_q = tl.load(image_ptr + b * stride_image_0 + clamp_index(q_idx, image_size_1).to(tl.int64) * stride_image_1)
+
+    # The list of this block: partial blocks from the left, full ones from the right.
+    span = spans_ptr + b * stride_spans_b + start_m // BLOCK_M * 4
+    list_begin, partial_end = tl.load(span), tl.load(span + 1)
+    full_begin, list_end = tl.load(span + 2), tl.load(span + 3)
+
+    dq = zero_tile(BLOCK_M, HEAD_DIM, BLOCK_D)
+    for list_entry in range(list_begin, partial_end):
+        start_n = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_N
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
+        qk = dot_rows(q_tile, k_tile)  # [M, N]
+        kv_idx = start_n + tl.arange(0, BLOCK_N)
+        image_kv = tl.load(
+            image_ptr + b * stride_image_0 + clamp_index(kv_idx, image_size_1).to(tl.int64) * stride_image_1
+        )
+        p = tl.exp2(qk * qk_scale - lse[:, None])
+        keep = (q_idx[:, None] - kv_idx[None, :] <= before) & (kv_idx[None, :] - q_idx[:, None] <= after) | (
+            image_q[:, None] == image_kv[None, :]
+        ) & (image_q >= 0)[:, None]
+        if RAGGED:
+            keep = keep & (kv_idx < kv_len)[None, :]
+        p = tl.where(keep, p, 0.0)
+        dp = dot_rows(do_tile, v_tile)
+        ds = p * (dp - delta[:, None])
+        dq = add_dot(dq, ds, k_tile)
+
+    for list_entry in range(full_begin, list_end):
+        start_n = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_N
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
+        qk = dot_rows(q_tile, k_tile)  # [M, N]
+        p = tl.exp2(qk * qk_scale - lse[:, None])
+        dp = dot_rows(do_tile, v_tile)
+        ds = p * (dp - delta[:, None])
+        dq = add_dot(dq, ds, k_tile)
+
+    dq_base = dq_ptr + b * stride_dqb + h * stride_dqh
+    store_tile(dq_base, [part * scale for part in dq], start_m, q_len, stride_dqs, BLOCK_M, HEAD_DIM, BLOCK_D)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_offset",
+        "before",
+        "after",
+        "image_size_1",
+        "stride_spans_b",
+        "q_len",
+        "kv_len",
+        "num_heads",
+        "group_size",
+    ]
+)
+def band_images_bwd_dkdv(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    do_ptr,
+    lse_ptr,
+    delta_ptr,
+    image_ptr,
+    spans_ptr,
+    block_list_ptr,
+    q_offset,
+    before,
+    after,
+    dk_ptr,
+    dv_ptr,
+    stride_qb,
+    stride_qh,
+    stride_qs: tl.constexpr,
+    stride_kb,
+    stride_kh,
+    stride_ks: tl.constexpr,
+    stride_vb,
+    stride_vh,
+    stride_vs: tl.constexpr,
+    stride_dob,
+    stride_doh,
+    stride_dos: tl.constexpr,
+    stride_dkb,
+    stride_dkh,
+    stride_dks: tl.constexpr,
+    stride_dvb,
+    stride_dvh,
+    stride_dvs: tl.constexpr,
+    stride_image_0,
+    stride_image_1,
+    image_size_1,
+    stride_spans_b,
+    q_len,
+    kv_len,
+    num_heads,
+    group_size,
+    scale,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    SCALARS_LOADED: tl.constexpr,
+    RAGGED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    before = tl.load(before) if SCALARS_LOADED else before
+    after = tl.load(after) if SCALARS_LOADED else after
+    """Gradients with respect to k and v.
+
+    One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
+    order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product
+    as they are.
+    """
+    num_kv_heads = num_heads // group_size
+    num_blocks = tl.cdiv(kv_len, BLOCK_N)
+    head = tl.program_id(0) // num_blocks
+    start_n = (tl.program_id(0) % num_blocks) * BLOCK_N
+    b = (head // num_kv_heads).to(tl.int64)
+    hkv = (head % num_kv_heads).to(tl.int64)
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
+    k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
+    v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
+    k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+    v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
+    qk_scale = scale * LOG2E
+    kv_idx = start_n + tl.arange(0, BLOCK_N)
+    image_kv = tl.load(image_ptr + b * stride_image_0 + clamp_index(kv_idx, image_size_1).to(tl.int64) * stride_image_1)
+
+    # The list of this block: partial blocks from the left, full ones from the right.
+    span = spans_ptr + b * stride_spans_b + start_n // BLOCK_N * 4
+    list_begin, partial_end = tl.load(span), tl.load(span + 1)
+    full_begin, list_end = tl.load(span + 2), tl.load(span + 3)
+
+    dk = zero_tile(BLOCK_N, HEAD_DIM, BLOCK_D)
+    dv = zero_tile(BLOCK_N, HEAD_DIM_V, BLOCK_DV)
+    for member in range(group_size):
+        h = hkv * group_size + member
+        q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
+        do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
+        row_base = (b * num_heads + h) * q_len
+        for list_entry in range(list_begin, partial_end):
+            start_m = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_M
+            q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, RAGGED)
+            do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, RAGGED)
+            rows = start_m + tl.arange(0, BLOCK_M)
+            lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), RAGGED) * LOG2E
+            delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, RAGGED)
+            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            qk = dot_rows(k_tile, q_tile)  # [N, M]
+            # Starting at -delta leaves one vector less to keep beside the masks.
+            dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
+            dp = dot_rows(v_tile, do_tile, dp)
+            q_idx = rows + q_shift
+            image_q = tl.load(
+                image_ptr + b * stride_image_0 + clamp_index(q_idx, image_size_1).to(tl.int64) * stride_image_1
+            )
+            p = tl.exp2(qk * qk_scale - lse[None, :])
+            keep = (q_idx[None, :] - kv_idx[:, None] <= before) & (kv_idx[:, None] - q_idx[None, :] <= after) | (
+                image_q[None, :] == image_kv[:, None]
+            ) & (image_q >= 0)[None, :]
+            if RAGGED:
+                keep = keep & (rows < q_len)[None, :]
+            p = tl.where(keep, p, 0.0)
+            dv = add_dot(dv, p, do_tile)
+            ds = p * dp
+            dk = add_dot(dk, ds, q_tile)
+
+        for list_entry in range(full_begin, list_end):
+            start_m = tl.load(block_list_ptr + list_entry).to(tl.int32) * BLOCK_M
+            q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, False)
+            do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, False)
+            rows = start_m + tl.arange(0, BLOCK_M)
+            lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), False) * LOG2E
+            delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, False)
+            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            qk = dot_rows(k_tile, q_tile)  # [N, M]
+            dp = dot_rows(v_tile, do_tile)
+            p = tl.exp2(qk * qk_scale - lse[None, :])
+            dv = add_dot(dv, p, do_tile)
+            ds = p * (dp - delta[None, :])
+            dk = add_dot(dk, ds, q_tile)
+
+    dk_base = dk_ptr + b * stride_dkb + hkv * stride_dkh
+    dv_base = dv_ptr + b * stride_dvb + hkv * stride_dvh
+    store_tile(dk_base, [part * scale for part in dk], start_n, kv_len, stride_dks, BLOCK_N, HEAD_DIM, BLOCK_D)
+    store_tile(dv_base, dv, start_n, kv_len, stride_dvs, BLOCK_N, HEAD_DIM_V, BLOCK_DV)
+
+
+@triton.jit(do_not_specialize=["q_len", "num_heads"])
+def band_images_hopper_delta(
+    o_ptr,
+    do_ptr,
+    lse_ptr,
+    dlse_ptr,
+    delta_ptr,
+    row_lse_ptr,
+    row_delta_ptr,
+    stride_ob,
+    stride_oh,
+    stride_os: tl.constexpr,
+    stride_dob,
+    stride_doh,
+    stride_dos: tl.constexpr,
+    q_len,
+    num_heads,
+    scale,
+    HAS_DLSE: tl.constexpr,
+    WITH_DQ: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """What Hopper's backward reads of each row: lse and delta, padded to whole blocks of rows.
+
+    Without WITH_DQ the kernel of dq ran before, and left delta.
+
+        row_lse    [B, Hq, blocks * BLOCK_M]  fp32, -lse / scale, -inf where no probability is above 0
+        row_delta  [B, Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
+    """
+    num_blocks = tl.cdiv(q_len, BLOCK_M)
+    head, block = tl.program_id(0) // num_blocks, tl.program_id(0) % num_blocks
+    b = (head // num_heads).to(tl.int64)
+    h = (head % num_heads).to(tl.int64)
+    rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    in_rows = rows < q_len
+    row_offs = (b * num_heads + h) * q_len + rows
+    lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
+    if WITH_DQ:
+        UNIT: tl.constexpr = 128 // o_ptr.dtype.element_ty.primitive_bitwidth
+        o_base = o_ptr + (b * stride_ob + h * stride_oh) * UNIT
+        do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
+        delta = row_delta(
+            o_base, do_base, dlse_ptr, row_offs, rows, q_len, stride_os, stride_dos, HAS_DLSE, HEAD_DIM_V, BLOCK_DV
+        )
+    else:
+        delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
+    padded_offs = ((b * num_heads + h) * num_blocks + block) * BLOCK_M + tl.arange(0, BLOCK_M)
+    # A row without any key has none of positive probability either; -inf minus -inf would be NaN.
+    lse = tl.where(lse == float("-inf"), float("inf"), lse)
+    tl.store(row_lse_ptr + padded_offs, -lse / (scale * LOG2E))
+    tl.store(row_delta_ptr + padded_offs, -delta)
+
+
+@triton.jit(do_not_specialize=["q_len", "num_heads"])
+def band_images_hopper_dq_rows(
+    dq_sums_ptr,
+    dq_ptr,
+    stride_dqb,
+    stride_dqh,
+    stride_dqs: tl.constexpr,
+    q_len,
+    num_heads,
+    scale,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """dq from what Hopper's backward adds to `dq_sums`, one warpgroup's part of a block of queries in each program.
+
+    dq_sums  [B, Hq, blocks, 2, lines, 32]  fp32, gradient of q without its factor
+    """
+    num_blocks = tl.cdiv(q_len, BLOCK_M)
+    PART_COLS: tl.constexpr = BLOCK_D * BLOCK_M // 128
+    part, tile = tl.program_id(0) % 2, tl.program_id(0) // 2
+    head, block = tile // num_blocks, tile % num_blocks
+    b = (head // num_heads).to(tl.int64)
+    h = (head % num_heads).to(tl.int64)
+    first = tl.program_id(0).to(tl.int64) * (64 * PART_COLS)
+    dq_tile = load_dq_rows(dq_sums_ptr + first, scale, BLOCK_D, BLOCK_M)
+    store_dq_rows(dq_ptr, b, stride_dqb, h, stride_dqh, dq_tile, block, part, q_len, stride_dqs, HEAD_DIM, BLOCK_M)

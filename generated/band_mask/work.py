@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
+# variant: band_mask: {mask: 'band(before, after) and keep[b, h, q_idx, kv_idx]', scalars: {before: {type: int, min: 0,
+#     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
+#     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
+# template: host/work.py.jinja
+# hash: a742e5b5f8087943
+"""Which keys a block of queries visits under `band_mask`: for plans of calls over several GPUs."""
+
+from typing import Any
+
+import numpy as np
+
+from .._runtime.core.work import VariantWork
+
+
+def _ranges(at: Any) -> list[tuple[Any, Any]]:
+    """First and end of the keys that queries `at.q_first` to `at.q_last` visit."""
+    return [(np.maximum(at.q_first - at.before, 0), np.minimum(at.q_last + at.after + 1, at.kv_len))]
+
+
+WORK = VariantWork(
+    op="band_mask",
+    tensors={"keep": ("b", "h", "q_idx", "kv_idx")},
+    ranges=_ranges,
+    needs=("after", "before"),
+)

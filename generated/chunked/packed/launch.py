@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
+# variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
+# template: host/launch.py.jinja
+# hash: 28cfe3966bf82b30
+"""The launches of `chunked`, packed sequences, for every framework: which kernels run, and with what."""
+
+from collections.abc import Sequence
+
+from ..._runtime.core.configs import Tile, cdiv, next_power_of_2
+from ..._runtime.core.families import WIDE_KEYS, tile_columns
+from ..._runtime.core.launches import (
+    Backend,
+    Tensor,
+    delta_constants,
+    dq_rows_constants,
+    packed_strides,
+    packed_unit_strides,
+    tables_of,
+    tile_constants,
+    tiles_of,
+)
+from ..._runtime.core.options import CallOptions
+from .. import packed as kernels
+
+
+def make_tables(
+    backend: Backend,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    size: int | Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    row_offset: int,
+    row_offsets: Tensor | None,
+    options: CallOptions,
+    passes: Sequence[str],
+) -> list[Tensor]:
+    """The tables of some passes, one after the other. Of each: block_seqs, ranges."""
+    tiles = tiles_of(backend, "chunked", "packed", q, v, options, cu_seqlens_q)
+    list_heads = 1
+    q_offset = row_offset if row_offsets is None else row_offsets
+
+    def make(tile: Tile, by_keys: bool) -> list[Tensor]:
+        block = tile.block_n if by_keys else tile.block_m
+        block_seqs = backend.block_sequences(cu_seqlens_q, cu_seqlens_k, q.shape[2], k.shape[2], block, by_keys)
+        other_blocks = cdiv(q.shape[2], tile.block_m) if by_keys else cdiv(k.shape[2], tile.block_n)
+        made_by = kernels.block_ranges
+        table_kernel = made_by.chunked_packed_key_ranges if by_keys else made_by.chunked_packed_query_ranges
+        ranges = q.new_empty((list_heads, block_seqs.shape[0], 4), dtype=backend.INT32)
+        backend.launch(
+            table_kernel,
+            (list_heads * block_seqs.shape[0],),
+            (block_seqs, q_offset, size, ranges),
+            (list_heads,),
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            SCALARS_LOADED=backend.is_loaded(size),
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            CHUNK=min(256, next_power_of_2(max(other_blocks, 32))),
+        )
+        return [block_seqs, ranges]
+
+    return tables_of(tiles, passes, make)
+
+
+def forward(
+    backend: Backend,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    row_offsets: Tensor | None,
+    size: int | Tensor,
+    row_offset: int,
+    scale: float,
+    options: CallOptions,
+    block_tables: list[Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Launch the forward."""
+    num_heads, q_len, head_dim = q.shape[1:]
+    head_dim_v = v.shape[3]
+    group_size = num_heads // k.shape[1]
+    tile = tiles_of(backend, "chunked", "packed", q, v, options, cu_seqlens_q)["fwd"]
+    o = backend.empty_like_layout(q, head_dim_v)
+    lse = q.new_empty((num_heads, q_len), dtype=backend.FP32)
+    if o.numel() == 0:
+        return o, lse
+    q_offset = row_offset if row_offsets is None else row_offsets
+    q, k, v = map(backend.aligned, (q, k, v))
+    block_seqs, ranges = block_tables[:2] or make_tables(
+        backend, q, k, v, size, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, options, ("fwd",)
+    )
+    programs = block_seqs.shape[0] * num_heads
+    arguments = (
+        (q, k, v, block_seqs, ranges, q_offset, size, o, lse),
+        (*packed_unit_strides(q, k, v), *packed_strides(o)),
+        (q_len, num_heads, group_size, scale),
+    )
+    constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "SCALARS_LOADED": backend.is_loaded(size)}
+    if tile.family == "hopper":
+        backend.launch_hopper(
+            kernels.hopper_fwd.chunked_packed_hopper_fwd,
+            (min(programs, backend.multiprocessors(q)),),
+            *arguments,
+            (backend.work_counter(q),),
+            **constants,
+            **tile_constants(tile, head_dim, head_dim_v),
+        )
+    else:
+        backend.launch(
+            kernels.portable.chunked_packed_fwd,
+            (programs,),
+            *arguments,
+            **constants,
+            **tile_constants(tile, head_dim, head_dim_v),
+        )
+    return o, lse
+
+
+def backward(
+    backend: Backend,
+    do: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    row_offsets: Tensor | None,
+    o: Tensor,
+    lse: Tensor,
+    size: int | Tensor,
+    row_offset: int,
+    scale: float,
+    options: CallOptions,
+    block_tables: list[Tensor],
+) -> tuple[Tensor, ...]:
+    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
+    num_heads, q_len, head_dim = q.shape[1:]
+    num_kv_heads, head_dim_v = k.shape[1], v.shape[3]
+    group_size = num_heads // num_kv_heads
+    tiles = tiles_of(backend, "chunked", "packed", q, v, options, cu_seqlens_q)
+    tile = tiles["dkdv"]
+    fused = tiles["dq"].family == "hopper"
+    delta = lse.new_empty(lse.shape)
+    dq, dk = backend.empty_like_layout(q, head_dim), backend.empty_like_layout(k, head_dim)
+    dv = backend.empty_like_layout(v, head_dim_v)
+    tables = block_tables[2:] or make_tables(
+        backend,
+        q,
+        k,
+        v,
+        size,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        row_offset,
+        row_offsets,
+        options,
+        ("dkdv",) if fused else ("dkdv", "dq"),
+    )
+    key_block_seqs, key_ranges = tables[:2]
+    if not fused:
+        block_seqs, ranges = tables[2:]
+    if tile.family == "hopper":
+        row_seqs = backend.block_sequences(cu_seqlens_q, cu_seqlens_k, q_len, k.shape[2], tile.block_m, False)
+    if fused:
+        block_seqs = row_seqs
+    q_offset = row_offset if row_offsets is None else row_offsets
+    q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
+    constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "SCALARS_LOADED": backend.is_loaded(size)}
+    if dq.numel() > 0 and not fused:
+        backend.launch(
+            kernels.portable.chunked_packed_bwd_dq,
+            (block_seqs.shape[0] * num_heads,),
+            (o, dlse, q, k, v, do, lse, block_seqs, ranges, q_offset, size, delta, dq),
+            (*packed_unit_strides(q, k, v, do, o), *packed_strides(dq)),
+            (q_len, num_heads, group_size, scale),
+            HAS_DLSE=dlse is not None,
+            **constants,
+            **tile_constants(tiles["dq"], head_dim, head_dim_v),
+        )
+    if tile.family == "hopper":
+        # Each sequence has whole blocks of rows: so many at most.
+        num_row_blocks = q_len // tile.block_m + cu_seqlens_q.shape[0] - 1
+        row_lse = q.new_empty((num_heads, num_row_blocks * tile.block_m), dtype=backend.FP32)
+        row_delta = q.new_empty(row_lse.shape, dtype=backend.FP32)
+        sums_shape = (num_heads, num_row_blocks, tile.block_m * tile_columns(head_dim)) if fused else (0,)
+        dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
+        if dq.numel() > 0:
+            backend.launch(
+                kernels.portable.chunked_packed_hopper_delta,
+                (row_seqs.shape[0] * num_heads,),
+                (o, do, lse, dlse, row_seqs, delta, row_lse, row_delta),
+                (*packed_unit_strides(o, do), q_len, num_row_blocks, row_seqs.shape[0], scale),
+                HAS_DLSE=dlse is not None,
+                WITH_DQ=fused,
+                **delta_constants(tile, head_dim_v),
+            )
+        if dk.numel() > 0:
+            is_wide = tile.block_n == WIDE_KEYS
+            backend.launch_hopper(
+                kernels.hopper_bwd.chunked_packed_hopper_bwd_wide
+                if is_wide
+                else kernels.hopper_bwd.chunked_packed_hopper_bwd,
+                (min(key_block_seqs.shape[0] * num_kv_heads, backend.multiprocessors(q)),),
+                (q, k, v, do, row_lse, row_delta, key_block_seqs, key_ranges, q_offset, size, dk, dv),
+                (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),
+                (q_len, num_heads, group_size, scale),
+                (dq_sums, cu_seqlens_q.shape[0] - 1, backend.work_counter(q)),
+                WITH_DQ=fused,
+                **constants,
+                **tile_constants(tile, head_dim, head_dim_v),
+            )
+        if fused and dq.numel() > 0:
+            backend.launch(
+                kernels.portable.chunked_packed_hopper_dq_rows,
+                (2 * row_seqs.shape[0] * num_heads,),
+                (dq_sums, row_seqs, dq, *packed_strides(dq), num_row_blocks, row_seqs.shape[0], scale),
+                **dq_rows_constants(tile, head_dim),
+            )
+    elif dk.numel() > 0:
+        backend.launch(
+            kernels.portable.chunked_packed_bwd_dkdv,
+            (key_block_seqs.shape[0] * num_kv_heads,),
+            (q, k, v, do, lse, delta, key_block_seqs, key_ranges, q_offset, size, dk, dv),
+            (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),
+            (q_len, num_heads, group_size, scale),
+            **constants,
+            **tile_constants(tile, head_dim, head_dim_v),
+        )
+    return dq, dk, dv

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
+# variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
+#     int32, example: kv_idx // 300}}}
+# template: host/variant_init.py.jinja
+# hash: 4dd66db257fb16f0
+"""`document`, paged caches: Causal within each document of a packed row; `doc` numbers them, in any order.
+
+The modules of launches and of kernels are imported when they are first read.
+"""
+
+from typing import TYPE_CHECKING
+
+from ..._runtime.core.lazy import lazy_modules
+
+__all__ = ["launch", "portable"]
+
+if TYPE_CHECKING:
+    from . import launch, portable
+else:
+    __getattr__, __dir__ = lazy_modules(__name__, ".launch", ".portable")

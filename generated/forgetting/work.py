@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
+# variant: forgetting: {mask: causal, decay: true}
+# template: host/work.py.jinja
+# hash: e7cba23c34f9e85b
+"""Which keys a block of queries visits under `forgetting`: for plans of calls over several GPUs."""
+
+from typing import Any
+
+import numpy as np
+
+from .._runtime.core.work import VariantWork
+
+
+def _ranges(at: Any) -> list[tuple[Any, Any]]:
+    """First and end of the keys that queries `at.q_first` to `at.q_last` visit."""
+    return [(0, np.minimum(at.q_last + 1, at.kv_len))]
+
+
+WORK = VariantWork(
+    op="forgetting",
+    tensors={"g": ("b", "kv_idx", "h")},
+    ranges=_ranges,
+    by_row=True,
+)

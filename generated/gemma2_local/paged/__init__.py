@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
+# variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
+# template: host/variant_init.py.jinja
+# hash: 6684eba1c81a81f8
+"""`gemma2_local`, paged caches: The local layers of Gemma 2, a window of 4096 and logits capped at 50
+(arXiv:2408.00118, table 1).
+
+The modules of launches and of kernels are imported when they are first read.
+"""
+
+from typing import TYPE_CHECKING
+
+from ..._runtime.core.lazy import lazy_modules
+
+__all__ = ["hopper_fwd", "launch", "portable"]
+
+if TYPE_CHECKING:
+    from . import hopper_fwd, launch, portable
+else:
+    __getattr__, __dir__ = lazy_modules(__name__, ".hopper_fwd", ".launch", ".portable")

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which variant computes each layer of a model of transformers: the model runs once, with attention left out."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from .._runtime.core.checks import fail
+from .transformers_masks import TITLE
+from .variants import Attention, entry
+
+TOKENS = 8
+
+RECORDED = "codegen-explain"
+"""The `attn_implementation` of a model while its calls are written down."""
+
+
+@dataclass(kw_only=True)
+class Layer:
+    """One call of attention: what it computes, where that is known; the variant for it and its scalars, or why none."""
+
+    module: torch.nn.Module
+    wanted: Attention | None = None
+    name: str = ""
+    variant: str = ""
+    scalars: dict[str, int | float] = field(default_factory=dict)
+    refused: str = ""
+
+    @property
+    def text(self) -> str:
+        """What computes the layer."""
+        if self.refused:
+            return f"not served: {self.refused}"
+        scalars = ", ".join(f"{name}={value}" for name, value in self.scalars.items())
+        return f"{self.variant}({scalars})" if scalars else self.variant
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """What computes the attention of a model, layer by layer; as text, a table. `refused`: why none of it is served."""
+
+    model: str
+    layers: tuple[Layer, ...]
+    refused: str = ""
+
+    @property
+    def is_served(self) -> bool:
+        """Whether every layer has a variant that computes it."""
+        return bool(self.layers) and not self.refused and not any(layer.refused for layer in self.layers)
+
+    def __str__(self) -> str:
+        served = sum(not layer.refused for layer in self.layers)
+        lines = [f"{self.model}: {len(self.layers)} layers call attention, {served} are served"]
+        for text, run in groupby(self.layers, key=lambda layer: layer.text):
+            names = [layer.name for layer in run]
+            place = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+            lines.append(f"  {place}: " + text.replace("\n", "\n    "))
+        return "\n".join([*lines, *([f"  not served: {self.refused}"] if self.refused else [])])
+
+    def spec(self) -> str:
+        """A spec file with a variant for each attention that the model computes, its windows and caps compiled in.
+
+        Raises:
+            ArgumentError: a layer that no entry could serve, such as one with attention of its own.
+        """
+        return spec_text([self])
+
+
+def spec_text(runs: Sequence[Explanation]) -> str:
+    """The spec of several runs of one model, as in training and not: see `Explanation.spec`."""
+    layers = [layer for run in runs for layer in run.layers]
+    refused = [run.refused for run in runs if run.refused] + [layer.refused for layer in layers if not layer.wanted]
+    if refused or not layers:
+        fail("spec", "model", "one whose attention can be served", refused[0] if refused else "no layer with attention")
+    different = dict.fromkeys(layer.wanted for layer in layers if layer.wanted is not None)
+    lines = [f"# The attention of {runs[0].model}, its windows and caps compiled in.", "variants:"]
+    for wanted in different:
+        count, total = _spread(wanted, runs)
+        _, name, *rest = entry(wanted, constants=True).splitlines()
+        when = " in training" if wanted.dropout else ""
+        lines += [name, f"    doc: {count} of {total} layers of {runs[0].model}{when}.", *rest]
+    return "\n".join(lines) + "\n"
+
+
+def _spread(wanted: Attention, runs: Sequence[Explanation]) -> tuple[int, int]:
+    """How many layers compute an attention, of how many, in the first run that has it."""
+    run = next(run for run in runs if any(layer.wanted == wanted for layer in run.layers))
+    return sum(layer.wanted == wanted for layer in run.layers), len(run.layers)
+
+
+_records: list[Layer] | None = None
+
+
+def recording() -> list[Layer] | None:
+    """Where calls of attention are to be written down instead of computed, if they are."""
+    return None if torch.compiler.is_compiling() else _records
+
+
+def recording_of(model: Any, inputs: Mapping[str, Any]) -> Explanation:
+    """Run a model once and write its calls of attention down."""
+    global _records
+    refused = ""
+    records: list[Layer] = []
+    names = {id(module): name for name, module in model.named_modules()}
+    given = dict(inputs) or _inputs(model)
+    _records = records
+    try:
+        with _implementation(model, RECORDED), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            model(**given)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        refused = str(error)
+        if not refused.startswith(TITLE):
+            raise
+    finally:
+        _records = None
+    if not records and not refused:
+        refused = "no layer calls attention through transformers' AttentionInterface"
+    for layer in records:
+        layer.name = names.get(id(layer.module), type(layer.module).__name__)
+    return Explanation(model=type(model).__name__, layers=tuple(records), refused=refused)
+
+
+@contextmanager
+def _implementation(model: Any, name: str) -> Iterator[None]:
+    """A model with another implementation for as long as this is open, its parts included."""
+    found: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    configs = {id(config): config for config in found if hasattr(config, "_attn_implementation")}
+    before = [(config, config._attn_implementation) for config in configs.values()]
+    try:
+        for config, _ in before:
+            config._attn_implementation = name
+        yield
+    finally:
+        for config, implementation in before:
+            config._attn_implementation = implementation
+
+
+def _inputs(model: Any) -> dict[str, Any]:
+    """What a model may be called with, made of its config."""
+    device = next(model.parameters()).device
+    config = model.config
+    tokens = torch.arange(1, 1 + TOKENS, device=device)[None]
+    if model.main_input_name == "input_ids":
+        return {"input_ids": tokens, **({"decoder_input_ids": tokens} if config.is_encoder_decoder else {})}
+    vision = getattr(config, "vision_config", config)
+    size = getattr(vision, "image_size", None)
+    if model.main_input_name == "pixel_values" and size is not None:
+        height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        shape = (1, getattr(vision, "num_channels", 3), height, width)
+        return {"pixel_values": torch.zeros(shape, device=device, dtype=model.dtype)}
+    fail("explain", "inputs", f"what {type(model).__name__} is called with, by keyword", "nothing")

@@ -1,0 +1,460 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Continuous batching of transformers with the ops of this package on its paged cache.
+
+>>> from transformers import LlamaConfig, LlamaForCausalLM
+>>> name = register()  # "paged|codegen": each layer's variant follows from what the model passes
+>>> tiny = LlamaConfig(
+...     vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, head_dim=16
+... )
+>>> model = LlamaForCausalLM(tiny)
+>>> model.set_attn_implementation(name)
+
+Then `manager(model, ...)`, or transformers' own `model.generate_batch(...)`, serves requests. Another op, or one with
+tensors of its own, gets a name of its own: `register("alibi", alibi, slope=lambda layer: layer.slope)`.
+
+transformers keeps one cache `[slots, Hkv, D]` per layer and calls attention with one step's tokens of all requests, one
+behind the other. What a step passes says which call of the op serves it:
+
+| step | passed | call |
+|---|---|---|
+| each request has one new token | `block_table` | `append`, then on pages of `block_size` |
+| prompts, chunks of them and tokens | `read_index`, the slots of all keys | `append`, then on pages of one token |
+| prompts without anything cached | no `read_index` | `append`, then the packed call on k and v |
+| one new token each, in a layer with a sliding window | slots of a ring | `append`, then on pages of one token |
+| others in a layer with a sliding window | slots of a ring | the cache's own update, which gathers, then packed |
+
+The plan of a step, slots and lengths are made by the first layer that needs them, for all layers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from .. import paging
+from .._runtime.core.checks import check_int, fail
+from .variants import Attention, find
+
+__all__ = ["TESTED", "manager", "register"]
+
+TESTED = ("5.17", "5.18")
+"""transformers from the first version, which the tests run with, up to the second: its cache is no public interface."""
+
+PREFIX = "paged|"
+OWN_KEYWORDS = ("softcap", "s_aux", "sliding_window", "position_bias")
+"""What models pass that changes the result: a registered op must read each one that is given, or say it ignores it."""
+
+_PACKAGE = __name__.rpartition(".integrations.")[0]
+_NAMES: set[str] = set()
+
+Argument = Tensor | int | float | str | Callable[[nn.Module], Any]
+"""What an op's own argument is: a value, the name of a keyword that the model passes to attention, or a function of the
+attention module."""
+
+
+def register(
+    name: str = "codegen",
+    op: Callable[..., Any] | None = None,
+    /,
+    *,
+    ignore: tuple[str, ...] = (),
+    splits: int | str | None = None,
+    **arguments: Argument,
+) -> str:
+    """Make `paged|<name>` an attention implementation of transformers, for continuous batching.
+
+    Args:
+        name: what stands behind `paged|`.
+        op: a torch op of this package, or of another one that was rendered, for every layer. By default each layer runs
+            the variant of this package that computes what the model asks for: causal, with a window, softcap and sink.
+        ignore: keywords of OWN_KEYWORDS that the model passes and that the op is to do without.
+        splits: the rule for splits of decoding steps, as the ops take it.
+        arguments: the op's own tensors and scalars by name, such as `slope=lambda layer: layer.slope`,
+            `sink="s_aux"` or `size=128`.
+
+    Returns:
+        The whole name, for `model.set_attn_implementation`.
+
+    Raises:
+        ImportError: transformers is of a version that this module was not tested with.
+        ArgumentError: a name with `|`, an op that has no paged call or does not take one of the arguments.
+    """
+    _check_version()
+    if not isinstance(name, str) or not name or "|" in name:
+        fail("register", "name", "a name without '|'", repr(name))
+    if op is None and arguments:
+        fail("register", next(iter(arguments)), "an op beside arguments of its own", "op=None")
+    if op is not None:
+        _check_op(op, arguments)
+    for keyword in ignore:
+        if keyword not in OWN_KEYWORDS:
+            fail("register", "ignore", f"some of {', '.join(OWN_KEYWORDS)}", repr(keyword))
+    served = _Served(PREFIX + name, op, dict(arguments), frozenset(ignore), splits)
+    transformers.AttentionInterface.register(served.name, served)
+    _NAMES.add(served.name)
+    return served.name
+
+
+def manager(
+    model: Any,
+    generation_config: Any = None,
+    config: Any = None,
+    *,
+    most_tokens: int | None = None,
+    workload_hints: Any = None,
+) -> Any:
+    """transformers' manager of requests for a model that runs one of the registered names.
+
+    It differs from `model.init_continuous_batching(...)` in two defaults. With `most_tokens`, steps in which each
+    request has one token read a block table, which transformers gives to FlashAttention alone. And on a GPU these
+    steps, or without a table all, replay CUDA graphs, and the next step is prepared while one runs.
+
+    Args:
+        model: a model with `model.set_attn_implementation("paged|...")`.
+        generation_config: a `GenerationConfig`, by default the model's.
+        config: a `ContinuousBatchingConfig`; what it sets stays, and what it leaves open is set in it.
+        most_tokens: the longest that a request gets, prompt and answer. Models with sliding layers have no block table.
+        workload_hints: `WorkloadHints` for transformers' own defaults.
+
+    Raises:
+        ArgumentError: the model runs none of the registered names.
+    """
+    _check_version()
+    name = model.config._attn_implementation
+    if name not in _NAMES:
+        expected = (
+            f"a model with set_attn_implementation of one of {', '.join(sorted(_NAMES)) or 'what register returns'}"
+        )
+        fail("manager", "model", expected, name)
+    config = transformers.ContinuousBatchingConfig() if config is None else config
+    has_table = most_tokens is not None and not _slides(model.config.get_text_config())
+    if model.device.type == "cuda":
+        if config.use_cuda_graph is None:
+            # (steps with slots, steps with a table): the graphs of the former are many, one for each range of sizes.
+            config.use_cuda_graph = (not has_table, True)
+        if config.use_async_batching is None:
+            config.use_async_batching = True
+    found = model.init_continuous_batching(
+        generation_config=generation_config, continuous_batching_config=config, workload_hints=workload_hints
+    )
+    if has_table:
+        most_tokens = check_int("manager", "most_tokens", most_tokens, 1)
+        # Read when the cache is made, at the start or the warm-up.
+        found.continuous_batching_config.max_blocks_per_request = -(-most_tokens // config.block_size)
+    return found
+
+
+def _slides(config: Any) -> bool:
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return getattr(config, "sliding_window", None) is not None
+    return "sliding_attention" in kinds
+
+
+def _check_version() -> None:
+    least, end = TESTED
+    found = transformers.__version__
+    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
+    if not tuple(map(int, least.split("."))) <= numbers < tuple(map(int, end.split("."))):
+        raise ImportError(
+            f"transformers {found}: continuous batching was tested with {least} up to, not including, {end}; "
+            f"install transformers=={least}.*"
+        )
+
+
+def _check_op(op: Any, arguments: Mapping[str, Any]) -> None:
+    if not callable(op) or not hasattr(op, "plan"):
+        fail("register", "op", "a torch op of a rendered package that has a paged call", type(op).__name__)
+    for name in arguments:
+        if name not in _parameters(op):
+            fail("register", name, f"an argument of {op.__name__}", "one that it does not have")
+
+
+# ---------------------------------------------------------------------------------------------------------------- steps
+
+
+@dataclass(eq=False)
+class _Step:
+    """What the layers of one forward pass share. It lives until the next pass on the same cache begins."""
+
+    cu_seqlens_q: Tensor
+    capturing: bool
+    layers: set[int] = field(default_factory=set)
+    made: dict[Hashable, Any] = field(default_factory=dict)
+
+    def once(self, key: Hashable, make: Callable[[], Any], *read: Any) -> Any:
+        """What `make` returns, made for the first key of its kind. What it read lives on, so that ids in keys stay."""
+        if key not in self.made:
+            self.made[key] = make(), read
+        return self.made[key][0]
+
+
+_STEPS: weakref.WeakKeyDictionary[Any, _Step] = weakref.WeakKeyDictionary()
+
+
+def _step(cache: Any, layer: int, cu_seqlens_q: Tensor) -> _Step:
+    """The step that a layer belongs to. A layer that comes again begins another one, even with the same tensors: a
+    graph is captured by a second pass, and must hold the kernels that make the plan."""
+    capturing = cu_seqlens_q.is_cuda and torch.cuda.is_current_stream_capturing()
+    step = _STEPS.get(cache)
+    if step is None or layer in step.layers or step.cu_seqlens_q is not cu_seqlens_q or step.capturing != capturing:
+        step = _STEPS[cache] = _Step(cu_seqlens_q, capturing)
+    step.layers.add(layer)
+    return step
+
+
+@lru_cache
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
+
+
+@dataclass(frozen=True, eq=False)
+class _Own:
+    """The op of a layer and its own arguments; those that plans and schedules read, by name."""
+
+    op: Any
+    arguments: dict[str, Any]
+    splits: int | str | None
+
+    def planned(self, make: Callable[..., Any]) -> dict[str, Any]:
+        return {name: value for name, value in self.arguments.items() if name in _parameters(make)}
+
+    def key(self, make: Callable[..., Any], q: Tensor, k: Tensor) -> Hashable:
+        """What plans and schedules of equal layers have in common."""
+        values = ((name, id(x) if isinstance(x, Tensor) else x) for name, x in self.planned(make).items())
+        return self.op, q.shape, k.shape, *values
+
+
+@dataclass(frozen=True, eq=False)
+class _Served:
+    """An attention function of transformers: q `[1, Hq, T, D]`, k and v `[1, Hkv, T, D]` to o `[1, T, Hq, D]`."""
+
+    name: str
+    op: Callable[..., Any] | None
+    arguments: dict[str, Argument]
+    ignored: frozenset[str]
+    splits: int | str | None
+
+    @torch.compiler.disable(reason="the plan of a step is shared between layers")  # type: ignore[untyped-decorator]
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        cache: Any = None,
+        cu_seq_lens_q: Tensor | None = None,
+        cu_seq_lens_k: Any = None,
+        max_seqlen_q: int = 0,
+        block_table: Tensor | None = None,
+        read_index: list[Tensor] | None = None,
+        write_index: list[Tensor] | None = None,
+        **keywords: Any,
+    ) -> tuple[Tensor, None]:
+        if cache is None or cu_seq_lens_q is None:
+            fail(self.name, "cache", "the cache of continuous batching, which this name is for", "None")
+        self._check(attention_mask, dropout, key, value, keywords)
+        layer: Any = module
+        number: int = layer.layer_idx
+        group, at = cache.layer_index_to_group_indices[number]
+        ring = cache.sliding_windows[number]
+        window = (
+            keywords.get("sliding_window") or getattr(layer, "sliding_window", None) or (ring if ring > 1 else None)
+        )
+        own = self._own(module, keywords | {"sliding_window": window})
+        if isinstance(cu_seq_lens_k, dict):
+            cu_seq_lens_k = cu_seq_lens_k["full_attention" if ring == 1 else "sliding_attention"]
+        tokens = _Tokens(
+            step=_step(cache, number, cu_seq_lens_q),
+            own=own,
+            q=query[0].transpose(0, 1),
+            k=key[0].transpose(0, 1),
+            v=value[0].transpose(0, 1),
+            k_cache=cache.key_cache[at],
+            v_cache=cache.value_cache[at],
+            scale=scaling,
+            cu_seqlens_q=cu_seq_lens_q,
+            cu_seqlens_k=cu_seq_lens_k,
+            most_queries=max_seqlen_q,
+            group=group,
+        )
+        if block_table is not None:
+            return tokens.decode(block_table[group], cache.block_size)[None], None
+        assert read_index is not None
+        assert write_index is not None
+        read, write = read_index[group], write_index[group]
+        if read.numel() == 0:
+            return tokens.first(write)[None], None
+        if ring == 1:
+            return tokens.mixed(read, write)[None], None
+        if max_seqlen_q == 1:
+            return tokens.next_in_ring(read, write, cache.sentinel_index)[None], None
+        k, v = cache.update(key, value, number, read_index, write_index)
+        return tokens.packed(k, v)[None], None
+
+    def _check(
+        self, attention_mask: Any, dropout: float, key: Tensor, value: Tensor, keywords: Mapping[str, Any]
+    ) -> None:
+        if attention_mask is not None:
+            fail(self.name, "attention_mask", "None: the op computes the mask", type(attention_mask).__name__)
+        if dropout:
+            fail(self.name, "dropout", "0 in serving: call model.eval()", dropout)
+        if keywords.get("output_attentions"):
+            fail(self.name, "output_attentions", "False: no kernel holds the weights", True)
+        if keywords.get("is_causal") is False:
+            fail(self.name, "is_causal", "a causal model, which generates token by token", False)
+        if value.shape != key.shape:
+            expected = f"{list(key.shape)}, that of key: the cache has one head_dim"
+            fail(self.name, "value", expected, list(value.shape))
+
+    def _own(self, module: nn.Module, keywords: Mapping[str, Any]) -> _Own:
+        """The op of a layer, and its own arguments."""
+        given = {name: keywords[name] for name in OWN_KEYWORDS if keywords.get(name) is not None}
+        if self.op is None:
+            kept = {name: value for name, value in given.items() if name not in self.ignored}
+            return _Own(*_variant(self.name, kept), self.splits)
+        read = {x for x in self.arguments.values() if isinstance(x, str)}
+        for name in given.keys() - read - self.ignored:
+            expected = f"{self.op.__name__} to read it, by register(..., {name!r}), or ignore=({name!r},)"
+            fail(self.name, name, expected, "an op that does not")
+        values = {name: _value(self.name, name, x, module, keywords) for name, x in self.arguments.items()}
+        return _Own(self.op, values, self.splits)
+
+
+def _variant(name: str, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The op of this package that computes what a model passes, and its own arguments."""
+    if "position_bias" in given:
+        fail(name, "position_bias", "None, or a registered op that reads it", "a bias")
+    window = given.get("sliding_window")
+    before = None if window is None else window - 1
+    found = find(Attention(before=before, after=0, cap=given.get("softcap"), sink="s_aux" in given))
+    arguments: dict[str, Any] = dict(found.scalars)
+    if "s_aux" in given:
+        arguments["sink"] = given["s_aux"]
+    return getattr(import_module(f"{_PACKAGE}.torch"), found.name), arguments
+
+
+def _value(op: str, name: str, argument: Argument, module: nn.Module, keywords: Mapping[str, Any]) -> Any:
+    if isinstance(argument, str):
+        if keywords.get(argument) is None:
+            fail(op, name, f"a model that passes {argument!r} to attention", f"none from {type(module).__name__}")
+        return keywords[argument]
+    return argument(module) if callable(argument) and not isinstance(argument, Tensor) else argument
+
+
+# ---------------------------------------------------------------------------------------------------------------- calls
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Tokens:
+    """One layer's call: q `[T, Hq, D]`, k and v `[T, Hkv, D]`, caches `[slots, Hkv, D]`. Each method is a kind of step
+    and returns o `[T, Hq, D]`."""
+
+    step: _Step
+    own: _Own
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    scale: float | None
+    cu_seqlens_q: Tensor
+    cu_seqlens_k: Tensor
+    most_queries: int
+    group: int
+
+    def decode(self, table: Tensor, block_size: int) -> Tensor:
+        """One token of each request, blocks by table. Rows that pad a graph have length 0 and touch nothing."""
+        lengths = self._lengths()
+        slots = self.step.once(("slots", self.group), lambda: paging.slots(table, lengths - 1, block_size))
+        shape = (-1, block_size, *self.k_cache.shape[1:])
+        k_cache, v_cache = self.k_cache.view(shape), self.v_cache.view(shape)
+        paging.append(self.k, self.v, k_cache, v_cache, slots)
+        o = self._on_pages(self.q[:, :, None], k_cache, v_cache, page_table=table, kv_lengths=lengths)
+        return o[:, :, 0]
+
+    def mixed(self, read: Tensor, write: Tensor) -> Tensor:
+        """Any tokens: keys are read by slot, as pages of one token, once the new ones have been written."""
+        table = self.step.once(("table", self.group), lambda: read.int())
+        return self._by_slot(table, write)
+
+    def next_in_ring(self, read: Tensor, write: Tensor, sentinel: int) -> Tensor:
+        """One token of each request in the ring of a sliding layer: it overwrites a key that it does not see, so keys
+        are read where they lie. `read` has the sentinel in the place of the new token's slot."""
+
+        def table() -> Tensor:
+            return read.masked_scatter(read == sentinel, write).int()
+
+        return self._by_slot(self.step.once(("table", self.group), table), write)
+
+    def first(self, write: Tensor) -> Tensor:
+        """Prompts of which nothing is cached."""
+        paging.append(self.k, self.v, self.k_cache[:, None], self.v_cache[:, None], write)
+        return self.packed(self.k, self.v)
+
+    def packed(self, k: Tensor, v: Tensor) -> Tensor:
+        """All keys of the requests one behind the other, queries at their ends."""
+        op = self.own.op
+        call = {
+            "cu_seqlens_q": self._closed(self.cu_seqlens_q, self.q),
+            "cu_seqlens_k": self._closed(self.cu_seqlens_k, k),
+            "q_offset": "end",
+        }
+        schedule = self.step.once(
+            ("schedule", self.own.key(op.schedule, self.q, k)),
+            lambda: op.schedule(self.q, k, v, **call, backward=False, **self.own.planned(op.schedule)),
+            self.own.arguments,
+        )
+        o: Tensor = op(self.q, k, v, **call, scale=self.scale, schedule=schedule, **self.own.arguments)
+        return o
+
+    def _closed(self, begins: Tensor, tokens: Tensor) -> Tensor:
+        """`begins` with one more sequence at the end, of the tokens that pad a captured step. It may be empty."""
+        total = tokens.shape[0]
+        found: Tensor = self.step.once(
+            ("closed", id(begins), total), lambda: nn.functional.pad(begins, (0, 1), value=total), begins
+        )
+        return found
+
+    def _by_slot(self, table: Tensor, write: Tensor) -> Tensor:
+        k_cache, v_cache = self.k_cache[:, None], self.v_cache[:, None]
+        paging.append(self.k, self.v, k_cache, v_cache, write)
+        return self._on_pages(
+            self.q,
+            k_cache,
+            v_cache,
+            page_table=table,
+            page_starts=self.cu_seqlens_k,
+            kv_lengths=self._lengths(),
+            cu_seqlens_q=self.cu_seqlens_q,
+            max_seqlen_q=max(self.most_queries, 1),
+        )
+
+    def _on_pages(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, **call: Any) -> Tensor:
+        op, splits = self.own.op, self.own.splits
+        plan = self.step.once(
+            ("plan", self.own.key(op.plan, q, k_cache), call["page_table"].shape),
+            lambda: op.plan(q, k_cache, **call, splits=splits, **self.own.planned(op.plan)),
+            self.own.arguments,
+        )
+        own = self.own.arguments
+        o: Tensor = op(q, k_cache, v_cache, **call, scale=self.scale, splits=splits, schedule=plan, **own)
+        return o
+
+    def _lengths(self) -> Tensor:
+        begins = self.cu_seqlens_k
+        lengths: Tensor = self.step.once(("lengths", id(begins)), lambda: begins.diff().int(), begins)
+        return lengths

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
+# variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
+# template: host/variant_init.py.jinja
+# hash: 0cdd883411415adf
+"""`padding`, paged caches: Keys from `length[b]` on are padding, which no query attends to (Vaswani et al., 2017,
+arXiv:1706.03762).
+
+The modules of launches and of kernels are imported when they are first read.
+"""
+
+from typing import TYPE_CHECKING
+
+from ..._runtime.core.lazy import lazy_modules
+
+__all__ = ["hopper_fwd", "launch", "portable"]
+
+if TYPE_CHECKING:
+    from . import hopper_fwd, launch, portable
+else:
+    __getattr__, __dir__ = lazy_modules(__name__, ".hopper_fwd", ".launch", ".portable")

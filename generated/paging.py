@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Key and value caches in pages: what a server does around the paged calls of the ops.
+
+A cache is an array `[pages, page size, Hkv, D]`; slot `page * page_size + place` of it holds one token. All functions
+work on torch tensors and JAX arrays. Importing this module imports neither.
+
+>>> import torch
+>>> pool = Pool(pages=8, page_size=4)
+>>> pool.extend("a", 6), pool.extend("b", 1)
+([0, 1, 2, 3, 4, 5], [8])
+>>> pool.page_table(["a", "b"]), pool.lengths(["a", "b"])
+([[0, 1], [2, -1]], [6, 1])
+>>> table, positions = torch.tensor(pool.page_table(["a", "b"])), torch.tensor([5, 0])
+>>> slots(table, positions, page_size=4).tolist()
+[5, 8]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from ._runtime.core.checks import check_int, check_layout, fail
+from ._runtime.core.paged_calls import PAGE_LAYOUTS, check_page_layout
+
+__all__ = ["Pool", "append", "append_decay", "merge", "slots"]
+
+
+def append(
+    k: Any,
+    v: Any,
+    k_cache: Any,
+    v_cache: Any,
+    slots: Any,
+    *,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    page_layout: str = "pshd",
+) -> tuple[Any, ...]:
+    """Write the keys and values of new tokens to their slots.
+
+    Args:
+        k: `[tokens, Hkv, D]`.
+        v: `[tokens, Hkv, Dv]`.
+        k_cache: `[pages, page size, Hkv, D]`, any strides; of another dtype, keys are cast to it.
+        v_cache: `[pages, page size, Hkv, Dv]`.
+        slots: integers `[tokens]`; -1 is skipped. No two are the same.
+        k_scale: what the values of a cache are times, a number or floats `[Hkv]`: keys are divided by it. Or float32
+            `[pages, page size, Hkv]` beside a cache of 8-bit floats: each token's scale is written there, by which its
+            largest value becomes the largest of the cache's dtype.
+        v_scale: the same of values.
+        page_layout: `"pshd"` for caches as above, or `"phsd"` for those of `[pages, Hkv, page size, D]`.
+
+    Returns:
+        The caches, then what was written of `k_scale` and `v_scale`: in torch the tensors that were given, changed in
+        place; in JAX new arrays, in the memory of those given where the call that traces this donates them.
+
+    Raises:
+        ArgumentError: an argument of the wrong shape, dtype or device.
+    """
+    arrays = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slots": slots}
+    _check_framework("append", arrays)
+    check_page_layout("append", page_layout)
+    _check_ranks(arrays)
+    # Views in torch; of JAX arrays shapes, as a transposed array would be copied.
+    caches = [_in_order(x, page_layout) for x in (k_cache, v_cache)]
+    _check_new(k, v, caches[0], caches[1], slots)
+    if _framework(k) == "torch":
+        from ._runtime.torch.paging import append as torch_append
+
+        _, _, *scales = torch_append(k, v, caches[0], caches[1], slots, k_scale, v_scale)
+        return k_cache, v_cache, *scales
+    from ._runtime.jax.paging import append as jax_append
+
+    return jax_append(k, v, k_cache, v_cache, slots, k_scale, v_scale, page_layout)
+
+
+def append_decay(
+    g: Any,
+    g_cache: Any,
+    g_base: Any,
+    *,
+    page_table: Any,
+    kv_lengths: Any,
+    page_starts: Any = None,
+    cu_seqlens: Any = None,
+) -> tuple[Any, Any]:
+    """Continue the running sums of a log-decay, such as that of forgetting attention (arXiv:2503.02130).
+
+    The sums restart with each sequence, so that sequences which begin with the same tokens share pages. A page has as
+    its base the sum before its first token, and a token what its sum differs from that by: differences of near sums
+    keep their digits in sequences of any length. Nothing waits for the device.
+
+    Args:
+        g: log-decays of the new tokens, natural log, `[B, n, Hq]`, or `[tokens, Hq]` with `cu_seqlens`.
+        g_cache: float32 `[pages, page size, Hq]`, any strides, what the op takes as `g`.
+        g_base: float32 `[pages, Hq]`, any strides.
+        page_table: integers `[B, most pages]`, the pages of each sequence in order, as the op takes it.
+        kv_lengths: integers `[B]`, keys of each sequence, the new ones included; tokens before the first position are
+            skipped.
+        page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
+        cu_seqlens: integers `[B + 1]`, where the new tokens of each sequence begin.
+
+    Returns:
+        `g_cache` and `g_base`: in torch the tensors that were given, changed in place; in JAX new arrays, in the memory
+        of those given where the call that traces this donates them.
+
+    Raises:
+        ArgumentError: an argument of the wrong shape, dtype or device.
+    """
+    _check_framework("append_decay", {"g": g, "g_cache": g_cache, "g_base": g_base})
+    if _framework(g) == "torch":
+        from ._runtime.torch.paged_decay import append_decay as torch_append
+
+        return torch_append(g, g_cache, g_base, page_table, kv_lengths, page_starts, cu_seqlens)
+    from ._runtime.jax.paged_decay import append_decay as jax_append
+
+    return jax_append(g, g_cache, g_base, page_table, kv_lengths, page_starts, cu_seqlens)
+
+
+def slots(page_table: Any, positions: Any, page_size: int) -> Any:
+    """The slots of tokens.
+
+    Args:
+        page_table: integers `[B, most pages]`, the pages of each sequence in order.
+        positions: integers `[B]` or `[B, n]`, positions in the sequences.
+        page_size: tokens of a page.
+
+    Returns:
+        Integers of the shape of `positions`; -1 where a position is negative or its page is.
+
+    Raises:
+        ArgumentError: an argument of the wrong shape or value.
+    """
+    page_size = check_int("slots", "page_size", page_size, 1)
+    if page_table.ndim != 2:
+        fail("slots", "page_table", "2 dimensions [B, most pages]", list(page_table.shape))
+    if positions.ndim not in (1, 2) or positions.shape[0] != page_table.shape[0]:
+        fail(
+            "slots", "positions", f"shape [{page_table.shape[0]}] or [{page_table.shape[0]}, n]", list(positions.shape)
+        )
+    library = _library(page_table)
+    where = positions if positions.ndim == 2 else positions[:, None]
+    last = page_table.shape[1] - 1
+    place = library.clip(where // page_size, 0, last)
+    rows = library.arange(page_table.shape[0], **_beside(page_table))[:, None]
+    page = page_table[rows, place]
+    found = page * page_size + where % page_size
+    outside = (where < 0) | (page < 0) | (where // page_size > last)
+    found = library.where(outside, -1, found)
+    return found if positions.ndim == 2 else found[:, 0]
+
+
+def merge(parts: Iterable[tuple[Any, Any]], *, layout: str | None = None) -> tuple[Any, Any]:
+    """Join the results of calls on disjoint keys, as of a shared prefix and of what follows it.
+
+    Args:
+        parts: o and lse of each call, in the order in which they are summed: o as the op returns it, lse natural logs
+            float32 `[B, Hq, Sq]`, or `[Hq, total_q]` beside a packed o `[total_q, Hq, Dv]`.
+        layout: of an o with four axes: `"bhsd"` or `"bshd"`, by default that of the framework's ops: the first in
+            torch, the second in JAX.
+
+    Returns:
+        o in the dtype of the first, and lse, of all keys together. A row without any key has o = 0, lse = -inf. The
+        sink of a variant belongs to one part alone.
+
+    Raises:
+        ArgumentError: there is no part, or shapes differ.
+    """
+    found = list(parts)
+    if not found:
+        fail("merge", "parts", "at least one pair (o, lse)", "none")
+    first_o, first_lse = found[0]
+    layout = ("bhsd" if _framework(first_lse) == "torch" else "bshd") if layout is None else layout
+    check_layout("merge", layout)
+    for o, lse in found:
+        if tuple(o.shape) != tuple(first_o.shape) or tuple(lse.shape) != tuple(first_lse.shape):
+            fail(
+                "merge",
+                "parts",
+                f"o {list(first_o.shape)} and lse {list(first_lse.shape)}, as the first",
+                f"o {list(o.shape)} and lse {list(lse.shape)}",
+            )
+    swapped = first_o.ndim == 3 or layout == "bshd"
+    rows = tuple(first_lse.shape)
+    rows = (*rows[:-2], rows[-1], rows[-2]) if swapped else rows
+    if tuple(first_o.shape[:-1]) != rows:
+        fail(
+            "merge",
+            "parts",
+            f"o [{', '.join(map(str, rows))}, Dv] beside lse {list(first_lse.shape)}",
+            f"o {list(first_o.shape)}",
+        )
+    library = _library(first_lse)
+    most = first_lse
+    for _, lse in found[1:]:
+        most = library.maximum(most, lse)
+    # Where no part has a key the maximum is -inf, and -inf minus -inf is NaN.
+    least = library.where(most == -float("inf"), library.zeros_like(most), most)
+    weights = [library.exp(lse - least) for _, lse in found]
+    total = sum(weights[1:], weights[0])
+    divisor = library.where(total == 0, library.ones_like(total), total)
+    o = sum(_by_row(weight / divisor, swapped) * part for weight, (part, _) in zip(weights, found, strict=True))
+    lse = least + library.log(divisor)
+    lse = library.where(total == 0, most, lse)
+    return _as_dtype(o, first_o), lse
+
+
+class Pool:
+    """A free list of pages, on the host: for tests, demos and small servers.
+
+    Args:
+        pages: how many there are.
+        page_size: tokens of a page.
+    """
+
+    def __init__(self, pages: int, page_size: int) -> None:
+        self.page_size = check_int("Pool", "page_size", page_size, 1)
+        self._free = list(range(check_int("Pool", "pages", pages, 1) - 1, -1, -1))
+        self._pages: dict[Hashable, list[int]] = {}
+        self._lengths: dict[Hashable, int] = {}
+
+    @property
+    def free_pages(self) -> int:
+        """How many pages no sequence has."""
+        return len(self._free)
+
+    def extend(self, sequence: Hashable, tokens: int) -> list[int]:
+        """Room for further tokens of a sequence, which may be new: their slots.
+
+        Raises MemoryError if there are too few pages; then nothing has changed.
+        """
+        count = check_int("Pool.extend", "tokens", tokens, 0)
+        begin = self._lengths.get(sequence, 0)
+        pages = self._pages.get(sequence, [])
+        wanted = -(-(begin + count) // self.page_size) - len(pages)
+        if wanted > len(self._free):
+            raise MemoryError(f"Pool.extend: {wanted} pages wanted for {sequence!r}, {len(self._free)} are free")
+        pages = [*pages, *(self._free.pop() for _ in range(wanted))]
+        self._pages[sequence], self._lengths[sequence] = pages, begin + count
+        size = self.page_size
+        return [pages[at // size] * size + at % size for at in range(begin, begin + count)]
+
+    def free(self, sequence: Hashable) -> None:
+        """Give the pages of a sequence back. Raises KeyError if there is none of that name."""
+        self._free += reversed(self._pages.pop(sequence))
+        del self._lengths[sequence]
+
+    def page_table(self, sequences: Sequence[Hashable], most_pages: int | None = None) -> list[list[int]]:
+        """The pages of some sequences, padded with -1 to the most that one has, or to `most_pages`."""
+        rows = [self._pages[name] for name in sequences]
+        width = max(map(len, rows), default=0) if most_pages is None else most_pages
+        if any(len(row) > width for row in rows):
+            fail("Pool.page_table", "most_pages", f"at least {max(map(len, rows))}", most_pages)
+        return [row + [-1] * (width - len(row)) for row in rows]
+
+    def lengths(self, sequences: Sequence[Hashable]) -> list[int]:
+        """The tokens of some sequences."""
+        return [self._lengths[name] for name in sequences]
+
+
+# ------------------------------------------------------------------------------------------------------------- arrays
+
+
+def _framework(x: Any) -> str:
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return "torch"
+    if jax is not None and isinstance(x, jax.Array):
+        return "jax"
+    return ""
+
+
+def _library(x: Any) -> Any:
+    if _framework(x) == "torch":
+        return sys.modules["torch"]
+    # Not imported where a checker would see it: without JAX this module works, too.
+    return import_module("jax.numpy")
+
+
+def _beside(x: Any) -> dict[str, Any]:
+    return {"device": x.device} if _framework(x) == "torch" else {}
+
+
+def _by_row(weight: Any, swapped: bool) -> Any:
+    """A weight of each head and row as a factor of o."""
+    if swapped:
+        weight = weight.swapaxes(-1, -2) if _framework(weight) == "jax" else weight.transpose(-1, -2)
+    return weight[..., None]
+
+
+def _as_dtype(x: Any, like: Any) -> Any:
+    return x.to(like.dtype) if _framework(x) == "torch" else x.astype(like.dtype)
+
+
+def _check_framework(function: str, arrays: Mapping[str, Any]) -> None:
+    """Check that all are arrays of one framework."""
+    framework = _framework(next(iter(arrays.values())))
+    for name, x in arrays.items():
+        if not framework or _framework(x) != framework:
+            fail(function, name, "a torch.Tensor or jax.Array, as the others", type(x).__name__)
+
+
+def _in_order(x: Any, page_layout: str) -> Any:
+    """A cache with the axes page, slot, key head and column."""
+    axes = PAGE_LAYOUTS[page_layout]
+    if _framework(x) == "torch":
+        return x.permute(*axes)
+    shape = tuple(x.shape[axis] for axis in axes)
+    return import_module("jax").ShapeDtypeStruct(shape, x.dtype)
+
+
+def _check_ranks(arrays: Mapping[str, Any]) -> None:
+    ranks = {"k": 3, "v": 3, "k_cache": 4, "v_cache": 4, "slots": 1}
+    for name, x in arrays.items():
+        if x.ndim != ranks[name]:
+            fail("append", name, f"{ranks[name]} dimensions", f"{x.ndim}: {list(x.shape)}")
+
+
+def _check_new(k: Any, v: Any, k_cache: Any, v_cache: Any, slots: Any) -> None:
+    for name, x, cache in (("k", k, k_cache), ("v", v, v_cache)):
+        if tuple(x.shape[1:]) != tuple(cache.shape[2:]):
+            fail(
+                "append", f"{name}_cache", f"heads and columns {list(x.shape[1:])}, those of {name}", list(cache.shape)
+            )
+    if tuple(k_cache.shape[:2]) != tuple(v_cache.shape[:2]):
+        fail(
+            "append", "v_cache", f"pages and page size {list(k_cache.shape[:2])}, those of k_cache", list(v_cache.shape)
+        )
+    if v.shape[0] != k.shape[0] or slots.shape[0] != k.shape[0]:
+        fail(
+            "append",
+            "slots",
+            f"{k.shape[0]} elements, one for each token of k and v",
+            f"{slots.shape[0]} for v {v.shape[0]}",
+        )
+    if not str(slots.dtype).split(".")[-1].startswith(("int", "uint")):
+        fail("append", "slots", "a dtype of integers", slots.dtype)

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
+# variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
+#     distances], grad: true}}}
+# template: host/variant_init.py.jinja
+# hash: 75acf0928087ac34
+"""`relative_bias`, paged caches: A learned bias per head and distance; those beyond the table have its last (Raffel
+et al., 2020, arXiv:1910.10683).
+
+The modules of launches and of kernels are imported when they are first read.
+"""
+
+from typing import TYPE_CHECKING
+
+from ..._runtime.core.lazy import lazy_modules
+
+__all__ = ["hopper_fwd", "launch", "portable"]
+
+if TYPE_CHECKING:
+    from . import hopper_fwd, launch, portable
+else:
+    __getattr__, __dir__ = lazy_modules(__name__, ".hopper_fwd", ".launch", ".portable")

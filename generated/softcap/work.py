@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
+# variant: softcap: {mask: causal, score: softcap(20.0)}
+# template: host/work.py.jinja
+# hash: de82d45471d4b0bd
+"""Which keys a block of queries visits under `softcap`: for plans of calls over several GPUs."""
+
+from typing import Any
+
+import numpy as np
+
+from .._runtime.core.work import VariantWork
+
+
+def _ranges(at: Any) -> list[tuple[Any, Any]]:
+    """First and end of the keys that queries `at.q_first` to `at.q_last` visit."""
+    return [(0, np.minimum(at.q_last + 1, at.kv_len))]
+
+
+WORK = VariantWork(
+    op="softcap",
+    tensors={},
+    ranges=_ranges,
+)

@@ -1,0 +1,1 @@
+"""Hooks into other libraries, a module for each. A library is imported by the modules that its name begins, alone."""

@@ -1,0 +1,235 @@
+"""The mask function of transformers: what a mask says, in a few numbers and vectors, and no `[S, S]` tensor.
+
+transformers describes a mask as a function of batch row, head, query and key, which it builds from ten functions of its
+own. `attention_mask` recognises each by its code and reads the numbers that it was built with; a function that is not
+one of them is refused by name.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import masking_utils
+
+from .._runtime.core.checks import fail
+
+TITLE = "codegen attention"
+"""What the errors of calls from transformers begin with."""
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class AttentionMask(masking_utils.BlockMask):
+    """What transformers hands from its masks to its layers: who attends to whom in the layers of one kind.
+
+    A subclass of `BlockMask` with a shape of four axes, so that transformers passes it on as a mask that is ready.
+
+    `before`, `after`, `chunk`: the numbers of `variants.Attention`. `left_padding`: integers `[B]`, where chunks begin.
+    `image`: integers `[B, kv_length]`, the number of a token's image, or -1. `packed`: integers `[B, q_length]`, the
+    number of a token's sequence. `padding`: bool `[B, kv_length]`, False where a key is padding. Query row i is at
+    position `q_offset + i`, key j at `kv_offset + j`. `cache` holds what all layers share of a forward.
+    """
+
+    batch: int
+    q_length: int
+    kv_length: int
+    q_offset: int | Tensor
+    kv_offset: int
+    before: int | None = None
+    after: int | None = None
+    chunk: int | None = None
+    left_padding: Tensor | None = None
+    image: Tensor | None = None
+    packed: Tensor | None = None
+    padding: Tensor | None = None
+    cache: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self.batch, 1, self.q_length, self.kv_length
+
+    @property
+    def ndim(self) -> int:
+        return 4
+
+    def __repr__(self) -> str:
+        said = {name: getattr(self, name) for name in ("before", "after", "chunk")}
+        said |= {name: True for name in ("image", "packed", "padding") if getattr(self, name) is not None}
+        known = ", ".join(f"{name}={value}" for name, value in said.items() if value is not None)
+        return f"AttentionMask({list(self.shape)}{', ' if known else ''}{known})"
+
+    __str__ = __repr__
+
+
+def attention_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
+    attention_mask: Tensor | None = None,
+    config: Any = None,
+    **said: Any,
+) -> AttentionMask:
+    """The mask of the layers of one kind, made once per forward: what `AttentionMaskInterface` asks for.
+
+    Raises:
+        ArgumentError: the model does not call its attention through transformers' interface.
+        NotImplementedError: a part of the mask is none of transformers' own mask functions.
+    """
+    mask = AttentionMask(
+        batch=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset
+    )
+    if attention_mask is not None:
+        whole = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
+        mask.padding = whole[:, kv_offset : kv_offset + kv_length]
+    if torch.compiler.is_compiling():
+        _read_while_tracing(mask, mask_function, config, said)
+    else:
+        _check_interface(config)
+        _read(mask, mask_function)
+    if mask.chunk is not None and mask.padding is not None:
+        mask.left_padding = (attention_mask.cumsum(-1) == 0).sum(-1)  # type: ignore[union-attr]
+    return mask
+
+
+# ------------------------------------------------------------------------------------------------------ mask functions
+
+
+def _codes() -> dict[Any, str]:
+    """The code of transformers' mask functions, by which its closures are recognised."""
+    ids = torch.zeros(1, 1, dtype=torch.int64)
+    try:
+        made = {
+            "causal": masking_utils.causal_mask_function,
+            "full": masking_utils.bidirectional_mask_function,
+            "window": masking_utils.sliding_window_overlay(1),
+            "both_sides": masking_utils.sliding_window_bidirectional_overlay(1),
+            "chunk": masking_utils.chunked_overlay(1, ids),
+            "image": masking_utils.blockwise_overlay(ids),
+            "packed": masking_utils.packed_sequence_mask_function(ids),
+            "padding": masking_utils.padding_mask_function(ids),
+            "and": masking_utils.and_masks(),
+            "or": masking_utils.or_masks(),
+        }
+        return {function.__code__: name for name, function in made.items()}
+    except (AttributeError, TypeError) as error:
+        import transformers
+
+        raise ImportError(
+            f"transformers {transformers.__version__} builds its masks in another way than 5.17, "
+            f"which this module is made for: pip install 'transformers>=5.17,<5.18' ({error})"
+        ) from error
+
+
+_CODES = _codes()
+
+
+def _read(mask: AttentionMask, function: Callable[..., Any]) -> None:
+    """Write into a mask what a mask function keeps."""
+    name = _kind(function)
+    values = inspect.getclosurevars(function).nonlocals if name else {}
+    if name == "and":
+        for part in values["mask_functions"]:
+            _read(mask, part)
+    elif name == "or":
+        images = [part for part in values["mask_functions"] if _kind(part) == "image"]
+        others = [part for part in values["mask_functions"] if _kind(part) != "image"]
+        if len(images) != 1 or len(others) != 1:
+            _refuse(next((part for part in others if not _kind(part)), function))
+        _read(mask, others[0])
+        ids = inspect.getclosurevars(images[0]).nonlocals["block_sequence_ids"]
+        mask.image = ids[:, mask.kv_offset : mask.kv_offset + mask.kv_length].to(torch.int32)
+    elif name == "causal":
+        mask.after = 0
+    elif name == "window":
+        mask.before = int(values["sliding_window"]) - 1
+    elif name == "both_sides":
+        mask.before = mask.after = int(values["sliding_window"])
+    elif name == "chunk":
+        mask.chunk = int(values["chunk_size"])
+    elif name == "packed":
+        mask.packed = values["packed_sequence_mask"].to(torch.int32)
+    elif name == "padding":
+        mask.padding = values["padding_mask"][:, : mask.kv_length]
+    elif name != "full":
+        _refuse(function)
+
+
+def _kind(function: Any) -> str:
+    """Which of transformers' mask functions one is, empty if none."""
+    return _CODES.get(getattr(function, "__code__", None), "")
+
+
+def _refuse(function: Callable[..., Any]) -> None:
+    name = getattr(function, "__qualname__", repr(function))
+    raise NotImplementedError(
+        f"{TITLE}: the mask function {getattr(function, '__module__', '?')}.{name} is none of transformers' own, and "
+        "what it keeps is not known. Write it as a variant's mask, render it, and register its op under a name of its "
+        "own: register(name, op=..., tensors=...)"
+    )
+
+
+def _read_while_tracing(mask: AttentionMask, function: Any, config: Any, said: dict[str, Any]) -> None:
+    """As `_read`, from what transformers passes beside the function: closures are not readable in a trace."""
+    if said.get("use_vmap"):
+        raise NotImplementedError(
+            f"{TITLE}: a mask with an overlay of its own is not readable while torch.compile traces the model: "
+            "make it before, or run this model without torch.compile"
+        )
+    size, is_causal = said.get("local_size"), "allow_is_bidirectional_skip" not in said
+    chunk = getattr(config, "attention_chunk_size", None)
+    if is_causal:
+        mask.after = 0
+    if size is not None and size == chunk and is_causal:
+        if size == getattr(config, "sliding_window", None):
+            fail(TITLE, "config", "other sizes of windows and of chunks under torch.compile", f"{size} for both")
+        mask.chunk = size
+    elif size is not None:
+        mask.before, mask.after = (size - 1, 0) if is_causal else (size, size)
+    if is_causal and not said.get("allow_is_causal_skip", True) and mask.padding is None and mask.q_length > 1:
+        if function.__name__ == "or_mask":
+            raise NotImplementedError(
+                f"{TITLE}: images that see themselves whole are not readable while torch.compile traces the model: "
+                "make the masks before, with transformers.masking_utils.create_masks_for_generate"
+            )
+        # Tokens of one sequence are neighbours: a token that does not see the one before it begins another.
+        rows = torch.arange(mask.q_length, device=said.get("device"))
+        batch = torch.arange(mask.batch, device=said.get("device"))[:, None]
+        sees = function(batch, 0, rows[None], (rows[None] - 1).clamp(min=0))
+        mask.packed = (~sees).expand(mask.batch, -1).cumsum(-1).to(torch.int32)
+
+
+# ---------------------------------------------------------------------------------------------------------- the model
+
+
+_HAS_INTERFACE: dict[type, bool] = {}
+
+
+def _check_interface(config: Any) -> None:
+    """Refuse a model whose attention is code of its own, which would take the mask for a tensor."""
+    kind = type(config)
+    if kind not in _HAS_INTERFACE:
+        _HAS_INTERFACE[kind] = _has_interface(kind)
+    if not _HAS_INTERFACE[kind]:
+        fail(
+            TITLE,
+            "attn_implementation",
+            "a model that calls its attention through transformers' AttentionInterface",
+            f"{kind.__name__.removesuffix('Config')}, which computes it in code of its own: use 'eager' there",
+        )
+
+
+def _has_interface(kind: type) -> bool:
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING
+
+    try:
+        model = MODEL_MAPPING[kind]
+    except KeyError:  # a part of a larger model, or a model of the user's own
+        return True
+    models = model if isinstance(model, tuple) else (model,)
+    return any(hasattr(sys.modules[each.__module__], "ALL_ATTENTION_FUNCTIONS") for each in models)

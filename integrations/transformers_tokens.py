@@ -1,0 +1,117 @@
+"""Which tokens of a call from transformers are of one sequence, and which are padding: as arguments of an op."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .transformers_masks import AttentionMask
+
+PADDING_ID = -1
+
+
+def sequences(
+    mask: AttentionMask | None, query: Tensor, key: Tensor, given: Mapping[str, Any], *, is_causal: bool
+) -> dict[str, Any]:
+    """The op's arguments that say which tokens are of one sequence, empty if all are.
+
+    Sequences are packed where the call has `cu_seq_lens_q`, or is causal, as long in queries as in keys, and has
+    `position_ids` that restart. Padding is what the 2-D mask of the model marks. The host waits once per forward at
+    most: to see whether there is more than one sequence or any padding. It does not wait in decoding, in a trace or in
+    a CUDA graph, where calls are computed as if there were.
+    """
+    cu_seqlens = given.get("cu_seq_lens_q")
+    padding = None if mask is None else mask.padding
+    same_length = query.shape[2] == key.shape[2]
+    ids: Tensor | None = None
+    if cu_seqlens is not None:
+        if padding is None:
+            cu_seqlens_k = given.get("cu_seq_lens_k")
+            return {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens if cu_seqlens_k is None else cu_seqlens_k}
+        ids = _ids_of_rows(cu_seqlens, query)
+    elif is_causal and same_length:
+        ids = _packed_ids(mask, query, given.get("position_ids"))
+    waits = same_length and query.shape[2] > 1 and _may_wait(query)
+    if padding is not None and waits and bool(padding.all()):
+        padding = None
+    if ids is not None and waits and cu_seqlens is None and not bool((ids != ids[:, :1]).any()):
+        ids = None
+    return _segments(ids, padding, query, key)
+
+
+def chunk_positions(mask: AttentionMask, query: Tensor, key: Tensor, arguments: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Positions by which chunks begin with each sequence, not with the padding to its left; none if rows are those."""
+    place = ("positions", query.device)
+    if place in mask.cache:
+        found: dict[str, Tensor] = mask.cache[place]
+        return found
+    ids = arguments.get("q_segment_ids")
+    rows = torch.arange(query.shape[2], device=query.device) + mask.q_offset
+    keys = torch.arange(key.shape[2], device=query.device) + mask.kv_offset
+    if mask.left_padding is not None:
+        left = mask.left_padding.to(query.device)[:, None]
+        found = {"q_positions": (rows - left).to(torch.int32), "kv_positions": (keys - left).to(torch.int32)}
+    elif ids is not None and query.shape[2] == key.shape[2]:
+        begins = torch.diff(ids, prepend=ids[:, :1] - 1) != 0
+        positions = (rows - torch.where(begins, rows, 0).cummax(-1).values).to(torch.int32)
+        found = {"q_positions": positions, "kv_positions": positions}
+    else:
+        found = {}
+    if not torch.compiler.is_compiling():
+        mask.cache[place] = found
+    return found
+
+
+def packed_row(x: Tensor) -> Tensor:
+    """`[B, H, S, D]` as one row of packed tokens, `[B * S, H, D]`; a view where B is 1."""
+    return x.transpose(1, 2).flatten(0, 1)
+
+
+def segment_ids(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, query: Tensor, key: Tensor) -> dict[str, Any]:
+    """Sequences of a packed call as those of a dense one, for ops that read a tensor of each token."""
+    q_ids = _ids_of_rows(cu_seqlens_q, query)
+    kv_ids = q_ids if cu_seqlens_k is cu_seqlens_q else _ids_of_rows(cu_seqlens_k, key)
+    return {"q_segment_ids": q_ids, "kv_segment_ids": kv_ids, "padding_id": PADDING_ID}
+
+
+def _ids_of_rows(cu_seqlens: Tensor, x: Tensor) -> Tensor:
+    """The sequence of each token of `[B, H, S, D]`, whose rows are packed one after another."""
+    rows = torch.arange(x.shape[0] * x.shape[2], device=x.device, dtype=cu_seqlens.dtype)
+    ends = cu_seqlens[1:].to(x.device).contiguous()
+    return torch.searchsorted(ends, rows, right=True, out_int32=True).view(x.shape[0], x.shape[2])
+
+
+def _packed_ids(mask: AttentionMask | None, query: Tensor, position_ids: Any) -> Tensor | None:
+    """The sequence of each token, by positions that do not go on from the token before."""
+    if not isinstance(position_ids, Tensor) or position_ids.shape[-1] != query.shape[2] or position_ids.dim() != 2:
+        return None if mask is None else mask.packed
+    positions = position_ids.to(query.device).expand(query.shape[0], -1)
+    if mask is None or mask.padding is None:
+        begins = torch.diff(positions, prepend=positions[:, :1] - 1) != 1
+    else:
+        # Positions of padding say nothing: a sequence begins where a token that is none has position 0.
+        begins = (positions == 0) & mask.padding.to(query.device)
+    return begins.cumsum(-1).to(torch.int32)
+
+
+def _segments(ids: Tensor | None, padding: Tensor | None, query: Tensor, key: Tensor) -> dict[str, Any]:
+    if ids is None and padding is None:
+        return {}
+    batch, device = query.shape[0], query.device
+    q_ids = torch.zeros(batch, query.shape[2], dtype=torch.int32, device=device) if ids is None else ids
+    kv_ids = q_ids
+    if padding is not None:
+        padding = padding.to(device)
+        if (missing := key.shape[2] - padding.shape[1]) > 0:
+            padding = torch.nn.functional.pad(padding, (missing, 0), value=True)
+        kv_ids = torch.where(padding[:, : key.shape[2]], 0 if ids is None else ids, PADDING_ID).to(torch.int32)
+        kv_ids = kv_ids.expand(batch, -1)
+    return {"q_segment_ids": q_ids, "kv_segment_ids": kv_ids, "padding_id": PADDING_ID}
+
+
+def _may_wait(x: Tensor) -> bool:
+    """Whether the host may read a tensor of this device now."""
+    if torch.compiler.is_compiling() or x.is_meta:
+        return False
+    return not (x.is_cuda and torch.cuda.is_current_stream_capturing())

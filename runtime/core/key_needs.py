@@ -1,0 +1,172 @@
+"""Which keys the rows of each rank may attend to, and how they get from rank to rank. numpy alone is imported.
+
+Unlike the balance of a plan this decides results: whatever cannot be told counts as needed.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .shards import Chunk, KeyNeeds, Layout
+from .work import Array, Rows, VariantWork, mask_calls, visit_table, visited_keys
+
+_POSITIONS = ("q_positions", "kv_positions")
+_IDS = ("q_segment_ids", "kv_segment_ids")
+
+
+def needs_of(
+    work: VariantWork,
+    rows: Rows,
+    own: Mapping[str, Any],
+    segment_ids: Array | None,
+    chunks: Sequence[Sequence[Chunk]],
+    *,
+    exact: bool,
+) -> KeyNeeds | None:
+    """The keys that each rank needs under one mask; None if a plan cannot tell.
+
+    Args:
+        own: what the mask reads. chunks: the rows of each rank.
+        exact: None as well for a mask that reads tensors, whose elements a call would have to compare with the plan's.
+    """
+    by_head = any(work.axes(name, "h", "hkv") for name in work.needs)
+    if by_head or not work.by_heads or any(own.get(name) is None for name in work.needs):
+        return None
+    arguments = tuple((name, value_of(own[name])) for name in sorted(work.needs))
+    if exact and any(isinstance(value, str) for _, value in arguments):
+        return None
+    blocks, begins, ends = (
+        np.concatenate(each) for each in zip(*_intervals(work, rows, own, segment_ids), strict=True)
+    )
+    seq = int(rows.ends[-1])
+    runs = []
+    for own_chunks in chunks:
+        is_own = np.zeros(len(rows.begins), bool)
+        for begin, length in own_chunks:
+            is_own |= (rows.begins < begin + length) & (rows.ends > begin)
+        ours = is_own[blocks]
+        runs.append(_union(begins[ours], ends[ours], rows.block, seq))
+    return KeyNeeds(op=work.op, arguments=arguments, runs=tuple(runs))
+
+
+def _intervals(
+    work: VariantWork, rows: Rows, own: Mapping[str, Any], segment_ids: Array | None
+) -> list[tuple[Array, Array, Array]]:
+    """Blocks of rows, and begin and end of keys that each may attend to, as rows of the whole call."""
+    found = []
+    for at, ids in mask_calls(work, rows, own, segment_ids):
+        if work.may_visit is not None:
+            visits, starts, step = visit_table(work, rows, at, ids)
+            blocks, keys = np.nonzero(visits)
+            ends = np.minimum(starts[keys] + step, rows.lengths[blocks])
+            found.append((blocks, rows.starts[blocks] + starts[keys], rows.starts[blocks] + ends))
+            continue
+        for low, high in visited_keys(work, rows, at, ids):
+            blocks = np.flatnonzero(np.broadcast_to(high > low, rows.begins.shape))
+            low, high = (np.broadcast_to(x, rows.begins.shape)[blocks] for x in (low, high))
+            found.append((blocks, rows.starts[blocks] + low, rows.starts[blocks] + high))
+    return found
+
+
+def _union(begins: Array, ends: Array, block: int, seq: int) -> tuple[Chunk, ...]:
+    """Intervals as ascending runs, rounded out to blocks."""
+    change = np.zeros(-(-seq // block) + 1, np.int64)
+    np.add.at(change, begins // block, 1)
+    np.add.at(change, -(-ends // block), -1)
+    is_needed = np.cumsum(change)[:-1] > 0
+    edges = np.flatnonzero(np.diff(is_needed, prepend=False, append=False)) * block
+    return tuple(
+        (int(begin), min(int(end), seq) - int(begin)) for begin, end in zip(edges[::2], edges[1::2], strict=True)
+    )
+
+
+def value_of(x: Any) -> int | float | str:
+    """What a plan remembers of an argument: a number, or a digest of a tensor on the host."""
+    if isinstance(x, (bool, int, float)):
+        return x
+    # numpy knows no bfloat16, in which every tensor may be.
+    found = np.asarray(x.detach().double().cpu() if hasattr(x, "detach") else x)
+    exact = found.astype(np.float64)
+    return f"{list(exact.shape)} {hashlib.sha256(np.ascontiguousarray(exact).tobytes()).hexdigest()[:16]}"
+
+
+def planned_needs(
+    layout: Layout, work: VariantWork, given: Mapping[str, Any], *, knows_values: bool
+) -> KeyNeeds | None:
+    """The needs of a call; None if it has another mask than those of the plan, and needs all keys.
+
+    Args:
+        given: keywords of the call. knows_values: its tensors may be read on the host.
+    """
+    if any(given.get(name) is not None for name in _POSITIONS):
+        return None
+    if layout.segment_ids is not None and any(given.get(name) is not None for name in _IDS):
+        return None
+    for needs in layout.needs:
+        if needs.op == work.op and all(
+            _is_same(given.get(name), value, knows_values) for name, value in needs.arguments
+        ):
+            return needs
+    return None
+
+
+def _is_same(x: Any, value: int | float | str, knows_values: bool) -> bool:
+    if x is None or (not knows_values and not isinstance(x, (bool, int, float))):
+        return False
+    return value_of(x) == value
+
+
+# --- routes
+
+
+@dataclass(frozen=True)
+class Routes:
+    """What one rank sends and receives, its own rows included.
+
+    Attributes:
+        send: rows of this rank for each rank, counted from its first. receive: rows of the sequence from each rank.
+    """
+
+    send: tuple[Array, ...]
+    receive: tuple[Array, ...]
+
+    @property
+    def sent(self) -> list[int]:
+        """How many rows each rank is sent."""
+        return [len(rows) for rows in self.send]
+
+    @property
+    def received(self) -> list[int]:
+        """How many rows each rank sends."""
+        return [len(rows) for rows in self.receive]
+
+
+def routes(layout: Layout, needs: KeyNeeds, rank: int) -> Routes:
+    """The routes of one rank."""
+    places = layout.places
+    owners = places // layout.local
+    needed = [_rows(runs) for runs in needs.runs]
+    send = tuple(places[rows[owners[rows] == rank]] - rank * layout.local for rows in needed)
+    receive = tuple(needed[rank][owners[needed[rank]] == other] for other in range(layout.ranks))
+    return Routes(send, receive)
+
+
+def _rows(runs: Sequence[Chunk]) -> Array:
+    return np.concatenate([np.zeros(0, np.int64), *(np.arange(begin, begin + length) for begin, length in runs)])
+
+
+def missing_share(needs: KeyNeeds, chunks: Sequence[Sequence[Chunk]], seq: int) -> float:
+    """The rows that the busiest rank receives or sends, as a share of those that it would gather."""
+    owner_edges = sorted((begin, begin + length, rank) for rank, own in enumerate(chunks) for begin, length in own)
+    begins, ends, owners = (np.array(each) for each in zip(*owner_edges, strict=True))
+    moved = np.zeros((len(chunks), len(chunks)), np.int64)
+    for rank, runs in enumerate(needs.runs):
+        for begin, length in runs:
+            common = np.minimum(ends, begin + length) - np.maximum(begins, begin)
+            np.add.at(moved[rank], owners, np.maximum(common, 0))
+    np.fill_diagonal(moved, 0)
+    gathered = seq - seq // len(chunks)
+    return float(max(moved.sum(0).max(), moved.sum(1).max())) / max(gathered, 1)

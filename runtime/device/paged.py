@@ -1,0 +1,323 @@
+"""Device functions of kernels on paged caches, and the kernel that merges the splits of a sequence.
+
+A cache has the axes page, slot, key head and column. A tile of rows holds the query heads that share a key head, so
+that its rows lie at offsets of their own.
+"""
+
+# ruff: noqa: RUF005
+# Triton has no starred tuples.
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
+
+from ..core import paged as calls
+from .tl import LN2, second_width
+
+WHOLE_ROW = tl.constexpr(calls.WHOLE_ROW)
+
+FOLDED = tl.constexpr(8)
+"""Splits that are folded in their order, by the program that takes them or by `merge_splits`."""
+
+WAVES = tl.constexpr(2)
+"""Programs on each processor, one after the other, for which the work of a batch must do before a program takes several
+splits."""
+
+
+@triton.jit
+def load_pages(pages, start_n, kv_len, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The page of a block of keys: one number where a page holds whole blocks, else that of each key.
+
+    Behind the last key it is that key's page, so that no entry is read which nobody filled. Of dense keys `pages` is
+    the batch row, which is their page.
+    """
+    if PAGE_SIZE == WHOLE_ROW:
+        return pages
+    elif PAGE_SIZE % BLOCK_N == 0:
+        return tl.load(pages + tl.maximum(tl.minimum(start_n, kv_len - 1), 0) // PAGE_SIZE).to(tl.int64)
+    else:
+        kv_idx = tl.maximum(tl.minimum(start_n + tl.arange(0, BLOCK_N), kv_len - 1), 0)
+        return tl.load(pages + kv_idx // PAGE_SIZE).to(tl.int64)
+
+
+@triton.jit
+def page_of(pages, index, kv_len, PAGE_SIZE: tl.constexpr):
+    """The page of a key, or of the nearest one that the sequence has; some page where it has none."""
+    if PAGE_SIZE == WHOLE_ROW:
+        return pages
+    else:
+        page = tl.load(pages + tl.maximum(tl.minimum(index, kv_len - 1), 0) // PAGE_SIZE).to(tl.int64)
+        return tl.where(kv_len > 0, page, 0)
+
+
+@triton.jit
+def slot_of(index, kv_len, size, PAGE_SIZE: tl.constexpr):
+    """The place in its page of a key, or of the nearest one that the sequence has; of dense keys, that the tensor of
+    `size` has."""
+    last = size - 1 if PAGE_SIZE == WHOLE_ROW else kv_len - 1
+    return tl.maximum(tl.minimum(index, last), 0) % PAGE_SIZE
+
+
+@triton.jit
+def _cache_columns(
+    base,
+    page,
+    start_n,
+    seen,
+    stride_page,
+    stride_slot,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    mask = seen[:, None]
+    if COLS < BLOCK_COLS:
+        mask = mask & (col < COLS)
+    if PAGE_SIZE % BLOCK_N == 0:
+        # The page moves a 64-bit number; the tile of offsets stays 32-bit and the same in every iteration.
+        first = tl.cast(start_n % PAGE_SIZE, tl.int64)
+        row = tl.arange(0, BLOCK_N)[:, None]
+        ptrs = base + (page * stride_page + first * stride_slot) + (row * stride_slot + col)
+    else:
+        slot = (start_n + tl.arange(0, BLOCK_N)) % PAGE_SIZE
+        ptrs = base + (page * stride_page + slot * stride_slot)[:, None] + col
+    return tl.load(ptrs, mask=mask, other=0.0)
+
+
+@triton.jit
+def load_cache(
+    base,
+    page,
+    start_n,
+    seen,
+    stride_page,
+    stride_slot,
+    DTYPE: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    """The tile of keys or values from `start_n` on, in DTYPE; those that are not `seen` are zero and not read."""
+    first = _cache_columns(base, page, start_n, seen, stride_page, stride_slot, PAGE_SIZE, BLOCK_N, COLS, BLOCK_COLS)
+    if COLS <= BLOCK_COLS:
+        return (first.to(DTYPE),)
+    else:
+        REST: tl.constexpr = COLS - BLOCK_COLS
+        WIDTH: tl.constexpr = second_width(REST)
+        rest = _cache_columns(
+            base + BLOCK_COLS, page, start_n, seen, stride_page, stride_slot, PAGE_SIZE, BLOCK_N, REST, WIDTH
+        )
+        return first.to(DTYPE), rest.to(DTYPE)
+
+
+@triton.jit
+def first_columns(tile, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
+    """The tile of the first columns of a matrix: a part of its tile, or all of it."""
+    if COLS <= BLOCK_COLS:
+        return (tile[0],)
+    else:
+        return tile
+
+
+@triton.jit
+def head_scale(scale, head, KIND: tl.constexpr):
+    """What the values of a key head in a cache are times; 1 where the cache has no scale, or one for each token."""
+    if KIND == "number":
+        return scale
+    elif KIND == "head":
+        return tl.load(scale + head).to(tl.float32)
+    else:
+        return 1.0
+
+
+@triton.jit
+def value_unit(scale, head, KIND: tl.constexpr):
+    """What a sum of values is times before the first: their scale, or of one for each token next to nothing."""
+    if KIND == "token":
+        return tl.full([], 1e-30, tl.float32)
+    else:
+        return head_scale(scale, head, KIND)
+
+
+@triton.jit
+def token_scales(scale, head, num_kv_heads, page, start_n, seen, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """What the values of each key from `start_n` on are times; 0 and not read for those that are not `seen`."""
+    slot = page * PAGE_SIZE + (start_n + tl.arange(0, BLOCK_N)) % PAGE_SIZE
+    return tl.load(scale + slot * num_kv_heads + head, mask=seen, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _head_columns(ptr, offsets, is_row, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    return tl.load(ptr + offsets[:, None] + col, mask=is_row[:, None] & (col < COLS), other=0.0)
+
+
+@triton.jit
+def load_heads(ptr, offsets, is_row, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
+    """A tile of rows that begin at `offsets`; those that are none are zero."""
+    first = _head_columns(ptr, offsets, is_row, COLS, BLOCK_COLS)
+    if COLS <= BLOCK_COLS:
+        return (first,)
+    else:
+        REST: tl.constexpr = COLS - BLOCK_COLS
+        return first, _head_columns(ptr + BLOCK_COLS, offsets, is_row, REST, second_width(REST))
+
+
+@triton.jit
+def store_heads(ptr, tile, offsets, is_row, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
+    """Store a tile to rows that begin at `offsets`."""
+    for i in tl.static_range(len(tile)):
+        col = i * BLOCK_COLS + tl.arange(0, tile[i].shape[1])[None, :]
+        value = tile[i].to(ptr.dtype.element_ty)
+        tl.store(ptr + offsets[:, None] + col, value, mask=is_row[:, None] & (col < COLS))
+
+
+@triton.jit
+def join_sums(max_1, sum_1, max_2, sum_2):
+    """The maximum and the sum of the logits of two parts together, and the factors of what each has summed."""
+    row_max = tl.maximum(max_1, max_2)
+    # While neither has met a key the maximum is -inf, and -inf minus -inf is NaN.
+    max_ref = tl.where(row_max == float("-inf"), 0.0, row_max)
+    alpha_1, alpha_2 = tl.exp2(max_1 - max_ref), tl.exp2(max_2 - max_ref)
+    return row_max, tl.fma(sum_1, alpha_1, sum_2 * alpha_2), alpha_1, alpha_2
+
+
+@triton.jit
+def join_columns(acc_1, alpha_1, acc_2, alpha_2):
+    """The sums of values of two parts together. The rounding is spelled out: every kernel joins with the same bits."""
+    return tl.fma(acc_1, alpha_1[:, None].broadcast_to(acc_1.shape), acc_2 * alpha_2[:, None])
+
+
+@triton.jit
+def join_parts(max_1, sum_1, acc_1, max_2, sum_2, acc_2):
+    """Two parts of the keys of a tile as one: maxima and sums of its rows, and the sums of values."""
+    row_max, row_sum, alpha_1, alpha_2 = join_sums(max_1, sum_1, max_2, sum_2)
+    first = join_columns(acc_1[0], alpha_1, acc_2[0], alpha_2)
+    if len(acc_1) == 1:
+        return row_max, row_sum, (first,)
+    else:
+        return row_max, row_sum, (first, join_columns(acc_1[1], alpha_1, acc_2[1], alpha_2))
+
+
+@triton.jit(do_not_specialize=["num_kv_heads", "partial_rows"])
+def merge_splits(
+    partial_o_ptr,
+    partial_sums_ptr,
+    tiles_ptr,
+    counts_ptr,
+    o_ptr,
+    lse_ptr,
+    stride_ob,
+    stride_oh,
+    stride_os,
+    stride_lseb,
+    stride_lseh,
+    num_kv_heads,
+    partial_rows,
+    GROUP: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """Join the parts of each tile, in their order, so that equal inputs give equal bits.
+
+    A program takes one row after the other. A part has FOLDED splits, or else FOLDED parts are folded first: BLOCK_P of
+    such at a time. COLUMNS is the power of two that holds HEAD_DIM_V columns.
+    """
+    num_items = tl.load(counts_ptr + 1) * num_kv_heads * partial_rows
+    col = tl.arange(0, COLUMNS)
+    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
+        row = item % partial_rows
+        hkv = item // partial_rows % num_kv_heads
+        record = tiles_ptr + item // (partial_rows * num_kv_heads) * 8
+        b, q_start = tl.load(record).to(tl.int64), tl.load(record + 1).to(tl.int64)
+        q_len, start_row = tl.load(record + 2), tl.load(record + 3)
+        first_part, parts = tl.load(record + 4).to(tl.int64), tl.load(record + 5)
+        together = FOLDED // tl.load(record + 6)
+        if start_row + row < q_len * GROUP:
+            row_max = tl.full([], float("-inf"), tl.float32)
+            row_sum = tl.zeros([], tl.float32)
+            acc = tl.zeros([COLUMNS], tl.float32)
+            if OVERLAPS:
+                # This may run while the parts are computed.
+                gdc_wait()
+            for first in range(0, parts, BLOCK_P * together):
+                # All loads come first: what folds them would wait for each.
+                maxima, sums, values = (), (), ()
+                for member in tl.static_range(FOLDED):
+                    nth = first + tl.arange(0, BLOCK_P) * together + member
+                    is_part = (nth < parts) & (member < together)
+                    part = ((first_part + nth) * num_kv_heads + hkv) * partial_rows + row
+                    mask = is_part[:, None] & (col < HEAD_DIM_V)[None, :]
+                    maxima = maxima + (tl.load(partial_sums_ptr + part * 2, mask=is_part, other=float("-inf")),)
+                    sums = sums + (tl.load(partial_sums_ptr + part * 2 + 1, mask=is_part, other=0.0),)
+                    columns = partial_o_ptr + part[:, None] * HEAD_DIM_V + col[None, :]
+                    values = values + (tl.load(columns, mask=mask, other=0.0),)
+                parts_max, parts_sum, parts_acc = maxima[0], sums[0], values[0]
+                for member in tl.static_range(1, FOLDED):
+                    parts_max, parts_sum, alpha_1, alpha_2 = join_sums(
+                        parts_max, parts_sum, maxima[member], sums[member]
+                    )
+                    parts_acc = join_columns(parts_acc, alpha_1, values[member], alpha_2)
+                max_new = tl.maximum(row_max, tl.max(parts_max, 0))
+                max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
+                weight, alpha = tl.exp2(parts_max - max_ref), tl.exp2(row_max - max_ref)
+                row_sum = row_sum * alpha + tl.sum(parts_sum * weight, 0)
+                acc = acc * alpha + tl.sum(parts_acc * weight[:, None], 0)
+                row_max = max_new
+            row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
+            token = q_start + (start_row + row) // GROUP
+            h = tl.cast(hkv, tl.int64) * GROUP + (start_row + row) % GROUP
+            o_row = o_ptr + b * stride_ob + token * stride_os + h * stride_oh
+            tl.store(o_row + col, (acc / row_sum).to(o_ptr.dtype.element_ty), mask=col < HEAD_DIM_V)
+            tl.store(lse_ptr + b * stride_lseb + h * stride_lseh + token, (row_max + tl.log2(row_sum)) * LN2)
+
+
+@triton.jit(do_not_specialize=["heads"])
+def append_tokens(
+    x_ptr,
+    slots_ptr,
+    scale_ptr,
+    cache_ptr,
+    stride_xt,
+    stride_xh,
+    stride_xd,
+    stride_page,
+    stride_slot,
+    stride_head,
+    stride_col,
+    heads,
+    page_size,
+    TOKEN_SCALES: tl.constexpr,
+    MOST: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEADS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Write one token's keys or values to its slot; one of -1 is skipped.
+
+    MOST is the largest value of a cache of 8-bit floats, 0 of others. With TOKEN_SCALES the scale of each token and
+    head, dense [pages, page size, heads], is made here: the largest value becomes MOST. HEADS and COLUMNS are powers of
+    two.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + token).to(tl.int64)
+    if slot >= 0:
+        head, col = tl.arange(0, HEADS)[:, None], tl.arange(0, COLUMNS)[None, :]
+        mask = (head < heads) & (col < HEAD_DIM)
+        x = tl.load(x_ptr + token * stride_xt + head * stride_xh + col * stride_xd, mask=mask, other=0.0)
+        if TOKEN_SCALES:
+            scale = tl.max(tl.abs(x.to(tl.float32)), 1, keep_dims=True) / MOST
+            scale = tl.where(scale == 0.0, 1.0, scale)
+            tl.store(scale_ptr + slot * heads + head, scale, mask=head < heads)
+            x = x.to(tl.float32) / scale
+        elif scale_ptr is not None:
+            x = x.to(tl.float32) / tl.load(scale_ptr + head, mask=head < heads, other=1.0)
+        if MOST > 0:
+            x = tl.minimum(tl.maximum(x.to(tl.float32), -MOST), MOST)
+        place = cache_ptr + (slot // page_size) * stride_page + (slot % page_size) * stride_slot
+        tl.store(place + head * stride_head + col * stride_col, x.to(cache_ptr.dtype.element_ty), mask=mask)

@@ -1,0 +1,59 @@
+"""What the caches of a paged call hold: 8-bit floats and their scales."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ..core.checks import check_float
+from ..core.paged import FP8, check_scale_given
+from ..core.paged_calls import check_cache_dtype, check_converts, check_scale_array
+from .support import canonical, host_number, is_array
+
+
+class CacheScale(NamedTuple):
+    """What the values of a cache are times: a number, and floats `[Hkv]` or `[pages, page size, Hkv]`, or None."""
+
+    number: float
+    array: jax.Array | None
+
+
+def check_cache_dtypes(op: str, q: jax.Array, k: jax.Array, v: jax.Array) -> None:
+    """Check the dtypes of caches against that of q."""
+    for name, x in (("k", k), ("v", v)):
+        check_cache_dtype(op, name, x.dtype.name, q.dtype.name, FP8)
+
+
+def checked_scale(op: str, name: str, scale: Any, dtype: Any, cache: tuple[int, ...]) -> CacheScale:
+    """The scale of a cache `[pages, page size, Hkv, D]` of this dtype.
+
+    An array `[]` serves every key head: its value may be traced.
+    """
+    check_scale_given(op, name, scale, dtype.name)
+    scale = canonical(host_number(op, name, scale) if not isinstance(scale, jax.Array) else scale)
+    if not is_array(scale):
+        return CacheScale(1.0 if scale is None else float(check_float(op, name, scale, 0.0)), None)
+    if scale.shape == ():
+        scale = jnp.broadcast_to(scale, cache[2:3])
+    fits = bool(jnp.issubdtype(scale.dtype, jnp.floating))
+    check_scale_array(op, name, scale.shape, cache, fits=fits, where="", got=f"{scale.dtype.name} {list(scale.shape)}")
+    return CacheScale(1.0, scale)
+
+
+def check_converts_for(op: str, arch: str | None, caches: Mapping[str, jax.Array]) -> None:
+    """Check that the architecture which kernels are compiled for converts the dtypes of caches."""
+    if arch is not None and arch.startswith("sm_"):
+        number = int(arch.removeprefix("sm_"))
+        for name, x in caches.items():
+            check_converts(op, name, x.dtype.name, (number // 10, number % 10))
+
+
+def dequantised(x: jax.Array, scale: jax.Array | None, factor: float, page: jax.Array, slot: jax.Array) -> jax.Array:
+    """Tokens of a cache, `[tokens, Hkv, D]`, times its scale and a number."""
+    found = x[page, slot]
+    if x.dtype.name in FP8 or scale is not None or factor != 1.0:
+        found = found.astype(jnp.float32) * factor
+    if scale is not None:
+        found *= (scale[page, slot] if scale.ndim == 3 else scale[None])[..., None].astype(jnp.float32)
+    return found

@@ -1,0 +1,56 @@
+"""`append` of `generated.paging` for JAX: a scatter, which XLA does in place where the caches are donated."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from ..core.checks import check_float, fail
+from ..core.paged import check_token_scale
+from ..core.paged_calls import PAGE_LAYOUTS
+
+_OP = "append"
+
+
+def append(
+    k: Array, v: Array, k_cache: Array, v_cache: Array, slots: Array, k_scale: Any, v_scale: Any, page_layout: str
+) -> tuple[Array, ...]:
+    """The caches with k and v, checked, in their slots, and the scales of tokens where these are given."""
+    axes = PAGE_LAYOUTS[page_layout]
+    size = k_cache.shape[axes[1]]
+    # A page behind the last is dropped; one below zero would count from the end.
+    page, place = jnp.where(slots < 0, k_cache.shape[0], slots // size), slots % size
+    found, written = [], []
+    for name, x, cache, scale in (("k_scale", k, k_cache, k_scale), ("v_scale", v, v_cache, v_scale)):
+        values = x
+        if isinstance(scale, Array) and scale.ndim == 3:
+            check_token_scale(
+                name, scale.shape, tuple(cache.shape[axis] for axis in axes), jnp.dtype(cache.dtype).itemsize
+            )
+            own = _divided(jnp.abs(x.astype(jnp.float32)).max(-1), float(jnp.finfo(cache.dtype).max))
+            own = jnp.where(own == 0.0, 1.0, own)
+            written.append(scale.at[page, place].set(own.astype(scale.dtype), mode="drop"))
+            values = _divided(x.astype(jnp.float32), own[..., None])
+        elif scale is not None:
+            values = _divided(x.astype(jnp.float32), _by_head(name, scale, x.shape[1]))
+        if jnp.dtype(cache.dtype).itemsize == 1:
+            most = float(jnp.finfo(cache.dtype).max)
+            values = jnp.clip(values.astype(jnp.float32), -most, most)
+        written_slots = cache.at[page, place] if page_layout == "pshd" else cache.at[page, :, place]
+        found.append(written_slots.set(values.astype(cache.dtype), mode="drop"))
+    return *found, *written
+
+
+def _divided(x: Array, divisor: Any) -> Array:
+    """A quotient, rounded once, as in torch."""
+    # XLA multiplies by the reciprocal of a divisor that it sees to be broadcast.
+    return x / jnp.where(jnp.isnan(x), x, divisor)
+
+
+def _by_head(name: str, scale: Any, heads: int) -> Any:
+    """What the values of a cache are times: a number, or an array that broadcasts to its tokens."""
+    if not isinstance(scale, Array):
+        return check_float(_OP, name, scale)
+    if scale.shape not in ((), (heads,)) or not jnp.issubdtype(scale.dtype, jnp.floating):
+        fail(_OP, name, f"a number or floats [{heads}]", f"{scale.dtype} {list(scale.shape)}")
+    return jnp.broadcast_to(scale, (1, heads))[..., None]

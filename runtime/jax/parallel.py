@@ -1,0 +1,211 @@
+"""Context parallelism inside `jax.shard_map`: an op over rows that several devices have."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..core.checks import PACKED
+from ..core.costs import repeats_of_keys
+from ..core.key_needs import planned_needs
+from ..core.parallel_calls import TOKENS, form_of, head_axis, local_axes, own_dims, row_axis
+from ..core.shards import Layout
+from ..core.work import VariantWork
+from .key_exchange import needed_rows
+
+LAYOUT = "bshd"
+"""How q, k and v lie by default."""
+
+
+def local_call(op: Callable[..., Any], work: VariantWork, layout: Layout, axis: str, given: Mapping[str, Any]) -> Any:
+    """The rows of this device: `given` are its q, k, v and the keywords of the op, checked."""
+    call = _Call(op, work, layout, axis, given)
+    return call.by_heads() if layout.strategy == "heads" else call.by_gathering()
+
+
+class _Call:
+    """One call on one device of an axis."""
+
+    def __init__(
+        self, op: Callable[..., Any], work: VariantWork, layout: Layout, axis: str, given: Mapping[str, Any]
+    ) -> None:
+        self.op, self.work, self.layout, self.axis = op, work, layout, axis
+        keywords = {name: x for name, x in given.items() if x is not None and name != "q_offset"}
+        self.q, self.k, self.v = (keywords.pop(name) for name in ("q", "k", "v"))
+        self.form = form_of(layout, keywords, LAYOUT)
+        self.packed = self.form == PACKED
+        self.rows, self.heads = row_axis(self.form), head_axis(self.form)
+        self.wants_lse = keywords.pop("return_lse", False)
+        self.tokens = {name: self._gathered(keywords.pop(name), 1) for name in TOKENS if name in keywords}
+        self.given_tokens = tuple(self.tokens)
+        if layout.segment_ids is not None and "q_segment_ids" not in self.tokens:
+            ids = jnp.atleast_2d(jnp.asarray(layout.segment_ids, jnp.int32))
+            self.tokens["q_segment_ids"] = jnp.broadcast_to(ids, (self.q.shape[0], layout.seq))
+        own = {name: keywords.pop(name) for name in work.tensors if name in keywords}
+        self.own = {name: self._whole(name, x) for name, x in own.items()}
+        self.keywords = keywords
+
+    def _gathered(self, x: jax.Array, axis: int) -> jax.Array:
+        """The rows of all devices in order."""
+        (found,) = _rows_of_all(self.layout, self.axis, axis, 1, x)
+        return found
+
+    def _whole(self, name: str, x: Any) -> Any:
+        for axis in local_axes(self.work, self.layout, name, getattr(x, "shape", ())):
+            x = self._gathered(x, axis)
+        return x
+
+    def _rows_here(self) -> jax.Array:
+        """Booleans `[local]`: which rows of this device are no padding."""
+        order = jnp.asarray(self.layout.order.reshape(self.layout.ranks, -1), jnp.int32)
+        return order[jax.lax.axis_index(self.axis)] < self.layout.seq
+
+    def _finished(self, o: jax.Array, lse: jax.Array | None) -> Any:
+        """o and lse, padding rows 0 and -inf."""
+        here = self._rows_here() if self.layout.padded > self.layout.seq else None
+        if here is not None:
+            o = jnp.where(jnp.expand_dims(here, [x for x in range(o.ndim) if x != self.rows]), o, 0)
+        if lse is None:
+            return o
+        if here is not None:
+            lse = jnp.where(jnp.expand_dims(here, list(range(lse.ndim - 1))), lse, -jnp.inf)
+        return o, lse
+
+    def _called(self, q: jax.Array, k: jax.Array, v: jax.Array, keywords: dict[str, Any]) -> Any:
+        if self.wants_lse:
+            return self.op(q, k, v, **self.keywords, **keywords, return_lse=True)
+        return self.op(q, k, v, **self.keywords, **keywords), None
+
+    # ---------------------------------------------------------------------------------------------------------- heads
+
+    def by_heads(self) -> Any:
+        """Rows of all heads become heads of all rows, and back."""
+        layout, rows, heads = self.layout, self.rows, self.heads
+        repeats = repeats_of_keys((self.q.shape[heads], self.k.shape[heads]), layout.ranks)
+        k, v = (x if repeats == 1 else jnp.repeat(x, repeats, heads) for x in (self.k, self.v))
+        whole = partial(jax.lax.all_to_all, axis_name=self.axis, split_axis=heads, concat_axis=rows, tiled=True)
+        q, k, v = (jax.lax.slice_in_dim(whole(x), 0, layout.seq, axis=rows) for x in (self.q, k, v))
+        keywords: dict[str, Any] = {**self.tokens, **self._own_heads(repeats)}
+        if layout.cu_seqlens is not None:
+            keywords["cu_seqlens_q"] = jnp.asarray(layout.cu_seqlens, jnp.int32)
+        o, lse = self._called(q, k, v, keywords)
+        back = partial(jax.lax.all_to_all, axis_name=self.axis, tiled=True)
+        o = back(_padded(o, layout, rows), split_axis=rows, concat_axis=heads)
+        if lse is not None:
+            lse = back(_padded(lse, layout, lse.ndim - 1), split_axis=lse.ndim - 1, concat_axis=lse.ndim - 2)
+        return self._finished(o, lse)
+
+    def _own_heads(self, repeats: int) -> dict[str, Any]:
+        """The variant's own tensors for the heads of this device."""
+        ranks, rank = self.layout.ranks, jax.lax.axis_index(self.axis)
+        query_heads, key_heads = self.q.shape[self.heads], self.k.shape[self.heads]
+        found = {}
+        for name, x in self.own.items():
+            for axis, dim in enumerate(own_dims(self.work, self.layout, name, x.ndim)):
+                size = {"h": query_heads, "hkv": key_heads}.get(str(dim))
+                if size is None or x.shape[axis] != size:
+                    continue
+                x = jnp.repeat(x, repeats, axis) if dim == "hkv" and repeats > 1 else x
+                count = x.shape[axis] // ranks
+                x = jax.lax.dynamic_slice_in_dim(x, rank * count, count, axis)
+            found[name] = x
+        return found
+
+    # --------------------------------------------------------------------------------------------------------- gather
+
+    def by_gathering(self) -> Any:
+        """The rows of this device against the keys of all, a call for each of its chunks."""
+        layout = self.layout
+        begins = np.array([[begin for begin, _ in own] for own in layout.chunks], np.int32)
+        lengths = [length for _, length in layout.chunks[0]]
+        own_begins = jnp.asarray(begins)[jax.lax.axis_index(self.axis)]
+        uses = len(lengths)
+        given = {**self.keywords, **self.own, **dict.fromkeys(self.given_tokens, True)}
+        needs = planned_needs(layout, self.work, given, knows_values=False)
+        if needs is None:
+            ks, vs = (_rows_of_all(layout, self.axis, self.rows, uses, x) for x in (self.k, self.v))
+        else:
+            ks, vs = (needed_rows(layout, needs, self.axis, self.rows, uses, x) for x in (self.k, self.v))
+        outputs, sums, at = [], [], 0
+        for i, length in enumerate(lengths):
+            q = jax.lax.slice_in_dim(self.q, at, at + length, axis=self.rows)
+            o, lse = self._called(q, ks[i], vs[i], self._of_chunk(own_begins[i], length))
+            outputs.append(o)
+            sums += [] if lse is None else [lse]
+            at += length
+        return self._finished(jnp.concatenate(outputs, self.rows), jnp.concatenate(sums, -1) if sums else None)
+
+    def _of_chunk(self, begin: jax.Array, length: int) -> dict[str, Any]:
+        """The keywords of a call for rows from `begin` on, a number that only the device knows."""
+        layout = self.layout
+        if layout.cu_seqlens is None:
+            found: dict[str, Any] = dict(self.own)
+            for of_queries, of_keys in (TOKENS[:2], TOKENS[2:]):
+                if of_queries in self.tokens:
+                    whole = self.tokens[of_queries]
+                    found[of_queries] = _rows_from(whole, 1, begin, length, layout)
+                    found[of_keys] = self.tokens.get(of_keys, whole)
+            if "q_positions" not in found:
+                found["q_offset"] = jnp.full((self.q.shape[0],), begin, jnp.int32)
+            return found
+        bounds = jnp.asarray(layout.cu_seqlens, jnp.int32)
+        # The last sequence is padding: it has no keys, so that its rows and their gradients are 0.
+        begins = jnp.append(jnp.clip(bounds - begin, 0, length), length).astype(jnp.int32)
+        found = {"cu_seqlens_q": begins, "cu_seqlens_k": jnp.append(bounds, layout.seq).astype(jnp.int32)}
+        found["q_offset"] = jnp.append(jnp.maximum(begin - bounds[:-1], 0), 0).astype(jnp.int32)
+        for name, x in self.own.items():
+            for axis, dim in enumerate(own_dims(self.work, layout, name, x.ndim)):
+                if dim == "q_idx":
+                    x = _rows_from(x, axis, begin, length, layout)
+                elif dim == "b":
+                    x = jnp.concatenate([x, jax.lax.slice_in_dim(x, x.shape[axis] - 1, None, axis=axis)], axis)
+            found[name] = x
+        return found
+
+
+def _padded(x: jax.Array, layout: Layout, axis: int) -> jax.Array:
+    """Rows up to the padding of all ranks, which is 0."""
+    widths = [(0, layout.padded - layout.seq) if i == axis else (0, 0) for i in range(x.ndim)]
+    return x if layout.padded == layout.seq else jnp.pad(x, widths)
+
+
+def _rows_from(x: jax.Array, axis: int, begin: jax.Array, length: int, layout: Layout) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(_padded(x, layout, axis), begin, length, axis)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
+def _rows_of_all(layout: Layout, name: str, axis: int, uses: int, x: jax.Array) -> Sequence[jax.Array]:
+    """The rows of all devices of an axis, in order, once for each use. Their gradients are added up in float32."""
+    found = jax.lax.all_gather(x, name, axis=axis, tiled=True)
+    if not layout.in_order:
+        found = jnp.take(found, jnp.asarray(layout.places, jnp.int32), axis, unique_indices=True, mode="clip")
+    elif layout.padded > layout.seq:
+        found = jax.lax.slice_in_dim(found, 0, layout.seq, axis=axis)
+    return (found,) * uses
+
+
+def _rows_forward(layout: Layout, name: str, axis: int, uses: int, x: jax.Array) -> Any:
+    return _rows_of_all(layout, name, axis, uses, x), None
+
+
+def _rows_backward(layout: Layout, name: str, axis: int, _uses: int, _: None, given: Sequence[jax.Array]) -> Any:
+    if given[0].dtype == jax.dtypes.float0:
+        return (np.zeros([layout.local if i == axis else n for i, n in enumerate(given[0].shape)], jax.dtypes.float0),)
+    total = given[0].astype(jnp.float32)
+    for x in given[1:]:
+        total = total + x
+    if not layout.in_order:
+        order = jnp.asarray(np.minimum(layout.order, layout.seq - 1), jnp.int32)
+        is_row = jnp.asarray(layout.order < layout.seq)
+        total = jnp.take(total, order, axis, mode="clip")
+        total = jnp.where(jnp.expand_dims(is_row, [i for i in range(total.ndim) if i != axis]), total, 0)
+    else:
+        total = _padded(total, layout, axis)
+    found = jax.lax.psum_scatter(total, name, scatter_dimension=axis, tiled=True)
+    return (found.astype(given[0].dtype),)
+
+
+_rows_of_all.defvjp(_rows_forward, _rows_backward)

@@ -1,0 +1,210 @@
+"""Attention over several devices in JAX: each has some rows of a long sequence, and every variant stays exact.
+
+>>> from generated.jax import causal
+>>> layout = plan(causal, 2, seq=4096, heads=(8, 2), head_dim=64, strategy="gather")
+>>> layout.chunks
+(((0, 1024), (3072, 1024)), ((1024, 1024), (2048, 1024)))
+
+Rows of a whole array are put in the order of the devices before it is cut along the axis of the mesh:
+
+    layout = plan(causal, mesh.shape["cp"], seq=131072, heads=(32, 8), head_dim=128)
+    tokens, positions = layout.shard(tokens, dim=1), layout.shard(layout.positions)
+    o = context_parallel(causal, layout, mesh=mesh, spec=P("dp", "cp", "tp"))(q, k, v)     # in jit
+    o = context_parallel(causal, layout, axis="cp")(q, k, v)                              # in your own shard_map
+    logits = layout.unshard(logits, dim=1)
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from ._runtime.core import shards
+from ._runtime.core.checks import PACKED, fail
+from ._runtime.core.costs import Machine
+from ._runtime.core.parallel_calls import TOKENS, check_call, form_of, own_dims
+from ._runtime.core.shard_plans import make_layout
+from ._runtime.core.work import work_of
+from ._runtime.jax.parallel import LAYOUT, local_call
+
+__all__ = ["Layout", "Machine", "context_parallel", "plan"]
+
+
+class Layout(shards.Layout):
+    """A layout among devices: it puts the rows of arrays in their order and back. Make it with `plan(...)`."""
+
+    @property
+    def positions(self) -> jax.Array:
+        """The position of each row in its sequence, int32 `[seq]`."""
+        return jnp.asarray(self.row_positions, jnp.int32)
+
+    def shard(self, x: jax.Array, dim: int = 0) -> jax.Array:
+        """Rows of a whole array along `dim` in the order of the devices, padding 0: cut it evenly over the axis."""
+        axis = shards.axis_of(x, dim, self.seq, "shard")
+        widths = [(0, self.padded - self.seq) if i == axis else (0, 0) for i in range(x.ndim)]
+        return jnp.take(jnp.pad(x, widths), jnp.asarray(self.order), axis, unique_indices=True, mode="clip")
+
+    def unshard(self, x: jax.Array, dim: int = 0) -> jax.Array:
+        """The inverse, without padding."""
+        axis = shards.axis_of(x, dim, self.padded, "unshard")
+        return jnp.take(x, jnp.asarray(self.places), axis, unique_indices=True, mode="clip")
+
+
+def plan(
+    op: Any,
+    mesh: Any,
+    *,
+    seq: int,
+    heads: tuple[int, int],
+    head_dim: int,
+    cu_seqlens: Any = None,
+    segment_ids: Any = None,
+    masks: Sequence[tuple[Any, Mapping[str, Any]]] | None = None,
+    strategy: str = "auto",
+    balance: str = "work",
+    machine: Machine | None = None,
+    **own: Any,
+) -> Layout:
+    """Which rows each device has, and how devices compute together: made on the host, before anything is traced.
+
+    A layout is hashable, so that it may be a static argument of `jax.jit`.
+
+    Args:
+        op: the op whose work is dealt, such as `generated.jax.causal`.
+        mesh: how many devices the axis has, `mesh.shape["cp"]`, or a mesh of one axis.
+        seq: rows of the whole sequence; any number.
+        heads: query heads and key heads of a device. head_dim: their size.
+        cu_seqlens: integers `[n + 1]`: packed sequences, whose calls take q `[rows, Hq, D]`.
+        segment_ids: integers `[S]` or `[B, S]`: documents in rows of a batch; calls keep them apart.
+        masks: several `(op, its arguments)` that share this layout, in place of `own`.
+        strategy: "heads", "gather", "exchange", or "auto", the fastest by the cost model: `layout.reasons` says why.
+            "exchange" sends only keys that the masks of the plan may attend to. A call of another op, with other
+            arguments, with positions, or of a mask that reads arrays gathers all keys.
+        balance: "work" deals rows by the blocks that the masks visit, "zigzag" by row numbers alone, "contiguous" not.
+        machine: rates for the cost model.
+        own: what the mask of `op` reads, such as `size=1024`: numbers and arrays with values.
+
+    Raises:
+        ArgumentError: a bad argument.
+    """
+    ranks = mesh
+    if isinstance(mesh, jax.sharding.Mesh):
+        if len(mesh.axis_names) != 1:
+            fail("plan", "mesh", 'a mesh of one axis, or a number such as mesh.shape["cp"]', f"{dict(mesh.shape)}")
+        ranks = mesh.size
+    if masks is not None and own:
+        fail("plan", next(iter(own)), "arguments inside masks= where that is given", "one beside it")
+    layout = make_layout(
+        op,
+        ranks,
+        seq=seq,
+        heads=heads,
+        head_dim=head_dim,
+        cu_seqlens=cu_seqlens,
+        segment_ids=segment_ids,
+        masks=masks,
+        strategy=strategy,
+        balance=balance,
+        head_groups=1,  # XLA orders collectives beside kernels by itself
+        machine=machine,
+        own=own,
+    )
+    return Layout(**{each.name: getattr(layout, each.name) for each in fields(shards.Layout)})
+
+
+def context_parallel(
+    op: Callable[..., Any],
+    layout: Layout,
+    *,
+    axis: str = "cp",
+    mesh: Any = None,
+    spec: Any = None,
+) -> Callable[..., Any]:
+    """`op` over the rows of all devices of a mesh axis: `context_parallel(op, layout)(q, k, v, ...)`.
+
+    Without a mesh it is called inside `jax.shard_map`, on each device's rows: q, k and v, o and lse, token ids and
+    positions. The variant's own tensors are whole on every device; one with an axis of rows may also be the device's
+    rows, as a log-decay `g` usually is.
+
+    With a mesh it makes the `shard_map`: arrays are whole ones in the order of `layout.shard`. Keywords are those of
+    the op, without `q_offset`, `cu_seqlens_q`, `schedule` and `dropout_p`.
+
+    Args:
+        axis: the axis of the mesh that rows are cut along.
+        mesh: of the devices; its axes are of the type Auto.
+        spec: how q, k and v are cut: axes of the mesh for batch rows, rows and heads, `P("dp", "cp", "tp")`, in this
+            order whatever the layout of the call; for packed rows those for rows and heads, `P("cp", "tp")`.
+
+    Raises:
+        ArgumentError: a bad argument.
+    """
+    if not isinstance(layout, Layout):
+        fail("context_parallel", "layout", "what plan(...) returns", type(layout).__name__)
+    work = work_of(op)
+    known = list(inspect.signature(op).parameters)
+
+    def on_device(**given: Any) -> Any:
+        size = jax.lax.axis_size(axis)
+        if size != layout.ranks:
+            fail(work.op, "layout", f"one planned for the {size} devices of the axis {axis!r}", layout.ranks)
+        check_call(work, layout, known, given, LAYOUT)
+        return local_call(op, work, layout, axis, given)
+
+    def call(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
+        given = {"q": q, "k": k, "v": v, **keywords}
+        if mesh is None:
+            return on_device(**given)
+        arrays = {name: x for name, x in given.items() if getattr(x, "shape", ())}
+        rest = {name: x for name, x in given.items() if name not in arrays}
+        form = form_of(layout, given, LAYOUT)
+        axes = _Axes(form, tuple(spec or ()), axis)
+        names = list(arrays)
+        specs = tuple(axes.of(work, layout, name, arrays[name]) for name in names)
+        out = axes.rows
+        mapped = jax.shard_map(
+            lambda *local: on_device(**dict(zip(names, local, strict=True)), **rest),
+            mesh=mesh,
+            in_specs=specs,
+            out_specs=(out, axes.lse) if keywords.get("return_lse") else out,
+        )
+        return mapped(*arrays.values())
+
+    call.__name__ = f"context_parallel_{work.op}"
+    call.__doc__ = op.__doc__
+    return call
+
+
+class _Axes:
+    """The axes of a mesh that arrays of a call are cut along."""
+
+    def __init__(self, form: str, spec: tuple[Any, ...], axis: str) -> None:
+        packed = form == PACKED
+        given = (*spec, None, None, None)
+        batch, rows, heads = (None, *given[:2]) if packed else given[:3]
+        if spec and rows != axis:
+            fail("context_parallel", "spec", f"{axis!r}, the axis of the call, for rows", f"{rows!r} in {spec}")
+        self.by_dim = {"b": batch, "h": heads, "hkv": heads}
+        self.axis = axis
+        of_form = {PACKED: (axis, heads), "bshd": (batch, axis, heads), "bhsd": (batch, heads, axis)}
+        self.rows = PartitionSpec(*of_form[form])
+        self.lse = PartitionSpec(heads, axis) if packed else PartitionSpec(batch, heads, axis)
+        self.tokens = PartitionSpec(batch, axis)
+
+    def of(self, work: Any, layout: Layout, name: str, x: Any) -> PartitionSpec:
+        """How one argument is cut."""
+        if name in ("q", "k", "v"):
+            return self.rows
+        if name in TOKENS:
+            return self.tokens
+        if name == "kv_lengths":
+            return PartitionSpec(self.by_dim["b"])
+        if name not in work.tensors:
+            return PartitionSpec()
+        dims = own_dims(work, layout, name, x.ndim)
+        # Of the variant's own tensors a log-decay is cut by rows, as k is.
+        by_dim = self.by_dim | ({"kv_idx": self.axis} if name == "g" else {})
+        return PartitionSpec(*(by_dim.get(str(dim)) for dim in dims))

@@ -1,0 +1,171 @@
+"""Attention over several GPUs in PyTorch: each has some rows of a long sequence, and every variant stays exact.
+
+>>> from generated.torch import causal
+>>> layout = plan(causal, 2, seq=4096, heads=(8, 2), head_dim=64)
+>>> layout.strategy, layout.chunks[0]
+('gather', ((0, 1024), (3072, 1024)))
+>>> plan(causal, 2, seq=4096, heads=(8, 2), head_dim=64, strategy="heads").chunks
+(((0, 2048),), ((2048, 2048),))
+
+With a mesh of processes in place of the number 2, a layout splits tensors and ops compute on their parts:
+
+    layout = plan(causal, mesh["cp"], seq=131072, heads=(32, 8), head_dim=128)
+    tokens, positions = layout.shard(tokens, dim=1), layout.shard(layout.positions)
+    o = context_parallel(causal, layout)(q, k, v)
+    logits = layout.unshard(logits, dim=1)
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._runtime.core import shards
+from ._runtime.core.checks import fail
+from ._runtime.core.costs import Machine
+from ._runtime.core.shard_plans import make_layout
+from ._runtime.core.work import work_of
+from ._runtime.torch.collectives import Collectives, collectives_of
+from ._runtime.torch.exchange import Unsharded, own_rows
+from ._runtime.torch.parallel import ContextParallel
+
+__all__ = ["Layout", "Machine", "context_parallel", "plan"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout(shards.Layout):
+    """A layout among processes: it splits tensors into the rows of each rank, and puts them together again.
+
+    Make it with `plan(...)`. Layouts are equal if they are the same plan; `comm` is what the ranks reach each other by,
+    None where `plan` was given a number of ranks.
+    """
+
+    comm: Collectives | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def positions(self) -> Tensor:
+        """The position of each row in its sequence, int64 `[seq]`, on the device of the mesh."""
+        device = "cpu" if self.comm is None else self.comm.device_type
+        return torch.as_tensor(self.row_positions, device=device)
+
+    def shard(self, x: Tensor, dim: int = 0, *, rank: int | None = None) -> Tensor:
+        """The rows of this rank, or of `rank`, along `dim`; padding, where `seq` does not divide, is 0.
+
+        Nothing is sent: every rank has the whole `x`. Differentiable; each rank's gradient is that of its own rows.
+        """
+        axis = shards.axis_of(x, dim, self.seq, "shard")
+        if rank is None:
+            rank = self._reached("shard").rank
+        if not 0 <= rank < self.ranks:
+            fail("Layout.shard", "rank", f"from 0 to {self.ranks - 1}", rank)
+        return own_rows(x.movedim(axis, 0), self, rank).movedim(0, axis)
+
+    def unshard(self, x: Tensor, dim: int = 0) -> Tensor:
+        """The rows of all ranks in order along `dim`, without padding, on every rank.
+
+        The gradient of each rank is that of its own rows: every rank is taken to compute the same loss.
+        """
+        axis = shards.axis_of(x, dim, self.local, "unshard")
+        comm = self._reached("unshard")
+        found: Tensor = Unsharded.apply(comm, self, x.movedim(axis, 0).contiguous())
+        return found.movedim(0, axis)
+
+    def _reached(self, function: str) -> Collectives:
+        if self.comm is None:
+            expected = "a DeviceMesh or a process group as the mesh of plan(...)"
+            fail(f"Layout.{function}", "layout", expected, f"one planned for the number {self.ranks}")
+        return self.comm
+
+
+def plan(
+    op: Any,
+    mesh: Any,
+    *,
+    seq: int,
+    heads: tuple[int, int],
+    head_dim: int,
+    cu_seqlens: Any = None,
+    segment_ids: Any = None,
+    masks: Sequence[tuple[Any, Mapping[str, Any]]] | None = None,
+    strategy: str = "auto",
+    balance: str = "work",
+    head_groups: int | None = None,
+    machine: Machine | None = None,
+    **own: Any,
+) -> Layout:
+    """Which rows each rank has, and how ranks compute together: made once for a shape, or once for a batch's documents.
+
+    Nothing is sent, and nothing waits for a device unless an argument lies there. Every rank makes the same plan.
+
+    Args:
+        op: the op whose work is dealt, such as `generated.torch.causal`.
+        mesh: a DeviceMesh of one dim, such as `mesh["cp"]`, a process group, or a number of ranks, to look at a plan.
+        seq: rows of the whole sequence; any number.
+        heads: query heads and key heads of a rank. head_dim: their size.
+        cu_seqlens: integers `[n + 1]`: packed sequences, whose calls take q `[rows, Hq, D]`. Each is cut where the plan
+            cuts it, none is padded.
+        segment_ids: integers `[S]` or `[B, S]`: documents in rows of a batch; calls keep them apart.
+        masks: several `(op, its arguments)` that share this layout, such as the layers of a model; in place of `own`.
+        strategy: "heads", "gather", "exchange", or "auto", the fastest by the cost model: `layout.reasons` says why.
+            "exchange" sends only keys that the masks of the plan may attend to. A call of another op, or with other
+            arguments or with positions, gathers all keys. Of masks that read tensors it compares these in each call,
+            which waits for the device: "auto" never exchanges for those.
+        balance: "work" deals rows by the blocks that the masks visit, "zigzag" by row numbers alone, "contiguous" not.
+        head_groups: in how many groups key heads are gathered; by default as the cost model says.
+        machine: rates for the cost model.
+        own: what the mask of `op` reads, such as `size=1024`: numbers and tensors on the host.
+
+    Raises:
+        ArgumentError: a bad argument; the same on every rank.
+    """
+    comm = collectives_of(mesh)
+    ranks = mesh if comm is None else comm.size
+    if masks is not None and own:
+        fail("plan", next(iter(own)), "arguments inside masks= where that is given", "one beside it")
+    layout = make_layout(
+        op,
+        ranks,
+        seq=seq,
+        heads=heads,
+        head_dim=head_dim,
+        cu_seqlens=cu_seqlens,
+        segment_ids=segment_ids,
+        masks=masks,
+        strategy=strategy,
+        balance=balance,
+        head_groups=head_groups,
+        machine=machine,
+        own=own,
+    )
+    return Layout(**{each.name: getattr(layout, each.name) for each in fields(shards.Layout)}, comm=comm)
+
+
+def context_parallel(
+    op: Callable[..., Any], layout: Layout, *, check: bool | None = None, sum_gradients: bool = True
+) -> ContextParallel:
+    """`op` over the rows of all ranks: `context_parallel(op, layout)(q, k, v, ...)`.
+
+    q, k and v are this rank's rows, as `layout.shard` gives them, and so are o and lse. Keywords are those of the op:
+
+    - numbers and the variant's own tensors, whole on every rank. One with an axis of rows may also be this rank's rows
+      of it, as a log-decay `g` usually is;
+    - `q_segment_ids` and positions: this rank's rows;
+    - no `q_offset`, `cu_seqlens_q` or `schedule`: the layout has them. No `dropout_p`.
+
+    Args:
+        check: compare the arguments of all ranks before anything is sent, so that an error of one is raised on every
+            one. None: in the first call; True: in each, for debugging; False: never.
+        sum_gradients: add up the gradients of tensors that every rank has whole. False leaves each rank its own part,
+            where an outer wrapper (FSDP, DDP) adds up those of all parameters.
+
+    Raises:
+        ArgumentError: a bad argument. NotImplementedError: a second derivative is wanted.
+    """
+    if not isinstance(layout, Layout):
+        fail("context_parallel", "layout", "what plan(...) returns", type(layout).__name__)
+    if layout.comm is None:
+        expected = "one planned for a DeviceMesh or a process group"
+        fail("context_parallel", "layout", expected, f"one for the number {layout.ranks}")
+    return ContextParallel(op, work_of(op), layout, layout.comm, check, sum_gradients)

@@ -1,0 +1,231 @@
+"""Caches of 8-bit floats with scales, against float64 of what they hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from generated import paging
+from generated.torch import causal
+from tests.kernels.test_paged import DTYPE, LEGAL, LENGTHS, SIZES, check, draw_case
+from tests.support.cases import DEVICE, INTERPRET
+from tests.support.scaled_caches import FP8, KINDS, draw_scale, own_scales, quantised_case
+
+pytestmark = pytest.mark.covers(mode="paged", family="portable", dtype="float32", framework="torch")
+KV_HEADS = SIZES.kv_heads
+
+
+@pytest.mark.parametrize("dtype", FP8, ids=str)
+@pytest.mark.parametrize("kinds", [(kind, kind) for kind in KINDS] + [("head", "token")], ids="-".join)
+def test_each_kind_of_scale(dtype: torch.dtype, kinds: tuple[str, str]) -> None:
+    case = draw_case("causal", 16, (2,) * 5)
+    case = quantised_case(case, dtype, *own_scales(case, kinds))
+    check(case.got(), case.expected())
+
+
+@pytest.mark.parametrize("variant", LEGAL)
+def test_every_variant_on_scaled_caches(variant: str) -> None:
+    """Packed, of some and of many queries, on pages that hold no whole block."""
+    case = draw_case(variant, 7, (5, 0, 1, 40, 2))
+    case = quantised_case(case, torch.float8_e4m3fn, *own_scales(case, ("token", "token")))
+    check(case.got(), case.expected())
+
+
+@pytest.mark.parametrize("kinds", [("number", "number"), ("token", "head")], ids="-".join)
+def test_the_reference_on_scaled_caches(kinds: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("generated._runtime.torch.paged.runs_reference", lambda _q: True)
+    case = draw_case("alibi", 16, (2,) * 5)
+    case = quantised_case(case, torch.float8_e4m3fn, *own_scales(case, kinds))
+    check(case.got(), case.expected())
+
+
+def test_small_scales_of_tokens_keep_their_digits() -> None:
+    """Half precision holds no product of a weight and such a scale."""
+    case = draw_case("causal", 16, (2,) * 5)
+    scale = draw_scale("token", case.v) * 1e-6
+    case = quantised_case(replace(case, v=case.v * 1e-6), torch.float8_e4m3fn, 0.01, scale)
+    q = case.q.half()
+    case = replace(case, q=q, alone=[(one.half(), k, v, own) for one, k, v, own in case.alone])
+    o, want = case.got()[0].double(), case.expected()[0]
+    # Of an o in half precision: its subnormal numbers are 2**-24 apart.
+    torch.testing.assert_close(o, want, atol=2**-24, rtol=1e-2)
+
+
+def test_a_sequence_has_the_same_bits_on_any_pages() -> None:
+    case = draw_case("causal", 16, (2,) * 5)
+    case = quantised_case(case, torch.float8_e4m3fn, *own_scales(case, ("token", "token")))
+    want = case.call()[0][3]
+    place = torch.arange(LENGTHS[3], device=DEVICE)
+    page, slot = case.kwargs["page_table"][3, place // 16].long(), place % 16
+    for page_size in (64, 1):
+        pool = paging.Pool(512 // page_size, page_size)
+        pool.extend("other", 5)
+        slots = torch.tensor(pool.extend("own", LENGTHS[3]), device=DEVICE)
+        moved = []
+        for x in (case.k, case.v, case.kwargs["k_scale"], case.kwargs["v_scale"]):
+            new = torch.zeros((512, *x.shape[2:]), device=DEVICE).to(x.dtype)
+            new[slots] = x[page, slot]
+            moved.append(new.view(512 // page_size, page_size, *x.shape[2:]))
+        table = torch.tensor(pool.page_table(["own"]), device=DEVICE)
+        lengths = torch.tensor([LENGTHS[3]], device=DEVICE)
+        k, v, k_scale, v_scale = moved
+        o = causal(case.q[3:4], k, v, page_table=table, kv_lengths=lengths, k_scale=k_scale, v_scale=v_scale)
+        assert torch.equal(o[0], want)
+
+
+def test_scales_serve_caches_of_the_dtype_of_q() -> None:
+    case = draw_case("softcap", 16, (2,) * 5)
+    k_scale, v_scale = own_scales(case, ("head", "token"))
+    scaled = quantised_case(case, case.k.dtype, k_scale, v_scale)
+    check(scaled.got(), scaled.expected())
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"k_scale": None}, "k_scale: expected a number, floats .* for a cache of float8_e4m3fn, got None"),
+        ({"v_scale": None}, "v_scale: expected a number, floats .* for a cache of float8_e4m3fn, got None"),
+        ({"k_scale": -1.0}, "k_scale: expected a number of at least 0.0, got -1.0"),
+        ({"v_scale": torch.ones(3, device=DEVICE)}, r"v_scale: expected .*\[2\] or .*, got torch.float32 \[3\]"),
+        ({"v_scale": torch.ones(2, dtype=torch.int32, device=DEVICE)}, "v_scale: expected .* got torch.int32"),
+        ({"k_scale": torch.ones(2, device=DEVICE, requires_grad=True)}, "k_scale: expected a tensor without gradient"),
+    ],
+)
+def test_bad_scales(change: dict[str, Any], expected: str) -> None:
+    case = draw_case("causal", 16, (2,) * 5)
+    case = quantised_case(case, torch.float8_e4m3fn, 0.01, 0.01)
+    with pytest.raises(ValueError, match=expected):
+        case.call(**change)
+
+
+def test_scales_without_pages_are_refused() -> None:
+    x = torch.zeros(1, KV_HEADS, 4, SIZES.dim, device=DEVICE)
+    with pytest.raises(ValueError, match="k_scale: expected None without page_table, got float"):
+        causal(x, x, x, k_scale=1.0)
+
+
+def test_other_dtypes_of_caches_are_refused() -> None:
+    case = draw_case("causal", 16, (2,) * 5)
+    with pytest.raises(ValueError, match=r"k: expected dtype .*, that of q, or torch.float8_e4m3fn .*, got torch.int8"):
+        replace(case, k=torch.zeros(case.k.shape, dtype=torch.int8, device=DEVICE)).call()
+
+
+def test_plans_need_no_scale() -> None:
+    case = draw_case("window", 16, (1,) * 5)
+    case = quantised_case(case, torch.float8_e4m3fn, 0.01, 0.01)
+    sizes = {name: x for name, x in case.kwargs.items() if "scale" not in name}
+    from generated.torch import window
+
+    plan = window.plan(case.q, case.k, size=case.own["size"], **sizes)
+    assert torch.equal(case.call(schedule=plan)[0], case.call()[0])
+
+
+@pytest.mark.parametrize("dtype", FP8, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_append_quantises(dtype: torch.dtype, kind: str) -> None:
+    """A token's value is off by half a step of its own octave; one of -1 is skipped; too large ones are the largest."""
+    tokens, page_size = 37, 8
+    k, v = (torch.randn(tokens, KV_HEADS, 24, device=DEVICE).to(DTYPE) for _ in range(2))
+    k[3], v[5] = 0.0, 1e4
+    slots = torch.randperm(64, device=DEVICE)[:tokens]
+    slots[7] = -1
+    caches = [torch.zeros(8, page_size, KV_HEADS, 24, device=DEVICE).to(dtype) for _ in range(2)]
+    scales = [draw_scale(kind, cache) for cache in caches]
+    before = [scale.clone() if torch.is_tensor(scale) else scale for scale in scales]
+    found = paging.append(k, v, caches[0], caches[1], slots, k_scale=scales[0], v_scale=scales[1])
+    assert [x is y for x, y in zip(found, [*caches, *(scales if kind == "token" else [])], strict=True)]
+    kept = slots >= 0
+    page, place = slots[kept] // page_size, slots[kept] % page_size
+    for x, cache, scale, old in zip((k, v), caches, scales, before, strict=True):
+        factor = scale[..., None] if torch.is_tensor(scale) else scale
+        held = (cache.double() * factor)[page, place]
+        most = torch.finfo(dtype).max * torch.as_tensor(factor, device=DEVICE).expand(*cache.shape[:3], 1)[page, place]
+        want = x[kept].double().clamp(-most, most)
+        # A step of subnormal numbers, in units of the scale.
+        least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps * most / torch.finfo(dtype).max
+        assert ((held - want).abs() <= (want.abs() * torch.finfo(dtype).eps + least) * 0.51).all()
+        free = torch.ones(64, dtype=torch.bool, device=DEVICE)
+        free[slots[kept]] = False
+        assert not cache.view(64, KV_HEADS, 24)[free].float().any()
+        if kind == "token":
+            assert torch.is_tensor(scale)
+            assert torch.equal(scale.view(64, -1)[free], old.view(64, -1)[free])  # type: ignore[union-attr]
+
+
+def test_appended_tokens_are_attended_to() -> None:
+    """Caches and scales of tokens, both made by append, serve a call."""
+    case = draw_case("causal", 16, (2,) * 5)
+    caches = [torch.zeros(x.shape, device=DEVICE).to(torch.float8_e4m3fn) for x in (case.k, case.v)]
+    scales = [torch.full(x.shape[:3], float("nan"), device=DEVICE) for x in caches]
+    for b, (_, k, v, _) in enumerate(case.alone):
+        place = torch.arange(len(k), device=DEVICE)
+        slots = case.kwargs["page_table"][b, place // 16] * 16 + place % 16
+        paging.append(k, v, caches[0], caches[1], slots, k_scale=scales[0], v_scale=scales[1])
+    held = [x.double() * scale[..., None].double() for x, scale in zip(caches, scales, strict=True)]
+    alone = []
+    for b, (q, k, _, own) in enumerate(case.alone):
+        place = torch.arange(len(k), device=DEVICE)
+        page = case.kwargs["page_table"][b, place // 16].long()
+        alone.append((q, held[0][page, place % 16], held[1][page, place % 16], own))
+    kwargs = case.kwargs | {"k_scale": scales[0], "v_scale": scales[1]}
+    case = replace(case, k=caches[0], v=caches[1], kwargs=kwargs, alone=alone)
+    check(case.got(), case.expected())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_append_is_the_same_in_jax(kind: str) -> None:
+    jnp = pytest.importorskip("jax.numpy")
+    k, v = (torch.randn(9, KV_HEADS, 24) for _ in range(2))
+    slots = torch.tensor([3, 1, -1, 12, 0, 15, 7, 8, 9], dtype=torch.int32)
+    caches = [torch.zeros(4, 4, KV_HEADS, 24).to(torch.float8_e4m3fn) for _ in range(2)]
+    scales = [draw_scale(kind, cache.to(DEVICE)) for cache in caches]
+    scales = [x.cpu() if torch.is_tensor(x) else x for x in scales]
+
+    def in_jax(x: Any) -> Any:
+        if not torch.is_tensor(x):
+            return x
+        if x.dtype == torch.float8_e4m3fn:
+            return jnp.array(x.float().numpy()).astype(jnp.float8_e4m3fn)
+        return jnp.array(x.numpy())
+
+    given: list[Any] = [in_jax(x) for x in (k, v, *caches, slots)]
+    in_jax_scales = {"k_scale": in_jax(scales[0]), "v_scale": in_jax(scales[1])}
+    got = paging.append(given[0], given[1], given[2], given[3], given[4], **in_jax_scales)
+    want = paging.append(k, v, caches[0], caches[1], slots, k_scale=scales[0], v_scale=scales[1])
+    for x, y in zip(got, want, strict=True):
+        # XLA multiplies by a reciprocal: the last digit of a scale, and which of two neighbours is the nearer one.
+        rtol = {"token": 1e-6 if y.dtype == torch.float32 else 0.125}.get(kind, 0.0)
+        torch.testing.assert_close(torch.tensor(x.astype(jnp.float32).tolist()), y.float(), rtol=rtol, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    ("scale", "dtype", "expected"),
+    [
+        (torch.ones(2, 4, 3), torch.float8_e4m3fn, r"k_scale: expected scales \[2, 4, 2\] of .*, got \[2, 4, 3\]"),
+        (torch.ones(2, 4, 2), torch.float16, "k_scale: expected .* 8-bit floats alone, got a cache of 16 bits"),
+        (torch.ones(2, 4, 2).half(), torch.float8_e4m3fn, "k_scale: expected dense float32 .*, got torch.float16"),
+        (torch.ones(3), torch.float8_e4m3fn, r"k_scale: expected a number or floats \[2\] .*, got .* \[3\]"),
+    ],
+)
+def test_append_refuses_scales(scale: Tensor, dtype: torch.dtype, expected: str) -> None:
+    x, cache = torch.zeros(1, 2, 8), torch.zeros(2, 4, 2, 8).to(dtype)
+    with pytest.raises(ValueError, match=expected):
+        paging.append(x, x, cache, cache, torch.tensor([0]), k_scale=scale)
+
+
+def test_bits_do_not_depend_on_who_folds_the_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a batch that alone occupies the chip a program takes several splits, each with scales of its own."""
+    processors, own, others, other = (2, 200, 4, 1100) if INTERPRET else (16, 1100, 16, 2048)
+    monkeypatch.setattr("generated._runtime.torch.paged.multiprocessors", lambda _: processors)
+    case = draw_case("causal", 64, (1,) * (1 + others), (own, *[other] * others))
+    case = quantised_case(case, torch.float8_e4m3fn, *own_scales(case, ("token", "token")))
+    own_call = {name: case.kwargs[name][:1] for name in ("page_table", "kv_lengths")}
+    scales = {name: case.kwargs[name] for name in ("k_scale", "v_scale")}
+    alone: Any = causal(case.q[:1], case.k, case.v, **own_call, **scales)
+    together, _ = case.call()
+    assert torch.equal(together[0], alone[0])
+    check(case.got(), case.expected())

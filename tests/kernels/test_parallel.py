@@ -1,0 +1,50 @@
+"""Kernels under context parallelism: rows of several ranks have the bits that one call gives them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from codegen.testing.calls import Shape, draw_inputs, load_manifest, load_op
+from generated.torch_parallel import context_parallel, plan
+from tests.support.cases import DEVICE
+from tests.support.ranks import ThreadRank, run_ranks
+
+HEADS, SEQ = (4, 2), 256
+
+
+@pytest.mark.parametrize(
+    ("variant", "strategy"), [("causal", "heads"), ("window", "gather"), ("alibi", "gather"), ("window", "exchange")]
+)
+def test_o_and_lse_have_the_bits_of_one_call(variant: str, strategy: str) -> None:
+    """Gradients as well, but on a GPU: there autograd has one thread for all ranks of a process."""
+    shape = Shape(batch=1, heads=HEADS[0], kv_heads=HEADS[1], seq=SEQ, dim=16)
+    inputs = draw_inputs(load_manifest()[variant], shape, dtype=torch.float16, device=DEVICE)
+    op, has_gradients = load_op(variant), DEVICE == "cpu"
+    whole, lse = inputs.call(op, return_lse=True)
+    names = ("q", "k", "v") if strategy == "heads" else ("q",)
+    leaves = [getattr(inputs, name) for name in names]
+    want = {"o": whole, "lse": lse}
+    if has_gradients:
+        found = torch.autograd.grad(whole, leaves, inputs.do)
+        want |= {f"d{name}": x for name, x in zip(names, found, strict=True)}
+    scalars: dict[str, Any] = dict(inputs.scalars)
+
+    def of_rank(comm: ThreadRank) -> dict[str, torch.Tensor]:
+        layout = plan(
+            op, comm, seq=SEQ, heads=HEADS, head_dim=16, strategy=strategy, balance="zigzag", head_groups=1, **scalars
+        )
+        own = {name: x.detach() for name, x in inputs.tensors.items()}
+        parts = {name: layout.shard(getattr(inputs, name).detach(), 2).requires_grad_() for name in ("q", "k", "v")}
+        o, lse = context_parallel(op, layout)(**parts, **own, **scalars, return_lse=True)
+        got = {"o": o.detach(), "lse": lse.detach()}
+        if has_gradients:
+            found = torch.autograd.grad(o, [parts[name] for name in names], layout.shard(inputs.do, 2))
+            got |= {f"d{name}": x for name, x in zip(names, found, strict=True)}
+        return {name: layout.unshard(x, 2) for name, x in got.items()}
+
+    for got in run_ranks(2, of_rank):
+        for name, wanted in want.items():
+            assert torch.equal(got[name], wanted), name

@@ -1,0 +1,214 @@
+"""Context parallelism in JAX over the devices of one process, against one call: results, gradients, collectives."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from codegen.testing import calls
+from generated.jax_parallel import context_parallel, plan
+from tests.support.cases import VARIANTS
+
+pytestmark = [
+    pytest.mark.covers(family="reference", framework="jax"),
+    pytest.mark.skipif(len(jax.devices()) < 4, reason="XLA_FLAGS gives JAX fewer than 4 devices"),
+]
+
+HEADS, DIM, BATCH = (4, 2), 16, 2
+BOUND = 2e-5
+
+
+def mesh_of(**sizes: int) -> jax.sharding.Mesh:
+    kinds = (AxisType.Auto,) * len(sizes)
+    count = int(np.prod(list(sizes.values())))
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=kinds, devices=jax.devices()[:count])
+
+
+def load(variant: str) -> Any:
+    import generated.jax
+
+    return getattr(generated.jax, variant)
+
+
+def draw(variant: str, seq: int, batch: int = BATCH) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Arrays that have a gradient, arrays that have none, and numbers of a call in layout "bshd"."""
+    shape = calls.Shape(batch=batch, heads=HEADS[0], kv_heads=HEADS[1], seq=seq, dim=DIM)
+    import torch
+
+    inputs = calls.draw_inputs(calls.load_manifest()[variant], shape, dtype=torch.float32, device="cpu")
+    arrays = {name: jnp.asarray(getattr(inputs, name).detach().transpose(1, 2).numpy()) for name in ("q", "k", "v")}
+    arrays |= {name: jnp.asarray(x.detach().numpy()) for name, x in inputs.tensors.items()}
+    trained = {name for name in arrays if name in "qkv" or inputs.tensors[name].requires_grad}
+    numbers = {name: x for name, x in inputs.scalars.items() if name not in ("dropout_p", "seed")}
+    return (
+        {name: x for name, x in arrays.items() if name in trained},
+        {name: x for name, x in arrays.items() if name not in trained},
+        numbers,
+    )
+
+
+def loss_of(o: jax.Array, lse: jax.Array) -> jax.Array:
+    """A number that depends on all of o and lse; rows without keys have an lse of -inf."""
+    weights = jnp.cos(jnp.arange(o.size, dtype=jnp.float32)).reshape(o.shape)
+    finite = jnp.where(jnp.isinf(lse), 0.0, lse)
+    return (o * weights).sum() + jnp.sin(finite).sum()
+
+
+def compare(got: Any, want: Any) -> None:
+    for name, wanted in want.items():
+        a, b = (jnp.nan_to_num(x, neginf=0.0) for x in (got[name], wanted))
+        error = jnp.abs(a - b).max() / jnp.maximum(jnp.abs(b).max(), 1e-3)
+        assert error < BOUND, f"{name}: {error:.1e}"
+
+
+def check(variant: str, mesh: Any, spec: Any, strategy: str, seq: int = 36, **plan_options: Any) -> Any:
+    """Compare with one device; the compiled function of the gradients over several."""
+    op = load(variant)
+    trained, fixed, numbers = draw(variant, seq)
+    read = {name: x for name, x in {**trained, **fixed, **numbers}.items() if name not in ("q", "k", "v", "g", "sink")}
+    layout = plan(op, mesh.shape["cp"], seq=seq, heads=HEADS, head_dim=DIM, strategy=strategy, **read, **plan_options)
+    over_devices = context_parallel(op, layout, mesh=mesh, spec=spec)
+
+    def one(trained: dict[str, Any]) -> Any:
+        o, lse = op(**trained, **fixed, **numbers, return_lse=True)
+        return loss_of(o, lse), (o, lse)
+
+    def several(trained: dict[str, Any]) -> Any:
+        rows = {name: layout.shard(x, 1) if name in ("q", "k", "v", "g") else x for name, x in trained.items()}
+        o, lse = over_devices(**rows, **fixed, **numbers, return_lse=True)
+        o, lse = layout.unshard(o, 1), layout.unshard(lse, 2)
+        return loss_of(o, lse), (o, lse)
+
+    compiled = jax.jit(jax.grad(several, has_aux=True)).lower(trained).compile()
+    (found, (o, lse)), (wanted, (want_o, want_lse)) = compiled(trained), jax.grad(one, has_aux=True)(trained)
+    compare({**found, "o": o, "lse": lse}, {**wanted, "o": want_o, "lse": want_lse})
+    return compiled
+
+
+def collectives(compiled: Any) -> dict[str, int]:
+    """How many of each kind a compiled function has."""
+    text = compiled.as_text()
+    kinds = ("all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+    return {kind: len(re.findall(rf"= \S+ {kind}(?:-start)?\(", text)) for kind in kinds}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("strategy", ["heads", "gather"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_devices_give_the_results_of_one(variant: str, strategy: str, ranks: int) -> None:
+    check(variant, mesh_of(cp=ranks), P(None, "cp", None), strategy)
+
+
+@pytest.mark.parametrize("strategy", ["heads", "gather"])
+def test_batch_rows_and_heads_are_cut_as_well(strategy: str) -> None:
+    check("alibi", mesh_of(dp=2, cp=2), P("dp", "cp", None), strategy, seq=35)
+    if strategy == "gather":
+        check("alibi", mesh_of(cp=2, tp=2), P(None, "cp", "tp"), strategy)
+
+
+@pytest.mark.parametrize("variant", ["window", "forgetting"])
+def test_devices_may_get_only_the_keys_that_they_need(variant: str) -> None:
+    """By permutes among devices, of which none follows another one in vain."""
+    compiled = check(variant, mesh_of(cp=4), P(None, "cp", None), "exchange", seq=63)
+    counts = collectives(compiled)
+    assert counts["collective-permute"] > 0
+    if variant == "window":
+        assert counts["all-gather"] == counts["reduce-scatter"] == 0, counts
+
+
+def test_devices_need_only_keys_of_their_documents() -> None:
+    """Two documents of half the rows each: nothing is sent at all."""
+    op, mesh = load("causal"), mesh_of(cp=2)
+    ids = np.arange(64) // 32
+    layout = plan(
+        op, mesh, seq=64, heads=HEADS, head_dim=DIM, strategy="exchange", segment_ids=ids, balance="contiguous"
+    )
+    call = context_parallel(op, layout, mesh=mesh, spec=P(None, "cp"))
+    trained, _, _ = draw("causal", seq=64)
+
+    def several(x: dict[str, Any]) -> Any:
+        return jnp.sin(call(**x)).sum()
+
+    def one(x: dict[str, Any]) -> Any:
+        return jnp.sin(op(**x, q_segment_ids=jnp.tile(jnp.asarray(ids), (BATCH, 1)))).sum()
+
+    compiled = jax.jit(jax.grad(several)).lower(trained).compile()
+    assert not any(collectives(compiled).values())
+    compare(compiled(trained), jax.grad(one)(trained))
+
+
+def test_packed_sequences_send_only_needed_keys() -> None:
+    packed_sequences("causal", "exchange")
+
+
+def test_keys_are_gathered_and_their_gradients_scattered() -> None:
+    """No device adds up gradients of all keys, and nothing is as large as queries by keys."""
+    compiled = check("causal", mesh_of(cp=2), P(None, "cp", None), "gather", seq=64)
+    text, counts = compiled.as_text(), collectives(compiled)
+    assert counts["reduce-scatter"] == 2, counts
+    assert counts["all-to-all"] == 0, counts
+    reduced = re.findall(r"= f32\[([\d,]*)\]\S* all-reduce", text)
+    assert all(int(np.prod([int(n) for n in each.split(",") if n])) < 64 * DIM for each in reduced), reduced
+
+
+@pytest.mark.parametrize("strategy", ["heads", "gather"])
+@pytest.mark.parametrize("variant", ["causal", "alibi", "forgetting"])
+def test_packed_sequences_are_cut_anywhere(variant: str, strategy: str) -> None:
+    packed_sequences(variant, strategy)
+
+
+def packed_sequences(variant: str, strategy: str) -> None:
+    """Compare gradients of packed sequences with those of one device."""
+    op, mesh, ends = load(variant), mesh_of(cp=2), jnp.array([0, 5, 29, 37])
+    trained, fixed, numbers = draw(variant, seq=37, batch=1)
+    trained = {name: x[0] if name in ("q", "k", "v", "g") else x for name, x in trained.items()}
+    layout = plan(op, 2, seq=37, heads=HEADS, head_dim=DIM, strategy=strategy, cu_seqlens=ends)
+    over_devices = context_parallel(op, layout, mesh=mesh, spec=P("cp", None))
+
+    def one(trained: dict[str, Any]) -> Any:
+        return loss_of(*op(**trained, **fixed, **numbers, cu_seqlens_q=ends, return_lse=True))
+
+    def several(trained: dict[str, Any]) -> Any:
+        rows = {name: layout.shard(x, 0) if name in ("q", "k", "v", "g") else x for name, x in trained.items()}
+        o, lse = over_devices(**rows, **fixed, **numbers, return_lse=True)
+        return loss_of(layout.unshard(o, 0), layout.unshard(lse, 1))
+
+    compare(jax.jit(jax.grad(several))(trained), jax.grad(one)(trained))
+
+
+def test_it_is_called_inside_a_shard_map_of_ones_own_under_checkpoint() -> None:
+    op, mesh = load("causal"), mesh_of(cp=2)
+    trained, _, _ = draw("causal", seq=32)
+    layout = plan(op, mesh, seq=32, heads=HEADS, head_dim=DIM, strategy="gather", segment_ids=np.arange(32) // 12)
+    on_device = jax.checkpoint(context_parallel(op, layout))
+    rows = P(None, "cp")
+    mapped = jax.shard_map(on_device, mesh=mesh, in_specs=(rows, rows, rows), out_specs=rows)
+    ids = jnp.tile(jnp.arange(32) // 12, (BATCH, 1))
+
+    def several(x: dict[str, Any]) -> Any:
+        return jnp.sin(layout.unshard(mapped(*(layout.shard(x[name], 1) for name in ("q", "k", "v"))), 1)).sum()
+
+    def one(x: dict[str, Any]) -> Any:
+        return jnp.sin(op(**x, q_segment_ids=ids)).sum()
+
+    compare(jax.jit(jax.grad(several))(trained), jax.grad(one)(trained))
+
+
+def test_bad_calls_are_refused() -> None:
+    op = load("causal")
+    layout = plan(op, 2, seq=64, heads=HEADS, head_dim=DIM)
+    q = jnp.zeros((1, 60, 4, 16))
+    with pytest.raises(ValueError, match=r"causal: q: expected 32 rows in \[B, rows, H, D\]"):
+        context_parallel(op, layout, mesh=mesh_of(cp=2), spec=P(None, "cp", None))(q, q, q)
+    with pytest.raises(ValueError, match="causal: layout: expected one planned for the 4 devices of the axis 'cp'"):
+        context_parallel(op, layout, mesh=mesh_of(cp=4), spec=P(None, "cp", None))(q, q, q)
+    with pytest.raises(ValueError, match="context_parallel: spec: expected 'cp', the axis of the call, for rows"):
+        context_parallel(op, layout, mesh=mesh_of(cp=2), spec=P("cp"))(q, q, q)
+    assert len({layout, plan(op, 2, seq=64, heads=HEADS, head_dim=DIM)}) == 1

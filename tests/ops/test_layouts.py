@@ -1,0 +1,251 @@
+"""Layouts over several GPUs: how rows are dealt by the work of masks, what plans say, and what they refuse."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from codegen.inspect.block_status import Grid, proven
+from codegen.inspect.call import make_call
+from codegen.inspect.show import mask_of
+from codegen.load.spec_file import load
+from codegen.testing.calls import load_op
+from generated._runtime.core.key_needs import routes
+from generated._runtime.core.shards import RowWork, balanced, deal, zigzag
+from generated._runtime.core.work import Rows, visited_blocks, work_of
+from generated.torch_parallel import Layout, Machine, plan
+from tests.support.paths import ROOT
+
+LONG: dict[str, Any] = {"seq": 131072, "heads": (32, 8), "head_dim": 128}
+
+
+def documents(seed: int, seq: int, count: int = 12) -> list[int]:
+    """Where documents of random lengths begin."""
+    rng = np.random.default_rng(seed)
+    return [0, *np.sort(rng.choice(np.arange(1, seq), count - 1, replace=False)).tolist(), seq]
+
+
+def causal(ranks: int, **options: Any) -> Layout:
+    return plan(load_op("causal"), ranks, **{**LONG, "strategy": "gather", **options})
+
+
+# ------------------------------------------------------------------------------------------------------------- the deal
+
+
+@given(st.integers(1, 9), st.lists(st.floats(0, 1e6), min_size=1, max_size=40))
+def test_a_deal_gives_each_rank_equally_many_chunks(ranks: int, work: list[float]) -> None:
+    chosen = deal(np.resize(work, ranks * len(work)), ranks)
+    assert np.bincount(chosen, minlength=ranks).tolist() == [len(work)] * ranks
+
+
+@settings(max_examples=60, deadline=None)
+@given(seq=st.integers(8, 5000), ranks=st.integers(1, 8), seed=st.integers(0, 99), count=st.integers(1, 6))
+def test_a_layout_has_each_row_once(seq: int, ranks: int, seed: int, count: int) -> None:
+    ends = documents(seed, seq, min(count, seq - 1))
+    layout = causal(ranks, seq=seq, cu_seqlens=np.array(ends))
+    rows = np.sort(layout.order)
+    assert np.array_equal(rows, np.arange(layout.padded))
+    assert layout.local * ranks == layout.padded >= seq
+    assert layout.padded - seq < max(seq / 8, 2 * ranks * 128)
+    assert all(sum(length for _, length in own) == layout.local for own in layout.chunks)
+    assert np.array_equal(layout.order[layout.places], np.arange(seq))
+    assert sum(length for rank in range(ranks) for _, length in layout.runs(rank)) == seq
+
+
+@settings(max_examples=40, deadline=None)
+@given(ranks=st.sampled_from([2, 4, 8]), seed=st.integers(0, 999), count=st.integers(1, 40))
+def test_documents_are_balanced_within_a_hundredth_and_never_worse_than_the_zigzag(
+    ranks: int, seed: int, count: int
+) -> None:
+    seq = 65536
+    rows = Rows.of(seq, ranks, documents(seed, seq, count), in_table=False)
+    work = visited_blocks(work_of(load_op("causal")), rows, {})
+    in_rows = RowWork.of(rows.begins, rows.ends, work)
+    found, peers = balanced(in_rows, seq, ranks), zigzag(in_rows, seq, ranks)
+    assert found.imbalance <= max(0.01, peers.imbalance)
+    assert found.imbalance <= 0.02
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 64])
+def test_pure_causal_is_the_zigzag(ranks: int) -> None:
+    layout = causal(ranks)
+    half = LONG["seq"] // (2 * ranks)
+    assert layout.chunks == tuple(((rank * half, half), ((2 * ranks - 1 - rank) * half, half)) for rank in range(ranks))
+    assert layout.imbalance < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("variant", "own"), [("full", {}), ("window", {"size": 1024}), ("chunked", {"size": 4096}), ("padding", None)]
+)
+def test_even_work_is_one_run_for_each_rank(variant: str, own: dict[str, Any] | None) -> None:
+    own = {"length": np.array([LONG["seq"]], np.int32)} if own is None else own
+    layout = plan(load_op(variant), 4, **{**LONG, "strategy": "gather"}, **own)
+    assert [len(layout.runs(rank)) for rank in range(4)] == [1] * 4
+    assert layout.imbalance <= 0.01
+
+
+@pytest.mark.parametrize(("seq", "ranks"), [(32768, 4), (65536, 8), (16384, 2), (16384, 4)])
+def test_a_window_is_balanced_by_a_zigzag_of_its_first_rows(seq: int, ranks: int) -> None:
+    layout = plan(load_op("window"), ranks, **{**LONG, "seq": seq, "strategy": "gather"}, size=1024)
+    assert layout.imbalance <= 0.01
+    assert max(len(layout.runs(rank)) for rank in range(ranks)) <= 3
+
+
+def test_a_layout_says_the_work_and_the_cost_of_each_rank() -> None:
+    layout = causal(4, cu_seqlens=documents(1, 131072))
+    assert max(layout.loads) / np.mean(layout.loads) - 1 == pytest.approx(layout.imbalance)
+    slowest = int(np.argmax(layout.loads))
+    assert layout.cost_of(slowest).total == layout.predicted
+    assert all(layout.cost_of(rank).compute <= layout.cost_of(slowest).compute for rank in range(4))
+    by_heads = causal(4, strategy="heads")
+    assert len(set(by_heads.loads)) == 1
+    assert sum(by_heads.loads) == pytest.approx(sum(causal(4).loads))
+
+
+def test_several_masks_share_one_order() -> None:
+    """Of six windows and a causal mask the latter is most of the work; both count."""
+    window = (load_op("window"), {"size": 1024})
+    layout = plan(None, 8, **LONG, strategy="gather", masks=[window] * 6 + [(load_op("causal"), {})])
+    assert layout.imbalance <= 0.01
+    assert layout.predicted < causal(8).predicted
+
+
+def test_documents_as_begins_ids_and_a_tensor_of_the_mask_are_the_same_work() -> None:
+    ends = documents(3, 16384, 7)
+    ids = np.repeat(np.arange(7), np.diff(ends)).astype(np.int32)
+    options: dict[str, Any] = {"seq": 16384, "heads": (8, 8), "head_dim": 64, "strategy": "gather"}
+    by_begins = causal(4, **options, cu_seqlens=torch.tensor(ends))
+    by_ids = causal(4, **options, segment_ids=torch.tensor(ids))
+    by_mask = plan(load_op("document"), 4, **options, doc=ids[None])
+    assert by_begins.positions.tolist() == [row - ends[ids[row]] for row in range(16384)]
+    assert by_ids.predicted == pytest.approx(by_mask.predicted, rel=0.02)
+    assert max(layout.imbalance for layout in (by_begins, by_ids, by_mask)) <= 0.01
+
+
+@pytest.mark.parametrize("variant", ["causal", "window", "streaming_llm", "prefix_lm", "document", "natten", "chunked"])
+def test_the_work_is_that_of_the_block_analysis(variant: str) -> None:
+    """In blocks of 128 by 128. Closed forms round the ends of a run: that may make a block's difference."""
+    entry = load(ROOT / "variants.yaml").variants[variant]
+    call = make_call(entry, q_len=2048, kv_len=2048, q_offset=0, batch=0, head=0, scalars={}, files={})
+    visited = (proven(mask_of(entry), Grid(call=call, block_m=128, block_n=128)) > 0).sum(1)
+    rows = Rows.of(2048, 2, None, in_table=False)
+    got = visited_blocks(work_of(load_op(variant)), rows, {**call.tensors, **call.scalars})
+    assert np.abs(got - visited).max() <= 1
+
+
+# ------------------------------------------------------------------------------------------------------------- the plan
+
+
+def test_plans_are_made_in_about_a_millisecond() -> None:
+    ends = np.array(documents(0, LONG["seq"]))
+    for options in ({}, {"cu_seqlens": ends}):
+        taken = []
+        for _ in range(20):
+            begun = time.perf_counter()
+            causal(8, **options)
+            taken.append(time.perf_counter() - begun)
+        assert min(taken) < 3e-3  # 0.2 ms and 0.5 ms where nothing else runs
+
+
+def test_equal_plans_are_equal_and_hash_alike() -> None:
+    assert causal(4) == causal(4)
+    assert hash(causal(4)) == hash(causal(4))
+    assert causal(4) != causal(8)
+    ids = np.arange(LONG["seq"]) // 5000
+    assert causal(4, segment_ids=ids) != causal(4, segment_ids=ids + (ids > 3))
+
+
+def test_the_strategy_follows_the_cost_and_says_why() -> None:
+    many = plan(load_op("window"), 8, **LONG, size=1024)
+    assert many.strategy == "exchange"
+    assert many.reasons[-1].startswith("exchange: it is ")
+    assert many.bytes_moved == 1024 * 8 * 128 * 2 * (2 + 4)  # each rank has one run of rows, and needs those before it
+    fast_link = plan(load_op("causal"), 2, **LONG, machine=Machine(link=1e15, latency=0.0))
+    assert fast_link.strategy == "heads"
+    odd = plan(load_op("causal"), 8, seq=32768, heads=(12, 12), head_dim=128)
+    assert (odd.strategy, odd.reasons[-1]) == (
+        "gather",
+        "gather, as heads cannot be split: 12 query and 12 key heads over 8 ranks",
+    )
+    assert odd.head_groups in (1, 2, 3, 4)
+    assert "strategy gather" in odd.report()
+
+
+def test_each_mask_has_its_own_needs() -> None:
+    masks = [(load_op("window"), {"size": 1024}), (load_op("causal"), {})]
+    layout = plan(load_op("window"), 4, **LONG, masks=masks, strategy="exchange")
+    of_window, of_causal = ([sum(n for _, n in runs) for runs in needs.runs] for needs in layout.needs)
+    assert max(of_window) < LONG["seq"] // 4 + 1024 * len(layout.chunks[0]) + 1
+    assert max(of_causal) == LONG["seq"]
+    assert plan(load_op("causal"), 2, **LONG).needs == ()
+
+
+def test_a_mask_that_reads_tensors_exchanges_only_if_asked_to() -> None:
+    doc = np.repeat(np.arange(4), 1024)[None]
+    options: dict[str, Any] = {"seq": 4096, "heads": (12, 12), "head_dim": 128, "doc": doc}
+    assert plan(load_op("document"), 8, **options).strategy == "gather"
+    asked = plan(load_op("document"), 4, **options, strategy="exchange")
+    assert [sum(n for _, n in runs) for runs in asked.needs[0].runs] == [1024] * 4
+
+
+@settings(max_examples=30, deadline=None)
+@given(seq=st.integers(16, 3000), ranks=st.integers(1, 6), size=st.integers(1, 700), seed=st.integers(0, 99))
+def test_what_ranks_send_is_what_they_need(seq: int, ranks: int, size: int, seed: int) -> None:
+    ends = documents(seed, seq, 4)
+    options: dict[str, Any] = {"seq": seq, "heads": (2, 2), "head_dim": 16, "strategy": "exchange"}
+    layout = plan(load_op("window"), ranks, **options, size=size, cu_seqlens=ends)
+    of_ranks = [routes(layout, layout.needs[0], rank) for rank in range(ranks)]
+    for rank, mine in enumerate(of_ranks):
+        got = set(np.concatenate(mine.receive).tolist())
+        rows = [row for begin, length in layout.runs(rank) for row in range(begin, begin + length)]
+        starts = np.array(ends)[np.searchsorted(ends, rows, side="right") - 1]
+        wanted = {
+            key for row, start in zip(rows, starts, strict=True) for key in range(max(start, row - size + 1), row + 1)
+        }
+        assert wanted <= got
+        for other, theirs in enumerate(of_ranks):
+            owned = layout.order[rank * layout.local : (rank + 1) * layout.local]
+            assert np.array_equal(owned[mine.send[other]], theirs.receive[rank])
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"seq": 0}, "plan: seq: expected an int of at least 1, got 0"),
+        ({"heads": (6, 4)}, "plan: heads: expected (query heads, key heads), the first a multiple of the second"),
+        (
+            {"strategy": "ulysses"},
+            "plan: strategy: expected 'auto' or 'heads' or 'gather' or 'exchange', got 'ulysses'",
+        ),
+        ({"balance": "even"}, "plan: balance: expected 'work' or 'zigzag' or 'contiguous', got 'even'"),
+        ({"cu_seqlens": [0, 9, 7, 131072]}, "plan: cu_seqlens: expected integers [n + 1] from 0 to seq = 131072"),
+        ({"cu_seqlens": [0, 131072], "segment_ids": [0]}, "plan: segment_ids: expected None beside cu_seqlens"),
+        ({"segment_ids": np.zeros(9, np.int32)}, "plan: segment_ids: expected integers [131072] or [B, 131072]"),
+        ({"head_groups": 3}, "plan: head_groups: expected a divisor of 8 key heads, got 3"),
+        ({"masks": []}, "plan: masks: expected at least one (op, arguments), got []"),
+    ],
+)
+def test_bad_plans_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match="plan: ") as raised:
+        causal(2, **options)
+    assert str(raised.value).startswith(text)
+
+
+def test_what_the_mask_reads_must_be_there_or_not_be_asked_for() -> None:
+    with pytest.raises(ValueError, match=r"plan: window: size: expected what the mask reads"):
+        plan(load_op("window"), 2, **LONG)
+    layout = plan(load_op("window"), 2, **LONG, strategy="gather", balance="zigzag")
+    assert len(layout.chunks[0]) == 2
+    with pytest.raises(ValueError, match="plan: mesh: expected a DeviceMesh"):
+        plan(load_op("causal"), "cp", **LONG)
+    with pytest.raises(ValueError, match="plan: op: expected an op of this package"):
+        plan(len, 2, **LONG)
+    with pytest.raises(ValueError, match=r"Layout\.shard: layout: expected a DeviceMesh"):
+        causal(2).shard(torch.zeros(LONG["seq"]))
+    assert causal(2).shard(torch.arange(LONG["seq"]), rank=1)[0] == 32768

@@ -1,0 +1,112 @@
+"""Context parallelism between two processes of torch.distributed with gloo: one pair of processes for all cases."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, multiprocessing
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.checkpoint import checkpoint
+
+from codegen.testing import calls
+from generated.torch_parallel import context_parallel, plan
+
+pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this build of torch has no torch.distributed")
+
+RANKS, SEQ, HEADS, DIM = 2, 72, (4, 2), 16
+SECONDS = 300
+
+
+def inputs_of(variant: str, dtype: torch.dtype = torch.float32) -> calls.Inputs:
+    shape = calls.Shape(batch=2, heads=HEADS[0], kv_heads=HEADS[1], seq=SEQ, dim=DIM)
+    return calls.draw_inputs(calls.load_manifest()[variant], shape, dtype=dtype, device="cpu")
+
+
+def training_step(mesh: Any, variant: str, strategy: str, dtype: torch.dtype = torch.float32, **wrap: bool) -> None:
+    """Results and gradients of this rank's rows against those of the whole call."""
+    inputs, op = inputs_of(variant, dtype), calls.load_op(variant)
+    want = calls.evaluate(op, inputs)
+    layout = plan(op, mesh, seq=SEQ, heads=HEADS, head_dim=DIM, strategy=strategy)
+    q, k, v = (layout.shard(x.detach(), 2).requires_grad_() for x in (inputs.q, inputs.k, inputs.v))
+    own = {
+        name: (layout.shard(x.detach(), 1) if name == "g" else x.detach().clone()).requires_grad_(x.requires_grad)
+        for name, x in inputs.tensors.items()
+    }
+    call = context_parallel(op, layout)
+
+    def computed(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return call(q, k, v, **own, **inputs.scalars, return_lse=True)
+
+    o, lse = checkpoint(computed, q, k, v, use_reentrant=False) if wrap.get("checkpointed") else computed(q, k, v)
+    leaves = {"q": q, "k": k, "v": v, **{name: x for name, x in own.items() if x.requires_grad}}
+    given = (layout.shard(inputs.do, 2), layout.shard(inputs.dlse, 2))
+    found = torch.autograd.grad((o, lse), list(leaves.values()), given)
+    got = {"o": o, "lse": lse} | {f"d{name}": x for name, x in zip(leaves, found, strict=True)}
+    for name, wanted in want.items():
+        axis = {"dg": 1}.get(name, 2)
+        is_local = got[name].shape != wanted.shape
+        whole = layout.unshard(got[name].detach(), axis) if is_local else got[name]
+        error = (whole.double() - wanted.double()).abs().max() / wanted.double().abs().max()
+        assert error < 2 * calls.BOUND[dtype], f"{variant} by {strategy}: {name}: {error:.1e}"
+
+
+def raises_on_every_rank(mesh: Any) -> None:
+    op = calls.load_op("causal")
+    layout = plan(op, mesh, seq=SEQ, heads=HEADS, head_dim=DIM)
+    rank = mesh.get_local_rank()
+    q = torch.zeros(1, 4, layout.local - rank, DIM)
+    with pytest.raises(ValueError, match=r"causal: q: expected 36 rows|rank 1 raised ArgumentError"):
+        context_parallel(op, layout)(q, q, q)
+
+
+def does_not_wait_for_a_rank_that_is_gone(group: Any) -> None:
+    """A rank that fails behind the check of arguments, and ends: the other's collective is an error, not a wait."""
+    op = calls.load_op("causal")
+    layout = plan(op, group, seq=SEQ, heads=HEADS, head_dim=DIM, strategy="gather")
+    call = context_parallel(op, layout)
+    q, k = torch.zeros(1, 4, layout.local, DIM), torch.zeros(1, 2, layout.local, DIM)
+    call(q, k, k)
+    if dist.get_rank() == 1:
+        return
+    begun = time.perf_counter()
+    with pytest.raises(RuntimeError, match=r"(?i)connection|closed|peer"):
+        call(q, k, k)
+    assert time.perf_counter() - begun < SECONDS / 4
+
+
+def one_process(rank: int, folder: str) -> None:
+    """All cases on one rank; what failed is left in a file."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    method = f"file://{folder}/rendezvous"
+    dist.init_process_group("gloo", init_method=method, rank=rank, world_size=RANKS, timeout=timedelta(seconds=SECONDS))
+    try:
+        mesh = init_device_mesh("cpu", (1, RANKS), mesh_dim_names=("dp", "cp"))
+        raises_on_every_rank(mesh["cp"])
+        for variant in ("causal", "alibi", "forgetting", "gpt_oss"):
+            for strategy in ("heads", "gather", "exchange"):
+                training_step(mesh["cp"], variant, strategy)
+        training_step(mesh["cp"], "causal", "gather", torch.bfloat16)
+        training_step(mesh["cp"].get_group(), "forgetting", "gather", checkpointed=True)
+        training_step(mesh["cp"], "causal", "heads", checkpointed=True)
+        with pytest.raises(ValueError, match="plan: mesh: expected a mesh of one dim"):
+            plan(calls.load_op("causal"), mesh, seq=SEQ, heads=HEADS, head_dim=DIM)
+        dist.barrier()
+        does_not_wait_for_a_rank_that_is_gone(dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_two_processes_give_the_results_of_one(tmp_path: Path) -> None:
+    begun = time.perf_counter()
+    # An error of a process ends the other one and is raised here.
+    spawn: Any = multiprocessing.spawn  # type: ignore[attr-defined]  # which torch does not name in __all__
+    spawn(one_process, (str(tmp_path),), nprocs=RANKS)
+    assert time.perf_counter() - begun < SECONDS

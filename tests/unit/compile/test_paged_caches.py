@@ -1,0 +1,65 @@
+"""Kernels on caches of 8-bit floats and of wide heads compile, without a GPU, and fit the chip."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from codegen.arch.chips import CHIPS
+from codegen.compile.offline import Compiled, compile_launches
+from codegen.lint.kernels import usage
+from generated._runtime.torch.support import INTERPRET
+
+torch: Any = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 nothing is compiled")
+ARCH = "sm_90"
+
+
+def compiled(q: Any, k: Any, v: Any, **scales: Any) -> Compiled:
+    """The forward of a decoding step on pages of 64 keys."""
+    from generated.torch import causal
+
+    table, lengths = torch.zeros(2, 8, dtype=torch.int32), torch.full((2,), 300, dtype=torch.int32)
+    found = compile_launches(
+        lambda: causal(q, k, v, page_table=table, kv_lengths=lengths, **scales),
+        "causal",
+        ARCH,
+        only=lambda name: name == "causal_paged_fwd",
+    )
+    return found["causal_paged_fwd"]
+
+
+def drawn(heads: int, kv_heads: int, dim: int, dtype: Any) -> tuple[Any, Any]:
+    q = torch.zeros(2, heads, 1, dim, dtype=torch.bfloat16)
+    return q, torch.zeros(16, 64, kv_heads, dim, dtype=dtype)
+
+
+@pytest.mark.parametrize("kind", ["number", "token"])
+def test_8_bit_caches(kind: str) -> None:
+    q, k = drawn(32, 8, 128, torch.float8_e4m3fn)
+    scale = 0.1 if kind == "number" else torch.ones(k.shape[:3])
+    kernel = compiled(q, k, k.clone(), k_scale=scale, v_scale=scale)
+    used = usage(kernel, ARCH)
+    assert used.spill_stores == 0
+    # Tiles are copied ahead as they are in memory, and converted in hardware.
+    assert kernel.asm["ptx"].count("cp.async.c") > 20
+    assert "cvt.rn.f16x2.e4m3x2" in kernel.asm["ptx"]
+
+
+@pytest.mark.parametrize(("heads", "most_spills"), [(16, 0), (128, 512)])
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_latent_attention(heads: int, most_spills: int, is_shared: bool) -> None:
+    """64 rows spill outside of the loop over keys."""
+    q, k = drawn(heads, 1, 576, torch.bfloat16)
+    used = usage(compiled(q, k, k[..., :512] if is_shared else k.clone()[..., :512]), ARCH)
+    assert used.shared <= CHIPS[ARCH].shared_memory
+    assert used.spill_stores <= most_spills
+
+
+def test_caches_of_the_dtype_of_q_take_no_scale() -> None:
+    q, k = drawn(32, 8, 128, torch.bfloat16)
+    names = compiled(q, k, k.clone()).src.fn.arg_names
+    signature = compiled(q, k, k.clone()).src.signature
+    assert {signature[name] for name in names if name in ("k_scale", "v_scale")} == {"constexpr"}
