@@ -33,6 +33,8 @@ SIMPLE = next(name for name, x in MANIFEST.items() if not (x["tensors"] or x["sc
 SOURCES = sorted(GENERATED.rglob("*.py"))
 # What plans calls over several GPUs, on the host.
 PLANNING = ("exchange.py", "key_needs.py", "shard_plans.py", "shards.py", "work.py")
+# Integrations with libraries of JAX.
+OF_JAX = ("equinox",)
 # Of portable kernels and of Hopper's.
 KERNEL_IMPORTS = ("\nimport triton\n", "\nfrom triton.experimental import gluon\n")
 KERNELS = sorted(
@@ -209,9 +211,10 @@ def test_package_imports_neither_the_generator_nor_the_other_framework() -> None
     others = {}
     for path in SOURCES:
         own = {name.split(".")[0] for name in imported_by(path) if not name.startswith(".")}
-        is_jax = path.name.startswith("jax") or path.parent.name == "jax"
+        is_integration = path.parent.name == "integrations"
+        is_jax = path.name.startswith("jax") or path.parent.name == "jax" or (is_integration and path.stem in OF_JAX)
         frameworks = {"jax", "numpy", "triton"} if is_jax else {"torch", "triton"}
-        if path.parent.name == "integrations":
+        if is_integration:
             frameworks.add(path.stem.partition("_")[0])  # the library that it hooks into
         if path.name in PLANNING:
             frameworks.add("numpy")
