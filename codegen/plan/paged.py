@@ -161,8 +161,8 @@ class PagedPlan:
     def cache_functions(self) -> list[str]:
         """What the kernels import of `device/paged.py`."""
         own = [
-            *("FOLDED", "WAVES", "first_columns", "head_scale", "join_parts", "load_cache", "load_heads", "load_pages"),
-            *("store_heads", "token_scales", "value_unit"),
+            *("FOLDED", "WAVES", "add_values", "first_columns", "head_scale", "in_columns", "join_parts", "load_cache"),
+            *("load_heads", "load_pages", "store_heads", "token_scales", "value_unit", "zero_sums"),
         ]
         return sorted([*own, *(self.called & {"page_of", "slot_of"})])
 
@@ -170,7 +170,7 @@ class PagedPlan:
     def tile_functions(self) -> list[str]:
         """What they import of `device/tl.py`."""
         base_two = ["LOG2E"] if self.forward.linear or self.variant.sink else []
-        own = ["LN2", "add_dot", "dot_rows", "zero_tile", *base_two]
+        own = ["LN2", "dot_rows", *base_two]
         return sorted([*own, *(self.called & frozenset(device_functions(HELPER_FUNCTIONS)))])
 
 
@@ -372,6 +372,7 @@ def _constants(variant: Variant, *, offset: bool) -> list[str]:
         *(["HARDWARE_TANH"] if uses_tanh(variant) else []),
         "K_SCALE",
         "V_SCALE",
+        "PAIRS",
         "SHARED_KV",
         "FLAT_TABLE",
         "PAGE_SIZE",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: 9a0f2c145796e174
+# hash: dbbbe501771aea86
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -304,7 +304,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3bc807cbe66af724",
         },
         "paged": {
-            "fwd": "d2abe3dada73867f",
+            "fwd": "0e5b709b01045d89",
             "plan": "c97cef063ee52e3f",
             "merge": "130df753c5fd23f3",
         },
@@ -338,7 +338,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "73a40e53ad837283",
         },
         "paged": {
-            "fwd": "c38a0318fe32cb4b",
+            "fwd": "7e8e1927ceb24cd5",
             "plan": "e45d5d904589a579",
             "merge": "130df753c5fd23f3",
         },
@@ -401,7 +401,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "4f97cbb7d6d7d80d",
         },
         "paged": {
-            "fwd": "0ad630561bf965c8",
+            "fwd": "80b3c686a75b8814",
             "plan": "6ae9b26e7df8a948",
             "merge": "130df753c5fd23f3",
         },
@@ -435,7 +435,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "cf4f47247674ec38",
         },
         "paged": {
-            "fwd": "0488c86ee5202bd3",
+            "fwd": "3e424ef8eacd4902",
             "plan": "12c9617592c820da",
             "merge": "130df753c5fd23f3",
         },
@@ -469,7 +469,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "f9e0e6d621bd3df4",
         },
         "paged": {
-            "fwd": "c93f81ab7e30611e",
+            "fwd": "747cc1787f0335c7",
             "plan": "a6098568e078cefa",
             "merge": "130df753c5fd23f3",
         },
@@ -503,7 +503,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "493bd165b5288f42",
         },
         "paged": {
-            "fwd": "3e6e732d3d8d6bd3",
+            "fwd": "718a5c48f453175a",
             "plan": "d3344f85074d65a0",
             "merge": "130df753c5fd23f3",
         },
@@ -537,7 +537,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "30a8541778b9d7ab",
         },
         "paged": {
-            "fwd": "deaa7c1c77736176",
+            "fwd": "51cd0377a496d2c4",
             "plan": "b669534eb1c791d8",
             "merge": "130df753c5fd23f3",
         },
@@ -571,7 +571,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c705e08ebe6b1918",
         },
         "paged": {
-            "fwd": "6b448216f9c1aa8d",
+            "fwd": "4db50fbcf384e856",
             "plan": "9418a4edb53ae8be",
             "merge": "130df753c5fd23f3",
         },
@@ -605,7 +605,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "6bdddb896b112d00",
         },
         "paged": {
-            "fwd": "8cb2daba55a36f86",
+            "fwd": "b539513437c95811",
             "plan": "47d255d237c67468",
             "merge": "130df753c5fd23f3",
         },
@@ -639,7 +639,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "009a271df48a99bf",
         },
         "paged": {
-            "fwd": "a3b91b3a0333e520",
+            "fwd": "d878a37f9e9e9e2b",
             "plan": "7eed7830eb6f35ee",
             "merge": "130df753c5fd23f3",
         },
@@ -673,7 +673,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "eb5541f706d1b120",
         },
         "paged": {
-            "fwd": "b24e86ed2d94c619",
+            "fwd": "46737647583b44af",
             "plan": "85c9b813c6ffba77",
             "merge": "130df753c5fd23f3",
         },
@@ -707,7 +707,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "864e0fe355cfafc2",
         },
         "paged": {
-            "fwd": "e0c0f2becbbae071",
+            "fwd": "c228b6d29070841f",
             "plan": "635c063d69459bc8",
             "merge": "130df753c5fd23f3",
         },
@@ -741,7 +741,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3ded821b3938bacb",
         },
         "paged": {
-            "fwd": "05fce675505a5c8e",
+            "fwd": "5657629e5a94347e",
             "plan": "edbb4b5e17cc6eac",
             "merge": "130df753c5fd23f3",
         },
@@ -775,7 +775,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "092370f267a0c50d",
         },
         "paged": {
-            "fwd": "ce7ee290b4905680",
+            "fwd": "b2eb457c6cb792f8",
             "plan": "bc211ed9cf6f5adf",
             "merge": "130df753c5fd23f3",
         },
@@ -809,7 +809,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c0f41e2d4cd19702",
         },
         "paged": {
-            "fwd": "eba43e4c3152ccc4",
+            "fwd": "1c55051832a57a20",
             "plan": "3c7032bfa6b4469b",
             "merge": "130df753c5fd23f3",
         },
@@ -843,7 +843,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "059e2384eed51092",
         },
         "paged": {
-            "fwd": "622d3fd2bdcac310",
+            "fwd": "52bb697cdc2e1fe3",
             "plan": "c8ed512f1aa27539",
             "merge": "130df753c5fd23f3",
         },
@@ -877,7 +877,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "a37a8919ba93c2c2",
         },
         "paged": {
-            "fwd": "4bccb12f43fb6e09",
+            "fwd": "53544efe7c36e5cf",
             "plan": "fe4c531f900e4c39",
             "merge": "130df753c5fd23f3",
         },
@@ -911,7 +911,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "59150a6a4b6029d7",
         },
         "paged": {
-            "fwd": "cf6241bd325f8032",
+            "fwd": "d4cfede4248fde9a",
             "plan": "6849612266a9c4c8",
             "merge": "130df753c5fd23f3",
         },
@@ -945,7 +945,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "8c78d9e3b95fd0f3",
         },
         "paged": {
-            "fwd": "f6a92be2371fdffa",
+            "fwd": "cbcfea50bfebe3a3",
             "plan": "e0f10584861eff64",
             "merge": "130df753c5fd23f3",
         },
@@ -979,7 +979,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "242e122be415d93f",
         },
         "paged": {
-            "fwd": "d2eb9d1145c84752",
+            "fwd": "abca5d566c5c7728",
             "plan": "5a6bc951ec23a220",
             "merge": "130df753c5fd23f3",
         },
@@ -1013,7 +1013,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "00a83dc516313fd3",
         },
         "paged": {
-            "fwd": "b641fd9f196c7319",
+            "fwd": "6ec387fcb9109fc5",
             "plan": "0e70fe2495d199df",
             "merge": "130df753c5fd23f3",
         },

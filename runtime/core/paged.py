@@ -335,13 +335,24 @@ class CacheCall(NamedTuple):
             return "none" if scale is None else "number"
         return "token" if scale.dim() == 3 else "head"
 
-    def shares_values(self, backend: Backend) -> bool:
+    def column_pairs(self, backend: Backend) -> str:
+        """How kernels convert 8-bit floats that they read two columns at a time: "ptx" or "plain"; "" where they read
+        one at a time: caches of 16 bits, products in float32, and columns or rows that make no pairs."""
+        caches = (self.k, self.v)
+        if self.q.element_size() != 2 or any(x.element_size() != 1 for x in caches):
+            return ""
+        if not all(_makes_pairs(x.shape[3]) and backend.has_even_rows(x) for x in caches):
+            return ""
+        return "ptx" if backend.is_nvidia(self.q) else "plain"
+
+    def shares_values(self, backend: Backend, pairs: str) -> bool:
         """Whether values are the first columns of keys, and a part of the tile of these: one load then serves both.
 
-        Of 8-bit floats it does not: Triton copies no tile of them ahead that both products read.
+        Of 8-bit floats that are not read in pairs it does not: Triton copies no tile of them ahead that both products
+        read.
         """
         is_part = self.v.shape[3] in (self.k.shape[3], block_columns(self.k.shape[3]))
-        return is_part and self.k.element_size() > 1 and backend.begin_alike(self.k, self.v)
+        return is_part and (self.k.element_size() > 1 or pairs != "") and backend.begin_alike(self.k, self.v)
 
     def tile_of(self, rows: RowClass, *, shares_values: bool) -> Tile:
         """The tile of the forward: shared memory has a stage less where it holds wide values beside the keys."""
@@ -377,6 +388,17 @@ class CacheCall(NamedTuple):
         shape = (rows.num_entries if rows.splits else 0, self.num_kv_heads, rows.partial_rows)
         o_shape, sums_shape = (*shape, self.v.shape[3]), (*shape, 2)
         return self.q.new_empty(o_shape, dtype=backend.FP32), self.q.new_empty(sums_shape, dtype=backend.FP32)
+
+
+def _makes_pairs(head_dim: int) -> bool:
+    """Whether half of each part of a tile has the 16 columns that an MMA takes at least.
+
+    >>> [_makes_pairs(n) for n in (16, 64, 72, 96, 127, 128, 576)]
+    [False, True, False, True, False, True, True]
+    """
+    first = block_columns(head_dim)
+    rest = head_dim - first
+    return head_dim % 2 == 0 and first >= 32 and (rest <= 0 or next_power_of_2(rest) >= 32)
 
 
 def merge(backend: Backend, merge_splits: Any, call: CacheCall, rows: RowClass, tensors: tuple[Tensor, ...]) -> None:

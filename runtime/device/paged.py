@@ -12,7 +12,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
 from ..core import paged as calls
-from .tl import LN2, second_width
+from .column_pairs import as_pairs, join_pairs, unpack_pairs
+from .tl import LN2, second_width, zero_tile
 
 WHOLE_ROW = tl.constexpr(calls.WHOLE_ROW)
 
@@ -99,27 +100,79 @@ def load_cache(
     BLOCK_N: tl.constexpr,
     COLS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
+    PAIRS: tl.constexpr,
 ):
-    """The tile of keys or values from `start_n` on, in DTYPE; those that are not `seen` are zero and not read."""
-    first = _cache_columns(base, page, start_n, seen, stride_page, stride_slot, PAGE_SIZE, BLOCK_N, COLS, BLOCK_COLS)
-    if COLS <= BLOCK_COLS:
-        return (first.to(DTYPE),)
+    """The tile of keys or values from `start_n` on, in DTYPE; those that are not `seen` are zero and not read.
+
+    With PAIRS, which says how they are converted, it has even and odd columns in float16.
+    """
+    # In units of what is loaded.
+    STEP: tl.constexpr = 1 if PAIRS == "" else 2
+    REST: tl.constexpr = COLS - BLOCK_COLS
+    if PAIRS != "":
+        MANTISSA: tl.constexpr = base.dtype.element_ty.fp_mantissa_width
+        base = as_pairs(base)
+        stride_page, stride_slot = stride_page // STEP, stride_slot // STEP
+    first = _cache_columns(
+        base, page, start_n, seen, stride_page, stride_slot, PAGE_SIZE, BLOCK_N, COLS // STEP, BLOCK_COLS // STEP
+    )
+    if REST <= 0:
+        return unpack_pairs(first, MANTISSA, PAIRS == "ptx") if PAIRS != "" else (first.to(DTYPE),)
     else:
-        REST: tl.constexpr = COLS - BLOCK_COLS
         WIDTH: tl.constexpr = second_width(REST)
         rest = _cache_columns(
-            base + BLOCK_COLS, page, start_n, seen, stride_page, stride_slot, PAGE_SIZE, BLOCK_N, REST, WIDTH
-        )
-        return first.to(DTYPE), rest.to(DTYPE)
+            base + BLOCK_COLS // STEP, page, start_n, seen, stride_page, stride_slot, PAGE_SIZE, BLOCK_N,
+            REST // STEP, WIDTH // STEP,
+        )  # fmt: skip
+        if PAIRS != "":
+            return unpack_pairs(first, MANTISSA, PAIRS == "ptx") + unpack_pairs(rest, MANTISSA, PAIRS == "ptx")
+        else:
+            return first.to(DTYPE), rest.to(DTYPE)
 
 
 @triton.jit
-def first_columns(tile, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
+def first_columns(tile, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr, PAIRS: tl.constexpr):
     """The tile of the first columns of a matrix: a part of its tile, or all of it."""
-    if COLS <= BLOCK_COLS:
-        return (tile[0],)
-    else:
+    if COLS > BLOCK_COLS:
         return tile
+    elif PAIRS != "":
+        return tile[0], tile[1]
+    else:
+        return (tile[0],)
+
+
+@triton.jit
+def zero_sums(ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr, PAIRS: tl.constexpr):
+    """An fp32 accumulator of ROWS rows, with the parts of a tile of COLS columns of values."""
+    zeros = zero_tile(ROWS, COLS, BLOCK_COLS)
+    if PAIRS == "":
+        return zeros
+    else:
+        parts = ()
+        for i in tl.static_range(len(zeros)):
+            half = tl.zeros([ROWS, zeros[i].shape[1] // 2], tl.float32)
+            parts = parts + (half, half)
+        return parts
+
+
+@triton.jit
+def add_values(acc, weights, tile, alpha):
+    """`acc * alpha + weights @ tile`, part by part."""
+    weights = weights.to(tile[0].dtype)
+    acc = [part * alpha[:, None] for part in acc]
+    sums = ()
+    for i in tl.static_range(len(tile)):
+        sums = sums + (tl.dot(weights, tile[i], acc[i], input_precision="ieee"),)
+    return sums
+
+
+@triton.jit
+def in_columns(acc, PAIRS: tl.constexpr):
+    """The parts of a sum of values with their columns in order."""
+    if PAIRS == "":
+        return acc
+    else:
+        return join_pairs(acc)
 
 
 @triton.jit
@@ -195,11 +248,10 @@ def join_columns(acc_1, alpha_1, acc_2, alpha_2):
 def join_parts(max_1, sum_1, acc_1, max_2, sum_2, acc_2):
     """Two parts of the keys of a tile as one: maxima and sums of its rows, and the sums of values."""
     row_max, row_sum, alpha_1, alpha_2 = join_sums(max_1, sum_1, max_2, sum_2)
-    first = join_columns(acc_1[0], alpha_1, acc_2[0], alpha_2)
-    if len(acc_1) == 1:
-        return row_max, row_sum, (first,)
-    else:
-        return row_max, row_sum, (first, join_columns(acc_1[1], alpha_1, acc_2[1], alpha_2))
+    parts = ()
+    for i in tl.static_range(len(acc_1)):
+        parts = parts + (join_columns(acc_1[i], alpha_1, acc_2[i], alpha_2),)
+    return row_max, row_sum, parts
 
 
 @triton.jit(do_not_specialize=["num_kv_heads", "partial_rows"])

@@ -129,6 +129,11 @@ def begin_alike(x: Tensor, y: Tensor) -> bool:
     return x.array is not None and x.array is y.array and x.strides == y.strides
 
 
+def has_even_rows(x: Tensor) -> bool:
+    """Whether rows of 8-bit numbers begin at even addresses, so that two columns make one 16-bit number."""
+    return not any(stride % 2 for stride in x.strides[:-1])
+
+
 def empty_like_layout(x: Tensor, last: int) -> Tensor:
     """An empty `[B, H, S, last]` tensor, dense, its axes in the memory order of `x`."""
     strides = [stride // x.memory[-1] * last for stride in x.strides[:-1]]

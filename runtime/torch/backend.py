@@ -12,6 +12,7 @@ from .support import aligned as aligned
 from .support import begin_alike as begin_alike
 from .support import call_tiles as call_tiles
 from .support import empty_like_layout as empty_like_layout
+from .support import has_even_rows as has_even_rows
 from .support import has_tanh_instruction as has_tanh_instruction
 from .support import is_nvidia as is_nvidia
 from .support import multiprocessors as multiprocessors

@@ -91,6 +91,11 @@ def begin_alike(x: Tensor, y: Tensor) -> bool:
     return x.data_ptr() == y.data_ptr() and x.stride() == y.stride() and x.dtype == y.dtype
 
 
+def has_even_rows(x: Tensor) -> bool:
+    """Whether rows of 8-bit numbers begin at even addresses, so that two columns make one 16-bit number."""
+    return x.data_ptr() % 2 == 0 and not any(stride % 2 for stride in x.stride()[:-1])
+
+
 def check_tensor(
     op: str,
     name: str,

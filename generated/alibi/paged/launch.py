@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/paged_launch.py.jinja
-# hash: 916ba9b124b304e0
+# hash: 6a37407c1dda6058
 """Launches of the kernels of `alibi` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -60,7 +60,8 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], slope: Tens
     """o and lse of a call, by the tables of `plan`."""
     q, k, v = call.q, call.k, call.v
     o, lse = call.results(backend)
-    shares_values = call.shares_values(backend)
+    pairs = call.column_pairs(backend)
+    shares_values = call.shares_values(backend, pairs)
     for number, rows in enumerate(call.classes):
         records, tiles, counts = tables[3 * number : 3 * number + 3]
         if rows.tile.family == HOPPER:
@@ -135,6 +136,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], slope: Tens
             Q_OFFSET_PER_BATCH=call.row_offsets is not None,
             K_SCALE=call.scale_kind(call.k_scale),
             V_SCALE=call.scale_kind(call.value_scale),
+            PAIRS=pairs,
             SHARED_KV=shares_values,
             FLAT_TABLE=call.page_starts is not None,
             PAGE_SIZE=call.page_size,

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/paged_launch.py.jinja
-# hash: a29d222f063f7369
+# hash: 57de9b12275a971f
 """Launches of the kernels of `band_images` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -53,7 +53,8 @@ def forward(
     """o and lse of a call, by the tables of `plan`."""
     q, k, v = call.q, call.k, call.v
     o, lse = call.results(backend)
-    shares_values = call.shares_values(backend)
+    pairs = call.column_pairs(backend)
+    shares_values = call.shares_values(backend, pairs)
     for number, rows in enumerate(call.classes):
         records, tiles, counts = tables[3 * number : 3 * number + 3]
         partial_o, partial_sums = call.partials(backend, rows)
@@ -95,6 +96,7 @@ def forward(
             SCALARS_LOADED=backend.is_loaded(before, after),
             K_SCALE=call.scale_kind(call.k_scale),
             V_SCALE=call.scale_kind(call.value_scale),
+            PAIRS=pairs,
             SHARED_KV=shares_values,
             FLAT_TABLE=call.page_starts is not None,
             PAGE_SIZE=call.page_size,

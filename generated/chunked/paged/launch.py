@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/paged_launch.py.jinja
-# hash: 4452f297b0a1a19f
+# hash: 80e9bc11a2e5145e
 """Launches of the kernels of `chunked` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -49,7 +49,8 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], size: int) 
     """o and lse of a call, by the tables of `plan`."""
     q, k, v = call.q, call.k, call.v
     o, lse = call.results(backend)
-    shares_values = call.shares_values(backend)
+    pairs = call.column_pairs(backend)
+    shares_values = call.shares_values(backend, pairs)
     for number, rows in enumerate(call.classes):
         records, tiles, counts = tables[3 * number : 3 * number + 3]
         partial_o, partial_sums = call.partials(backend, rows)
@@ -87,6 +88,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], size: int) 
             SCALARS_LOADED=backend.is_loaded(size),
             K_SCALE=call.scale_kind(call.k_scale),
             V_SCALE=call.scale_kind(call.value_scale),
+            PAIRS=pairs,
             SHARED_KV=shares_values,
             FLAT_TABLE=call.page_starts is not None,
             PAGE_SIZE=call.page_size,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: paged/portable.py.jinja
-# hash: 482847953cb0ecc7
+# hash: 0ff23a93d2c1312e
 """`chunked` on paged caches: `o = softmax(score) v` of a split of the keys, and the plan of the splits.
 
     keep          q_idx >= kv_idx and q_idx // size == kv_idx // size
@@ -39,11 +39,14 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from ..._runtime.device.column_pairs import split_columns
 from ..._runtime.device.paged import (
     FOLDED,
     WAVES,
+    add_values,
     first_columns,
     head_scale,
+    in_columns,
     join_parts,
     load_cache,
     load_heads,
@@ -51,8 +54,9 @@ from ..._runtime.device.paged import (
     store_heads,
     token_scales,
     value_unit,
+    zero_sums,
 )
-from ..._runtime.device.tl import LN2, LOG2E, add_dot, dot_rows, floor_div, zero_tile
+from ..._runtime.device.tl import LN2, LOG2E, dot_rows, floor_div
 
 
 @triton.jit(do_not_specialize=["q_offset", "size", "table_stride", "num_kv_heads", "partial_rows"])
@@ -95,6 +99,7 @@ def chunked_paged_fwd(
     SCALARS_LOADED: tl.constexpr,
     K_SCALE: tl.constexpr,
     V_SCALE: tl.constexpr,
+    PAIRS: tl.constexpr,
     SHARED_KV: tl.constexpr,
     FLAT_TABLE: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
@@ -135,6 +140,9 @@ def chunked_paged_fwd(
         q_head = hkv * GROUP + tile_rows % GROUP
         q_rows = b * stride_qb + (q_start + rows) * stride_qs + q_head * stride_qh
         q_tile = load_heads(q_ptr, q_rows, is_row, HEAD_DIM, BLOCK_D)
+        if PAIRS != "":
+            # Two columns of an 8-bit cache are read at a time: products are of even and of odd columns, in float16.
+            q_tile, q_unit = split_columns(q_tile)
         k_base, v_base = k_ptr + hkv * stride_kh, v_ptr + hkv * stride_vh
         scale = softmax_scale * head_scale(k_scale, hkv, K_SCALE)
         # What acc is times.
@@ -144,7 +152,7 @@ def chunked_paged_fwd(
 
         row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
         row_sum = tl.zeros([BLOCK_M], tl.float32)
-        acc = zero_tile(BLOCK_M, HEAD_DIM_V, BLOCK_DV)
+        acc = zero_sums(BLOCK_M, HEAD_DIM_V, BLOCK_DV, PAIRS)
         # No bounds follow from the mask: positions are tried, so that blocks before and after all that some row may see
         # are not read.
         first_seen, last_seen = last_step, first_step
@@ -163,7 +171,7 @@ def chunked_paged_fwd(
         if FOLDS:
             all_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
             all_sum = tl.zeros([BLOCK_M], tl.float32)
-            all_acc = zero_tile(BLOCK_M, HEAD_DIM_V, BLOCK_DV)
+            all_acc = zero_sums(BLOCK_M, HEAD_DIM_V, BLOCK_DV, PAIRS)
         # A page's number is loaded a block ahead: else the copies of its keys would wait for it.
         final_step = first_step + tl.maximum(last_step - first_step - 1, 0) // BLOCK_N * BLOCK_N
         next_n = first_step
@@ -175,7 +183,7 @@ def chunked_paged_fwd(
                 all_max, all_sum, all_acc = join_parts(all_max, all_sum, all_acc, row_max, row_sum, acc)
                 row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
                 row_sum = tl.zeros([BLOCK_M], tl.float32)
-                acc = zero_tile(BLOCK_M, HEAD_DIM_V, BLOCK_DV)
+                acc = zero_sums(BLOCK_M, HEAD_DIM_V, BLOCK_DV, PAIRS)
                 if V_SCALE == "token":
                     v_unit = value_unit(v_scale, hkv, V_SCALE)
                 split_end += keys
@@ -197,8 +205,11 @@ def chunked_paged_fwd(
                 BLOCK_N,
                 HEAD_DIM,
                 BLOCK_D,
+                PAIRS,
             )
             qk = dot_rows(q_tile, k_tile)  # [M, N]
+            if PAIRS != "":
+                qk *= q_unit[:, None]
             if K_SCALE == "token":
                 scales = token_scales(k_scale, hkv, num_kv_heads, page, start_n, seen, PAGE_SIZE, BLOCK_N)
                 qk *= scales[None, :]
@@ -220,7 +231,7 @@ def chunked_paged_fwd(
                 alpha *= v_unit / unit_new
                 v_unit = unit_new
             if SHARED_KV:
-                v_tile = first_columns(k_tile, HEAD_DIM_V, BLOCK_DV)
+                v_tile = first_columns(k_tile, HEAD_DIM_V, BLOCK_DV, PAIRS)
             else:
                 v_tile = load_cache(
                     v_base,
@@ -234,8 +245,9 @@ def chunked_paged_fwd(
                     BLOCK_N,
                     HEAD_DIM_V,
                     BLOCK_DV,
+                    PAIRS,
                 )
-            acc = add_dot(acc, p, v_tile, alpha)
+            acc = add_values(acc, p, v_tile, alpha)
             row_max = max_new
 
         acc = [columns * v_unit for columns in acc]
@@ -244,14 +256,14 @@ def chunked_paged_fwd(
         if part < 0:
             # A row without any key gives o = 0 and lse = -inf.
             row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
-            o_tile = [columns / row_sum[:, None] for columns in acc]
+            o_tile = in_columns([columns / row_sum[:, None] for columns in acc], PAIRS)
             o_rows = b * stride_ob + (q_start + rows) * stride_os + q_head * stride_oh
             store_heads(o_ptr, o_tile, o_rows, is_row, HEAD_DIM_V, BLOCK_DV)
             lse = (row_max + tl.log2(row_sum)) * LN2
             tl.store(lse_ptr + b * stride_lseb + q_head * stride_lseh + q_start + rows, lse, mask=is_row)
         else:
             part_rows = (part * num_kv_heads + hkv) * partial_rows + tl.arange(0, BLOCK_M)
-            store_heads(partial_o_ptr, acc, part_rows * HEAD_DIM_V, is_row, HEAD_DIM_V, BLOCK_DV)
+            store_heads(partial_o_ptr, in_columns(acc, PAIRS), part_rows * HEAD_DIM_V, is_row, HEAD_DIM_V, BLOCK_DV)
             tl.store(partial_sums_ptr + part_rows * 2, row_max, mask=is_row)
             tl.store(partial_sums_ptr + part_rows * 2 + 1, row_sum, mask=is_row)
 

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/paged_launch.py.jinja
-# hash: ff100e64ced141a8
+# hash: d343e829545b5a78
 """Launches of the kernels of `document` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -50,7 +50,8 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], doc: Tensor
     """o and lse of a call, by the tables of `plan`."""
     q, k, v = call.q, call.k, call.v
     o, lse = call.results(backend)
-    shares_values = call.shares_values(backend)
+    pairs = call.column_pairs(backend)
+    shares_values = call.shares_values(backend, pairs)
     for number, rows in enumerate(call.classes):
         records, tiles, counts = tables[3 * number : 3 * number + 3]
         partial_o, partial_sums = call.partials(backend, rows)
@@ -89,6 +90,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], doc: Tensor
             Q_OFFSET_PER_BATCH=call.row_offsets is not None,
             K_SCALE=call.scale_kind(call.k_scale),
             V_SCALE=call.scale_kind(call.value_scale),
+            PAIRS=pairs,
             SHARED_KV=shares_values,
             FLAT_TABLE=call.page_starts is not None,
             PAGE_SIZE=call.page_size,

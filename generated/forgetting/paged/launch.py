@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/paged_launch.py.jinja
-# hash: 9e7534910736dfc7
+# hash: 43813e525905222d
 """Launches of the kernels of `forgetting` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -54,7 +54,8 @@ def forward(
     """o and lse of a call, by the tables of `plan`."""
     q, k, v = call.q, call.k, call.v
     o, lse = call.results(backend)
-    shares_values = call.shares_values(backend)
+    pairs = call.column_pairs(backend)
+    shares_values = call.shares_values(backend, pairs)
     for number, rows in enumerate(call.classes):
         records, tiles, counts = tables[3 * number : 3 * number + 3]
         partial_o, partial_sums = call.partials(backend, rows)
@@ -96,6 +97,7 @@ def forward(
             PTX=backend.is_nvidia(q),
             K_SCALE=call.scale_kind(call.k_scale),
             V_SCALE=call.scale_kind(call.value_scale),
+            PAIRS=pairs,
             SHARED_KV=shares_values,
             FLAT_TABLE=call.page_starts is not None,
             PAGE_SIZE=call.page_size,

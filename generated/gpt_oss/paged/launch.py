@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/paged_launch.py.jinja
-# hash: 13fd17771e77de85
+# hash: d7f0040a5c2f564a
 """Launches of the kernels of `gpt_oss` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -60,7 +60,8 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], sink: Tenso
     """o and lse of a call, by the tables of `plan`."""
     q, k, v = call.q, call.k, call.v
     o, lse = call.results(backend)
-    shares_values = call.shares_values(backend)
+    pairs = call.column_pairs(backend)
+    shares_values = call.shares_values(backend, pairs)
     for number, rows in enumerate(call.classes):
         records, tiles, counts = tables[3 * number : 3 * number + 3]
         if rows.tile.family == HOPPER:
@@ -133,6 +134,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], sink: Tenso
             Q_OFFSET_PER_BATCH=call.row_offsets is not None,
             K_SCALE=call.scale_kind(call.k_scale),
             V_SCALE=call.scale_kind(call.value_scale),
+            PAIRS=pairs,
             SHARED_KV=shares_values,
             FLAT_TABLE=call.page_starts is not None,
             PAGE_SIZE=call.page_size,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/paged_launch.py.jinja
-# hash: 21740f48f62f34f1
+# hash: 1582ea87db71b274
 """Launches of the kernels of `natten` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -49,7 +49,8 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor]) -> tuple[Te
     """o and lse of a call, by the tables of `plan`."""
     q, k, v = call.q, call.k, call.v
     o, lse = call.results(backend)
-    shares_values = call.shares_values(backend)
+    pairs = call.column_pairs(backend)
+    shares_values = call.shares_values(backend, pairs)
     for number, rows in enumerate(call.classes):
         records, tiles, counts = tables[3 * number : 3 * number + 3]
         partial_o, partial_sums = call.partials(backend, rows)
@@ -85,6 +86,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor]) -> tuple[Te
             Q_OFFSET_PER_BATCH=call.row_offsets is not None,
             K_SCALE=call.scale_kind(call.k_scale),
             V_SCALE=call.scale_kind(call.value_scale),
+            PAIRS=pairs,
             SHARED_KV=shares_values,
             FLAT_TABLE=call.page_starts is not None,
             PAGE_SIZE=call.page_size,

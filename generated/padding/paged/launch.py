@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/paged_launch.py.jinja
-# hash: 77e9ca5dbb5c0ef8
+# hash: f00b51030f3035dd
 """Launches of the kernels of `padding` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -59,7 +59,8 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], length: Ten
     """o and lse of a call, by the tables of `plan`."""
     q, k, v = call.q, call.k, call.v
     o, lse = call.results(backend)
-    shares_values = call.shares_values(backend)
+    pairs = call.column_pairs(backend)
+    shares_values = call.shares_values(backend, pairs)
     for number, rows in enumerate(call.classes):
         records, tiles, counts = tables[3 * number : 3 * number + 3]
         if rows.tile.family == HOPPER:
@@ -128,6 +129,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], length: Ten
             ),
             K_SCALE=call.scale_kind(call.k_scale),
             V_SCALE=call.scale_kind(call.value_scale),
+            PAIRS=pairs,
             SHARED_KV=shares_values,
             FLAT_TABLE=call.page_starts is not None,
             PAGE_SIZE=call.page_size,

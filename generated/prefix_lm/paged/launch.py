@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/paged_launch.py.jinja
-# hash: 322a118ff792c08e
+# hash: 39518fb13228102f
 """Launches of the kernels of `prefix_lm` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -62,7 +62,8 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], length: int
     """o and lse of a call, by the tables of `plan`."""
     q, k, v = call.q, call.k, call.v
     o, lse = call.results(backend)
-    shares_values = call.shares_values(backend)
+    pairs = call.column_pairs(backend)
+    shares_values = call.shares_values(backend, pairs)
     for number, rows in enumerate(call.classes):
         records, tiles, counts = tables[3 * number : 3 * number + 3]
         if rows.tile.family == HOPPER:
@@ -137,6 +138,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], length: int
             SCALARS_LOADED=backend.is_loaded(length),
             K_SCALE=call.scale_kind(call.k_scale),
             V_SCALE=call.scale_kind(call.value_scale),
+            PAIRS=pairs,
             SHARED_KV=shares_values,
             FLAT_TABLE=call.page_starts is not None,
             PAGE_SIZE=call.page_size,

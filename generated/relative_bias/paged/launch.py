@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/paged_launch.py.jinja
-# hash: efb6514b2a66637e
+# hash: 009dedfa60d2395c
 """Launches of the kernels of `relative_bias` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -61,7 +61,8 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], bias: Tenso
     """o and lse of a call, by the tables of `plan`."""
     q, k, v = call.q, call.k, call.v
     o, lse = call.results(backend)
-    shares_values = call.shares_values(backend)
+    pairs = call.column_pairs(backend)
+    shares_values = call.shares_values(backend, pairs)
     for number, rows in enumerate(call.classes):
         records, tiles, counts = tables[3 * number : 3 * number + 3]
         if rows.tile.family == HOPPER:
@@ -140,6 +141,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], bias: Tenso
             PTX=backend.is_nvidia(q),
             K_SCALE=call.scale_kind(call.k_scale),
             V_SCALE=call.scale_kind(call.value_scale),
+            PAIRS=pairs,
             SHARED_KV=shares_values,
             FLAT_TABLE=call.page_starts is not None,
             PAGE_SIZE=call.page_size,

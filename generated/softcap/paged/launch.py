@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/paged_launch.py.jinja
-# hash: 376b9bdd472a8fd4
+# hash: d1fe668aecaf9f4c
 """Launches of the kernels of `softcap` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -60,7 +60,8 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor]) -> tuple[Te
     """o and lse of a call, by the tables of `plan`."""
     q, k, v = call.q, call.k, call.v
     o, lse = call.results(backend)
-    shares_values = call.shares_values(backend)
+    pairs = call.column_pairs(backend)
+    shares_values = call.shares_values(backend, pairs)
     for number, rows in enumerate(call.classes):
         records, tiles, counts = tables[3 * number : 3 * number + 3]
         if rows.tile.family == HOPPER:
@@ -133,6 +134,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor]) -> tuple[Te
             HARDWARE_TANH=backend.has_tanh_instruction(q),
             K_SCALE=call.scale_kind(call.k_scale),
             V_SCALE=call.scale_kind(call.value_scale),
+            PAIRS=pairs,
             SHARED_KV=shares_values,
             FLAT_TABLE=call.page_starts is not None,
             PAGE_SIZE=call.page_size,

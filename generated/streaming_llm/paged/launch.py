@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/paged_launch.py.jinja
-# hash: 467791d736da05e6
+# hash: 11cb85b03d8529bd
 """Launches of the kernels of `streaming_llm` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -56,7 +56,8 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], size: int, 
     """o and lse of a call, by the tables of `plan`."""
     q, k, v = call.q, call.k, call.v
     o, lse = call.results(backend)
-    shares_values = call.shares_values(backend)
+    pairs = call.column_pairs(backend)
+    shares_values = call.shares_values(backend, pairs)
     for number, rows in enumerate(call.classes):
         records, tiles, counts = tables[3 * number : 3 * number + 3]
         partial_o, partial_sums = call.partials(backend, rows)
@@ -95,6 +96,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], size: int, 
             SCALARS_LOADED=backend.is_loaded(size, sinks),
             K_SCALE=call.scale_kind(call.k_scale),
             V_SCALE=call.scale_kind(call.value_scale),
+            PAIRS=pairs,
             SHARED_KV=shares_values,
             FLAT_TABLE=call.page_starts is not None,
             PAGE_SIZE=call.page_size,

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiles of 8-bit floats that are read two columns at a time, as 16-bit numbers.
+
+A matrix product takes its second operand from pairs of rows. Of 16-bit elements one instruction loads eight such pairs
+from shared memory, of 8-bit elements none does. So a pair of columns is loaded as one element, and its bytes become two
+float16 tiles: one of the columns 0, 2, 4, ..., one of 1, 3, 5, .... Every float8 is a float16, so nothing is rounded.
+
+Such a tile is a tuple: the even and the odd columns of the first part, then those of the second part, if there is one.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def as_pairs(ptr):
+    """A pointer to 8-bit floats as one to pairs of them."""
+    return ptr.to(tl.pointer_type(tl.int16), bitcast=True)
+
+
+@triton.jit
+def unpack_pairs(pairs, MANTISSA: tl.constexpr, PTX: tl.constexpr):
+    """The low and the high bytes of 16-bit numbers as float16: float8_e5m2 or float8_e4m3fn, by bits of MANTISSA."""
+    if MANTISSA == 2:
+        # A float16 begins with the bits of a float8_e5m2.
+        if PTX:
+            return tl.inline_asm_elementwise(
+                "prmt.b32 $0, $2, 0, 0x2404; and.b32 $1, $2, 0xff00ff00;",
+                "=r,=r,r",
+                [pairs],
+                dtype=(tl.float16, tl.float16),
+                is_pure=True,
+                pack=2,
+            )
+        else:
+            return (pairs << 8).to(tl.float16, bitcast=True), (pairs & -256).to(tl.float16, bitcast=True)
+    elif PTX:
+        # Triton converts element by element, which takes twice as many instructions.
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 bytes;
+            .reg .b16 low, high;
+            prmt.b32 bytes, $2, 0, 0x3120;
+            mov.b32 {low, high}, bytes;
+            cvt.rn.f16x2.e4m3x2 $0, low;
+            cvt.rn.f16x2.e4m3x2 $1, high;
+            }""",
+            "=r,=r,r",
+            [pairs],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        return _from_e4m3(pairs & 255), _from_e4m3((pairs >> 8) & 255)
+
+
+@triton.jit
+def _from_e4m3(byte):
+    # The exponent's bias is 7, that of float16 is 15.
+    bits = ((byte & 127) << 7) | ((byte & 128) << 8)
+    return tl.where((byte & 127) == 127, float("nan"), bits.to(tl.float16, bitcast=True) * 256.0).to(tl.float16)
+
+
+@triton.jit
+def split_columns(tile):
+    """The even and the odd columns of each part of a tile of 16-bit floats, as float16, and the power of two that each
+    row is times: float16 has fewer exponents than bfloat16."""
+    largest = tl.max(tl.abs(tile[0].to(tl.float32)), 1)
+    for i in tl.static_range(1, len(tile)):
+        largest = tl.maximum(largest, tl.max(tl.abs(tile[i].to(tl.float32)), 1))
+    # The exponent of the largest element; of a row without any, 1.
+    unit = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    unit = tl.where(unit == 0.0, 1.0, unit)
+    parts = ()
+    for i in tl.static_range(len(tile)):
+        part = (tile[i].to(tl.float32) / unit[:, None]).to(tl.float16)
+        parts = parts + tl.split(tl.reshape(part, [part.shape[0], part.shape[1] // 2, 2]))
+    return parts, unit
+
+
+@triton.jit
+def join_pairs(tile):
+    """The inverse for sums: each part with its columns in order."""
+    first = tl.interleave(tile[0], tile[1])
+    if len(tile) == 2:
+        return (first,)
+    else:
+        return first, tl.interleave(tile[2], tile[3])
